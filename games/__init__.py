@@ -1,0 +1,38 @@
+"""The games, in an order that is part of the API: ``task_id = index * 100_000_000 + config_id``. Append only."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+from games.base import Game
+
+CONFIGS_PER_GAME = 100_000_000
+
+NAMES = (
+    "goofspiel", "liars_dice", "leduc_poker", "gin_rummy", "othello", "backgammon", "hex", "clobber",
+    "hearts", "euchre", "dots_and_boxes", "go", "chess", "checkers", "quoridor", "blackjack",
+    "phantom_ttt", "2048", "solitaire", "bridge", "amazons", "oware",
+    # Not in the public list: small games for teaching and for exact evaluation.
+    "kuhn_poker", "tic_tac_toe", "connect_four", "liars_dice_small", "goofspiel_small", "hex_small",
+)  # fmt: skip
+
+
+def _load(name: str) -> Game:
+    module = "game_2048" if name == "2048" else name
+    return import_module(f"games.{module}").GAME
+
+
+GAMES: list[Game] = [_load(name) for name in NAMES]
+
+
+def decode_task_id(task_id: int) -> tuple[Game, dict[str, Any]]:
+    """Return the game of a task id and its parameters.
+
+    Raises:
+        ValueError: the id is outside ``0 .. len(GAMES) * 100_000_000 - 1``.
+    """
+    if not 0 <= task_id < len(GAMES) * CONFIGS_PER_GAME:
+        raise ValueError(f"task_id {task_id} is out of range: allowed are 0 to {len(GAMES) * CONFIGS_PER_GAME - 1}")
+    game = GAMES[task_id // CONFIGS_PER_GAME]
+    return game, game.params(task_id % CONFIGS_PER_GAME)
