@@ -1,0 +1,86 @@
+"""Goofspiel: bid cards for prizes, both players at once."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from games.base import Game, State
+
+ORDER = {"random": "in random order", "descending": "from the highest to the lowest"}
+WON, LOST, TIED = "+-="
+
+
+def _rules(params: dict[str, Any]) -> str:
+    n = params.get("num_cards", 13)
+    if params.get("imp_info", False):
+        seen = "You see who won a prize, but not the opponent's card, unless it was a tie."
+    else:
+        seen = "After each round both bids are known, and both hands are always visible."
+    return (
+        f"Goofspiel for two players. Both hold the cards 1 to {n}, and prize cards worth 1 to {n} points are turned "
+        f"up one at a time, {ORDER[params.get('points_order', 'random')]}. For each prize both players choose a card "
+        "from their hand at the same time; the higher card wins the prize, equal cards give it to nobody, and both "
+        f"cards are used up. {seen} The last card is played automatically.\n"
+        "After all prizes the player with more points wins; equal points are a draw.\n"
+        f"Bid: k plays the card k; its ID is k - 1 (IDs 0 to {n - 1})."
+    )
+
+
+def _fields(state: State, seat: int) -> dict[str, list[int]]:
+    """Return the lines of the seat's information state, each as its list of numbers."""
+    lines = (line.partition(":") for line in state.information_state_string(seat).splitlines() if line.strip())
+    return {key: [int(v) for v in re.findall(r"-?\d+", value)] for key, _, value in lines}
+
+
+def _rounds(fields: dict[str, list[int]], seat: int) -> list[tuple[int, str]]:
+    """Return (prize, result for the seat) of each finished round; a tie is any negative winner."""
+    results = (WON if w == seat else TIED if w < 0 else LOST for w in fields["Win sequence"])
+    return list(zip(fields["Point card sequence"], results, strict=False))
+
+
+def _numbers(values: list[int]) -> str:
+    return " ".join(str(v) for v in values) or "none"
+
+
+def _describe(state: State, seat: int) -> str:
+    fields = _fields(state, seat)
+    rounds = _rounds(fields, seat)
+    prizes, points = fields["Point card sequence"], fields["Points"]
+    own_bids = [a + 1 for a in fields.get(f"P{seat} action sequence", [])]
+    count = len(rounds) + len(fields[f"P{seat} hand"])
+    words = {WON: "you won", LOST: "opponent won", TIED: "tie"}
+    lines = [f"Current prize: {_numbers(prizes[len(rounds) :])}"]
+    lines.append(f"Prizes still to come: {_numbers([k for k in range(1, count + 1) if k not in prizes])}")
+    lines.append(f"Your hand: {_numbers(fields[f'P{seat} hand'])}")
+    if (hand := fields.get(f"P{1 - seat} hand")) is not None:
+        lines.append(f"Opponent's hand: {_numbers(hand)}")
+    lines.append(f"Points: you {points[seat]}, opponent {points[1 - seat]}")
+    for i, (prize, result) in enumerate(rounds):
+        bid = f", your bid {own_bids[i]}" if own_bids else ""
+        lines.append(f"Round {i + 1}: prize {prize}{bid}, {words[result]}")
+    return "\n".join(lines)
+
+
+def _compact(state: State, seat: int) -> str:
+    """Current prize, own hand and the opponent's if it is visible, points, then prize, own bid and result a round."""
+    fields = _fields(state, seat)
+    rounds = _rounds(fields, seat)
+    own_bids = [a + 1 for a in fields.get(f"P{seat} action sequence", [])]
+    parts = [_numbers(fields["Point card sequence"][len(rounds) :])]
+    if own_bids or f"P{1 - seat} hand" not in fields:
+        played = [f"{prize}:{bid}{result}" for (prize, result), bid in zip(rounds, own_bids, strict=True)]
+        return " ".join([*parts, *played])
+    hands = [",".join(map(str, fields[f"P{p} hand"])) for p in (seat, 1 - seat)]
+    played = [f"{prize}{result}" for prize, result in rounds]
+    points = fields["Points"]
+    return f"{parts[0]}|{hands[0]}|{hands[1]}|{points[seat]}-{points[1 - seat]}|{' '.join(played)}"
+
+
+GAME = Game(
+    name="goofspiel",
+    params=lambda config_id: {"players": 2, "num_cards": 8 + 2 * (config_id % 5), "points_order": "random"},
+    rules=_rules,
+    describe=_describe,
+    compact=_compact,
+)

@@ -1,0 +1,15 @@
+"""Goofspiel with four to six cards, prizes in descending order and hidden bids: small enough to solve."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from games.goofspiel import GAME as GOOFSPIEL
+
+
+def _params(config_id: int) -> dict[str, Any]:
+    return {"players": 2, "num_cards": 4 + config_id % 3, "points_order": "descending", "imp_info": True}
+
+
+GAME = replace(GOOFSPIEL, name="goofspiel_small", params=_params, spiel_name="goofspiel", compact_names=False)

@@ -1,0 +1,73 @@
+"""Leduc poker: six cards, two betting rounds, one public card."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from games.base import Game, State
+
+RANKS = ("Jack", "Queen", "King")
+SUITS = ("spades", "hearts")
+WORDS = ("Fold", "Call", "Raise")
+
+
+def _rules(params: dict[str, Any]) -> str:
+    return (
+        "Leduc poker for two players. The deck has six cards: Jack, Queen and King, each in two suits. Both players "
+        "put 1 chip into the pot and get one private card. There are two betting rounds; after the first, one public "
+        "card is turned up. Player 0 acts first in both rounds.\n"
+        "Fold (0): give up the pot, possible only when facing a raise. Call (1): match the opponent's chips, or check "
+        "when there is nothing to match. Raise (2): match and put in 2 more chips in round 1, 4 more in round 2; at "
+        "most two raises a round. A round ends when a raise is called or both players check.\n"
+        "After round 2 the cards are shown. A private card of the same rank as the public card (a pair) wins; without "
+        "a pair the higher rank wins (King, Queen, Jack); equal ranks split the pot. Suits never matter. Your result "
+        "is the number of chips you win or lose, from -13 to +13."
+    )
+
+
+def _view(state: State, seat: int) -> tuple[int, int | None, list[list[int]], list[int]]:
+    """Return (private card, public card or None, actions of both rounds, chips both players have put in)."""
+    view = state.information_state_string(seat)
+    fields = dict(re.findall(r"\[(\w+): ?([^\]]*)\]", view))
+    rounds = [[int(a) for a in fields[key].split()] for key in ("Round1", "Round2")]
+    put_in = [100 - int(money) for money in fields["Money"].split()]
+    public = fields.get("Public")
+    return int(fields["Private"]), None if public is None else int(public), rounds, put_in
+
+
+def _card(card: int) -> str:
+    return f"{RANKS[card // 2]} of {SUITS[card % 2]}"
+
+
+def _short(card: int) -> str:
+    return RANKS[card // 2][0] + SUITS[card % 2][0]
+
+
+def _describe(state: State, seat: int) -> str:
+    private, public, rounds, put_in = _view(state, seat)
+    lines = [f"Your card: {_card(private)}"]
+    lines.append("Public card: not dealt yet" if public is None else f"Public card: {_card(public)}")
+    for number, actions in enumerate(rounds, start=1):
+        words = [f"{'you' if i % 2 == seat else 'opponent'} {WORDS[a]}" for i, a in enumerate(actions)]
+        if number == 1 or public is not None:
+            lines.append(f"Round {number} betting: {', '.join(words) or 'none yet'}")
+    lines.append(f"Chips put in: you {put_in[seat]}, opponent {put_in[1 - seat]}; pot {sum(put_in)}")
+    return "\n".join(lines)
+
+
+def _compact(state: State, seat: int) -> str:
+    private, public, rounds, _ = _view(state, seat)
+    bets = ["".join("fcr"[a] for a in actions) for actions in rounds]
+    return f"{_short(private)} {'--' if public is None else _short(public)} {bets[0]:.<4} {bets[1]:.<4}"
+
+
+GAME = Game(
+    name="leduc_poker",
+    params=lambda config_id: {"players": 2},
+    rules=_rules,
+    describe=_describe,
+    compact=_compact,
+    mcts=(3000, 200),
+    compact_names=False,
+)
