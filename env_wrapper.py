@@ -64,7 +64,10 @@ class Env(Protocol):
 
 @dataclass(frozen=True)
 class Query:
-    """A decision asked of a player. ``rng_key`` is (task index, seat, decision, attempt)."""
+    """A decision asked of a player. ``rng_key`` is (task index, seat, decision, attempt).
+
+    ``continues``: the next conversation of this (episode, seat) will extend this one, so what was read is worth keeping.
+    """
 
     episode: int
     seat: int
@@ -72,6 +75,7 @@ class Query:
     legal: dict[int, str]
     rng_key: tuple[int, ...]
     adapter: str | None = None
+    continues: bool = False
 
 
 @dataclass
@@ -93,10 +97,14 @@ class Decision:
 
 @dataclass
 class Sequence:
-    """Token ids as the model read and wrote them, and the decisions in it. The unit of a training batch."""
+    """Token ids as the model read and wrote them, and the decisions in it. The unit of a training batch.
+
+    The first ``shared`` tokens are the system message, the same for every sequence of that game.
+    """
 
     ids: list[int]
     decisions: list[Decision] = field(default_factory=list)
+    shared: int = 0
 
 
 @dataclass
