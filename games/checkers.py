@@ -1,0 +1,72 @@
+"""Checkers (English draughts) on 8x8."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from games.base import Game, State
+
+_DRAW_AFTER = 40  # moves of either side without a capture
+
+
+def _rules(params: dict[str, Any]) -> str:
+    return f"""Checkers on an 8x8 board. Capture all opposing pieces or leave them without a move to win.
+- Player o starts at the bottom, moves first and goes up; player + starts at the top and goes down. Kings are shown as \
+8 (of o) and * (of +).
+- Men move one square diagonally forward, kings one square in any diagonal direction, onto an empty square.
+- A piece captures by jumping over an adjacent opposing piece onto the empty square behind it: men forward, kings in \
+any direction. If you can capture, you must.
+- If the piece that captured can capture again, the same player must go on with it; each jump is an action of its own.
+- A man reaching the far row becomes a king and the turn ends.
+- {_DRAW_AFTER} moves (both sides together) without a capture are a draw.
+- Action names are from-square and to-square: "a3b4"; columns a-h from the left, rows 1-8 from the bottom."""
+
+
+def _rows(state: State) -> list[str]:
+    """The eight board rows without their labels, top row first."""
+    return [line[1:] for line in str(state).splitlines()[:8]]
+
+
+def _moves(state: State) -> list[tuple[int, str]]:
+    return [(item.player, state.action_to_string(item.player, item.action)) for item in state.full_history()]
+
+
+def _quiet(moves: list[tuple[int, str]]) -> int:
+    """Moves since the last capture."""
+    count = 0
+    for _, name in reversed(moves):
+        if abs(ord(name[0]) - ord(name[2])) == 2:
+            break
+        count += 1
+    return count
+
+
+def _jumper(moves: list[tuple[int, str]], seat: int) -> str:
+    """The square of the piece that must go on capturing, or nothing."""
+    return moves[-1][1][2:] if moves and moves[-1][0] == seat else ""
+
+
+def _describe(state: State, seat: int) -> str:
+    moves = _moves(state)
+    lines = ["You are o (kings 8), going up." if seat == 0 else "You are + (kings *), going down."]
+    lines += [f"{8 - i} {' '.join(row)}" for i, row in enumerate(_rows(state))]
+    lines += ["  a b c d e f g h", f"Moves without a capture: {_quiet(moves)} of {_DRAW_AFTER}."]
+    if state.current_player() == seat and _jumper(moves, seat):
+        lines.append(f"Your piece on {_jumper(moves, seat)} must go on capturing.")
+    return "\n".join(lines)
+
+
+def _compact(state: State, seat: int) -> str:
+    moves = _moves(state)
+    return f"{'o+'[seat]} {'/'.join(_rows(state))} {_quiet(moves)} {_jumper(moves, seat)}".rstrip()
+
+
+GAME = Game(
+    name="checkers",
+    params=lambda c: {},
+    rules=_rules,
+    describe=_describe,
+    compact=_compact,
+    mcts=(500, 50),
+    history_turns=0,
+)

@@ -1,0 +1,49 @@
+"""Phantom tic-tac-toe: the opponent's marks are invisible until you bump into them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from games.base import Game, State
+
+
+def _rules(params: dict[str, Any]) -> str:
+    told = {
+        "reveal-nothing": "You are not told how often the opponent has tried.",
+        "reveal-numturns": "You are told how many attempts both players have made, failed ones included.",
+    }[params["obstype"]]
+    return f"""Phantom tic-tac-toe on a 3x3 board: tic-tac-toe without seeing the opponent's marks.
+- x goes first. Three own marks in a row, column or diagonal win; a full board without that is a draw.
+- On your turn name a cell. If it is free your mark goes there and the turn passes. If the opponent already holds it, \
+you learn that, your view shows the mark, and you must name another cell: the turn stays with you.
+- You never see the opponent's other marks. {told}
+- Action names: "x(row,column)", both counted from 0 at the top left; the action ids 0-8 are the cells in reading order."""
+
+
+def _view(state: State, seat: int) -> tuple[str, list[str]]:
+    """My view of the board (three rows) and the attempts I know of: my cell, or ? for one of the opponent's."""
+    lines = state.information_state_string(seat).splitlines()
+    attempts = lines[-1].split() if len(lines) > 3 else []
+    return "\n".join(lines[:3]), [attempt.split(",")[1] for attempt in attempts if "," in attempt]
+
+
+def _describe(state: State, seat: int) -> str:
+    board, attempts = _view(state, seat)
+    words = ["opponent" if attempt == "?" else f"you {attempt}" for attempt in attempts]
+    return f"You are {'xo'[seat]}. Your view:\n{board}\nAttempts you know of: {', '.join(words) or 'none'}."
+
+
+def _compact(state: State, seat: int) -> str:
+    board, attempts = _view(state, seat)
+    return f"{'xo'[seat]} {board.replace(chr(10), '/')} {''.join(attempts)}".rstrip()
+
+
+GAME = Game(
+    name="phantom_ttt",
+    params=lambda c: {"obstype": "reveal-nothing" if c % 2 == 0 else "reveal-numturns"},
+    rules=_rules,
+    describe=_describe,
+    compact=_compact,
+    mcts=(3000, 150),
+    compact_names=False,
+)
