@@ -13,7 +13,7 @@ going over.
 - Number cards count their number, T (ten), J, Q and K count 10, an ace counts 1 or 11, whichever is better.
 - You and the dealer get two cards each; one of the dealer's is face down.
 - Hit takes another card: over 21 you lose at once. Stand ends your turn. There is no doubling or splitting.
-- After you stand the dealer draws up to 16 and stops at 17 or more, counting an ace as 11 where that does not go over 21.
+- After you stand the dealer draws up to 16 and stops at 17 or more, counting an ace as 11 unless that goes over 21.
 - If the dealer goes over 21 or has less than you, you win (+1); more, you lose (-1); the same, a tie (0). Two cards \
 worth 21 earn nothing extra.
 - Cards are suit then rank: C clubs, D diamonds, H hearts, S spades; "HT" is the ten of hearts."""

@@ -7,10 +7,10 @@ from typing import Any
 
 from games.base import Game, State
 
-_AUCTION_ONLY = """- After the auction no card is played: declarer's tricks are those of perfect play by all sides who \
-see all cards (double-dummy)."""
-_CARD_PLAY = """- Then 13 tricks are played. The player left of declarer leads; declarer's partner is dummy, whose hand \
-then lies open and is played by declarer. Follow suit if you can, else play any card. The highest trump wins the \
+_AUCTION_ONLY = """- After the auction no card is played: declarer's tricks are those of perfect play by players \
+who see all cards (double-dummy)."""
+_CARD_PLAY = """- Then 13 tricks are played. The player left of declarer leads; declarer's partner is dummy, whose \
+hand then lies open and is played by declarer. Follow suit if you can, else play any card. The highest trump wins the \
 trick, else the highest card of the suit led; the winner leads next."""
 
 
@@ -25,12 +25,12 @@ def _rules(params: dict[str, Any]) -> str:
     return f"""Contract bridge, one deal. North and South are partners against East and West. North deals and bids \
 first, then East, South, West. {"Both sides are" if vulnerable else "Nobody is"} vulnerable.
 - Auction: bid a number of tricks above six (1-7) and a trump suit ranked ♣ ♦ ♥ ♠ NT (no trumps), higher than the last \
-bid; or Pass; Dbl doubles an opposing bid, RDbl redoubles their double. Three passes after a bid end it; four passes at \
-the start end the deal with score 0. The first of the winning side to have named the final suit is declarer.
+bid; or Pass; Dbl doubles an opposing bid, RDbl redoubles their double. Three passes after a bid end it; four passes \
+at the start end the deal with score 0. The first of the winning side to have named the final suit is declarer.
 {play}
 - A contract made scores for each trick above six ♣ ♦ 20, ♥ ♠ 30, NT 30 and 10 for the first; contracted tricks count \
-double if doubled, four times if redoubled. Bonus {game} if the contracted tricks reach 100 points, else 50; small slam \
-{small}, grand slam {grand} more; 50 for making a doubled, 100 a redoubled contract. Overtricks when doubled \
+double if doubled, four times if redoubled. Bonus {game} if the contracted tricks reach 100 points, else 50; small \
+slam {small}, grand slam {grand} more; 50 for making a doubled, 100 a redoubled contract. Overtricks when doubled \
 {200 if vulnerable else 100}, redoubled {400 if vulnerable else 200} each.
 - Tricks short give the opponents {down}.
 - Your side's points are your result, the opponents' loss. Cards are suit then rank: "♠K"."""
@@ -68,7 +68,11 @@ def _compact(state: State, seat: int) -> str:
 
 
 def _params(config_id: int) -> dict[str, Any]:
-    variants = ({}, {"use_double_dummy_result": False}, {"dealer_vul": True, "non_dealer_vul": True})
+    variants: tuple[dict[str, Any], ...] = (
+        {},
+        {"use_double_dummy_result": False},
+        {"dealer_vul": True, "non_dealer_vul": True},
+    )
     return dict(variants[config_id % 3])
 
 

@@ -15,7 +15,8 @@ def _rules(params: dict[str, Any]) -> str:
 the left, rows 1-{size} from the bottom.
 - Stones of one colour joined along lines form a group; its liberties are the empty points beside it. A group without \
 liberties is captured and removed. You may not leave your own group without liberties, nor retake a ko at once.
-- The game ends after two passes in a row, or after {2 * size * size} turns.
+- The game ends after two passes in a row, or after {2 * size * size} turns. A stone that brings back an earlier \
+position of the whole board ends it at once as a draw.
 - Area scoring: each side counts its stones plus the empty points that only its stones surround. No stone is taken off \
 as dead: capture it before the end. White gets {params["komi"]} points on top. More points win.
 - Action names: "B c3" is a black stone on c3, "W PASS" is White passing."""
@@ -34,7 +35,7 @@ def _passed(state: State) -> bool:
     return bool(state.history()) and state.history()[-1] == len(_rows(state)) ** 2
 
 
-# Which earlier positions occurred is left out: it matters only for repetitions longer than a ko.
+# Which earlier positions occurred is left out: only a repetition longer than a ko needs it.
 def _describe(state: State, seat: int) -> str:
     done, limit = _ply(state)
     lines = ["You are Black (X)." if seat == 0 else "You are White (O)."]
@@ -48,7 +49,7 @@ def _describe(state: State, seat: int) -> str:
 def _compact(state: State, seat: int) -> str:
     """Rows from the bottom (so that cells come in the order of the action ids), x mine, o theirs."""
     mine, theirs = "XO" if seat == 0 else "OX"
-    board = "/".join(reversed(_rows(state))).translate(str.maketrans({mine: "x", theirs: "o", "+": "."}))
+    board = "/".join(reversed(_rows(state))).translate(str.maketrans(mine + theirs + "+", "xo."))
     done, limit = _ply(state)
     return f"{board} {'BW'[seat]} {limit - done}{' p' if _passed(state) else ''}"
 

@@ -9,13 +9,13 @@ from games.base import Game, State
 
 def _rules(params: dict[str, Any]) -> str:
     seeds = params["num_seeds_per_house"]
-    return f"""Oware: capture more of the {12 * seeds} seeds than the opponent. Each player owns six houses with {seeds} \
-seeds each at the start.
+    return f"""Oware: capture more of the {12 * seeds} seeds than the opponent. Each player owns six houses with \
+{seeds} seeds each at the start.
 - Player 0 owns houses A-F (lower row, left to right) and moves first, player 1 owns a-f (upper row, right to left).
 - A move takes all seeds of one of your houses and sows them one by one counter-clockwise: A to F, then a to f, then A \
 again, skipping the house they came from.
-- If the last seed falls in an opponent's house that then holds 2 or 3 seeds, you capture them, and those of the houses \
-just before it in a row as long as they are the opponent's and hold 2 or 3. A capture that would take all the \
+- If the last seed falls in an opponent's house that then holds 2 or 3 seeds, you capture them, and those of the \
+houses just before it in a row as long as they are the opponent's and hold 2 or 3. A capture that would take all the \
 opponent's seeds takes none.
 - If the opponent has no seeds you must make a move that gives some.
 - The game ends when a player has more than {6 * seeds} seeds or both have {6 * seeds}, when the player to move has no \

@@ -17,7 +17,7 @@ def _rules(params: dict[str, Any]) -> str:
 - On your turn name a cell. If it is free your mark goes there and the turn passes. If the opponent already holds it, \
 you learn that, your view shows the mark, and you must name another cell: the turn stays with you.
 - You never see the opponent's other marks. {told}
-- Action names: "x(row,column)", both counted from 0 at the top left; the action ids 0-8 are the cells in reading order."""
+- Action names: "x(row,column)", both counted from 0 at the top left; action ids 0-8 are the cells in reading order."""
 
 
 def _view(state: State, seat: int) -> tuple[str, list[str]]:

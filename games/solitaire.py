@@ -11,7 +11,7 @@ _DEPTH = 150  # the engine's depth limit: deals, moves and turned-up cards toget
 
 
 def _rules(params: dict[str, Any]) -> str:
-    return f"""Klondike solitaire. Build each suit from ace to king on its foundation; score as many points as you can.
+    return """Klondike solitaire. Build each suit from ace to king on its foundation; score as many points as you can.
 - Seven tableau piles. Within a pile a card goes on one of the other colour and one rank higher (5♠ on 6♥), together \
 with the cards on top of it. Only a king, with its cards, may go on an empty pile.
 - A foundation takes the ace of its suit, then 2, 3 ... K. Only a pile's last card may go there. The top card of a \
@@ -19,16 +19,16 @@ foundation may go back to a pile.
 - All 24 cards of the waste are face up, but only the 1st, 4th, 7th ... of those left can be played. Taking a card \
 moves the later ones forward, which changes which cards can be played.
 - When a pile's last face-up card leaves, the card below is turned up.
-- Points: to the foundation A 100, 2 90, 3 80, 4 70, 5 60, 6 50, 7 40, 8 30, 9 20, T J Q K 10 each (taken back: the same \
-points lost); a move that uncovers a face-down card +20; a card from the waste +20.
+- Points: to the foundation A 100, 2 90, 3 80, 4 70, 5 60, 6 50, 7 40, 8 30, 9 20, T J Q K 10 each (taken back: the \
+same points lost); a move that uncovers a face-down card +20; a card from the waste +20.
 - Moves that only bring back an earlier position are not offered. The game ends when no move is left or no steps are \
 left; each move and each card turned up is one step.
-- Cards are rank then suit (T is ten). Action names: "6♥ ← 5♠" puts 5♠ on 6♥; "♠ ← A♠" starts a foundation; a king goes \
-to an empty pile, whose sign is \U0001f0bf; kEnd, offered when nothing else is left, ends the game."""
+- Cards are rank then suit (T is ten). Action names: "6♥ ← 5♠" puts 5♠ on 6♥; "♠ ← A♠" starts a foundation; an empty \
+pile, for kings, is shown as \U0001f0bf; kEnd, offered when nothing else is left, ends the game."""
 
 
 def _parts(state: State) -> tuple[list[str], list[str], list[tuple[int, list[str]]]]:
-    """Waste cards, foundation tops (suit alone: empty), and for each non-empty pile (face-down count, face-up cards)."""
+    """Waste; foundation tops (suit alone: empty); of each non-empty pile the face-down count and the face-up cards."""
     lines = state.observation_string(0).splitlines()
     waste, tops = (line.split(":", 1)[1].split() for line in lines[:2])
     first, last = 3, next(i for i, line in enumerate(lines) if line.startswith("TARGETS"))
