@@ -80,19 +80,22 @@ class Query:
 
 @dataclass
 class Decision:
-    """One answer inside a sequence, as it was sampled (T_a answer tokens).
+    """One answer inside a sequence, as it was sampled (T_a answer tokens, of which some left no choice).
 
     ``positions[t]`` indexes the token of ``Sequence.ids`` after which ``chosen[t]`` was drawn from
-    ``allowed[t]`` (None: the whole vocabulary). ``logprob`` is the sum over the tokens, in nats;
-    ``value`` was read at ``positions[0]``. Positions with a single allowed token are left out.
+    ``allowed[t]`` (``allowed`` None: from the whole vocabulary); tokens without an alternative are left out.
+    ``start`` and ``stop`` delimit the whole answer in ``Sequence.ids``, end-of-turn token included.
+    ``logprob`` is the sum over the tokens, in nats; ``value`` was read at ``start - 1``, the last prompt token.
     """
 
-    positions: list[int]
-    chosen: list[int]
-    allowed: list[list[int]] | None
-    logprob: float
-    value: float
+    start: int = 0
+    stop: int = 0
+    positions: list[int] = field(default_factory=list)
+    chosen: list[int] = field(default_factory=list)
+    allowed: list[list[int]] | None = None
     token_logprobs: list[float] = field(default_factory=list)
+    logprob: float = 0.0
+    value: float = 0.0
 
 
 @dataclass
