@@ -1,0 +1,318 @@
+"""Exact values of a policy in small games: against uniform random, its ceiling, and NashConv.
+
+A policy is turned into a table once (one batched question about every information state); everything after
+that is exact arithmetic, no sampling. Games with hidden information use OpenSpiel's C++ algorithms on the whole
+history tree. Perfect-information games are solved on the graph of distinct positions instead, because their
+OpenSpiel information state is the history and tic_tac_toe has 549,946 histories but only 5,478 positions.
+
+Values are expected returns in the game's own units. They are exact for a policy that answers by information
+state alone; a policy whose prompt also carries the conversation is represented by its answer to the first
+history found of each information state.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import pyspiel
+
+MAX_HISTORIES = 200_000  # decision and chance nodes of a game with hidden information (liars_dice with 1 die: 147,463)
+MAX_POSITIONS = 20_000  # distinct positions of a perfect-information game, ends included (hex 3x3: 5,514)
+
+State = Any  # pyspiel.State
+SpielGame = Any  # pyspiel.Game
+Table = dict[str, dict[int, float]]  # information state key -> {legal action: probability}
+ProbsFn = Callable[[list[tuple[State, int]]], list[dict[int, float]]]
+
+
+class InfoState(NamedTuple):
+    """One information state: ``state`` is some history in it, as the player sees it in play, ``seat`` to move.
+
+    In a simultaneous game ``state`` is the simultaneous one, in which every seat is yet to choose.
+    """
+
+    state: State
+    seat: int
+    key: str
+
+
+class Position(NamedTuple):
+    """A node of a perfect-information game. ``children`` index earlier nodes of the list it comes from."""
+
+    key: str
+    seat: int  # -1: chance, -4: the end
+    actions: list[int]
+    children: list[int]
+    chance: list[float]  # probability of each child at a chance node, else empty
+    returns: list[float]  # of each seat at the end, else empty
+
+
+def feasible(pyspiel_game: SpielGame) -> bool:
+    """Whether the functions of this module take seconds: two-player zero-sum and within the bounds above.
+
+    Deciding costs at most a walk up to the bound (a second or two), once in a process.
+    """
+    kind = pyspiel_game.get_type()
+    if pyspiel_game.num_players() != 2 or kind.utility != pyspiel.GameType.Utility.ZERO_SUM:
+        return False
+    if kind.chance_mode == pyspiel.GameType.ChanceMode.SAMPLED_STOCHASTIC:
+        return False
+    if not _is_perfect(pyspiel_game) and not kind.provides_information_state_string:
+        return False
+    return bool(_explore(str(pyspiel_game)))
+
+
+def information_states(pyspiel_game: SpielGame) -> list[InfoState]:
+    """Every information state in which a seat decides, in a fixed order, forced moves included.
+
+    Raises:
+        ValueError: the game is not ``feasible``.
+    """
+    if not feasible(pyspiel_game):
+        raise ValueError(
+            f"{pyspiel_game} is too large for exact values: allowed are two-player zero-sum games with at most "
+            f"{MAX_HISTORIES} histories (hidden information) or {MAX_POSITIONS} positions (perfect information)"
+        )
+    return _explore(str(pyspiel_game))
+
+
+def info_key(state: State, seat: int) -> str:
+    """The key under which tables hold the decision of ``seat`` in a state met in play."""
+    game = state.get_game()
+    if _is_perfect(game):
+        return _position_key(state)
+    own = state.information_state_string(seat)
+    return f"Current player: {seat}\n{own}" if state.is_simultaneous_node() else own  # as the turn-based game writes it
+
+
+def tabulate(pyspiel_game: SpielGame, probs_fn: ProbsFn) -> Table:
+    """Ask a policy about every information state, in one call, forced moves aside.
+
+    Raises:
+        ValueError: the game is not ``feasible``, or an answer is not a distribution over the legal actions.
+    """
+    table: Table = {}
+    asked = []
+    for info in information_states(pyspiel_game):
+        legal = info.state.legal_actions(info.seat)
+        if len(legal) == 1:
+            table[info.key] = {legal[0]: 1.0}
+        else:
+            asked.append(info)
+    answers = probs_fn([(info.state, info.seat) for info in asked])
+    if len(answers) != len(asked):
+        raise ValueError(f"{pyspiel_game}: {len(answers)} answers for {len(asked)} information states")
+    for info, probs in zip(asked, answers, strict=True):
+        table[info.key] = _distribution(probs, info)
+    return table
+
+
+def uniform_table(pyspiel_game: SpielGame) -> Table:
+    """The table of the uniform random player."""
+    return {info.key: _uniform(info.state.legal_actions(info.seat)) for info in information_states(pyspiel_game)}
+
+
+def value_against_random(pyspiel_game: SpielGame, table: Table) -> tuple[float, float]:
+    """Expected return of the tabular policy against a uniform random opponent, sitting in seat 0 and in seat 1."""
+    uniform = uniform_table(pyspiel_game)
+    return (_values(pyspiel_game, [table, uniform])[0], _values(pyspiel_game, [uniform, table])[1])
+
+
+def random_values(pyspiel_game: SpielGame) -> tuple[float, float]:
+    """Expected return of seat 0 and of seat 1 when both play uniformly at random."""
+    uniform = uniform_table(pyspiel_game)
+    return _values(pyspiel_game, [uniform, uniform])
+
+
+def best_response_values(pyspiel_game: SpielGame) -> tuple[float, float]:
+    """Expected return, per seat, of the best player there is against uniform random: the ceiling."""
+    information_states(pyspiel_game)
+    return _best_against_random(str(pyspiel_game))[0]
+
+
+def best_response_table(pyspiel_game: SpielGame) -> Table:
+    """A deterministic policy, for both seats, that attains ``best_response_values``."""
+    information_states(pyspiel_game)
+    return _best_against_random(str(pyspiel_game))[1]
+
+
+def share_of_ceiling(value: float, random: float, best: float) -> float:
+    """Where a value lies between random play (0) and the best response to it (1); below random it is negative.
+
+    Raises:
+        ValueError: the best response gains nothing over random play, so that there is nothing to share.
+    """
+    if best - random <= 1e-12:
+        raise ValueError(f"best response {best} is not above random play {random}: the share is undefined")
+    return (value - random) / (best - random)
+
+
+def nash_conv(pyspiel_game: SpielGame, table: Table) -> float:
+    """What both seats together gain by best-responding to the table; 0 exactly at a Nash equilibrium.
+
+    Lanctot et al. 2017, "A Unified Game-Theoretic Approach to Multiagent Reinforcement Learning", section 3.2.
+    """
+    information_states(pyspiel_game)
+    if _is_perfect(pyspiel_game):
+        best = [_respond(pyspiel_game, seat, table)[0] for seat in (0, 1)]
+        return sum(best) - sum(_values(pyspiel_game, [table, table]))
+    return pyspiel.nash_conv(_turn_based(pyspiel_game), _pairs(table))
+
+
+def exploitability(pyspiel_game: SpielGame, table: Table) -> float:
+    """NashConv per player."""
+    return nash_conv(pyspiel_game, table) / 2
+
+
+def _is_perfect(pyspiel_game: SpielGame) -> bool:
+    kind = pyspiel_game.get_type()
+    return (
+        kind.information == pyspiel.GameType.Information.PERFECT_INFORMATION
+        and kind.dynamics == pyspiel.GameType.Dynamics.SEQUENTIAL
+    )
+
+
+def _turn_based(pyspiel_game: SpielGame) -> SpielGame:
+    """The game itself, or the equivalent one in which seats choose one after the other, unseen."""
+    if pyspiel_game.get_type().dynamics == pyspiel.GameType.Dynamics.SIMULTANEOUS:
+        return pyspiel.convert_to_turn_based(pyspiel_game)
+    return pyspiel_game
+
+
+def _uniform(actions: list[int]) -> dict[int, float]:
+    return {action: 1 / len(actions) for action in actions}
+
+
+def _distribution(probs: dict[int, float], info: InfoState) -> dict[int, float]:
+    """Probabilities over all legal actions, summing to one in double precision whatever precision they came in."""
+    legal = info.state.legal_actions(info.seat)
+    total = float(sum(probs.values()))
+    if not set(probs) <= set(legal) or min(probs.values(), default=0) < 0 or not abs(total - 1) < 1e-3:
+        raise ValueError(f"probabilities {probs} at {info.key!r} are no distribution over the legal actions {legal}")
+    return {action: float(probs.get(action, 0)) / total for action in legal}
+
+
+@lru_cache(maxsize=32)
+def _explore(game_string: str) -> list[InfoState]:
+    """The information states of a game; empty when it is beyond its bound."""
+    pyspiel_game = pyspiel.load_game(game_string)
+    if _is_perfect(pyspiel_game):
+        return _explore_positions(pyspiel_game)
+    turn_based = _turn_based(pyspiel_game)
+    simultaneous = turn_based is not pyspiel_game
+    found: dict[str, InfoState] = {}
+    stack, histories = [turn_based.new_initial_state()], 0
+    while stack:
+        state = stack.pop()
+        if state.is_terminal():
+            continue
+        histories += 1
+        if histories > MAX_HISTORIES:
+            return []
+        seat = state.current_player()
+        if seat >= 0 and (key := state.information_state_string(seat)) not in found:
+            shown = state.simultaneous_game_state().clone() if simultaneous else state
+            found[key] = InfoState(shown, seat, key)
+        stack.extend(state.child(action) for action in reversed(state.legal_actions()))
+    return list(found.values())
+
+
+def _explore_positions(pyspiel_game: SpielGame) -> list[InfoState]:
+    """The positions of a perfect-information game, one information state each; empty when beyond the bound."""
+    root = pyspiel_game.new_initial_state()
+    found = {_position_key(root): root}
+    queue = deque([root])  # breadth first: a long game's deep states are slow to copy
+    while queue:
+        state = queue.popleft()
+        for child in (state.child(action) for action in state.legal_actions()):
+            key = _position_key(child)
+            if key not in found:
+                found[key] = child
+                queue.append(child)
+        if len(found) > MAX_POSITIONS:
+            return []
+    return [InfoState(s, s.current_player(), key) for key, s in found.items() if s.is_player_node()]
+
+
+def _position_key(state: State) -> str:
+    return f"{state.current_player()} {state}"
+
+
+@lru_cache(maxsize=8)
+def _positions(game_string: str) -> list[Position]:
+    """The positions of a perfect-information game, children before parents, the initial one last."""
+    nodes: list[Position] = []
+    index: dict[str, int] = {}
+
+    def visit(state: State) -> int:
+        key = _position_key(state)
+        if key not in index:
+            actions = state.legal_actions()
+            children = [visit(state.child(action)) for action in actions]
+            chance = [p for _, p in state.chance_outcomes()] if state.is_chance_node() else []
+            returns = state.returns() if state.is_terminal() else []
+            index[key] = len(nodes)
+            nodes.append(Position(key, state.current_player(), actions, children, chance, returns))
+        return index[key]
+
+    visit(pyspiel.load_game(game_string).new_initial_state())
+    return nodes
+
+
+def _values(pyspiel_game: SpielGame, tables: list[Table]) -> tuple[float, float]:
+    """Expected return of each seat when seat ``i`` plays ``tables[i]``."""
+    if not _is_perfect(pyspiel_game):
+        root = _turn_based(pyspiel_game).new_initial_state()
+        v0, v1 = pyspiel.expected_returns(root, [pyspiel.TabularPolicy(_pairs(table)) for table in tables], -1, True)
+        return v0, v1
+    values: list[tuple[float, float]] = []
+    for node in _positions(str(pyspiel_game)):
+        if node.returns:
+            values.append((node.returns[0], node.returns[1]))
+            continue
+        weights = node.chance or [tables[node.seat][node.key][action] for action in node.actions]
+        below = [values[child] for child in node.children]
+        values.append((_dot(weights, [v[0] for v in below]), _dot(weights, [v[1] for v in below])))
+    return values[-1]
+
+
+def _dot(weights: list[float], values: list[float]) -> float:
+    return sum(w * v for w, v in zip(weights, values, strict=True))
+
+
+def _respond(pyspiel_game: SpielGame, seat: int, other: Table) -> tuple[float, dict[str, int]]:
+    """Value and actions of the best response of ``seat`` to ``other``."""
+    if not _is_perfect(pyspiel_game):
+        game = _turn_based(pyspiel_game)
+        response = pyspiel.TabularBestResponse(game, seat, _pairs(other))  # it would not keep a policy alive
+        value = response.value_from_state(game.new_initial_state())
+        return value, response.get_best_response_actions()
+    values: list[float] = []
+    best: dict[str, int] = {}
+    for node in _positions(str(pyspiel_game)):
+        below = [values[child] for child in node.children]
+        if node.returns:
+            values.append(node.returns[seat])
+        elif node.seat == seat:
+            values.append(max(below))
+            best[node.key] = node.actions[below.index(max(below))]
+        else:
+            values.append(_dot(node.chance or [other[node.key][action] for action in node.actions], below))
+    return values[-1], best
+
+
+@lru_cache(maxsize=32)
+def _best_against_random(game_string: str) -> tuple[tuple[float, float], Table]:
+    pyspiel_game = pyspiel.load_game(game_string)
+    uniform = uniform_table(pyspiel_game)
+    (v0, best0), (v1, best1) = (_respond(pyspiel_game, seat, uniform) for seat in (0, 1))
+    chosen = best0 | best1
+    return (v0, v1), {key: {a: float(a == chosen.get(key, next(iter(p)))) for a in p} for key, p in uniform.items()}
+
+
+def _pairs(table: Table) -> dict[str, list[tuple[int, float]]]:
+    """The form OpenSpiel takes a table in."""
+    return {key: list(probs.items()) for key, probs in table.items()}
