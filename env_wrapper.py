@@ -2,11 +2,30 @@
 
 from __future__ import annotations
 
+import difflib
+import os
+import re
+from collections import deque
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, field
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, fields
+from itertools import chain
 from typing import Any, Protocol
 
+RUNNING = "running"
 Message = dict[str, str]  # {"role": "system" | "user" | "assistant", "content": ...}
+
+ALLOWED = {
+    "env_type": ("openspiel", "trace"),
+    "env_mode": ("local", "url", "docker"),
+    "prompt": ("full", "compact"),
+    "answer_mode": ("constrained", "free"),
+    "protocol": ("native", "affinetes"),
+}
+
+
+def _is_count(value: Any, least: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= least
 
 
 @dataclass(frozen=True)
@@ -21,6 +40,16 @@ class EnvConfig:
     protocol: str = "native"  # affinetes: forced moves are asked too, as the public environment does
     max_attempts: int = 3  # answers per decision before the episode is forfeited
     search_threads: int = 0  # threads of the searching opponents; 0: one per core
+
+    def __post_init__(self) -> None:
+        for name, allowed in ALLOWED.items():
+            if getattr(self, name) not in allowed:
+                raise ValueError(f"{name} {getattr(self, name)!r} is not allowed: choose {' or '.join(allowed)}")
+        for name, least in (("max_attempts", 1), ("search_threads", 0)):
+            if not _is_count(getattr(self, name), least):
+                raise ValueError(f"{name} {getattr(self, name)!r} is not allowed: an integer >= {least}")
+        if self.history_turns not in ("auto", "all") and not _is_count(self.history_turns, 0):
+            raise ValueError(f'history_turns {self.history_turns!r} is not allowed: "auto", "all" or an integer >= 0')
 
 
 @dataclass(frozen=True)
@@ -66,7 +95,7 @@ class Env(Protocol):
 class Query:
     """A decision asked of a player. ``rng_key`` is (task index, seat, decision, attempt).
 
-    ``continues``: the next conversation of this (episode, seat) will extend this one, so what was read is worth keeping.
+    ``continues``: the next conversation of this (episode, seat) extends this one, so what was read is worth keeping.
     """
 
     episode: int
@@ -138,3 +167,274 @@ class Player(Protocol):
     """Anything that answers queries, many at a time, in their order."""
 
     def act(self, queries: Seq[Query]) -> list[Action]: ...
+
+
+def _without_thinking(text: str) -> str:
+    """Drop complete think blocks, then what precedes a stray closing tag, then what follows an unclosed one."""
+    text = text.strip()
+    if "<" not in text:
+        return text
+    text = re.sub(r"<(think|thinking)>.*?</\1>", "", text, flags=re.DOTALL | re.IGNORECASE)
+    text = re.split(r"</think(?:ing)?>", text, flags=re.IGNORECASE)[-1]
+    text = re.split(r"<think(?:ing)?>", text, maxsplit=1, flags=re.IGNORECASE)[0]
+    return text.strip()
+
+
+def _integer(digits: str) -> int | None:
+    try:
+        return int(digits)
+    except ValueError:  # Python refuses to convert more than 4300 digits
+        return None
+
+
+def _squeeze(text: str) -> str:
+    return re.sub(r"[^a-z0-9]", "", text.lower())
+
+
+def parse_action(text: str, legal: dict[int, str], protocol: str = "affinetes") -> int | None:
+    """Read an action id out of a model's raw answer, as the public affinetes environment does.
+
+    Args:
+        text: the answer; think blocks are removed inside.
+        legal: action id -> action string.
+        protocol: "affinetes" is the parser of its ``evaluate``: a bare number, else the lowest legal id that
+            stands as a word of its own, else the first action whose name the text contains. "affinetes_step" is
+            the parser of its ``step``: the first number of the raw text.
+
+    Returns:
+        A legal action id, None if there is none.
+
+    Raises:
+        ValueError: unknown protocol.
+    """
+    if protocol == "affinetes_step":
+        number = re.search(r"\d+", text)
+        action = _integer(number[0]) if number else None
+        return action if action in legal else None
+    if protocol != "affinetes":
+        raise ValueError(f"protocol {protocol!r} is not known: affinetes or affinetes_step")
+    text = _without_thinking(text)
+    if re.fullmatch(r"\d+", text):
+        action = _integer(text)
+        return action if action in legal else None
+    words = set(re.findall(r"\b[0-9]+\b", text))
+    by_word = (action for action in sorted(legal) if str(action) in words)
+    lowered = text.lower()
+    by_name = (action for action, name in legal.items() if name.lower() in lowered)
+    squeezed = _squeeze(text)
+    by_squeezed_name = (action for action, name in legal.items() if _squeeze(name) and _squeeze(name) in squeezed)
+    return next(chain(by_word, by_name, by_squeezed_name), None)
+
+
+def _checked(env_config: EnvConfig | dict[str, Any]) -> EnvConfig:
+    if isinstance(env_config, EnvConfig):
+        return env_config
+    known = [knob.name for knob in fields(EnvConfig)]
+    for key in env_config:
+        if key not in known:
+            nearest = difflib.get_close_matches(key, known, n=1, cutoff=0)[0]
+            raise ValueError(f"env config has no key {key!r}: did you mean {nearest!r}?")
+    return EnvConfig(**env_config)
+
+
+def make_env(env_config: EnvConfig | dict[str, Any]) -> Env:
+    """Return a new environment: one episode at a time, as configured.
+
+    Raises:
+        ValueError: unknown key or a value that is not allowed.
+    """
+    config = _checked(env_config)
+    if config.env_mode != "local":
+        from envs.affinetes import RemoteEnv
+
+        return RemoteEnv(config)
+    if config.env_type == "trace":
+        from envs.trace import TraceEnv
+
+        return TraceEnv(config)
+    from envs.openspiel import OpenSpielEnv
+
+    return OpenSpielEnv(config)
+
+
+class _Conversation:
+    """What one seat has read and written. A turn is a decision with all its attempts."""
+
+    def __init__(self, system: str):
+        self.messages: list[Message] = [{"role": "system", "content": system}]
+        self.turn_starts: list[int] = []
+
+    def ask(self, text: str, attempt: int) -> None:
+        if attempt == 1:
+            self.turn_starts.append(len(self.messages))
+        self.messages.append({"role": "user", "content": text})
+
+    def answer(self, text: str) -> None:
+        self.messages.append({"role": "assistant", "content": text})
+
+    def window(self, past_turns: int | None) -> list[Message]:
+        """Return the system message, the last ``past_turns`` turns (None: all) and the current one."""
+        if past_turns is None or past_turns >= len(self.turn_starts) - 1:
+            return self.messages.copy()
+        return self.messages[:1] + self.messages[self.turn_starts[-1 - past_turns] :]
+
+
+def _past_turns(config: EnvConfig, game: str) -> int | None:
+    """Return how many past turns the conversation keeps (None: all)."""
+    if isinstance(config.history_turns, int):
+        return config.history_turns
+    if config.history_turns == "all" or config.env_type != "openspiel":
+        return None
+    from games import GAMES
+
+    return next((known.history_turns for known in GAMES if known.name == game), None)
+
+
+class _Run:
+    """One episode on its way: the environment, its seats' conversations and the Episode they become."""
+
+    def __init__(self, number: int, task: Task, config: EnvConfig):
+        self.number, self.config = number, config
+        self.env = make_env(config)
+        self.step = Step("", {}, False, 0.0, {})
+        self.conversations: dict[int, _Conversation] = {}
+        self.past_turns: int | None = None
+        self.n_decisions: dict[int, int] = {}
+        self.forced = self.retries = 0
+        self.episode = Episode(task, "unknown", 0.0, RUNNING)
+
+    @property
+    def running(self) -> bool:
+        return self.episode.outcome == RUNNING
+
+    def query(self) -> Query:
+        info = self.step.info
+        seat = info["seat"]
+        key = (self.episode.task.index, seat, self.n_decisions[seat] - 1, info["attempt"])
+        conversation = self.conversations[seat].window(self.past_turns)
+        continues = self.past_turns is None or len(self.conversations[seat].turn_starts) <= self.past_turns
+        return Query(self.number, seat, conversation, self.step.legal, key, info["adapter"], continues)
+
+    def advance(self, action: Action | None) -> None:
+        """Start the episode (None) or play the action, then the forced moves. What fails ends this episode only."""
+        try:
+            if action is None:
+                self._show(self.env.reset(self.episode.task))
+            else:
+                self._collect(action.sequence)
+                if action.truncated:
+                    return self._finish("truncated")
+                self._answer(action.text)
+            while self.running and self._is_forced():
+                self._answer(str(next(iter(self.step.legal))))
+        except Exception as error:
+            self.episode.outcome = "failed"
+            self.episode.info["error"] = f"{type(error).__name__}: {error}"
+            self.close()
+
+    def close(self) -> None:
+        try:
+            self.env.close()
+        except Exception as error:
+            self.episode.outcome = "failed"
+            self.episode.info.setdefault("error", f"{type(error).__name__}: {error}")
+
+    def _is_forced(self) -> bool:
+        return self.config.protocol != "affinetes" and len(self.step.legal) == 1
+
+    def _collect(self, sequence: Sequence | None) -> None:
+        if sequence is None or self.step.info["adapter"] is not None:
+            return
+        sequences = self.episode.sequences.setdefault(self.step.info["seat"], [])
+        if not any(sequence is known for known in sequences):
+            sequences.append(sequence)
+
+    def _answer(self, text: str) -> None:
+        self.conversations[self.step.info["seat"]].answer(text)
+        self._show(self.env.step(text))
+
+    def _show(self, step: Step) -> None:
+        info = step.info
+        if not self.step.info:
+            self.episode.game = info["game"]
+            self.past_turns = _past_turns(self.config, info["game"])
+        self.step = step
+        if step.done:
+            return self._finish(info["outcome"], step.score)
+        seat, attempt = info["seat"], info["attempt"]
+        if seat not in self.conversations:
+            self.conversations[seat] = _Conversation(info["system"])
+        self.conversations[seat].ask(step.text, attempt)
+        if attempt > 1:
+            self.retries += 1
+        elif self._is_forced():
+            self.forced += 1
+        else:
+            self.n_decisions[seat] = self.n_decisions.get(seat, 0) + 1
+
+    def _finish(self, outcome: str, score: float = 0.0) -> None:
+        info = self.step.info
+        kept = {key: info.get(key) for key in ("seat", "returns", "scores", "history")}
+        counted = {"n_decisions": self.n_decisions, "forced": self.forced, "retries": self.retries}
+        self.episode.outcome, self.episode.score = outcome, score
+        self.episode.info = kept | counted | {"length": len(info["history"])}
+        self.close()
+
+
+def _is_slow(config: EnvConfig, tasks: Seq[Task]) -> bool:
+    """Return True where a step of the environment is worth a thread: remote, running programs, or searching."""
+    if config.env_mode != "local" or config.env_type != "openspiel":
+        return True
+    from envs.opponents import parse_opponent
+
+    return any(parse_opponent(opponent).searches for opponent in {task.opponent for task in tasks})
+
+
+def play(env_config: EnvConfig | dict[str, Any], player: Player, tasks: Seq[Task]) -> list[Episode]:
+    """Play the tasks to their ends, all games together, and return their episodes in task order.
+
+    Each round asks ``player.act`` once for the decisions of all running games. Where environments are slow
+    (searching opponents), two fixed halves of the tasks alternate: the player answers one while threads step
+    the other. Which queries share a call depends on the tasks alone, never on the clock or the thread count.
+    If the player has ``release(episodes)``, it is told the numbers of the episodes that have ended.
+
+    An exception inside an environment makes that episode ``failed`` (``info["error"]``) and no other.
+
+    Raises:
+        ValueError: bad configuration or opponent, or a player that does not answer every query once.
+    """
+    config = _checked(env_config)
+    slow = _is_slow(config, tasks)
+    runs = [_Run(number, task, config) for number, task in enumerate(tasks)]
+    halves = [runs[0::2], runs[1::2]] if slow else [runs]
+    pool = ThreadPoolExecutor(config.search_threads or os.cpu_count()) if slow else None
+    step_all: Any = pool.map if pool else map
+    try:
+        stepping = [step_all(_Run.advance, half, [None] * len(half)) for half in halves]
+        while any(halves):
+            for i, half in enumerate(halves):
+                deque(stepping[i], maxlen=0)  # wait for, or with the lazy built-in map run, the half's steps
+                halves[i] = active = [run for run in half if run.running]
+                _release(player, [run.number for run in half if not run.running])
+                stepping[i] = step_all(_Run.advance, active, _act(player, active))
+    finally:
+        if pool:
+            pool.shutdown()
+        for run in runs:
+            if run.running:
+                run.close()
+    return [run.episode for run in runs]
+
+
+def _act(player: Player, runs: list[_Run]) -> list[Action]:
+    if not runs:
+        return []
+    actions = player.act([run.query() for run in runs])
+    if len(actions) != len(runs):
+        raise ValueError(f"the player answered {len(actions)} of {len(runs)} queries: one action a query, in order")
+    return actions
+
+
+def _release(player: Player, episodes: list[int]) -> None:
+    if episodes and (release := getattr(player, "release", None)):
+        release(episodes)

@@ -1,0 +1,284 @@
+"""OpenSpiel games as an environment: seats, chance, opponents, prompts and scores.
+
+``(task_id, seed, opponent)`` fixes everything that is not the model, move for move as the public affinetes
+environment's ``evaluate`` does: the model sits at ``(seed % 2) % players``, chance draws from
+``RandomState(seed)``, the bot in seat p from ``RandomState(seed + 4 + p)``. A seed that is not given derives
+from the task id. Every sum of a seed and an offset is taken modulo 2^32, so that any integer is a seed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import os
+import sys
+import threading
+from bisect import bisect_right
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any
+
+import pyspiel
+
+import games
+from env_wrapper import EnvConfig, Step, Task, parse_action
+from envs.opponents import Bot, make_bot, parse_opponent, stream
+from games.base import Game
+
+CHANCE = int(pyspiel.PlayerId.CHANCE)
+SIMULTANEOUS = int(pyspiel.PlayerId.SIMULTANEOUS)
+INVALID = pyspiel.INVALID_ACTION
+
+ANSWER_FORMAT = (
+    "# Output Format\n"
+    "Answer with ONLY the action ID number of one legal action: no words, no punctuation.\n"
+    'Example: to choose "5 -> pass", answer: 5'
+)
+RETRY = (
+    "Invalid response format. You must respond with ONLY the action ID number (e.g., '5'). "
+    "This is attempt {attempt} of {attempts}."
+)
+
+
+def derive_seed(task_id: int) -> int:
+    """Return the seed of a task that has none: 32 bits, a stable hash of the task id."""
+    return int.from_bytes(hashlib.sha256(f"game:{task_id}".encode()).digest()[:8], "big") % 2**32
+
+
+_fd_lock = threading.Lock()
+
+
+@contextlib.contextmanager
+def _silent_stderr() -> Iterator[None]:
+    """Discard what C++ writes to file descriptor 2; errors still arrive as exceptions."""
+    with _fd_lock:
+        sys.stderr.flush()
+        saved = os.dup(2)
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, 2)
+        os.close(null)
+        try:
+            yield
+        finally:
+            os.dup2(saved, 2)
+            os.close(saved)
+
+
+@dataclass(frozen=True)
+class Table:
+    """A game with its parameters filled in: what all episodes of a configuration share."""
+
+    game: Game
+    spiel: Any
+    players: int
+    system_full: str
+
+
+@functools.cache
+def _table(game: Game, params: tuple[tuple[str, Any], ...]) -> Table:
+    with _silent_stderr():
+        spiel = pyspiel.load_game(game.short_name, dict(params))
+    system = f"You are playing {game.name}.\n\n# Game Rules\n{game.rules(dict(params))}\n\n{ANSWER_FORMAT}"
+    return Table(game, spiel, spiel.num_players(), system)
+
+
+def table(task_id: int) -> Table:
+    """Return the shared, cached table of a task.
+
+    Raises:
+        ValueError: the task id is out of range.
+    """
+    game, params = games.decode_task_id(task_id)
+    return _table(game, tuple(sorted(params.items())))
+
+
+def load_game(task_id: int) -> Any:
+    """Return the cached ``pyspiel.Game`` of a task."""
+    return table(task_id).spiel
+
+
+def score(pyspiel_game: Any, returns: list[float], seat: int) -> float:
+    """Map the returns of a finished game to [0, 1] for one seat, as the public environment does.
+
+    Zero-sum: the return's place between the game's lowest and highest utility. General-sum: with one player the
+    same, with two 1 / 0.5 / 0 by comparison, with more 1 - rank / (players - 1), ties sharing the best rank.
+    """
+    players = pyspiel_game.num_players()
+    zero_sum = pyspiel_game.get_type().utility == pyspiel.GameType.Utility.ZERO_SUM
+    own = returns[seat]
+    if zero_sum or players == 1:
+        low, high = pyspiel_game.min_utility(), pyspiel_game.max_utility()
+        return (own - low) / (high - low)
+    if players == 2:
+        other = returns[1 - seat]
+        return 0.5 if own == other else float(own > other)
+    return 1 - sorted(returns, reverse=True).index(own) / (players - 1)
+
+
+def system_message(table: Table, prompt: str) -> str:
+    """Return the system message: rules and answer format (``full``) or the game's name (``compact``)."""
+    return table.system_full if prompt == "full" else table.game.name
+
+
+def user_message(game: Game, state: Any, seat: int, legal: dict[int, str], prompt: str) -> str:
+    """Return the user message of a decision: what the seat may know and its legal actions."""
+    if prompt == "full":
+        lines = "\n".join([f"{action} -> {name}" for action, name in legal.items()])
+        return (
+            f"Current State:\n{game.describe(state, seat)}\n\nYou are Player {seat}.\n"
+            f"Legal Actions:\n{lines}\n\nYour choice (ID only):"
+        )
+    if game.compact_names:
+        choices = ";".join([f"{action} {name}" for action, name in legal.items()])
+    else:
+        choices = ("" if max(legal) < 10 else " ").join(map(str, legal))
+    return f"{game.compact(state, seat)}\n{choices}"
+
+
+def draw(rng: Any, outcomes: list[tuple[int, float]]) -> int:
+    """Draw a chance outcome: ``rng.choice(actions, p=probabilities)`` to the bit, at a third of the cost."""
+    cumulative = list(accumulate([probability for _, probability in outcomes]))
+    total = cumulative[-1]
+    return outcomes[bisect_right([c / total for c in cumulative], rng.random_sample())][0]
+
+
+class OpenSpielEnv:
+    """One episode at a time of any game against any opponent; see ``env_wrapper.Env``.
+
+    ``Step.info``: game, seat, system, attempt (1-based), adapter (the earlier adapter that answers, None: the
+    current policy), history, outcome; when done also returns (None after a forfeit) and scores ({seat: score}).
+    """
+
+    def __init__(self, config: EnvConfig):
+        self.config = config
+        self._state: Any = None  # None: no episode, steps are refused
+
+    def reset(self, task: Task) -> Step:
+        """Start the task's game and play on to the first decision of a model.
+
+        Raises:
+            ValueError: task id out of range, or an opponent that is not known or cannot play this game.
+        """
+        self.close()
+        opponent = parse_opponent(task.opponent)
+        self._table = table(task.task_id)
+        seed = derive_seed(task.task_id) if task.seed is None else task.seed
+        players = self._table.players
+        self._own_seat = (seed % 2) % players
+        self._adapters: dict[int, str | None] = {self._own_seat: None}
+        if opponent.kind in ("self", "past"):
+            self._adapters |= {p: opponent.adapter for p in range(players) if p != self._own_seat}
+        self._bots: dict[int, Bot] = {
+            p: make_bot(self._table.game, self._table.spiel, opponent, p, seed)
+            for p in range(players)
+            if p not in self._adapters
+        }
+        self._chance_seed, self._chance = seed, None
+        self._history: list[list[int]] = []
+        self._joint: dict[int, int] = {}
+        self._attempt = 1
+        self._state = self._table.spiel.new_initial_state()
+        return self._advance()
+
+    def step(self, text: str) -> Step:
+        """Answer the last step's decision with the model's raw text.
+
+        Raises:
+            RuntimeError: there is no running episode.
+        """
+        if self._state is None:
+            raise RuntimeError("step without a running episode: it has finished or was closed; call reset first")
+        action = parse_action(text, self._legal)
+        if action is None:
+            if self._attempt >= self.config.max_attempts:
+                return self._end(None)
+            message = RETRY.format(attempt=self._attempt, attempts=self.config.max_attempts)
+            self._attempt += 1
+            return self._ask(message)
+        if self._simultaneous:
+            self._joint[self._seat] = action
+        else:
+            self._apply(self._seat, action)
+        return self._advance()
+
+    def close(self) -> None:
+        """End the episode; further steps are refused until the next reset."""
+        self._state = None
+
+    def _advance(self) -> Step:
+        """Play chance and bots until a model's seat has to decide or the game is over."""
+        state = self._state
+        while not state.is_terminal():
+            player = state.current_player()
+            if player == CHANCE:
+                if self._chance is None:
+                    self._chance = stream(self._chance_seed)
+                self._apply(CHANCE, draw(self._chance, state.chance_outcomes()))
+            elif player == SIMULTANEOUS:
+                seat = self._next_simultaneous_seat()
+                if seat is not None:
+                    return self._decide(seat, simultaneous=True)
+            elif player in self._bots:
+                self._apply(player, self._bot_action(player))
+            else:
+                return self._decide(player, simultaneous=False)
+        return self._end(state.returns())
+
+    def _apply(self, player: int, action: int) -> None:
+        self._state.apply_action(action)
+        self._history.append([player, action])
+
+    def _bot_action(self, seat: int) -> int:
+        legal = self._state.legal_actions(seat)
+        return legal[0] if len(legal) == 1 else self._bots[seat].step(self._state)
+
+    def _next_simultaneous_seat(self) -> int | None:
+        """Return the model's seat that still has to choose; once all have chosen, move together and return None."""
+        joint = self._joint
+        for seat in range(self._table.players):
+            if seat in joint:
+                continue
+            if not self._state.legal_actions(seat):
+                joint[seat] = INVALID
+            elif seat in self._bots:
+                joint[seat] = self._bot_action(seat)
+            else:
+                return seat
+        actions = [joint[seat] for seat in range(self._table.players)]
+        self._state.apply_actions(actions)
+        self._history += [[seat, action] for seat, action in enumerate(actions)]
+        joint.clear()
+        return None
+
+    def _decide(self, seat: int, simultaneous: bool) -> Step:
+        state = self._state
+        self._seat, self._simultaneous, self._attempt = seat, simultaneous, 1
+        self._legal = {action: state.action_to_string(seat, action) for action in state.legal_actions(seat)}
+        return self._ask(user_message(self._table.game, state, seat, self._legal, self.config.prompt))
+
+    def _info(self, seat: int, outcome: str | None) -> dict[str, Any]:
+        return {
+            "game": self._table.game.name,
+            "seat": seat,
+            "system": system_message(self._table, self.config.prompt),
+            "attempt": self._attempt,
+            "adapter": self._adapters[seat],
+            "history": self._history.copy(),
+            "outcome": outcome,
+        }
+
+    def _ask(self, text: str) -> Step:
+        return Step(text, self._legal, False, 0.0, self._info(self._seat, None))
+
+    def _end(self, returns: list[float] | None) -> Step:
+        """Finish the episode; None: the seat to move forfeits and scores 0, the others an undecided 0.5."""
+        outcome = "forfeited" if returns is None else "finished"
+        if returns is None:
+            scores = {p: 0.0 if p == self._seat else 0.5 for p in range(self._table.players)}
+        else:
+            scores = {p: score(self._table.spiel, returns, p) for p in range(self._table.players)}
+        info = self._info(self._own_seat, outcome) | {"returns": returns, "scores": scores}
+        self.close()
+        return Step("", {}, True, scores[self._own_seat], info)

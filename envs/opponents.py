@@ -1,0 +1,126 @@
+"""The players that are not the model: what an opponent string means, and the bots behind it."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import re
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from games.base import Game
+
+SEEDS = 2**32  # numpy's RandomState takes seeds 0 .. 2^32 - 1
+UCT_C = 1.414
+MAX_MEMORY_MB = 256
+ALLOWED = "random, mcts, mcts:SIMSxROLLOUTS, ismcts, ismcts:SIMSxROLLOUTS, self or past:NAME"
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class OpponentSpec:
+    """A parsed opponent string. ``budget`` is (simulations, rollouts a simulation), None: the game's own."""
+
+    kind: str  # random | mcts | ismcts | self | past
+    budget: tuple[int, int] | None = None
+    adapter: str | None = None
+
+    @property
+    def searches(self) -> bool:
+        """True for bots that think long enough to be worth a thread."""
+        return self.kind in ("mcts", "ismcts")
+
+
+class Bot(Protocol):
+    """One seat of one episode."""
+
+    def step(self, state: Any) -> int: ...
+
+
+@functools.cache
+def parse_opponent(spec: str) -> OpponentSpec:
+    """Parse an opponent string such as ``mcts:200x10``.
+
+    Raises:
+        ValueError: the string is none of the allowed forms, or a number in it is 0.
+    """
+    if spec in ("random", "mcts", "ismcts", "self"):
+        return OpponentSpec(spec)
+    if match := re.fullmatch(r"(mcts|ismcts):([1-9][0-9]{0,8})x([1-9][0-9]{0,8})", spec, re.ASCII):
+        return OpponentSpec(match[1], budget=(int(match[2]), int(match[3])))
+    if match := re.fullmatch(r"past:(\S+)", spec):
+        return OpponentSpec("past", adapter=match[1])
+    raise ValueError(f"opponent {spec!r} is not known: allowed are {ALLOWED}")
+
+
+def stream(seed: int, offset: int = 0) -> Any:
+    """Return the ``numpy.random.RandomState`` of a seed; seeds outside 0 .. 2^32 - 1 wrap around."""
+    from numpy.random import RandomState
+
+    return RandomState((seed + offset) % SEEDS)
+
+
+class RandomBot:
+    """Chooses uniformly among the legal actions, with the draws of ``RandomState.choice``."""
+
+    def __init__(self, seat: int, seed: int):
+        self.seat = seat
+        self.seed = seed
+        self._rng: Any = None
+
+    def step(self, state: Any) -> int:
+        """Return a legal action of the bot's seat."""
+        if self._rng is None:
+            self._rng = stream(self.seed)
+        legal = state.legal_actions(self.seat)
+        # choice(legal) is legal[randint(len(legal))] to the bit, at three times the cost.
+        return legal[self._rng.randint(len(legal))]
+
+
+@functools.cache
+def _say_once(message: str) -> None:
+    logger.warning(message)
+
+
+def _signed(seed: int) -> int:
+    """Fold a seed into the 32-bit integer that C++ takes, one to one for 0 .. 2^32 - 1."""
+    seed %= SEEDS
+    return seed if seed < SEEDS // 2 else seed - SEEDS
+
+
+def _search_budget(game: Game, pyspiel_game: Any, spec: OpponentSpec) -> tuple[int, int] | None:
+    """Return (simulations, rollouts), or None where the game cannot be searched."""
+    import pyspiel
+
+    sequential = pyspiel_game.get_type().dynamics == pyspiel.GameType.Dynamics.SEQUENTIAL
+    if sequential and pyspiel_game.num_players() > 1:
+        return spec.budget or game.mcts
+    return None
+
+
+def make_bot(game: Game, pyspiel_game: Any, spec: OpponentSpec, seat: int, seed: int) -> Bot:
+    """Return a fresh bot for one seat of one episode (``self`` and ``past`` seats belong to models, not bots).
+
+    The streams derive from the episode's seed as in the public environment's evaluation: the random bot
+    from ``seed + 4 + seat``, a search from ``seed + 6 + seat`` and its rollouts from ``seed + 5 + seat``.
+
+    Raises:
+        ValueError: ``ismcts`` in a game whose hidden information OpenSpiel cannot resample.
+    """
+    if spec.kind == "random":
+        return RandomBot(seat, seed + 4 + seat)
+    budget = _search_budget(game, pyspiel_game, spec)
+    if budget is None:
+        _say_once(f"{game.name} cannot be searched by {spec.kind}: its opponents play at random")
+        return RandomBot(seat, seed + 4 + seat)
+    import pyspiel
+
+    simulations, rollouts = budget
+    evaluator = pyspiel.RandomRolloutEvaluator(rollouts, _signed(seed + 5 + seat))
+    search_seed = _signed(seed + 6 + seat)
+    if spec.kind == "mcts":
+        return pyspiel.MCTSBot(
+            pyspiel_game, evaluator, UCT_C, simulations, MAX_MEMORY_MB, solve=True, seed=search_seed, verbose=False
+        )
+    return pyspiel.ISMCTSBot(search_seed, evaluator, UCT_C, simulations)
