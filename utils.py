@@ -1,0 +1,398 @@
+"""What survives a crash: checkpoints. And for every program: random numbers without state, logs without secrets."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import math
+import os
+import random
+import re
+import shutil
+import struct
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from settings import ConfigError, config_dict, config_diff, knob, load_config, read_json
+
+__all__ = [
+    "Checkpoint", "CheckpointError", "ConfigError", "abandon_after", "config_dict", "config_diff", "knob",
+    "latest_checkpoint", "load_checkpoint", "load_config", "pack_optimizer", "read_json", "redact", "save_checkpoint",
+    "seed_everything", "sweep", "uniform", "unpack_optimizer", "verify_checkpoint", "write_directory",
+]  # fmt: skip
+
+log = logging.getLogger(__name__)
+
+# ------------------------------------------------------------------------------------------------------- randomness
+
+
+def uniform(*key: int) -> float:
+    """Return a number in [0, 1) that is a function of the integers ``key`` alone (64 bits each, signed).
+
+    Keys of different lengths are independent streams. About 1 µs; the same on every platform.
+    """
+    digest = hashlib.blake2b(struct.pack(f"<{len(key)}q", *key), digest_size=8).digest()
+    return (int.from_bytes(digest, "little") >> 11) * 2.0**-53
+
+
+def seed_everything(seed: int) -> None:
+    """Seed the global generators of Python and of NumPy and PyTorch where they are loaded."""
+    random.seed(seed)
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed(seed % 2**32)
+    if "torch" in sys.modules:
+        sys.modules["torch"].manual_seed(seed)
+
+
+# ---------------------------------------------------------------------------------------------------------- secrets
+
+SECRET_NAME = re.compile(r"(_|^)(API_KEY|TOKEN|SECRET|PASSWORD)$", re.IGNORECASE)
+SECRET_LENGTH = 6  # shorter values are words that occur everywhere
+
+
+def redact(value: Any) -> Any:
+    """Return text, or the strings within dicts and lists, without the secrets that the environment holds."""
+    secrets = [text for name, text in os.environ.items() if SECRET_NAME.search(name) and len(text) >= SECRET_LENGTH]
+    return _redact(value, sorted(secrets, key=len, reverse=True)) if secrets else value
+
+
+def _redact(value: Any, secrets: list[str]) -> Any:
+    if isinstance(value, str):
+        for secret in secrets:
+            value = value.replace(secret, "[redacted]")
+    elif isinstance(value, Mapping):
+        return {key: _redact(item, secrets) for key, item in value.items()}
+    elif isinstance(value, list | tuple):
+        return [_redact(item, secrets) for item in value]
+    return value
+
+
+# ---------------------------------------------------------------------------------------------- files that are whole
+
+
+class CheckpointError(RuntimeError):
+    """A checkpoint could not be written or read. One line that names the file."""
+
+
+def write_directory(target: Path, fill: Callable[[Path], None]) -> Path:
+    """Make ``target`` hold what ``fill(temporary directory)`` writes, wholly or not at all.
+
+    An existing target is replaced. Whatever goes wrong, ``target`` and its siblings are as before; after a crash
+    ``sweep`` (which ``lock_run`` calls) makes them so. Needs the run's lock.
+
+    Raises:
+        CheckpointError: names the file that could not be written.
+    """
+    tmp, old = target.with_name(f".tmp-{target.name}"), target.with_name(f".old-{target.name}")
+    sweep(target.parent)
+    try:
+        with _naming(f"{target.name}: "):
+            tmp.mkdir(parents=True)
+            fill(tmp)
+            for path in [*sorted(tmp.rglob("*")), tmp]:
+                _fsync(path)
+            if target.exists():
+                target.rename(old)
+            tmp.rename(target)
+            _fsync(target.parent)
+    finally:
+        sweep(target.parent)
+    return target
+
+
+def sweep(directory: Path) -> None:
+    """Undo what an interrupted ``write_directory`` left in ``directory``."""
+    for path in sorted(directory.glob(".old-*")):
+        target = path.with_name(path.name.removeprefix(".old-"))
+        if not target.exists():
+            path.rename(target)
+        else:
+            shutil.rmtree(path)
+    for path in sorted(directory.glob(".tmp-*")):
+        shutil.rmtree(path)
+
+
+def _fsync(path: Path) -> None:
+    with _naming(f"{path.name}: "):
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+@contextmanager
+def _naming(what: str) -> Iterator[None]:
+    """Prefix a failure with where it happened, keeping the cause."""
+    try:
+        yield
+    except Exception as exc:
+        text = str(exc) if isinstance(exc, CheckpointError) else f"{type(exc).__name__}: {exc}"
+        cause = exc.__cause__ if isinstance(exc, CheckpointError) else exc
+        raise CheckpointError(what + " ".join(redact(text).split())) from cause
+
+
+# ------------------------------------------------------------------------------------------------------ checkpoints
+
+SCHEMA = 1
+MANIFEST = "manifest.json"
+LIBRARIES = ("numpy", "open_spiel", "peft", "safetensors", "tokenizers", "torch", "transformers")
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A verified checkpoint directory. Its contents are read when asked for."""
+
+    path: Path
+    manifest: dict[str, Any]
+
+    @property
+    def step(self) -> int:
+        """Steps done when it was written."""
+        return self.manifest["step"]
+
+    def json(self, name: str) -> Any:
+        """Return the document saved as ``name``."""
+        return read_json(self.path / f"{name}.json")
+
+    def tensors(self, name: str) -> dict[str, Any]:
+        """Return the tensors saved as ``name``, on the CPU."""
+        from safetensors.torch import load_file
+
+        with _naming(f"{self.path.name}: {name}.safetensors: "):
+            return load_file(self.path / f"{name}.safetensors")
+
+
+def save_checkpoint(
+    run_dir: str | Path,
+    step: int,
+    write: Callable[[Path], None],
+    *,
+    documents: Mapping[str, Any],
+    tensors: Mapping[str, Mapping[str, Any]],
+    base: Mapping[str, Any] | None = None,
+    score: float | None = None,
+    keep_last: int = 0,
+    keep_best: int = 1,
+) -> Path:
+    """Write ``checkpoint-NNNNNN/`` atomically, then delete those that are no longer to be kept.
+
+    Args:
+        run_dir: the run's directory, locked by this process.
+        step: steps done. An existing checkpoint of the same step is replaced.
+        write: writes adapter, value head and tokenizer into the directory it is given (``policy.save``).
+        documents: name -> JSON-able object, written to ``<name>.json`` (trainer_state, curriculum, run_config).
+        tensors: name -> flat dict of tensors, written to ``<name>.safetensors`` (optimizer).
+        base: what the adapter belongs to, for the manifest (model, revision).
+        score: of an evaluation at this step, higher is better; only scored checkpoints can be the best.
+        keep_last: newest verified checkpoints to keep; 0 keeps all.
+        keep_best: checkpoints with the highest scores to keep besides.
+
+    Returns:
+        The checkpoint's directory.
+
+    Raises:
+        CheckpointError: names the file. Nothing is left behind and older checkpoints are untouched.
+    """
+
+    def fill(tmp: Path) -> None:
+        with _naming("adapter and tokenizer: "):
+            write(tmp)
+        for name, document in documents.items():
+            with _naming(f"{name}.json: "):
+                (tmp / f"{name}.json").write_text(_dumps(document, indent=1), encoding="utf-8")
+        for name, flat in tensors.items():
+            with _naming(f"{name}.safetensors: "):
+                _save_tensors(flat, tmp / f"{name}.safetensors")
+        with _naming(f"{MANIFEST}: "):
+            manifest = {"schema": SCHEMA, "step": step, "score": score, "base": dict(base or {})}
+            manifest |= {"versions": _versions(), "files": {n: _fingerprint(tmp / n) for n in _files(tmp)}}
+            (tmp / MANIFEST).write_text(_seal(manifest), encoding="utf-8")
+
+    path = write_directory(Path(run_dir) / f"checkpoint-{step:06d}", fill)
+    _retain(Path(run_dir), keep_last, keep_best)
+    return path
+
+
+def load_checkpoint(path: str | Path) -> Checkpoint:
+    """Verify every byte of the checkpoint in ``path`` and return it.
+
+    Raises:
+        CheckpointError: what is wrong with it, in one line.
+    """
+    problems = verify_checkpoint(path)
+    if problems:
+        raise CheckpointError(f"{path}: {'; '.join(problems)}")
+    return Checkpoint(Path(path), json.loads((Path(path) / MANIFEST).read_bytes()))
+
+
+def latest_checkpoint(run_dir: str | Path) -> Path | None:
+    """Return the newest checkpoint that verifies, None where there is none; warn of each that is passed over."""
+    for path in _checkpoints(Path(run_dir)):
+        problems = verify_checkpoint(path)
+        if not problems:
+            return path
+        log.warning("%s is skipped: %s", path, "; ".join(problems))
+    return None
+
+
+def verify_checkpoint(path: str | Path) -> list[str]:
+    """Return what is wrong with the checkpoint in ``path``, an empty list if nothing is.
+
+    Its files are untrusted: names that lead out of the directory are refused, and nothing is interpreted before
+    its size and sha256 agree with the manifest, whose own digest guards it.
+    """
+    path = Path(path)
+    try:
+        raw = (path / MANIFEST).read_bytes()
+    except OSError as exc:
+        return [f"{MANIFEST}: {exc.strerror}"]
+    try:
+        manifest = json.loads(raw)
+        sealed = _seal({key: value for key, value in manifest.items() if key != "digest"}).encode() == raw
+        files = {name: (entry["size"], entry["sha256"]) for name, entry in manifest["files"].items()}
+        schema, step = manifest["schema"], manifest["step"]
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        return [f"{MANIFEST}: damaged"]
+    if not sealed or type(step) is not int:
+        return [f"{MANIFEST}: damaged"]
+    if schema != SCHEMA:
+        return [f"{MANIFEST}: schema {schema}, but this program reads {SCHEMA}"]
+    return [f"{name}: {problem}" for name, known in files.items() if (problem := _compare(path, name, *known))]
+
+
+def abandon_after(run_dir: str | Path, step: int) -> list[Path]:
+    """Rename checkpoints later than ``step`` to ``abandoned-…``, for a run that goes on from an earlier one."""
+    renamed = []
+    for path in _checkpoints(Path(run_dir)):
+        if _step_of(path) > step:
+            target = path.with_name(path.name.replace("checkpoint", "abandoned"))
+            shutil.rmtree(target, ignore_errors=True)
+            renamed.append(path.rename(target))
+            log.warning("%s is set aside as %s: the run goes on from step %d", path.name, target.name, step)
+    return renamed
+
+
+def pack_optimizer(optimizer: Any, names: Sequence[str]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return an optimizer's state as flat tensors (``exp_avg/<parameter>``) and a JSON-able rest.
+
+    ``names`` are those of its parameters, in the order of its groups.
+    """
+    state = optimizer.state_dict()
+    flat = {f"{key}/{names[i]}": value for i, part in state["state"].items() for key, value in part.items()}
+    tensors = {key: value for key, value in flat.items() if hasattr(value, "dtype")}
+    scalars = {key: value for key, value in flat.items() if key not in tensors}
+    return tensors, {"names": list(names), "scalars": scalars, "param_groups": state["param_groups"]}
+
+
+def unpack_optimizer(optimizer: Any, tensors: Mapping[str, Any], rest: Mapping[str, Any], names: Sequence[str]) -> None:
+    """Load what ``pack_optimizer`` returned.
+
+    Raises:
+        CheckpointError: the parameters are not those that were saved.
+    """
+    with _naming("optimizer: "):
+        if list(names) != rest["names"]:
+            changed = sorted(set(names) ^ set(rest["names"])) or ["their order"]
+            raise ValueError(f"saved for other parameters than the model's: {changed[0]} differs")
+        state: dict[int, dict[str, Any]] = {}
+        index = {name: i for i, name in enumerate(names)}
+        for key, value in [*tensors.items(), *rest["scalars"].items()]:
+            kind, _, name = key.partition("/")
+            state.setdefault(index[name], {})[kind] = value
+        optimizer.load_state_dict({"state": state, "param_groups": rest["param_groups"]})
+
+
+def _save_tensors(flat: Mapping[str, Any], path: Path) -> None:
+    from safetensors.torch import save_file
+
+    save_file({key: tensor.detach().cpu().contiguous() for key, tensor in flat.items()}, path)
+
+
+def _dumps(value: Any, indent: int | None = None) -> str:
+    return json.dumps(redact(value), indent=indent, allow_nan=False)
+
+
+def _seal(manifest: dict[str, Any]) -> str:
+    """Return the manifest as text, its own digest included."""
+    body = json.dumps(manifest, sort_keys=True)
+    return json.dumps(manifest | {"digest": hashlib.sha256(body.encode()).hexdigest()}, indent=1, sort_keys=True)
+
+
+def _versions() -> dict[str, str]:
+    installed = {dist.name.lower().replace("-", "_"): dist.version for dist in metadata.distributions()}
+    return {"python": sys.version.split()[0], **{name: installed[name] for name in LIBRARIES if name in installed}}
+
+
+def _files(directory: Path) -> list[str]:
+    return sorted(p.relative_to(directory).as_posix() for p in directory.rglob("*") if p.is_file())
+
+
+def _fingerprint(path: Path) -> dict[str, Any]:
+    with path.open("rb") as file:
+        return {"size": path.stat().st_size, "sha256": hashlib.file_digest(file, "sha256").hexdigest()}
+
+
+def _compare(directory: Path, name: str, size: Any, sha256: Any) -> str:
+    try:
+        path = (directory / name).resolve()
+        if not path.is_relative_to(directory.resolve()):
+            return "leads out of the checkpoint"
+        if not path.is_file():
+            return "missing"
+        found = _fingerprint(path)
+    except (OSError, ValueError, RuntimeError) as exc:
+        return f"unreadable: {exc}"
+    if found["size"] != size:
+        return f"{found['size']} bytes instead of {size}"
+    return "" if found["sha256"] == sha256 else "sha256 differs from the manifest's"
+
+
+def _step_of(path: Path) -> int:
+    return int(path.name.removeprefix("checkpoint-"))
+
+
+def _checkpoints(run_dir: Path) -> list[Path]:
+    """Return the directories named as checkpoints, newest first."""
+    found = []
+    for path in run_dir.glob("checkpoint-*"):
+        if re.fullmatch(r"checkpoint-[0-9]{6,18}", path.name):
+            found.append(path)
+        else:
+            log.warning("%s is skipped: not a checkpoint's name", path)
+    return sorted(found, key=_step_of, reverse=True)
+
+
+def _score_of(path: Path) -> float:
+    try:
+        score = json.loads((path / MANIFEST).read_bytes())["score"]
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return -math.inf
+    return score if type(score) in (int, float) else -math.inf
+
+
+def _retain(run_dir: Path, keep_last: int, keep_best: int) -> None:
+    """Delete all but the newest and the best verified checkpoints; without a verified one, nothing."""
+    if keep_last <= 0:
+        return
+    paths = _checkpoints(run_dir)
+    scored = sorted((p for p in paths if _score_of(p) > -math.inf), key=_score_of, reverse=True)
+    newest, best = _first_verified(paths, keep_last), _first_verified(scored, keep_best)
+    for path in paths:
+        if newest and path not in newest + best and _step_of(path) < _step_of(newest[0]):
+            doomed = path.rename(path.with_name(f".tmp-{path.name}"))  # half-deleted, it must not look damaged
+            shutil.rmtree(doomed)
+
+
+def _first_verified(paths: list[Path], count: int) -> list[Path]:
+    verified: list[Path] = []
+    for path in paths:
+        if len(verified) < count and not verify_checkpoint(path):
+            verified.append(path)
+    return verified
