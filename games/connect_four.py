@@ -38,6 +38,5 @@ GAME = Game(
     describe=_describe,
     compact=_compact,
     mcts=(1000, 20),
-    history_turns=0,
     compact_names=False,
 )

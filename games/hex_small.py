@@ -11,5 +11,6 @@ GAME = replace(
     name="hex_small",
     params=lambda config_id: {"board_size": 3 + config_id % 2},
     spiel_name="hex",
+    history_turns=None,
     compact_names=False,
 )

@@ -37,6 +37,5 @@ GAME = Game(
     describe=_describe,
     compact=_compact,
     mcts=(1000, 20),
-    history_turns=0,
     compact_names=False,
 )

@@ -1,0 +1,118 @@
+"""Euchre: two partnerships, 24 cards, one deal."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from games.base import Game, State
+from games.tricks import SEATS, parse_hand, parse_table, parse_tricks
+
+SUITS = {"C": "Clubs", "D": "Diamonds", "H": "Hearts", "S": "Spades"}
+BIDDING = "North    East     South    West"  # the header of the bidding table
+
+
+def _rules(params: dict[str, Any]) -> str:
+    alone = ""
+    if params.get("allow_lone_defender", False):
+        alone = (
+            " Then the defenders are asked in turn, from the declarer's left, whether one of them defends alone; the "
+            "first Alone settles it."
+        )
+    if params.get("stick_the_dealer", True):
+        last = "If all others pass again the dealer must name a suit."
+    else:
+        last = "If all pass again the deal ends and nobody scores."
+    return (
+        "Euchre for four players in two partnerships, North (Player 0) and South (2) against East (1) and West (3); "
+        "one deal with the 24 cards 9 to A. Everyone gets five cards and one more, the upcard, is turned up. Turns "
+        "go North, East, South, West; the player after the dealer bids first.\n"
+        "Bidding: in the first round name the upcard's suit (order up) to make it trump, or Pass; the dealer then "
+        "takes the upcard and discards one card face down. If all four pass, there is a second round in which any "
+        f"other suit may be named. {last} Who names trump is the declarer and says Alone, then the partner's cards "
+        f"stay out of play, or Partner.{alone}\n"
+        "Play: the active player next after the dealer leads. Follow the suit led if you can, otherwise play any "
+        "card. The highest trump, or without trumps the highest card of the suit led, wins the trick and leads the "
+        "next. Trump order: jack of trumps, then the other jack of the same colour (it counts as a trump), A, K, Q, "
+        "T, 9; other suits A, K, Q, J, T, 9.\n"
+        "The declaring side scores 1 point for 3 or 4 tricks, 2 for all five, 4 for all five alone; with fewer than "
+        "3 tricks the defenders score 2"
+        + (", 4 if a lone defender did it. " if alone else ". ")
+        + "What one side scores the other loses.\n"
+        "Cards are named suit then rank (DT is the ten of diamonds). Naming a suit as trump: 25 Clubs, 26 Diamonds, "
+        "27 Hearts, 28 Spades; 24 is Pass, 29 Alone, 30 Partner."
+    )
+
+
+def _cards(view: str) -> list[str]:
+    return [suit + rank for suit, ranks in parse_hand(view).items() for rank in ranks]
+
+
+def _field(view: str, key: str) -> str:
+    found = re.search(rf"^{key}: *(.*?) *$", view, re.M)
+    return found.group(1) if found else ""
+
+
+def _own_discard(state: State, seat: int) -> str:
+    """Return the card the seat put down as dealer, empty when it has not: the engine's view leaves it out."""
+    card = state.discard()
+    return f"{'CDHS'[card % 4]}{'9TJQKA'[card // 4]}" if seat == state.dealer() and card >= 0 else ""
+
+
+def _trump(bids: list[tuple[int, str]], upcard: str) -> str:
+    """Return the trump suit as a word, empty while nobody has named one."""
+    named = [bid for _, bid in bids if bid != "Pass"]
+    return "" if not named else named[-1] if named[-1] in SUITS.values() else SUITS[upcard[0]]
+
+
+def _lone(state: State) -> list[int]:
+    """Return the seats that play alone, the declarer first."""
+    declarer = [state.declarer()] if state.declarer_go_alone() else []
+    return declarer + [p for p in range(4) if p == state.lone_defender()]
+
+
+def _describe(state: State, seat: int) -> str:
+    view = state.information_state_string(seat)
+    upcard, bids = _field(view, "Upcard"), parse_table(view, BIDDING, 9)
+    trump, discard = _trump([bid for row in bids for bid in row], upcard), _own_discard(state, seat)
+    lines = [f"You are {SEATS[seat]}, your partner is {SEATS[(seat + 2) % 4]}. Dealer: {SEATS[state.dealer()]}"]
+    lines.append(f"Upcard: {upcard}")
+    lines.append(f"Your hand: {' '.join(_cards(view)) or 'none'}")
+    if discard:
+        lines.append(f"You discarded {discard}")
+    lines.append(f"Bidding: {', '.join(f'{SEATS[p]} {bid}' for row in bids for p, bid in row) or 'none yet'}")
+    lines.append(f"Trump: {trump or 'not named yet'}")
+    lines += [f"{SEATS[p]} plays alone." for p in _lone(state)]
+    for number, trick in enumerate(parse_tricks(view), start=1):
+        lines.append(f"Trick {number}: " + ", ".join(f"{SEATS[p]} {card}" for p, card in trick))
+    return "\n".join(lines)
+
+
+def _compact(state: State, seat: int) -> str:
+    """Dealer and upcard, hand (and own discard), bids, trump, lone players, tricks; seats count clockwise from own.
+
+    Bids start left of the dealer: p pass, o order up, else the suit. A trick ``1:DKDJ`` was led by the player one
+    place to the left.
+    """
+    view = state.information_state_string(seat)
+    upcard, rows = _field(view, "Upcard"), parse_table(view, BIDDING, 9)
+    bids = [bid for row in rows for bid in row]
+    marks = "".join({"Pass": "p", "Order up!": "o"}.get(bid, bid[0]) for _, bid in bids)
+    hand, discard = "".join(_cards(view)), _own_discard(state, seat)
+    lone = "".join(str((p - seat) % 4) for p in _lone(state))
+    tricks = [f"{(t[0][0] - seat) % 4}:{''.join(card for _, card in t)}" for t in parse_tricks(view)]
+    parts = [f"{(state.dealer() - seat) % 4}{upcard}", hand, discard, marks, _trump(bids, upcard)[:1], lone]
+    return "|".join([*parts, " ".join(tricks)])
+
+
+GAME = Game(
+    name="euchre",
+    params=lambda config_id: {
+        "allow_lone_defender": bool(config_id & 1),
+        "stick_the_dealer": bool(config_id & 2),
+    },
+    rules=_rules,
+    describe=_describe,
+    compact=_compact,
+    mcts=(1000, 100),
+)

@@ -1,0 +1,88 @@
+"""Hearts: four players, one deal, avoid the hearts and the queen of spades."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from games.base import Game, State
+from games.tricks import SEATS, parse_hand, parse_tricks
+
+
+def _rules(params: dict[str, Any]) -> str:
+    extra = ""
+    if params.get("jd_bonus", False):
+        extra += " The jack of diamonds (JD) takes off 10 points from who wins it."
+    if params.get("avoid_all_tricks_bonus", False):
+        extra += " Winning no trick at all takes off 5 points, unless someone shot the moon."
+    return (
+        "Hearts for four players, one deal of 13 cards each. Players 0 to 3 sit North, East, South, West and play in "
+        "that order. The pass direction is drawn at random: left, across, right or no pass. Unless it is no pass, "
+        "each player first chooses three cards, one action each, and gives them to that neighbour (left of North is "
+        "East).\n"
+        "Who holds 2C leads it to the first trick. Follow the suit led if you can, otherwise play any card; the "
+        "highest card of the suit led wins the trick and leads the next. In the first trick no heart and not QS may "
+        "be played unless there is nothing else. Hearts may be led only after a heart or QS has been played, or with "
+        "nothing else in hand. Rank order: 2 low to A high.\n"
+        f"Each heart won is 1 point, QS is 13 points; few points are good.{extra} Taking all hearts and QS (shooting "
+        "the moon) gives 0 points for them to that player and 26 to each other player. Your result is 26 minus your "
+        "points, compared with the other players' results.\n"
+        "Cards are named rank then suit (TD is the ten of diamonds); ranks 2-9, T, J, Q, K, A, suits C D H S."
+    )
+
+
+def _cards(view: str) -> list[str]:
+    return [rank + suit for suit, ranks in parse_hand(view).items() for rank in ranks]
+
+
+def _fields(view: str) -> tuple[str, str, str, list[int]]:
+    """Return pass direction, cards passed, cards received and points by player."""
+    texts = []
+    for key in ("Pass Direction", "Passed Cards", "Received Cards"):
+        found = re.search(rf"^{key}: *(.*?) *$", view, re.M)
+        texts.append(found.group(1) if found else "")
+    points = [int(n) for n in re.findall(r"^[NESW]: (-?\d+)$", view, re.M)]
+    return texts[0], texts[1], texts[2], points or [0, 0, 0, 0]
+
+
+def _describe(state: State, seat: int) -> str:
+    view = state.information_state_string(seat)
+    direction, passed, received, points = _fields(view)
+    tricks = parse_tricks(view)
+    lines = [f"You are {SEATS[seat]}. Pass direction: {direction}", f"Your hand: {' '.join(_cards(view)) or 'none'}"]
+    if direction != "No Pass":
+        lines.append(f"Cards you passed: {passed or 'none yet'}; received: {received or 'none yet'}")
+    if not tricks:
+        lines.append("No card has been played yet.")
+    for number, trick in enumerate(tricks, start=1):
+        lines.append(f"Trick {number}: " + ", ".join(f"{SEATS[p]} {card}" for p, card in trick))
+    lines.append("Points in finished tricks: " + ", ".join(f"{SEATS[p]} {n}" for p, n in enumerate(points)))
+    return "\n".join(lines)
+
+
+def _compact(state: State, seat: int) -> str:
+    """Direction, hand, passed, received, points from the seat on clockwise, then tricks led by the leader's distance.
+
+    A trick ``1:2C5C`` was led by the player one place to the left of ``seat``.
+    """
+    view = state.information_state_string(seat)
+    direction, passed, received, points = _fields(view)
+    hand = "".join(_cards(view))
+    tricks = [f"{(t[0][0] - seat) % 4}:{''.join(card for _, card in t)}" for t in parse_tricks(view)]
+    turned = ",".join(str(points[(seat + i) % 4]) for i in range(4))
+    moved = f"{passed}>{received}".replace(" ", "")
+    return f"{direction[0]}|{hand}|{moved}|{turned}|{' '.join(tricks)}"
+
+
+GAME = Game(
+    name="hearts",
+    params=lambda config_id: {
+        "pass_cards": bool(config_id & 1),
+        "jd_bonus": bool(config_id & 2),
+        "avoid_all_tricks_bonus": bool(config_id & 4),
+    },
+    rules=_rules,
+    describe=_describe,
+    compact=_compact,
+    mcts=(500, 50),
+)
