@@ -1,0 +1,332 @@
+"""What to play next: stages of rising difficulty, replay of failed tasks, and tasks drawn by what they can teach."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any, Literal
+
+import games
+from env_wrapper import Task
+from envs.opponents import parse_opponent
+from utils import knob, uniform
+
+# The environment derives seat, deal and opponent from the seed. Half of the seeds NumPy takes are for training; the
+# other half is for evaluation only (its last few thousand are left out: offsets of the seed must stay below 2^32).
+TRAIN_SEEDS = range(0, 2**31)
+EVAL_SEEDS = range(2**31, 2**32 - 4096)
+
+SUCCESS = 0.5  # a score above it is a success: a draw is not
+FORGIVEN_AFTER = 2  # successes in a row that take a task out of the failure buffer
+RATE_STEP = 0.05  # of the moving success rate behind learnability: about the last 20 games count
+
+# First keys of random streams, so that no two uses share numbers.
+_REPLAY, _ENTRY, _CELL, _TASK, _SEED, _EVAL = range(101, 107)
+
+TaskRange = tuple[int, int]  # first and last task id, both included
+Key = tuple[int, int | None, str]  # task id, seed (None where replays get a fresh one), opponent
+Entry = tuple[int | None, float, int]  # seed, score of the last failure, successes in a row since
+GameSet = Sequence[str | TaskRange]  # names (all tasks of the game) and ranges of task ids
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One rung. It is left when the success rate against ``gate_opponent`` reaches ``threshold``; the last never is."""
+
+    name: str
+    games: list[str | TaskRange]  # game names, or [first, last] task ids; a range may span games
+    opponent: str | dict[str, float] = "random"  # one, or a mixture with weights
+    gate_opponent: str | None = None  # whose games count; the opponent itself unless that is a mixture, self or past
+    threshold: float = knob(0.5, min=0, max=1)
+    min_episodes: int = knob(100, min=1)  # counted games before the stage can be left
+
+    def __post_init__(self) -> None:
+        if not self.games:
+            raise ValueError("games is empty: name at least one game or [first, last] range of task ids")
+        pool(self.games)
+        if not self.mixture or min(self.mixture.values()) <= 0:
+            raise ValueError("opponent: a mixture needs opponents with weights > 0")
+        for spec in [*self.mixture, *([self.gate_opponent] if self.gate_opponent else [])]:
+            if spec != "past":
+                parse_opponent(spec)
+        if self.gate_opponent and not _is_fixed(self.gate_opponent):
+            raise ValueError(f"gate_opponent {self.gate_opponent!r} changes with the policy: random or a search bot")
+
+    @property
+    def mixture(self) -> dict[str, float]:
+        """Opponent -> weight."""
+        return {self.opponent: 1.0} if isinstance(self.opponent, str) else self.opponent
+
+    @property
+    def gate(self) -> str | None:
+        """The fixed opponent whose games count; None: no games count."""
+        if self.gate_opponent or not isinstance(self.opponent, str):
+            return self.gate_opponent
+        return self.opponent if _is_fixed(self.opponent) else None
+
+
+@dataclass(frozen=True)
+class CurriculumConfig:
+    """What is played when. The defaults of a run are in ``config/curriculum_config.json``."""
+
+    stages: list[Stage]
+    window: int = knob(100, min=1)  # last games that the success rate is taken over
+    advance_on: Literal["mean", "every"] = "mean"  # the threshold is for the mean over games, or for each of them
+    failure_buffer_size: int = knob(1000, min=0)
+    failure_replay_prob: float = knob(0.3, min=0, max=1)
+    replay_seed: Literal["same", "fresh"] = "same"  # replay the very deal, or the task with a new one
+    sampling: Literal["uniform", "learnability"] = "uniform"
+    learnability_floor: float = knob(0.05, above=0, max=0.25)  # least weight of a game; p(1-p) is at most 0.25
+
+    def __post_init__(self) -> None:
+        names = [stage.name for stage in self.stages]
+        if not names or len(set(names)) < len(names):
+            raise ValueError("stages: give at least one, each with a name of its own")
+        for stage in self.stages[:-1]:
+            if stage.gate not in stage.mixture:
+                raise ValueError(
+                    f"stage {stage.name!r} could never be left: gate_opponent must be a fixed opponent that is played"
+                )
+
+
+def pool(game_set: GameSet) -> dict[int, list[TaskRange]]:
+    """Return game index -> ranges of task ids, as named or ranged in ``game_set``.
+
+    Raises:
+        ValueError: a name or a task id that does not exist.
+    """
+    size, found = games.CONFIGS_PER_GAME, dict[int, list[TaskRange]]()
+    for item in game_set:
+        if isinstance(item, str):
+            if item not in games.NAMES:
+                raise ValueError(f"game {item!r} is not known: allowed are {', '.join(games.NAMES)}")
+            index = games.NAMES.index(item)
+            first, last = index * size, index * size + size - 1
+        else:
+            first, last = item
+        if not 0 <= first <= last < len(games.NAMES) * size:
+            raise ValueError(f"tasks {[first, last]} are out of range: 0 <= first <= last < {len(games.NAMES) * size}")
+        for index in range(first // size, last // size + 1):
+            found.setdefault(index, []).append((max(first, index * size), min(last, index * size + size - 1)))
+    return found
+
+
+def eval_tasks(game_set: GameSet, n_per_seat: int, seed: int, opponent: str = "random") -> list[Task]:
+    """Return ``2 * n_per_seat`` tasks a game, on seeds that training never uses.
+
+    They come in pairs of the same task id and neighbouring seeds, even then odd, so that each pair covers both
+    seats (seat = seed % 2 % players). The same arguments give the same tasks, whatever else is evaluated.
+    """
+    tasks: list[Task] = []
+    for game, ranges in pool(game_set).items():
+        taken: set[int] = set()
+        for k in range(n_per_seat):
+            pair, attempt = 0, 0
+            while not pair or pair in taken:
+                pair = EVAL_SEEDS.start + 2 * int(uniform(_EVAL, seed, game, k, attempt) * (len(EVAL_SEEDS) // 2))
+                attempt += 1
+            taken.add(pair)
+            task_id = _draw_task(ranges, uniform(_EVAL, seed, game, k))
+            tasks += [Task(task_id, pair + seat, opponent, index=len(tasks) + seat) for seat in (0, 1)]
+    return tasks
+
+
+class Curriculum:
+    """Draws tasks and learns from their scores.
+
+    ``next`` changes nothing: it is a function of (run_seed, index) and of what ``update`` was told. All of that is
+    in ``state_dict``, so a resumed run draws the tasks that the undisturbed one would have drawn.
+
+    Attributes:
+        events: one entry a stage change: {index, from, to, success_rate, episodes}.
+    """
+
+    def __init__(self, config: CurriculumConfig, run_seed: int) -> None:
+        self.config = config
+        self.run_seed = run_seed
+        self.events: list[dict[str, Any]] = []
+        self._stage = 0
+        self._episodes = 0
+        self._window: deque[tuple[int, int]] = deque(maxlen=config.window)  # (game index, 1 for a success)
+        self._buffer: dict[Key, Entry] = {}  # task -> its last failure
+        self._rates: dict[tuple[int, str], float] = {}  # (game index, opponent) -> moving success rate
+        self._pools = [pool(stage.games) for stage in config.stages]
+
+    @property
+    def stage(self) -> Stage:
+        """The current stage."""
+        return self.config.stages[self._stage]
+
+    @property
+    def success_rate(self) -> float:
+        """Share of successes in the window; 0 while it is empty."""
+        return sum(success for _, success in self._window) / max(1, len(self._window))
+
+    @property
+    def gate_rate(self) -> float:
+        """What the stage's threshold is compared with: the mean, or least, of its games' success rates."""
+        by_game = self.success_by_game
+        rates = [by_game.get(games.NAMES[game], (0.0, 0))[0] for game in self._pools[self._stage]]
+        return min(rates) if self.config.advance_on == "every" else sum(rates) / len(rates)
+
+    @property
+    def success_by_game(self) -> dict[str, tuple[float, int]]:
+        """Game name -> (success rate, games) in the window."""
+        won, played = Counter[int](), Counter[int]()
+        for game, success in self._window:
+            won[game] += success
+            played[game] += 1
+        return {games.NAMES[game]: (won[game] / played[game], played[game]) for game in sorted(played)}
+
+    @property
+    def window_size(self) -> int:
+        """Games in the window."""
+        return len(self._window)
+
+    @property
+    def buffer_size(self) -> int:
+        """Tasks in the failure buffer."""
+        return len(self._buffer)
+
+    def next(self, index: int) -> Task:
+        """Return the task of draw ``index``: from the failure buffer or from the stage."""
+        fresh_seed = int(uniform(_SEED, self.run_seed, index) * len(TRAIN_SEEDS))
+        if self._buffer and self._is_replay(index):
+            weights = [1 - score for _, score, _ in self._buffer.values()]
+            entry = _choose(list(self._buffer.items()), weights, uniform(_ENTRY, self.run_seed, index))
+            (task_id, _, opponent), (seed, _, _) = entry
+            return Task(task_id, seed if self.config.replay_seed == "same" else fresh_seed, opponent, index)
+        ranges = self._pools[self._stage]
+        cells = [(game, opponent) for game in ranges for opponent in self.stage.mixture]
+        game, opponent = _choose(cells, [self._weight(*cell) for cell in cells], uniform(_CELL, self.run_seed, index))
+        task_id = _draw_task(ranges[game], uniform(_TASK, self.run_seed, index))
+        return Task(task_id, fresh_seed, opponent, index)
+
+    def update(self, task: Task, score: float) -> None:
+        """Take the result of a game, its task as ``next`` gave it. Truncated and failed games are not for here.
+
+        Replays move only their entry in the failure buffer. Of the others, those against the gate opponent feed
+        the window, and the buffer when they fail; replays would draw the success rate towards the hard deals.
+
+        Raises:
+            ValueError: the score is not in [0, 1].
+        """
+        if not 0 <= score <= 1:
+            raise ValueError(f"score {score!r} of task {task.task_id} is not in [0, 1]")
+        success = score > SUCCESS
+        replay = self._is_replay(task.index) and self._key(task) in self._buffer
+        counts = task.opponent == self.stage.gate
+        self._update_buffer(task, score, may_enter=counts)
+        if replay:
+            return
+        cell = (task.task_id // games.CONFIGS_PER_GAME, task.opponent)
+        rate = self._rates.get(cell, 0.5)
+        self._rates[cell] = rate + RATE_STEP * (success - rate)
+        if counts and cell[0] in self._pools[self._stage]:
+            self._window.append((cell[0], int(success)))
+            self._episodes += 1
+            self._maybe_advance(task.index)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return everything that ``update`` changed, JSON-able and exact."""
+        return {
+            "stage": self.stage.name,
+            "episodes": self._episodes,
+            "window": [list(item) for item in self._window],
+            "failure_buffer": [[*key, *entry] for key, entry in self._buffer.items()],
+            "rates": [[*cell, rate] for cell, rate in self._rates.items()],
+            "events": [dict(event) for event in self.events],
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from ``state_dict``'s result.
+
+        Raises:
+            ValueError: it is malformed, or of a stage that the configuration does not have.
+        """
+        names = [stage.name for stage in self.config.stages]
+        try:
+            stage = names.index(state["stage"])
+            episodes = int(state["episodes"])
+            window = [(int(game), int(success)) for game, success in state["window"]]
+            buffer = {
+                (int(task_id), _seed(key), str(opponent)): (_seed(seed), float(score), int(streak))
+                for task_id, key, opponent, seed, score, streak in state["failure_buffer"]
+            }
+            rates = {(int(game), str(opponent)): float(rate) for game, opponent, rate in state["rates"]}
+            events = [dict(event) for event in state["events"]]
+        except (KeyError, TypeError, ValueError, AttributeError) as exc:
+            raise ValueError(f"curriculum state does not fit the stages {', '.join(names)}: {exc!r}") from exc
+        self._stage, self._episodes, self._rates, self.events = stage, episodes, rates, events
+        self._window = deque(window, maxlen=self.config.window)
+        self._buffer = buffer
+        self._trim_buffer()
+
+    def _is_replay(self, index: int) -> bool:
+        return uniform(_REPLAY, self.run_seed, index) < self.config.failure_replay_prob
+
+    def _weight(self, game: int, opponent: str) -> float:
+        weight = self.stage.mixture[opponent]
+        if self.config.sampling == "uniform":
+            return weight
+        rate = self._rates.get((game, opponent), 0.5)
+        return weight * max(rate * (1 - rate), self.config.learnability_floor)
+
+    def _key(self, task: Task) -> Key:
+        return task.task_id, task.seed if self.config.replay_seed == "same" else None, task.opponent
+
+    def _update_buffer(self, task: Task, score: float, may_enter: bool) -> None:
+        key = self._key(task)
+        entry = self._buffer.get(key)
+        if score <= SUCCESS:
+            if entry or may_enter:
+                self._buffer[key] = (task.seed, float(score), 0)
+        elif entry:
+            # The priority stays that of the last failure: 1 - score would be 0 after a win, and the entry stuck.
+            seed, failed_score, streak = entry
+            self._buffer[key] = (seed, failed_score, streak + 1)
+            if streak + 1 >= FORGIVEN_AFTER:
+                del self._buffer[key]
+        self._trim_buffer()
+
+    def _trim_buffer(self) -> None:
+        while len(self._buffer) > self.config.failure_buffer_size:
+            del self._buffer[next(iter(self._buffer))]
+
+    def _maybe_advance(self, index: int) -> None:
+        last = self._stage == len(self.config.stages) - 1
+        rate = self.gate_rate
+        if last or self._episodes < self.stage.min_episodes or rate < self.stage.threshold:
+            return
+        before, episodes = self.stage.name, self._episodes
+        self._stage, self._episodes = self._stage + 1, 0
+        self._window.clear()
+        self.events.append(
+            {"index": index, "from": before, "to": self.stage.name, "success_rate": rate, "episodes": episodes}
+        )
+
+
+def _seed(value: Any) -> int | None:
+    return None if value is None else int(value)
+
+
+def _is_fixed(spec: str) -> bool:
+    return spec not in ("self", "past") and not spec.startswith("past:")
+
+
+def _draw_task(ranges: Sequence[TaskRange], u: float) -> int:
+    """Return the task id at fraction ``u`` of all ids in ``ranges``."""
+    position = int(u * sum(last - first + 1 for first, last in ranges))
+    for first, last in ranges:
+        if position <= last - first:
+            return first + position
+        position -= last - first + 1
+    raise AssertionError("u must be below 1")
+
+
+def _choose(items: Sequence[Any], weights: Iterable[float], u: float) -> Any:
+    """Return the item at fraction ``u`` of the total weight."""
+    sums = list(accumulate(weights))
+    return next((item for item, total in zip(items, sums, strict=True) if u * sums[-1] < total), items[-1])
