@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import difflib
 import os
-import re
 from collections import deque
 from collections.abc import Sequence as Seq
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, fields
-from itertools import chain
 from typing import Any, Protocol
+
+from envs.parser import parse_action as parse_action
 
 RUNNING = "running"
 Message = dict[str, str]  # {"role": "system" | "user" | "assistant", "content": ...}
@@ -86,9 +86,14 @@ class Step:
 class Env(Protocol):
     """One episode at a time: ``reset``, then ``step`` until ``done``. A closed or finished episode refuses steps."""
 
-    def reset(self, task: Task) -> Step: ...
-    def step(self, text: str) -> Step: ...
-    def close(self) -> None: ...
+    def reset(self, task: Task) -> Step:
+        """Start a task and return its first decision (or its end)."""
+
+    def step(self, text: str) -> Step:
+        """Answer the current decision with raw text and return the next one, a retry, or the end."""
+
+    def close(self) -> None:
+        """Release what the episode holds; may be called at any time, also twice."""
 
 
 @dataclass(frozen=True)
@@ -166,64 +171,8 @@ class Episode:
 class Player(Protocol):
     """Anything that answers queries, many at a time, in their order."""
 
-    def act(self, queries: Seq[Query]) -> list[Action]: ...
-
-
-def _without_thinking(text: str) -> str:
-    """Drop complete think blocks, then what precedes a stray closing tag, then what follows an unclosed one."""
-    text = text.strip()
-    if "<" not in text:
-        return text
-    text = re.sub(r"<(think|thinking)>.*?</\1>", "", text, flags=re.DOTALL | re.IGNORECASE)
-    text = re.split(r"</think(?:ing)?>", text, flags=re.IGNORECASE)[-1]
-    text = re.split(r"<think(?:ing)?>", text, maxsplit=1, flags=re.IGNORECASE)[0]
-    return text.strip()
-
-
-def _integer(digits: str) -> int | None:
-    try:
-        return int(digits)
-    except ValueError:  # Python refuses to convert more than 4300 digits
-        return None
-
-
-def _squeeze(text: str) -> str:
-    return re.sub(r"[^a-z0-9]", "", text.lower())
-
-
-def parse_action(text: str, legal: dict[int, str], protocol: str = "affinetes") -> int | None:
-    """Read an action id out of a model's raw answer, as the public affinetes environment does.
-
-    Args:
-        text: the answer; think blocks are removed inside.
-        legal: action id -> action string.
-        protocol: "affinetes" is the parser of its ``evaluate``: a bare number, else the lowest legal id that
-            stands as a word of its own, else the first action whose name the text contains. "affinetes_step" is
-            the parser of its ``step``: the first number of the raw text.
-
-    Returns:
-        A legal action id, None if there is none.
-
-    Raises:
-        ValueError: unknown protocol.
-    """
-    if protocol == "affinetes_step":
-        number = re.search(r"\d+", text)
-        action = _integer(number[0]) if number else None
-        return action if action in legal else None
-    if protocol != "affinetes":
-        raise ValueError(f"protocol {protocol!r} is not known: affinetes or affinetes_step")
-    text = _without_thinking(text)
-    if re.fullmatch(r"\d+", text):
-        action = _integer(text)
-        return action if action in legal else None
-    words = set(re.findall(r"\b[0-9]+\b", text))
-    by_word = (action for action in sorted(legal) if str(action) in words)
-    lowered = text.lower()
-    by_name = (action for action, name in legal.items() if name.lower() in lowered)
-    squeezed = _squeeze(text)
-    by_squeezed_name = (action for action, name in legal.items() if _squeeze(name) and _squeeze(name) in squeezed)
-    return next(chain(by_word, by_name, by_squeezed_name), None)
+    def act(self, queries: Seq[Query]) -> list[Action]:
+        """Return one action a query, in order."""
 
 
 def _checked(env_config: EnvConfig | dict[str, Any]) -> EnvConfig:

@@ -14,6 +14,8 @@ SEEDS = 2**32  # numpy's RandomState takes seeds 0 .. 2^32 - 1
 UCT_C = 1.414
 MAX_MEMORY_MB = 256
 ALLOWED = "random, mcts, mcts:SIMSxROLLOUTS, ismcts, ismcts:SIMSxROLLOUTS, self or past:NAME"
+# OpenSpiel's ResampleFromInfostate is missing in the others (liars_dice, phantom_ttt) or crashes (hearts).
+RESAMPLED = ("kuhn_poker", "leduc_poker", "gin_rummy", "euchre", "bridge")
 
 logger = logging.getLogger(__name__)
 
@@ -35,7 +37,8 @@ class OpponentSpec:
 class Bot(Protocol):
     """One seat of one episode."""
 
-    def step(self, state: Any) -> int: ...
+    def step(self, state: Any) -> int:
+        """Return a legal action of the bot's seat."""
 
 
 @functools.cache
@@ -90,7 +93,7 @@ def _signed(seed: int) -> int:
 
 
 def _search_budget(game: Game, pyspiel_game: Any, spec: OpponentSpec) -> tuple[int, int] | None:
-    """Return (simulations, rollouts), or None where the game cannot be searched."""
+    """Return (simulations, rollouts), or None where there is nothing to search: one player, or moves at once."""
     import pyspiel
 
     sequential = pyspiel_game.get_type().dynamics == pyspiel.GameType.Dynamics.SEQUENTIAL
@@ -104,23 +107,30 @@ def make_bot(game: Game, pyspiel_game: Any, spec: OpponentSpec, seat: int, seed:
 
     The streams derive from the episode's seed as in the public environment's evaluation: the random bot
     from ``seed + 4 + seat``, a search from ``seed + 6 + seat`` and its rollouts from ``seed + 5 + seat``.
+    ``mcts`` searches the true state, hidden cards included. ``ismcts`` does not; where nothing is hidden the
+    two are the same. Games that cannot be searched get the random bot, said once in the log.
 
     Raises:
         ValueError: ``ismcts`` in a game whose hidden information OpenSpiel cannot resample.
     """
-    if spec.kind == "random":
-        return RandomBot(seat, seed + 4 + seat)
-    budget = _search_budget(game, pyspiel_game, spec)
-    if budget is None:
-        _say_once(f"{game.name} cannot be searched by {spec.kind}: its opponents play at random")
-        return RandomBot(seat, seed + 4 + seat)
     import pyspiel
 
+    budget = None if spec.kind == "random" else _search_budget(game, pyspiel_game, spec)
+    if budget is None:
+        if spec.searches:
+            _say_once(f"{game.name} cannot be searched: its {spec.kind} opponents play at random")
+        return RandomBot(seat, seed + 4 + seat)
     simulations, rollouts = budget
     evaluator = pyspiel.RandomRolloutEvaluator(rollouts, _signed(seed + 5 + seat))
     search_seed = _signed(seed + 6 + seat)
-    if spec.kind == "mcts":
+    perfect = pyspiel_game.get_type().information == pyspiel.GameType.Information.PERFECT_INFORMATION
+    if spec.kind == "mcts" or perfect:
         return pyspiel.MCTSBot(
             pyspiel_game, evaluator, UCT_C, simulations, MAX_MEMORY_MB, solve=True, seed=search_seed, verbose=False
         )
-    return pyspiel.ISMCTSBot(search_seed, evaluator, UCT_C, simulations)
+    if game.short_name not in RESAMPLED:
+        raise ValueError(f"opponent ismcts cannot play {game.name}: of the games that hide something, only {RESAMPLED}")
+    best = pyspiel.ISMCTSFinalPolicyType.MAX_VISIT_COUNT
+    return pyspiel.ISMCTSBot(
+        search_seed, evaluator, UCT_C, simulations, final_policy_type=best, allow_inconsistent_action_sets=True
+    )
