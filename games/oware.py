@@ -19,7 +19,8 @@ houses just before it in a row as long as they are the opponent's and hold 2 or 
 opponent's seeds takes none.
 - If the opponent has no seeds you must make a move that gives some.
 - The game ends when a player has more than {6 * seeds} seeds or both have {6 * seeds}, when the player to move has no \
-legal move, or when a position is repeated; in the last two cases each player takes the seeds in their own houses.
+legal move, or when a position is repeated. Each player then also takes the seeds left in their own houses; \
+more seeds win.
 - Actions 0-5 are your houses in order: A-F or a-f."""
 
 
