@@ -14,17 +14,15 @@ import hashlib
 import os
 import sys
 import threading
-from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import accumulate
 from typing import Any
 
 import pyspiel
 
 import games
 from env_wrapper import EnvConfig, Step, Task, parse_action
-from envs.opponents import Bot, make_bot, parse_opponent, stream
+from envs.opponents import Bot, Stream, make_bot, parse_opponent
 from games.base import Game
 
 CHANCE = int(pyspiel.PlayerId.CHANCE)
@@ -137,13 +135,6 @@ def user_message(game: Game, state: Any, seat: int, legal: dict[int, str], promp
     return f"{game.compact(state, seat)}\n{choices}"
 
 
-def draw(rng: Any, outcomes: list[tuple[int, float]]) -> int:
-    """Draw a chance outcome: ``rng.choice(actions, p=probabilities)`` to the bit, at a third of the cost."""
-    cumulative = list(accumulate([probability for _, probability in outcomes]))
-    total = cumulative[-1]
-    return outcomes[bisect_right([c / total for c in cumulative], rng.random_sample())][0]
-
-
 class OpenSpielEnv:
     """One episode at a time of any game against any opponent; see ``env_wrapper.Env``.
 
@@ -175,7 +166,7 @@ class OpenSpielEnv:
             for p in range(players)
             if p not in self._adapters
         }
-        self._chance_seed, self._chance = seed, None
+        self._chance = Stream(seed)
         self._history: list[list[int]] = []
         self._joint: dict[int, int] = {}
         self._attempt = 1
@@ -213,9 +204,7 @@ class OpenSpielEnv:
         while not state.is_terminal():
             player = state.current_player()
             if player == CHANCE:
-                if self._chance is None:
-                    self._chance = stream(self._chance_seed)
-                self._apply(CHANCE, draw(self._chance, state.chance_outcomes()))
+                self._apply(CHANCE, self._chance.weighted(state.chance_outcomes()))
             elif player == SIMULTANEOUS:
                 seat = self._next_simultaneous_seat()
                 if seat is not None:
