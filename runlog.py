@@ -6,6 +6,7 @@ import json
 import logging
 import math
 import os
+import resource
 import signal
 import sys
 import traceback
@@ -217,3 +218,11 @@ class WandbLog:
         except Exception as exc:
             self._run = None
             log.warning("wandb is off from here: %s", redact(" ".join(f"{type(exc).__name__}: {exc}".split())))
+
+
+def peak_memory_mb() -> float:
+    """Peak memory so far: of the GPU where there is one, else of the process."""
+    torch = sys.modules.get("torch")
+    if torch and torch.cuda.is_available():
+        return torch.cuda.max_memory_allocated() / 2**20
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024

@@ -1,0 +1,164 @@
+"""How good a player is: sampled games with intervals, exact values where the game is small enough.
+
+Values are in [-1, 1]: 2 * score - 1, which in a zero-sum game is return / greatest return. Evaluation draws its
+seeds from a range that training never uses, and every player compared gets the same deals in the same seats.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, replace
+from typing import Any
+
+from curriculum import eval_tasks
+from env_wrapper import EnvConfig, Episode, Player, Query, play
+
+
+@dataclass(frozen=True)
+class GameResult:
+    """One game of an evaluation: the mean value of sampled play with its 95 % interval, and the exact value."""
+
+    game: str
+    episodes: int
+    value: float
+    low: float
+    high: float
+    success: float  # share of games with score > 0.5
+    exact: float | None = None  # exact expected value of sampled play against uniform random
+    random: float | None = None  # exact value of uniform random play
+    ceiling: float | None = None  # exact value of the best response to uniform random
+    truncated: int = 0
+    forfeited: int = 0
+    failed: int = 0
+
+    @property
+    def share(self) -> float | None:
+        """Where the exact value lies between random play (0) and the best response (1)."""
+        if self.exact is None or self.random is None or self.ceiling is None:
+            return None
+        return (self.exact - self.random) / (self.ceiling - self.random)
+
+
+def label(task_id: int) -> str:
+    """The game's name, with its configuration where that is not the first: ``hex#1``."""
+    from games import CONFIGS_PER_GAME, decode_task_id
+
+    game, _ = decode_task_id(task_id)
+    config_id = task_id % CONFIGS_PER_GAME
+    return game.name + (f"#{config_id}" if config_id else "")
+
+
+def mean_interval(values: Seq[float]) -> tuple[float, float, float]:
+    """Mean and its 95 % interval by the normal approximation."""
+    n = len(values)
+    mean = sum(values) / n
+    spread = math.sqrt(sum((v - mean) ** 2 for v in values) / max(n - 1, 1) / n)
+    return mean, mean - 1.96 * spread, mean + 1.96 * spread
+
+
+def exact_table(player: Any, env_config: EnvConfig, task_id: int) -> dict | None:
+    """The player's policy at every information state (None: the game is too large), each prompt without history.
+
+    ``player`` needs ``action_probs(queries)``.
+    """
+    from envs import exact
+    from envs.openspiel import system_message, table, user_message
+
+    shared = table(task_id)
+    if not exact.feasible(shared.spiel):
+        return None
+
+    def probs(states: list[tuple[Any, int]]) -> list[dict[int, float]]:
+        queries = []
+        for state, seat in states:
+            legal = {a: state.action_to_string(seat, a) for a in state.legal_actions(seat)}
+            text = user_message(shared.game, state, seat, legal, env_config.prompt)
+            conversation = [
+                {"role": "system", "content": system_message(shared, env_config.prompt)},
+                {"role": "user", "content": text},
+            ]
+            queries.append(Query(0, seat, conversation, legal, (0, seat, 0, 1)))
+        return player.action_probs(queries)
+
+    return exact.tabulate(shared.spiel, probs)
+
+
+def exact_values(player: Any, env_config: EnvConfig, task_id: int) -> tuple[float, float, float] | None:
+    """Exact value of the player, of random play and of the best response, against uniform random, seats averaged."""
+    from envs import exact
+    from envs.openspiel import load_game
+
+    policy_table = exact_table(player, env_config, task_id)
+    if policy_table is None:
+        return None
+    game = load_game(task_id)
+    scale = 2 * game.max_utility()
+    own, random, best = (
+        sum(exact.value_against_random(game, policy_table)) / scale,
+        sum(exact.random_values(game)) / scale,
+        sum(exact.best_response_values(game)) / scale,
+    )
+    return own, random, best
+
+
+def evaluate(
+    player: Player,
+    env_config: EnvConfig,
+    task_ids: Seq[int],
+    games: int = 200,
+    opponent: str = "random",
+    seed: int = 0,
+    with_exact: bool = True,
+) -> list[GameResult]:
+    """Play ``games`` games of each task id, half in each seat, and summarise; failed ones are left out and counted.
+
+    Raises:
+        RuntimeError: every episode of a game failed.
+    """
+    drawn = [task for t in task_ids for task in eval_tasks([(t, t)], games // 2, seed, opponent)]
+    tasks = [replace(task, index=-1 - i) for i, task in enumerate(drawn)]  # streams that training never uses
+    episodes = play(env_config, player, tasks)
+    games = len(tasks) // len(task_ids)
+    results = []
+    for k, task_id in enumerate(task_ids):
+        mine = episodes[k * games : (k + 1) * games]
+        exact = exact_values(player, env_config, task_id) if with_exact and hasattr(player, "action_probs") else None
+        results.append(_result(label(task_id), mine, exact))
+    return results
+
+
+def _result(name: str, episodes: list[Episode], exact: tuple[float, float, float] | None) -> GameResult:
+    valid = [e for e in episodes if e.outcome != "failed"]
+    if not valid:
+        raise RuntimeError(f"every episode of {name} failed: {episodes[0].info.get('error')}")
+    value, low, high = mean_interval([2 * e.score - 1 for e in valid])
+    count = {o: sum(e.outcome == o for e in episodes) for o in ("truncated", "forfeited", "failed")}
+    own, random, ceiling = exact or (None, None, None)
+    success = sum(e.score > 0.5 for e in valid) / len(valid)
+    return GameResult(name, len(valid), value, low, high, success, own, random, ceiling, **count)
+
+
+def result_table(before: list[dict[str, Any]], after: list[GameResult]) -> tuple[str, dict[str, Any]]:
+    """The closing table as text, and the same as the contents of ``summary.json``."""
+    lines = [f"{'game':<20}{'before':>9}{'after':>9}   95 % interval     {'exact':>8}{'ceiling':>9}{'share':>8}"]
+    games: dict[str, Any] = {}
+    for old, new in zip(before, after, strict=True):
+        exact, ceiling, share = (f"{v:.3f}" if v is not None else "-" for v in (new.exact, new.ceiling, new.share))
+        lines.append(f"{new.game:<20}{old['value']:>+9.3f}{new.value:>+9.3f}   [{new.low:+.3f}, {new.high:+.3f}]  "
+                     f"{exact:>8}{ceiling:>9}{share:>8}")  # fmt: skip
+        games[new.game] = {
+            "before": old["value"], "after": new.value, "interval": [new.low, new.high], "episodes": new.episodes,
+            "exact_before": old["exact"], "exact_after": new.exact, "random": new.random, "ceiling": new.ceiling,
+            "share_before": old["share"], "share": new.share, "exact": new.exact is not None,
+        }  # fmt: skip
+
+    def mean(key: str) -> float | None:
+        shares = [g[key] for g in games.values() if g[key] is not None]
+        return sum(shares) / len(shares) if shares else None
+
+    summary = {"mean_share_of_ceiling": mean("share"), "mean_share_before": mean("share_before"), "games": games}
+    if summary["mean_share_of_ceiling"] is not None:
+        lines.append(f"mean share of the best-response ceiling: {summary['mean_share_before']:.3f} -> "
+                     f"{summary['mean_share_of_ceiling']:.3f}")  # fmt: skip
+    return "\n".join(lines), summary

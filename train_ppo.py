@@ -1,0 +1,712 @@
+"""Make a small chat model better at games by PPO with turn-level credit.
+
+    python train_ppo.py --config config/presets/tiny.json      # a laptop
+    python train_ppo.py                                        # Qwen3-4B in 4 bits, one GPU
+    python train_ppo.py --resume                               # go on exactly where the last checkpoint was
+
+A decision (one answer of the model, whole) is the unit of credit: generalised advantage estimation runs over a
+seat's own decisions, and the ratio is exp(sum of new - sum of old log-probabilities over the answer's tokens).
+
+Shapes: S seats played (trajectories), T decisions of the longest, M decisions of the batch in a row.
+References: PPO https://arxiv.org/abs/1707.06347, GAE https://arxiv.org/abs/1506.02438,
+adaptive KL https://arxiv.org/abs/1909.08593, clip-higher https://arxiv.org/abs/2503.14476.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import subprocess
+import sys
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+import utils
+from curriculum import Curriculum, CurriculumConfig, pool
+from env_wrapper import EnvConfig, Episode, Query, Sequence, play
+from evaluation import GameResult, evaluate, result_table
+from model import LoraConfig, ModelConfig, device_of
+from policy import Policy, load_policy
+from runlog import Console, MetricsLog, StopSignal, WandbLog, lock_run, peak_memory_mb, setup_logging
+from utils import ConfigError, knob
+
+log = logging.getLogger(__name__)
+
+# ----------------------------------------------------------------------------------------------------- configuration
+
+
+@dataclass(frozen=True)
+class PPOConfig:
+    """The algorithm. Every number is a choice explained in docs/metrics.md and measured in docs/results.md."""
+
+    learning_rate: float = knob(1e-5, above=0)
+    lr_final: float = knob(1.0, min=0, max=1)  # share of the learning rate left at the last step (linear decay)
+    num_train_steps: int = knob(10_000, min=1)
+    batch_size: int = knob(8, min=1)  # games a step
+    mini_batch_size: int = knob(2, min=1)  # games in one forward and backward pass
+    gradient_accumulation_steps: int = knob(1, min=1)  # such passes per optimizer step
+    ppo_epochs: int = knob(4, min=1)
+    cliprange: float = knob(0.2, above=0, max=1)
+    cliprange_high: float | None = knob(None, above=0)  # upper clip range where it differs
+    cliprange_value: float = knob(0.2, above=0)
+    vf_coef: float = knob(0.1, min=0)
+    entropy_coef: float = knob(0.0, min=0)
+    legal_mass_coef: float = knob(0.0, min=0)
+    gamma: float = knob(0.99, min=0, max=1)
+    lam: float = knob(0.95, min=0, max=1)
+    adap_kl_ctrl: bool = True
+    init_kl_coef: float = knob(0.2, min=0)  # per nat and decision; 0: no KL penalty and no reference pass
+    target: float = knob(0.1, above=0)  # nats a decision, for the adaptive controller
+    horizon: int = knob(10_000, min=1)  # decisions over which the controller reacts
+    target_kl: float | None = knob(0.1, above=0)  # approximate KL to the rollout policy that ends a step's epochs
+    max_grad_norm: float = knob(1.0, above=0)
+    critic_warmup_steps: int = knob(0, min=0)  # first steps that move the value head only
+    recompute_logprobs: bool = True  # old log-probabilities by the training forward (bf16 decoding differs)
+    temperature: float = knob(1.0, above=0)
+    max_seq_length: int = knob(4096, min=16)
+    max_new_tokens: int = knob(16, min=1)  # of a free answer
+    save_freq: int = knob(500, min=1)
+    eval_freq: int = knob(0, min=0)  # 0: before and after only
+    eval_games: int = knob(200, min=2)  # per game of the evaluation, half of them in each seat
+    max_failed_share: float = knob(0.2, min=0, max=1)  # of a step's episodes lost to infrastructure
+    max_bad_updates: int = knob(5, min=1)  # non-finite minibatches in a row before the run stops
+
+    def __post_init__(self) -> None:
+        per_update = self.mini_batch_size * self.gradient_accumulation_steps
+        if self.batch_size % per_update:
+            raise ValueError(
+                f"batch_size {self.batch_size} is not divisible by mini_batch_size * gradient_accumulation_steps "
+                f"= {self.mini_batch_size} * {self.gradient_accumulation_steps} = {per_update}"
+            )
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """Where results go and what varies between repetitions."""
+
+    output_dir: str = "runs/default"
+    seed: int = knob(0, min=0, max=2**31 - 1)
+    wandb_mode: str = knob("auto", choices=("auto", "online", "offline", "disabled"))
+    wandb_project: str = "chat-games-ppo"
+    keep_last: int = knob(2, min=1)
+    keep_best: bool = True
+    threads: int = knob(0, min=0)  # CPU threads of torch; 0: its default. Exact resume needs the same number
+
+
+SECTIONS: dict[str, type] = {
+    "model": ModelConfig, "lora": LoraConfig, "ppo": PPOConfig, "env": EnvConfig, "curriculum": CurriculumConfig,
+    "run": RunConfig,
+}  # fmt: skip
+DEFAULT_FILES = ("config/train_config.json", "config/env_config.json", "config/curriculum_config.json")
+
+
+class TrainingError(RuntimeError):
+    """Training cannot go on; the message is the last line of the program."""
+
+
+# ------------------------------------------------------------------------------------------------------ advantages
+
+
+def turn_gae(
+    rewards_ST: Tensor, values_ST: Tensor, mask_ST: Tensor, bootstrap_S: Tensor, gamma: float, lam: float
+) -> tuple[Tensor, Tensor]:
+    """Generalised advantage estimation over a seat's own decisions (https://arxiv.org/abs/1506.02438, eq. 16).
+
+    Args:
+        rewards_ST: reward received after each decision, up to the seat's next one.
+        values_ST: V(s) at each decision.
+        mask_ST: true for real decisions; every row is left-aligned.
+        bootstrap_S: value after the last decision: 0 where the game ended, V where it was cut off.
+        gamma: discount per decision.
+        lam: GAE's lambda.
+
+    Returns:
+        Advantages and returns (advantage + value), zero outside the mask.
+    """
+    T = rewards_ST.shape[1]
+    advantages_ST = torch.zeros_like(values_ST)
+    next_advantage_S = torch.zeros_like(bootstrap_S)
+    next_value_S = bootstrap_S.clone()
+    for t in reversed(range(T)):
+        real_S = mask_ST[:, t]
+        delta_S = rewards_ST[:, t] + gamma * next_value_S - values_ST[:, t]
+        advantage_S = delta_S + gamma * lam * next_advantage_S
+        advantages_ST[:, t] = torch.where(real_S, advantage_S, 0.0)
+        next_advantage_S = torch.where(real_S, advantage_S, next_advantage_S)
+        next_value_S = torch.where(real_S, values_ST[:, t], next_value_S)
+    return advantages_ST, torch.where(mask_ST, advantages_ST + values_ST, 0.0)
+
+
+def whiten(x_M: Tensor, groups_M: Tensor | None = None, min_group: int = 8) -> Tensor:
+    """Shift and scale to mean 0 and standard deviation 1 (population), per group where it is large enough.
+
+    Groups of at most ``min_group`` members use the statistics of all members of such groups together.
+    """
+    if groups_M is None:
+        return (x_M - x_M.mean()) / (x_M.std(correction=0) + 1e-8)
+    _, inverse_M, counts = groups_M.unique(return_inverse=True, return_counts=True)
+    label_M = torch.where(counts[inverse_M] > min_group, inverse_M, -1)
+    out_M = torch.zeros_like(x_M)
+    for label in label_M.unique():
+        members_M = label_M == label
+        out_M[members_M] = whiten(x_M[members_M])
+    return out_M
+
+
+@dataclass
+class Batch:
+    """The decisions of a step, seat by seat. ``unit[i]`` is the game that sequence i belongs to."""
+
+    sequences: list[Sequence]
+    unit: list[int]
+    first: list[int]  # index of each sequence's first decision among the M
+    old_logprobs_M: Tensor
+    values_M: Tensor
+    advantages_M: Tensor
+    returns_M: Tensor
+    weights_M: Tensor  # 0 for decisions that are not trained
+    rewards: list[float]  # terminal reward of each trajectory, in [-1, 1]
+    kl_ref: float  # mean of log p - log p_ref over the decisions, in nats
+
+
+def collate(episodes: list[Episode], policy: Policy, ppo: PPOConfig, kl_coef: float) -> Batch:
+    """Turn episodes into decisions with advantages. Failed episodes must have been taken out.
+
+    The terminal reward is 2 * score - 1 of the seat. A truncated trajectory bootstraps from its last decision
+    that fitted, which is not trained itself.
+    """
+    seats = [(e, seat) for e in episodes for seat in sorted(e.sequences) if e.sequences[seat]]
+    chains = [[d for s in e.sequences[seat] for d in s.decisions] for e, seat in seats]
+    sequences = [s for e, seat in seats for s in e.sequences[seat]]
+    number = {id(e): i for i, e in enumerate(episodes)}
+    unit = [number[id(e)] for e, seat in seats for _ in e.sequences[seat]]
+    if not sequences:
+        raise TrainingError("no episode of this step holds a decision to train on")
+    device = policy.device
+    old_logprobs_M = torch.tensor([d.logprob for chain in chains for d in chain], device=device)
+    if ppo.recompute_logprobs:
+        with torch.no_grad():
+            old_logprobs_M = policy.evaluate_decisions(sequences).logprobs
+    penalty_M = torch.zeros_like(old_logprobs_M)
+    if kl_coef:
+        reference = policy.evaluate_decisions(sequences, adapter=policy.reference or "base").logprobs
+        penalty_M = old_logprobs_M - reference
+    S, T = len(chains), max(map(len, chains))
+    mask_ST = torch.tensor([[t < len(chain) for t in range(T)] for chain in chains], device=device)
+    values_ST = torch.zeros(S, T, device=device)
+    values_ST[mask_ST] = torch.tensor([d.value for chain in chains for d in chain], device=device)
+    rewards_ST = torch.zeros(S, T, device=device)
+    rewards_ST[mask_ST] = -kl_coef * penalty_M
+    weights_ST = mask_ST.float()
+    bootstrap_S = torch.zeros(S, device=device)
+    rewards = [2 * e.info.get("scores", {}).get(seat, e.score) - 1 for e, seat in seats]
+    for s, ((episode, _), chain) in enumerate(zip(seats, chains, strict=True)):
+        last = len(chain) - 1
+        if episode.outcome == "truncated":
+            bootstrap_S[s], weights_ST[s, last], mask_ST[s, last] = chain[-1].value, 0.0, False
+        else:
+            rewards_ST[s, last] += rewards[s]
+    advantages_ST, returns_ST = turn_gae(rewards_ST, values_ST, mask_ST, bootstrap_S, ppo.gamma, ppo.lam)
+    real_ST = torch.tensor([[t < len(chain) for t in range(T)] for chain in chains], device=device)
+    weights_M, advantages_M = weights_ST[real_ST], advantages_ST[real_ST]
+    names = sorted({e.game for e in episodes})
+    games_M = torch.tensor([names.index(e.game) for (e, _), c in zip(seats, chains, strict=True) for _ in c]).to(device)
+    trained_M = weights_M > 0
+    advantages_M[trained_M] = whiten(advantages_M[trained_M], games_M[trained_M])
+    first = np.cumsum([0] + [len(s.decisions) for s in sequences])[:-1].tolist()
+    return Batch(sequences, unit, first, old_logprobs_M, values_ST[real_ST], advantages_M, returns_ST[real_ST],
+                 weights_M, rewards, float(penalty_M.mean()))  # fmt: skip
+
+
+# ---------------------------------------------------------------------------------------------------------- update
+
+
+def ppo_loss(
+    logprobs_M: Tensor,
+    values_M: Tensor,
+    entropies_M: Tensor,
+    old_logprobs_M: Tensor,
+    old_values_M: Tensor,
+    advantages_M: Tensor,
+    returns_M: Tensor,
+    weights_M: Tensor,
+    ppo: PPOConfig,
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """Clipped surrogate, clipped value loss and entropy bonus (https://arxiv.org/abs/1707.06347, eqs. 7 and 9).
+
+    Every term is a sum over decisions weighted by ``weights_M``: the caller divides by the number of decisions
+    of the whole optimizer step, so that the gradient does not depend on how it was cut into micro-batches.
+
+    Returns:
+        The loss (scalar) and the detached sums of its parts.
+    """
+    log_ratio_M = logprobs_M - old_logprobs_M
+    ratio_M = log_ratio_M.exp()
+    high = ppo.cliprange if ppo.cliprange_high is None else ppo.cliprange_high
+    clipped_M = ratio_M.clamp(1 - ppo.cliprange, 1 + high)
+    policy_M = torch.maximum(-advantages_M * ratio_M, -advantages_M * clipped_M)
+    near_M = old_values_M + (values_M - old_values_M).clamp(-ppo.cliprange_value, ppo.cliprange_value)
+    value_M = 0.5 * torch.maximum((values_M - returns_M) ** 2, (near_M - returns_M) ** 2)
+    loss = (weights_M * (policy_M + ppo.vf_coef * value_M - ppo.entropy_coef * entropies_M)).sum()
+    with torch.no_grad():
+        parts = {
+            "policy_loss": policy_M,
+            "value_loss": value_M,
+            "entropy": entropies_M,
+            "approx_kl": ratio_M - 1 - log_ratio_M,  # http://joschu.net/blog/kl-approx.html, k3
+            "clip_fraction": (ratio_M != clipped_M).float(),
+        }
+        stats = {name: (weights_M * part).sum() for name, part in parts.items()}
+        stats["ratio_max"] = (weights_M * (ratio_M - 1).abs()).max()
+    return loss, stats
+
+
+def minibatches(units: int, ppo: PPOConfig, key: tuple[int, ...]) -> list[list[int]]:
+    """Shuffle the games of a step, by a stream of their own, and cut them into optimizer steps."""
+    size = ppo.mini_batch_size * ppo.gradient_accumulation_steps
+    order = np.random.default_rng(key).permutation(units).tolist()
+    return [order[i : i + size] for i in range(0, units, size)]
+
+
+def _backward(policy: Policy, batch: Batch, members: list[int], ppo: PPOConfig, totals: Counter) -> Tensor:
+    """Add the gradient of one optimizer step's sequences, micro-batch by micro-batch; return the loss."""
+    spans = [torch.arange(batch.first[i], batch.first[i] + len(batch.sequences[i].decisions)) for i in members]
+    count = batch.weights_M[torch.cat(spans)].sum().clamp(min=1)
+    loss_sum = torch.zeros((), device=policy.device)
+    for micro in policy.micro_batches([batch.sequences[i] for i in members]):
+        sequences = [batch.sequences[members[j]] for j in micro]
+        at_M = torch.cat([spans[j] for j in micro])
+        new = policy.evaluate_decisions(sequences)
+        loss, stats = ppo_loss(
+            new.logprobs, new.values, new.entropies, batch.old_logprobs_M[at_M], batch.values_M[at_M],
+            batch.advantages_M[at_M], batch.returns_M[at_M], batch.weights_M[at_M], ppo,
+        )  # fmt: skip
+        if ppo.legal_mass_coef:
+            loss = loss - ppo.legal_mass_coef * (batch.weights_M[at_M] * policy.log_legal_mass(sequences)).sum()
+        (loss / count).backward()
+        loss_sum += loss.detach() / count
+        for name, value in stats.items():
+            totals[name] = max(totals[name], value) if name == "ratio_max" else totals[name] + value
+    totals["decisions"] += count
+    return loss_sum
+
+
+def ppo_update(
+    policy: Policy, optimizer: torch.optim.Optimizer, batch: Batch, ppo: PPOConfig, key: tuple[int, ...]
+) -> dict[str, float]:
+    """Run the epochs of one step; return means over the decisions seen.
+
+    A minibatch whose loss or gradient is not finite changes nothing and is counted (``skipped``). When memory
+    runs out the minibatch is done again with half as many tokens at a time. ``key`` seeds the shuffling.
+    """
+    of_unit: dict[int, list[int]] = {}
+    for i, unit in enumerate(batch.unit):
+        of_unit.setdefault(unit, []).append(i)
+    units = list(of_unit)
+    parameters = list(policy.trainable().values())
+    totals: Counter = Counter()
+    stats = {"skipped": 0.0, "grad_norm": 0.0, "updates": 0.0, "epochs": 0.0}
+    for epoch in range(ppo.ppo_epochs):
+        before = (totals["approx_kl"], totals["decisions"])
+        for games in minibatches(len(units), ppo, (*key, epoch)):
+            members = [i for game in games for i in of_unit[units[game]]]
+            loss = _with_less_memory(policy, optimizer, lambda m=members: _backward(policy, batch, m, ppo, totals))
+            norm = torch.nn.utils.clip_grad_norm_([p for p in parameters if p.grad is not None], ppo.max_grad_norm)
+            if torch.isfinite(loss) and torch.isfinite(norm):
+                optimizer.step()
+                stats["updates"] += 1
+                stats["grad_norm"] += float(norm)
+            else:
+                stats["skipped"] += 1
+            optimizer.zero_grad(set_to_none=True)
+        stats["epochs"] += 1
+        epoch_kl = float(totals["approx_kl"] - before[0]) / float(totals["decisions"] - before[1])
+        if ppo.target_kl is not None and epoch_kl > ppo.target_kl:
+            break
+    policy.weights_changed()
+    stats["grad_norm"] /= max(stats["updates"], 1)
+    stats["ratio_max"] = float(totals.pop("ratio_max"))
+    decisions = float(totals.pop("decisions"))
+    return stats | {name: float(total) / decisions for name, total in totals.items()}
+
+
+def _with_less_memory(policy: Policy, optimizer: torch.optim.Optimizer, work: Any) -> Tensor:
+    while True:
+        try:
+            return work()
+        except torch.OutOfMemoryError as error:
+            optimizer.zero_grad(set_to_none=True)
+            if not policy.halve_batches():
+                raise TrainingError(
+                    "out of memory with a single sequence at a time: lower ppo.max_seq_length"
+                ) from error
+
+
+def learning_rate(ppo: PPOConfig, step: int) -> float:
+    """Learning rate of a step (0-based): linear from ``learning_rate`` to ``lr_final`` of it."""
+    done = step / max(ppo.num_train_steps - 1, 1)
+    return ppo.learning_rate * (1 - (1 - ppo.lr_final) * done)
+
+
+def adapt_kl_coef(kl_coef: float, kl: float, decisions: int, ppo: PPOConfig) -> float:
+    """Proportional controller of the KL penalty (https://arxiv.org/abs/1909.08593, section 2.2)."""
+    if not ppo.adap_kl_ctrl or not kl_coef:
+        return kl_coef
+    error = min(max(kl / ppo.target - 1, -0.2), 0.2)
+    return kl_coef * (1 + error * decisions / ppo.horizon)
+
+
+# -------------------------------------------------------------------------------------------------------- training
+
+
+@dataclass
+class TrainerState:
+    """Everything adaptive that is not in the policy, the optimizer or the curriculum. All of it is checkpointed."""
+
+    step: int = 0
+    kl_coef: float = 0.0
+    bad_updates: int = 0
+    tokens_per_batch: int = 0
+    best_score: float | None = None
+    before: list[dict[str, Any]] = field(default_factory=list)
+
+
+class InterruptedStepError(Exception):
+    """A signal arrived at a point where nothing of the step has been applied yet."""
+
+
+@dataclass
+class StoppablePlayer:
+    """The policy, leaving the rollout when a signal has arrived: the step has changed nothing so far."""
+
+    policy: Policy
+    stop: StopSignal
+
+    def act(self, queries: list[Query]) -> list[Any]:
+        """Answer, unless the run is to stop."""
+        if self.stop.received:
+            raise InterruptedStepError
+        return self.policy.act(queries)
+
+    def release(self, episodes: list[int]) -> None:
+        """Pass on which episodes ended."""
+        self.policy.release(episodes)
+
+
+class Trainer:
+    """One run: the objects of a configuration, one method a chapter."""
+
+    def __init__(self, config: SimpleNamespace, run_dir: Path) -> None:
+        self.config, self.ppo, self.run_dir = config, config.ppo, run_dir
+        self.policy = load_policy(config)
+        self.names = list(self.policy.trainable())
+        parameters = list(self.policy.trainable().values())
+        self.optimizer = torch.optim.AdamW(parameters, lr=self.ppo.learning_rate, weight_decay=0.0)
+        self.curriculum = Curriculum(config.curriculum, config.run.seed)
+        self.state = TrainerState(kl_coef=self.ppo.init_kl_coef, tokens_per_batch=self.policy.tokens_per_batch)
+        self.metrics = MetricsLog(run_dir / "metrics.jsonl")
+
+    # -- one step ------------------------------------------------------------------------------------------------
+
+    def step(self, stop: StopSignal) -> dict[str, Any]:
+        """Draw tasks, play them, update, tell the curriculum; return the row of metrics."""
+        step, ppo, started = self.state.step, self.ppo, time.perf_counter()
+        tasks = [self.curriculum.next(step * ppo.batch_size + i) for i in range(ppo.batch_size)]
+        episodes = play(self.config.env, StoppablePlayer(self.policy, stop), tasks)
+        played = time.perf_counter()
+        valid = self.without_failed(episodes)
+        self.set_learning_rate(step)
+        batch = collate(valid, self.policy, ppo, self.state.kl_coef)
+        stats = ppo_update(self.policy, self.optimizer, batch, ppo, (self.config.run.seed, step))
+        self.count_bad_updates(stats)
+        decisions = len(batch.values_M)
+        self.state.kl_coef = adapt_kl_coef(self.state.kl_coef, batch.kl_ref, decisions, ppo)
+        self.state.tokens_per_batch = self.policy.tokens_per_batch
+        stage, events = self.curriculum.stage.name, len(self.curriculum.events)
+        for episode in valid:
+            if episode.outcome != "truncated":
+                self.curriculum.update(episode.task, episode.score)
+        self.state.step += 1
+        ended = time.perf_counter()
+        row = {"step": self.state.step, "stage": stage, **summarise(episodes, batch), **stats}
+        row |= {"kl_coef": self.state.kl_coef, "learning_rate": self.optimizer.param_groups[0]["lr"],
+                "buffer_size": self.curriculum.buffer_size, "window_success": self.curriculum.success_rate,
+                "time_rollout": played - started, "time_update": ended - played, "time_total": ended - started,
+                "games_per_s": len(episodes) / (ended - started), "decisions_per_s": decisions / (ended - started),
+                "memory_mb": peak_memory_mb()}  # fmt: skip
+        if len(self.curriculum.events) > events:
+            row["stage_change"] = self.curriculum.stage.name
+        return row
+
+    def without_failed(self, episodes: list[Episode]) -> list[Episode]:
+        """Leave out what infrastructure lost; too much of it ends the run."""
+        failed = [e for e in episodes if e.outcome == "failed"]
+        if len(failed) > self.ppo.max_failed_share * len(episodes):
+            cause = failed[0].info.get("error", "unknown")
+            raise TrainingError(f"{len(failed)} of {len(episodes)} episodes failed; the first: {cause}")
+        return [e for e in episodes if e.outcome != "failed"]
+
+    def set_learning_rate(self, step: int) -> None:
+        """Set the step's learning rate; during the critic's warm-up only the value head moves."""
+        self.optimizer.param_groups[0]["lr"] = learning_rate(self.ppo, step)
+        for name, parameter in self.policy.trainable().items():
+            parameter.requires_grad_(name.startswith("value_head.") or step >= self.ppo.critic_warmup_steps)
+
+    def count_bad_updates(self, stats: dict[str, float]) -> None:
+        """Stop after too many minibatches in a row without a finite loss and gradient."""
+        self.state.bad_updates = 0 if stats["updates"] else self.state.bad_updates + int(stats["skipped"])
+        if self.state.bad_updates >= self.ppo.max_bad_updates:
+            raise TrainingError(
+                f"{self.state.bad_updates} minibatches in a row gave a loss or gradient that is not finite"
+            )
+
+    # -- evaluation ----------------------------------------------------------------------------------------------
+
+    def evaluate(self) -> list[GameResult]:
+        """Evaluate against uniform random on the games of the curriculum's stages, on reserved seeds."""
+        return evaluate(self.policy, self.config.env, first_tasks(self.config.curriculum), self.ppo.eval_games)
+
+    # -- files ---------------------------------------------------------------------------------------------------
+
+    def save(self, score: float | None = None) -> Path:
+        """Write a checkpoint of everything; the metrics are on disk first, so that a resume finds no gap."""
+        self.metrics.sync()
+        tensors, rest = utils.pack_optimizer(self.optimizer, self.names)
+        state = vars(self.state) | {"optimizer": rest, "threads": torch.get_num_threads()}
+        return utils.save_checkpoint(
+            self.run_dir, self.state.step, self.policy.save,
+            documents={"trainer_state": state, "curriculum": self.curriculum.state_dict(),
+                       "run_config": utils.config_dict(vars(self.config))},
+            tensors={"optimizer": tensors},
+            base={"model": self.config.model.model_name, "revision": self.config.model.revision},
+            score=score, keep_last=self.config.run.keep_last, keep_best=int(self.config.run.keep_best),
+        )  # fmt: skip
+
+    def load(self, path: Path) -> None:
+        """Go on exactly where a checkpoint was written."""
+        saved = utils.load_checkpoint(path)
+        self.policy.load(path)
+        state = saved.json("trainer_state")
+        utils.unpack_optimizer(self.optimizer, saved.tensors("optimizer"), state.pop("optimizer"), self.names)
+        threads = state.pop("threads")
+        if threads != torch.get_num_threads():
+            log.warning("saved with %d threads, now %d: the resumed run will not be identical to the bit",
+                        threads, torch.get_num_threads())  # fmt: skip
+        self.state = TrainerState(**state)
+        self.policy.tokens_per_batch = self.state.tokens_per_batch
+        self.curriculum.load_state_dict(saved.json("curriculum"))
+        utils.abandon_after(self.run_dir, self.state.step)
+        self.metrics.truncate_to(self.state.step)
+
+
+def summarise(episodes: list[Episode], batch: Batch) -> dict[str, Any]:
+    """Means over a step's episodes, per game too, and how well the critic explained the returns."""
+    valid = [e for e in episodes if e.outcome != "failed"]
+    scores: dict[str, list[float]] = {}
+    for episode in valid:
+        scores.setdefault(episode.game, []).append(episode.score)
+    trained_M = batch.weights_M > 0
+    returns_M, error_M = batch.returns_M[trained_M], (batch.returns_M - batch.values_M)[trained_M]
+    variance = float(returns_M.var(correction=0))
+    outcomes = Counter(e.outcome for e in episodes)
+    opponents = Counter(e.task.opponent for e in episodes)
+    row = {
+        "games": len(episodes),
+        "decisions": len(batch.values_M),
+        "reward_mean": float(np.mean(batch.rewards)),
+        "score_mean": float(np.mean([e.score for e in valid])),
+        "success_rate": float(np.mean([e.score > 0.5 for e in valid])),
+        "kl_ref": batch.kl_ref,
+        "explained_variance": 1 - float(error_M.var(correction=0)) / variance if variance > 1e-12 else 0.0,
+        **{o: outcomes[o] for o in ("truncated", "forfeited", "failed")},
+        "retries": sum(e.info.get("retries", 0) for e in episodes),
+        "opponents": dict(opponents),
+    }
+    return row | {f"score/{game}": float(np.mean(s)) for game, s in sorted(scores.items())}
+
+
+def first_tasks(config: CurriculumConfig) -> list[int]:
+    """The first task id of every game in the stages: what evaluations before and after are made on."""
+    ids = {ranges[0][0] for stage in config.stages for ranges in pool(stage.games).values()}
+    return sorted(ids)
+
+
+def progress_line(row: dict[str, Any], total: int, seconds_left: float) -> str:
+    """One line a step."""
+    return (
+        f"Step {row['step']}/{total} | reward {row['reward_mean']:+.2f} | score {row['score_mean']:.2f} | "
+        f"success {row['success_rate']:.0%} | kl {row['approx_kl']:.4f} | entropy {row['entropy']:.2f} | "
+        f"stage {row['stage']} | {row['games_per_s']:.1f} games/s | ETA {int(seconds_left) // 60}m{int(seconds_left) % 60:02d}s"
+    )
+
+
+def train(config: SimpleNamespace, resume: str | None, force_config: bool = False) -> int:
+    """Run the training loop; return the exit code."""
+    run_dir = Path(config.run.output_dir)
+    lock = lock_run(run_dir)
+    resolved = utils.config_dict(vars(config))
+    start = find_checkpoint(run_dir, resume, resolved, force_config)
+    (run_dir / "run_config.json").write_text(json.dumps(resolved, indent=1))
+    trainer = Trainer(config, run_dir)
+    if start is not None:
+        trainer.load(start)
+    ppo, state = config.ppo, trainer.state
+    wandb = WandbLog(config.run.wandb_mode, run_dir, resolved, project=config.run.wandb_project)
+    console = Console(ppo.num_train_steps, state.step)
+    code = 1
+    try:
+        with StopSignal() as stop:
+            if start is None:
+                trainer.metrics.truncate_to(0)
+                state.before = [vars(r) | {"share": r.share} for r in trainer.evaluate()]
+            code = training_loop(trainer, stop, console, wandb)
+        return code
+    finally:
+        console.close()
+        wandb.close(code)
+        trainer.metrics.close()
+        lock.close()
+
+
+def training_loop(trainer: Trainer, stop: StopSignal, console: Console, wandb: WandbLog) -> int:
+    """Step until done, interrupted or unable to go on; checkpoint between steps only."""
+    ppo, state, started, first = trainer.ppo, trainer.state, time.perf_counter(), trainer.state.step
+    while state.step < ppo.num_train_steps:
+        try:
+            row = trainer.step(stop)
+        except InterruptedStepError:
+            break
+        except TrainingError as error:
+            raise TrainingError(f"step {state.step + 1}: {error}; checkpoint: {trainer.save()}") from error
+        score = None
+        if ppo.eval_freq and state.step % ppo.eval_freq == 0 and state.step < ppo.num_train_steps:
+            results = trainer.evaluate()
+            score = float(np.mean([r.value if r.share is None else r.share for r in results]))
+            row |= {f"eval/{r.game}": r.value if r.share is None else r.share for r in results}
+        trainer.metrics.append(row)
+        wandb.log(row)
+        pace = (time.perf_counter() - started) / (state.step - first)
+        console.update(state.step, progress_line(row, ppo.num_train_steps, pace * (ppo.num_train_steps - state.step)))
+        if "stage_change" in row:
+            console.say(f"stage {row['stage']} is passed: now {row['stage_change']}")
+        if state.step % ppo.save_freq == 0 or score is not None:
+            trainer.save(score)
+        if stop.received:
+            break
+    if stop.received:
+        console.say(f"interrupted after step {state.step}; checkpoint: {trainer.save()}")
+        return stop.exit_code
+    finish(trainer, console)
+    return 0
+
+
+def finish(trainer: Trainer, console: Console) -> None:
+    """Evaluate, write the summary, the final adapter and the curves, and show them."""
+    results = trainer.evaluate()
+    checkpoint = trainer.save()
+    final = utils.write_directory(trainer.run_dir / "final", trainer.policy.save)
+    table, summary = result_table(trainer.state.before, results)
+    summary |= {"steps": trainer.state.step, "seed": trainer.config.run.seed, "checkpoint": checkpoint.name}
+    (trainer.run_dir / "summary.json").write_text(json.dumps(summary, indent=1))
+    console.say(f"\n{table}\n\ncheckpoint: {checkpoint}\nadapter:    {final}")
+    draw = [sys.executable, str(Path(__file__).parent / "scripts" / "visualize.py"), "--curves-only"]
+    drawn = subprocess.run([*draw, "--checkpoint_dir", str(trainer.run_dir)], capture_output=True, text=True)
+    console.say(f"curves:     {trainer.run_dir / 'curves.png'}" if drawn.returncode == 0 else
+                f"no curves were drawn: {(drawn.stderr.strip() or 'unknown cause').splitlines()[-1]}")  # fmt: skip
+
+
+def find_checkpoint(run_dir: Path, resume: str | None, resolved: dict[str, Any], force_config: bool) -> Path | None:
+    """The checkpoint to go on from (None: a fresh run).
+
+    Raises:
+        ConfigError: nothing to resume, a run that would be overwritten, or knobs that have changed since.
+    """
+    if resume is None:
+        if any(run_dir.glob("checkpoint-*")):
+            raise ConfigError(
+                f"run.output_dir: {run_dir} holds checkpoints; --resume goes on, --output-dir starts another"
+            )
+        return None
+    path = Path(resume) if resume else utils.latest_checkpoint(run_dir)
+    if path is None:
+        raise ConfigError(f"--resume: no checkpoint that verifies in {run_dir}")
+    try:
+        saved = utils.load_checkpoint(path).json("run_config")
+    except utils.CheckpointError as error:
+        raise ConfigError(f"--resume: {error}") from error
+    harmless = ("run.output_dir", "run.wandb", "run.keep", "ppo.save_freq", "ppo.eval_freq")
+    changed = [line for line in utils.config_diff(saved, resolved) if not line.startswith(harmless)]
+    if changed and not force_config:
+        raise ConfigError(f"--resume: the configuration has changed since {path.name}: {'; '.join(changed)}; "
+                          "--force-config goes on with the new one")  # fmt: skip
+    return path
+
+
+# ---------------------------------------------------------------------------------------------------- command line
+
+
+def parse_args(argv: list[str] | None) -> argparse.Namespace:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument(
+        "--config", action="append", default=[], metavar="FILE", help="differences to the default files"
+    )
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="e.g. ppo.learning_rate=2e-5")
+    parser.add_argument("--resume", nargs="?", const="", metavar="CHECKPOINT", help="the latest one, or this one")
+    parser.add_argument("--force-config", action="store_true", help="resume although the configuration has changed")
+    parser.add_argument("--output-dir", metavar="DIR")
+    parser.add_argument("--seed", type=int)
+    parser.add_argument("--dry-run", action="store_true", help="check and describe everything, load no weights")
+    parser.add_argument("--no-wandb", action="store_true")
+    return parser.parse_args(argv)
+
+
+def read_config(args: argparse.Namespace) -> SimpleNamespace:
+    """Lay the configuration together from files and command line, and check it.
+
+    Raises:
+        ConfigError: one line.
+    """
+    sets = list(args.set)
+    sets += [f"run.output_dir={json.dumps(args.output_dir)}"] if args.output_dir else []
+    sets += [f"run.seed={args.seed}"] if args.seed is not None else []
+    sets += ['run.wandb_mode="disabled"'] if args.no_wandb else []
+    here = Path(__file__).parent
+    files = [here / name for name in DEFAULT_FILES] + [Path(name) for name in args.config]
+    return SimpleNamespace(**utils.load_config(SECTIONS, files, sets))
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the program; exit codes: 0 done, 1 training failed, 2 bad usage or configuration, 128 + signal."""
+    setup_logging()
+    args = parse_args(argv)
+    try:
+        config = read_config(args)
+        if args.dry_run:
+            from preflight import describe
+
+            print(describe(config))
+            return 0
+        device_of(config.model)
+        if config.run.threads:
+            torch.set_num_threads(config.run.threads)
+        return train(config, args.resume, args.force_config)
+    except ConfigError as error:
+        print(f"error: {utils.redact(str(error))}", file=sys.stderr)
+        return 2
+    except (TrainingError, utils.CheckpointError) as error:
+        print(f"training failed: {utils.redact(str(error))}", file=sys.stderr)
+        return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
