@@ -191,6 +191,7 @@ def test_amazons_three_parts_and_the_vacated_square():
     assert "now on (5, 2) shoots" in GAMES["amazons"].describe(state, 0)
     play(state, ["X Shoot: (6, 2)"])
     assert state.current_player() == 1
+    assert GAMES["amazons"].compact(play(state.clone(), ["O From (1, 5)", "O To (4, 5)"]), 1).endswith(" s22")
     assert GAMES["amazons"].describe(state, 1).splitlines()[7].split() == ["6", ".", "#", ".", ".", "X", "."]
     for seed in range(10):
         end = final("amazons", 0, seed)
@@ -237,7 +238,8 @@ def test_bridge_variants_auction_and_play(c):
         auction.apply_action(auction.legal_actions()[0])
         assert auction.current_player() == 0  # declarer plays dummy's cards
         assert GAMES["bridge"].compact(auction, 0).endswith("|dummy")
-        assert "Dummy is South" in GAMES["bridge"].describe(auction, 3)
+        dummy = GAMES["bridge"].describe(auction, 3).split("Dummy is South; it holds:\n")[1].split("\n\n")[0]
+        assert "|S" + "".join(dummy.split()) + "|" in GAMES["bridge"].compact(auction, 3)
 
 
 @pytest.mark.parametrize("c", [0, 1, 2])
@@ -300,6 +302,8 @@ def test_oware_sowing_captures_and_ends(c):
         seen = set()
         for before, player, action, after in steps("oware", c, seed):
             captured, houses = numbers(before)
+            shown = f"Captured: you {captured[player]}, opponent {captured[1 - player]}."
+            assert GAMES["oware"].describe(before, player).endswith(shown)
             must_feed = not any(houses[6 - 6 * player : 12 - 6 * player])
             movable = [h for h in range(6) if houses[6 * player + h] > (5 - h if must_feed else 0)]
             assert before.legal_actions() == movable
