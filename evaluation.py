@@ -7,11 +7,12 @@ seeds from a range that training never uses, and every player compared gets the 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
 from typing import Any
 
-from curriculum import eval_tasks
+from curriculum import CurriculumConfig, eval_tasks, pool
 from env_wrapper import EnvConfig, Episode, Player, Query, play
 
 
@@ -162,3 +163,27 @@ def result_table(before: list[dict[str, Any]], after: list[GameResult]) -> tuple
         lines.append(f"mean share of the best-response ceiling: {summary['mean_share_before']:.3f} -> "
                      f"{summary['mean_share_of_ceiling']:.3f}")  # fmt: skip
     return "\n".join(lines), summary
+
+
+def first_tasks(config: CurriculumConfig) -> list[int]:
+    """The first task id of every game in the stages: what evaluations before and after are made on."""
+    ids = {ranges[0][0] for stage in config.stages for ranges in pool(stage.games).values()}
+    return sorted(ids)
+
+
+def summarise(episodes: Seq[Episode]) -> dict[str, Any]:
+    """What a step's episodes were: means over those that did not fail, per game too, and counts of outcomes."""
+    valid = [e for e in episodes if e.outcome != "failed"]
+    by_game: dict[str, list[float]] = {}
+    for episode in valid:
+        by_game.setdefault(episode.game, []).append(episode.score)
+    outcomes = Counter(e.outcome for e in episodes)
+    return {
+        "games": len(episodes),
+        "score_mean": sum(e.score for e in valid) / len(valid),
+        "success_rate": sum(e.score > 0.5 for e in valid) / len(valid),
+        **{outcome: outcomes[outcome] for outcome in ("truncated", "forfeited", "failed")},
+        "retries": sum(e.info.get("retries", 0) for e in episodes),
+        "opponents": dict(Counter(e.task.opponent for e in episodes)),
+        **{f"score/{game}": sum(scores) / len(scores) for game, scores in sorted(by_game.items())},
+    }

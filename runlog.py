@@ -15,7 +15,15 @@ from pathlib import Path
 from types import FrameType
 from typing import IO, Any
 
-from utils import ConfigError, redact, sweep
+from utils import (
+    CheckpointError,
+    ConfigError,
+    config_diff,
+    latest_checkpoint,
+    load_checkpoint,
+    redact,
+    sweep,
+)
 
 log = logging.getLogger(__name__)
 
@@ -226,3 +234,40 @@ def peak_memory_mb() -> float:
     if torch and torch.cuda.is_available():
         return torch.cuda.max_memory_allocated() / 2**20
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+def progress_line(row: Mapping[str, Any], total: int, seconds_left: float) -> str:
+    """One line a step, from its row of metrics."""
+    minutes, seconds = divmod(int(seconds_left), 60)
+    return (
+        f"Step {row['step']}/{total} | reward {row['reward_mean']:+.2f} | score {row['score_mean']:.2f} | "
+        f"success {row['success_rate']:.0%} | kl {row['approx_kl']:.4f} | entropy {row['entropy']:.2f} | "
+        f"stage {row['stage']} | {row['games_per_s']:.1f} games/s | ETA {minutes}m{seconds:02d}s"
+    )
+
+
+def find_checkpoint(run_dir: Path, resume: str | None, resolved: dict[str, Any], force_config: bool) -> Path | None:
+    """The checkpoint to go on from (None: a fresh run).
+
+    Raises:
+        ConfigError: nothing to resume, a run that would be overwritten, or knobs that have changed since.
+    """
+    if resume is None:
+        if any(run_dir.glob("checkpoint-*")):
+            raise ConfigError(
+                f"run.output_dir: {run_dir} holds checkpoints; --resume goes on, --output-dir starts another"
+            )
+        return None
+    path = Path(resume) if resume else latest_checkpoint(run_dir)
+    if path is None:
+        raise ConfigError(f"--resume: no checkpoint that verifies in {run_dir}")
+    try:
+        saved = load_checkpoint(path).json("run_config")
+    except CheckpointError as error:
+        raise ConfigError(f"--resume: {error}") from error
+    harmless = ("run.output_dir", "run.wandb", "run.keep", "ppo.save_freq", "ppo.eval_freq")
+    changed = [line for line in config_diff(saved, resolved) if not line.startswith(harmless)]
+    if changed and not force_config:
+        raise ConfigError(f"--resume: the configuration has changed since {path.name}: {'; '.join(changed)}; "
+                          "--force-config goes on with the new one")  # fmt: skip
+    return path

@@ -31,12 +31,22 @@ import torch
 from torch import Tensor
 
 import utils
-from curriculum import Curriculum, CurriculumConfig, pool
+from curriculum import Curriculum, CurriculumConfig
 from env_wrapper import EnvConfig, Episode, Query, Sequence, play
-from evaluation import GameResult, evaluate, result_table
+from evaluation import GameResult, evaluate, first_tasks, result_table, summarise
 from model import LoraConfig, ModelConfig, device_of
 from policy import Policy, load_policy
-from runlog import Console, MetricsLog, StopSignal, WandbLog, lock_run, peak_memory_mb, setup_logging
+from runlog import (
+    Console,
+    MetricsLog,
+    StopSignal,
+    WandbLog,
+    find_checkpoint,
+    lock_run,
+    peak_memory_mb,
+    progress_line,
+    setup_logging,
+)
 from utils import ConfigError, knob
 
 log = logging.getLogger(__name__)
@@ -168,14 +178,25 @@ class Batch:
 
     sequences: list[Sequence]
     unit: list[int]
-    first: list[int]  # index of each sequence's first decision among the M
     old_logprobs_M: Tensor
     values_M: Tensor
     advantages_M: Tensor
     returns_M: Tensor
     weights_M: Tensor  # 0 for decisions that are not trained
-    rewards: list[float]  # terminal reward of each trajectory, in [-1, 1]
+    reward_mean: float  # terminal reward of a seat, in [-1, 1]
     kl_ref: float  # mean of log p - log p_ref over the decisions, in nats
+
+    def __post_init__(self) -> None:
+        ends = np.cumsum([len(sequence.decisions) for sequence in self.sequences])
+        self.spans = [torch.arange(e - len(s.decisions), e) for e, s in zip(ends, self.sequences, strict=True)]
+
+    def summary(self) -> dict[str, Any]:
+        """Metrics of the batch; explained variance is that of the returns by the rollout's values."""
+        returns_M, values_M = self.returns_M[self.weights_M > 0], self.values_M[self.weights_M > 0]
+        variance = float(returns_M.var(correction=0)) if len(returns_M) else 0.0
+        unexplained = float((returns_M - values_M).var(correction=0)) / variance if variance > 1e-12 else 1.0
+        return {"decisions": len(self.values_M), "reward_mean": self.reward_mean, "kl_ref": self.kl_ref,
+                "explained_variance": 1 - unexplained}  # fmt: skip
 
 
 def collate(episodes: list[Episode], policy: Policy, ppo: PPOConfig, kl_coef: float) -> Batch:
@@ -184,47 +205,45 @@ def collate(episodes: list[Episode], policy: Policy, ppo: PPOConfig, kl_coef: fl
     The terminal reward is 2 * score - 1 of the seat. A truncated trajectory bootstraps from its last decision
     that fitted, which is not trained itself.
     """
-    seats = [(e, seat) for e in episodes for seat in sorted(e.sequences) if e.sequences[seat]]
-    chains = [[d for s in e.sequences[seat] for d in s.decisions] for e, seat in seats]
-    sequences = [s for e, seat in seats for s in e.sequences[seat]]
-    number = {id(e): i for i, e in enumerate(episodes)}
-    unit = [number[id(e)] for e, seat in seats for _ in e.sequences[seat]]
+    seats = [(n, e, seat) for n, e in enumerate(episodes) for seat in sorted(e.sequences) if e.sequences[seat]]
+    chains = [[d for s in e.sequences[seat] for d in s.decisions] for _, e, seat in seats]
+    sequences = [s for _, e, seat in seats for s in e.sequences[seat]]
     if not sequences:
         raise TrainingError("no episode of this step holds a decision to train on")
-    device = policy.device
-    old_logprobs_M = torch.tensor([d.logprob for chain in chains for d in chain], device=device)
+    lengths_S = torch.tensor([len(chain) for chain in chains])
+    s_M = torch.repeat_interleave(torch.arange(len(chains)), lengths_S)
+    t_M = torch.cat([torch.arange(n) for n in lengths_S.tolist()])
+    last_S = lengths_S.cumsum(0) - 1
+
+    def grid(x_M: Tensor) -> Tensor:
+        out_ST = x_M.new_zeros(len(chains), int(lengths_S.max()))
+        out_ST[s_M, t_M] = x_M
+        return out_ST
+
+    old_M = torch.tensor([d.logprob for chain in chains for d in chain])
     if ppo.recompute_logprobs:
         with torch.no_grad():
-            old_logprobs_M = policy.evaluate_decisions(sequences).logprobs
-    penalty_M = torch.zeros_like(old_logprobs_M)
+            old_M = policy.evaluate_decisions(sequences).logprobs.cpu()
+    values_M = torch.tensor([d.value for chain in chains for d in chain])
+    kl_M = torch.zeros_like(old_M)
     if kl_coef:
-        reference = policy.evaluate_decisions(sequences, adapter=policy.reference or "base").logprobs
-        penalty_M = old_logprobs_M - reference
-    S, T = len(chains), max(map(len, chains))
-    mask_ST = torch.tensor([[t < len(chain) for t in range(T)] for chain in chains], device=device)
-    values_ST = torch.zeros(S, T, device=device)
-    values_ST[mask_ST] = torch.tensor([d.value for chain in chains for d in chain], device=device)
-    rewards_ST = torch.zeros(S, T, device=device)
-    rewards_ST[mask_ST] = -kl_coef * penalty_M
-    weights_ST = mask_ST.float()
-    bootstrap_S = torch.zeros(S, device=device)
-    rewards = [2 * e.info.get("scores", {}).get(seat, e.score) - 1 for e, seat in seats]
-    for s, ((episode, _), chain) in enumerate(zip(seats, chains, strict=True)):
-        last = len(chain) - 1
-        if episode.outcome == "truncated":
-            bootstrap_S[s], weights_ST[s, last], mask_ST[s, last] = chain[-1].value, 0.0, False
-        else:
-            rewards_ST[s, last] += rewards[s]
-    advantages_ST, returns_ST = turn_gae(rewards_ST, values_ST, mask_ST, bootstrap_S, ppo.gamma, ppo.lam)
-    real_ST = torch.tensor([[t < len(chain) for t in range(T)] for chain in chains], device=device)
-    weights_M, advantages_M = weights_ST[real_ST], advantages_ST[real_ST]
+        kl_M = old_M - policy.evaluate_decisions(sequences, adapter=policy.reference or "base").logprobs.cpu()
+    rewards_S = torch.tensor([2 * e.info.get("scores", {}).get(seat, e.score) - 1 for _, e, seat in seats])
+    cut_S = torch.tensor([e.outcome == "truncated" for _, e, _ in seats])
+    rewards_M = -kl_coef * kl_M
+    rewards_M[last_S[~cut_S]] += rewards_S[~cut_S]
+    weights_M = torch.ones_like(values_M)
+    weights_M[last_S[cut_S]] = 0.0
+    bootstrap_S = torch.where(cut_S, values_M[last_S], 0.0)
+    grids = turn_gae(grid(rewards_M), grid(values_M), grid(weights_M) > 0, bootstrap_S, ppo.gamma, ppo.lam)
+    advantages_M, returns_M = (x_ST[s_M, t_M] for x_ST in grids)
     names = sorted({e.game for e in episodes})
-    games_M = torch.tensor([names.index(e.game) for (e, _), c in zip(seats, chains, strict=True) for _ in c]).to(device)
+    game_M = torch.tensor([names.index(e.game) for _, e, _ in seats])[s_M]
     trained_M = weights_M > 0
-    advantages_M[trained_M] = whiten(advantages_M[trained_M], games_M[trained_M])
-    first = np.cumsum([0] + [len(s.decisions) for s in sequences])[:-1].tolist()
-    return Batch(sequences, unit, first, old_logprobs_M, values_ST[real_ST], advantages_M, returns_ST[real_ST],
-                 weights_M, rewards, float(penalty_M.mean()))  # fmt: skip
+    advantages_M[trained_M] = whiten(advantages_M[trained_M], game_M[trained_M])
+    unit = [n for n, e, seat in seats for _ in e.sequences[seat]]
+    columns = (x_M.to(policy.device) for x_M in (old_M, values_M, advantages_M, returns_M, weights_M))
+    return Batch(sequences, unit, *columns, float(rewards_S.mean()), float(kl_M.mean()))
 
 
 # ---------------------------------------------------------------------------------------------------------- update
@@ -279,12 +298,11 @@ def minibatches(units: int, ppo: PPOConfig, key: tuple[int, ...]) -> list[list[i
 
 def _backward(policy: Policy, batch: Batch, members: list[int], ppo: PPOConfig, totals: Counter) -> Tensor:
     """Add the gradient of one optimizer step's sequences, micro-batch by micro-batch; return the loss."""
-    spans = [torch.arange(batch.first[i], batch.first[i] + len(batch.sequences[i].decisions)) for i in members]
-    count = batch.weights_M[torch.cat(spans)].sum().clamp(min=1)
+    count = batch.weights_M[torch.cat([batch.spans[i] for i in members])].sum().clamp(min=1)
     loss_sum = torch.zeros((), device=policy.device)
     for micro in policy.micro_batches([batch.sequences[i] for i in members]):
         sequences = [batch.sequences[members[j]] for j in micro]
-        at_M = torch.cat([spans[j] for j in micro])
+        at_M = torch.cat([batch.spans[members[j]] for j in micro])
         new = policy.evaluate_decisions(sequences)
         loss, stats = ppo_loss(
             new.logprobs, new.values, new.entropies, batch.old_logprobs_M[at_M], batch.values_M[at_M],
@@ -437,7 +455,7 @@ class Trainer:
                 self.curriculum.update(episode.task, episode.score)
         self.state.step += 1
         ended = time.perf_counter()
-        row = {"step": self.state.step, "stage": stage, **summarise(episodes, batch), **stats}
+        row = {"step": self.state.step, "stage": stage, **summarise(episodes), **batch.summary(), **stats}
         row |= {"kl_coef": self.state.kl_coef, "learning_rate": self.optimizer.param_groups[0]["lr"],
                 "buffer_size": self.curriculum.buffer_size, "window_success": self.curriculum.success_rate,
                 "time_rollout": played - started, "time_update": ended - played, "time_total": ended - started,
@@ -506,47 +524,6 @@ class Trainer:
         self.curriculum.load_state_dict(saved.json("curriculum"))
         utils.abandon_after(self.run_dir, self.state.step)
         self.metrics.truncate_to(self.state.step)
-
-
-def summarise(episodes: list[Episode], batch: Batch) -> dict[str, Any]:
-    """Means over a step's episodes, per game too, and how well the critic explained the returns."""
-    valid = [e for e in episodes if e.outcome != "failed"]
-    scores: dict[str, list[float]] = {}
-    for episode in valid:
-        scores.setdefault(episode.game, []).append(episode.score)
-    trained_M = batch.weights_M > 0
-    returns_M, error_M = batch.returns_M[trained_M], (batch.returns_M - batch.values_M)[trained_M]
-    variance = float(returns_M.var(correction=0))
-    outcomes = Counter(e.outcome for e in episodes)
-    opponents = Counter(e.task.opponent for e in episodes)
-    row = {
-        "games": len(episodes),
-        "decisions": len(batch.values_M),
-        "reward_mean": float(np.mean(batch.rewards)),
-        "score_mean": float(np.mean([e.score for e in valid])),
-        "success_rate": float(np.mean([e.score > 0.5 for e in valid])),
-        "kl_ref": batch.kl_ref,
-        "explained_variance": 1 - float(error_M.var(correction=0)) / variance if variance > 1e-12 else 0.0,
-        **{o: outcomes[o] for o in ("truncated", "forfeited", "failed")},
-        "retries": sum(e.info.get("retries", 0) for e in episodes),
-        "opponents": dict(opponents),
-    }
-    return row | {f"score/{game}": float(np.mean(s)) for game, s in sorted(scores.items())}
-
-
-def first_tasks(config: CurriculumConfig) -> list[int]:
-    """The first task id of every game in the stages: what evaluations before and after are made on."""
-    ids = {ranges[0][0] for stage in config.stages for ranges in pool(stage.games).values()}
-    return sorted(ids)
-
-
-def progress_line(row: dict[str, Any], total: int, seconds_left: float) -> str:
-    """One line a step."""
-    return (
-        f"Step {row['step']}/{total} | reward {row['reward_mean']:+.2f} | score {row['score_mean']:.2f} | "
-        f"success {row['success_rate']:.0%} | kl {row['approx_kl']:.4f} | entropy {row['entropy']:.2f} | "
-        f"stage {row['stage']} | {row['games_per_s']:.1f} games/s | ETA {int(seconds_left) // 60}m{int(seconds_left) % 60:02d}s"
-    )
 
 
 def train(config: SimpleNamespace, resume: str | None, force_config: bool = False) -> int:
@@ -622,33 +599,6 @@ def finish(trainer: Trainer, console: Console) -> None:
     drawn = subprocess.run([*draw, "--checkpoint_dir", str(trainer.run_dir)], capture_output=True, text=True)
     console.say(f"curves:     {trainer.run_dir / 'curves.png'}" if drawn.returncode == 0 else
                 f"no curves were drawn: {(drawn.stderr.strip() or 'unknown cause').splitlines()[-1]}")  # fmt: skip
-
-
-def find_checkpoint(run_dir: Path, resume: str | None, resolved: dict[str, Any], force_config: bool) -> Path | None:
-    """The checkpoint to go on from (None: a fresh run).
-
-    Raises:
-        ConfigError: nothing to resume, a run that would be overwritten, or knobs that have changed since.
-    """
-    if resume is None:
-        if any(run_dir.glob("checkpoint-*")):
-            raise ConfigError(
-                f"run.output_dir: {run_dir} holds checkpoints; --resume goes on, --output-dir starts another"
-            )
-        return None
-    path = Path(resume) if resume else utils.latest_checkpoint(run_dir)
-    if path is None:
-        raise ConfigError(f"--resume: no checkpoint that verifies in {run_dir}")
-    try:
-        saved = utils.load_checkpoint(path).json("run_config")
-    except utils.CheckpointError as error:
-        raise ConfigError(f"--resume: {error}") from error
-    harmless = ("run.output_dir", "run.wandb", "run.keep", "ppo.save_freq", "ppo.eval_freq")
-    changed = [line for line in utils.config_diff(saved, resolved) if not line.startswith(harmless)]
-    if changed and not force_config:
-        raise ConfigError(f"--resume: the configuration has changed since {path.name}: {'; '.join(changed)}; "
-                          "--force-config goes on with the new one")  # fmt: skip
-    return path
 
 
 # ---------------------------------------------------------------------------------------------------- command line
