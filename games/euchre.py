@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 from games.base import Game, State
-from games.tricks import SEATS, parse_hand, parse_table, parse_tricks
+from games.tricks import SEATS, parse_hand, parse_tricks
 
-SUITS = {"C": "Clubs", "D": "Diamonds", "H": "Hearts", "S": "Spades"}
-BIDDING = "North    East     South    West"  # the header of the bidding table
+BIDS = {24: "Pass", 25: "Clubs", 26: "Diamonds", 27: "Hearts", 28: "Spades"}
 
 
 def _rules(params: dict[str, Any]) -> str:
@@ -48,21 +46,25 @@ def _cards(view: str) -> list[str]:
     return [suit + rank for suit, ranks in parse_hand(view).items() for rank in ranks]
 
 
-def _field(view: str, key: str) -> str:
-    found = re.search(rf"^{key}: *(.*?) *$", view, re.M)
-    return found.group(1) if found else ""
+def _card(card: int) -> str:
+    return "CDHS"[card % 4] + "9TJQKA"[card // 4]
 
 
 def _own_discard(state: State, seat: int) -> str:
     """Return the card the seat put down as dealer, empty when it has not: the engine's view leaves it out."""
     card = state.discard()
-    return f"{'CDHS'[card % 4]}{'9TJQKA'[card // 4]}" if seat == state.dealer() and card >= 0 else ""
+    return _card(card) if seat == state.dealer() and card >= 0 else ""
 
 
-def _trump(bids: list[tuple[int, str]], upcard: str) -> str:
+def _bids(state: State) -> list[tuple[int, str]]:
+    """Return the bids as (player, word). The engine's own text may say "Pick up!" for a suit of the second round."""
+    moves = [(item.player, item.action) for item in state.full_history()]
+    return [(player, BIDS[action]) for player, action in moves if player >= 0 and action in BIDS]
+
+
+def _trump(bids: list[tuple[int, str]]) -> str:
     """Return the trump suit as a word, empty while nobody has named one."""
-    named = [bid for _, bid in bids if bid != "Pass"]
-    return "" if not named else named[-1] if named[-1] in SUITS.values() else SUITS[upcard[0]]
+    return next((bid for _, bid in bids if bid != "Pass"), "")
 
 
 def _lone(state: State) -> list[int]:
@@ -73,15 +75,14 @@ def _lone(state: State) -> list[int]:
 
 def _describe(state: State, seat: int) -> str:
     view = state.information_state_string(seat)
-    upcard, bids = _field(view, "Upcard"), parse_table(view, BIDDING, 9)
-    trump, discard = _trump([bid for row in bids for bid in row], upcard), _own_discard(state, seat)
+    bids, discard = _bids(state), _own_discard(state, seat)
     lines = [f"You are {SEATS[seat]}, your partner is {SEATS[(seat + 2) % 4]}. Dealer: {SEATS[state.dealer()]}"]
-    lines.append(f"Upcard: {upcard}")
+    lines.append(f"Upcard: {_card(state.upcard())}")
     lines.append(f"Your hand: {' '.join(_cards(view)) or 'none'}")
     if discard:
         lines.append(f"You discarded {discard}")
-    lines.append(f"Bidding: {', '.join(f'{SEATS[p]} {bid}' for row in bids for p, bid in row) or 'none yet'}")
-    lines.append(f"Trump: {trump or 'not named yet'}")
+    lines.append(f"Bidding: {', '.join(f'{SEATS[p]} {bid}' for p, bid in bids) or 'none yet'}")
+    lines.append(f"Trump: {_trump(bids) or 'not named yet'}")
     lines += [f"{SEATS[p]} plays alone." for p in _lone(state)]
     for number, trick in enumerate(parse_tricks(view), start=1):
         lines.append(f"Trick {number}: " + ", ".join(f"{SEATS[p]} {card}" for p, card in trick))
@@ -89,20 +90,17 @@ def _describe(state: State, seat: int) -> str:
 
 
 def _compact(state: State, seat: int) -> str:
-    """Dealer and upcard, hand (and own discard), bids, trump, lone players, tricks; seats count clockwise from own.
+    """Dealer and upcard, hand (and own discard), bids, lone players, tricks; seats count clockwise from own.
 
-    Bids start left of the dealer: p pass, o order up, else the suit. A trick ``1:DKDJ`` was led by the player one
-    place to the left.
+    Bids start left of the dealer: P pass or the suit named, which is trump. A trick ``1:DKDJ`` was led by the player
+    one place to the left.
     """
     view = state.information_state_string(seat)
-    upcard, rows = _field(view, "Upcard"), parse_table(view, BIDDING, 9)
-    bids = [bid for row in rows for bid in row]
-    marks = "".join({"Pass": "p", "Order up!": "o"}.get(bid, bid[0]) for _, bid in bids)
-    hand, discard = "".join(_cards(view)), _own_discard(state, seat)
+    bids, hand = "".join(bid[0] for _, bid in _bids(state)), "".join(_cards(view))
     lone = "".join(str((p - seat) % 4) for p in _lone(state))
     tricks = [f"{(t[0][0] - seat) % 4}:{''.join(card for _, card in t)}" for t in parse_tricks(view)]
-    parts = [f"{(state.dealer() - seat) % 4}{upcard}", hand, discard, marks, _trump(bids, upcard)[:1], lone]
-    return "|".join([*parts, " ".join(tricks)])
+    dealer = f"{(state.dealer() - seat) % 4}{_card(state.upcard())}"
+    return "|".join([dealer, hand, _own_discard(state, seat), bids, lone, " ".join(tricks)])
 
 
 GAME = Game(

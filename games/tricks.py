@@ -1,7 +1,8 @@
-"""What the texts of trick-taking games have in common: hands, tables of tricks, columns of seats."""
+"""What the texts of trick-taking games have in common: seats, hands and tables of tricks."""
 
 from __future__ import annotations
 
+import itertools
 import re
 
 SEATS = ("North", "East", "South", "West")
@@ -13,23 +14,14 @@ def parse_hand(view: str) -> dict[str, str]:
     return {suit: "" if ranks == "none" else ranks for suit, ranks in suits}
 
 
-def parse_table(view: str, header: str, width: int) -> list[list[tuple[int, str]]]:
-    """Return the rows below the line that starts with ``header`` as (seat, cell) in column order.
+def parse_tricks(view: str) -> list[list[tuple[int, str]]]:
+    """Return the tricks so far, the running one last, each as (seat, card) in order of play.
 
-    The table ends at an empty line or at a ``Key: value`` line; column k belongs to seat k mod 4.
+    In the engine's table column k, three characters wide, belongs to seat k mod 4; an empty line ends it.
     """
     lines = iter(view.splitlines())
-    if not any(line.startswith(header) for line in lines):
+    if not any(line.startswith("N  E  S  W  N  E  S") for line in lines):
         return []
-    rows = []
-    for line in lines:
-        if not line.strip() or ":" in line:
-            break
-        cells = [(i // width % 4, line[i : i + width].strip()) for i in range(0, len(line), width)]
-        rows.append([(seat, cell) for seat, cell in cells if cell])
-    return rows
-
-
-def parse_tricks(view: str) -> list[list[tuple[int, str]]]:
-    """Return the tricks so far, the running one last, each as (seat, card) in order of play."""
-    return parse_table(view, "N  E  S  W  N  E  S", 3)
+    rows = itertools.takewhile(str.strip, lines)
+    cells = ([(i // 3 % 4, row[i : i + 3].strip()) for i in range(0, len(row), 3)] for row in rows)
+    return [[(seat, card) for seat, card in row if card] for row in cells]
