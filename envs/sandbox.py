@@ -1,190 +1,30 @@
 """Runs Python programs that nobody vetted: each in a fresh interpreter, locked in before it reads a line of them.
 
-``confine.py`` is the inside of the sandbox (what it takes away and how); this file starts it, feeds it, caps
-it and cleans up. What is contained at which level is in ``docs/trace.md``.
+``confine.py`` is the inside of an interpreter (what it takes away and how), ``interpreter.py`` its outside; this
+file decides what the machine can do and runs many. What is contained at which level is in ``docs/trace.md``.
 """
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import json
 import logging
 import os
-import select
-import shutil
 import signal
-import subprocess
-import sys
-import tempfile
+import threading
 import time
+from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import islice
-from pathlib import Path
 from selectors import EVENT_READ, EVENT_WRITE, BaseSelector, DefaultSelector
-from typing import NamedTuple
+
+from envs.interpreter import READY, TICK_S, Interpreter, Limits, Run, SandboxError, receive
 
 log = logging.getLogger(__name__)
 LEVELS = ("rlimits", "seccomp and one of landlock, namespaces", "seccomp, landlock and namespaces")
 # Tried in this order; the first that works on this machine is used.
 MECHANISMS = ("namespaces+landlock+seccomp", "landlock+seccomp", "namespaces+seccomp", "seccomp", "landlock", "none")
-# Imported rather than run as a script, so that its compiled form is kept.
-START = (
-    "import sys; sys.path.insert(0, sys.argv.pop(1)); import confine; sys.path.pop(0); exec(*confine.start(sys.argv))"
-)
-READY = b"+"
-TICK_S, CLOSING_TICK_S = 0.05, 0.001  # how often a running program's folder and process are looked at
-STDERR_BYTES = 16_384
-
-
-class SandboxError(RuntimeError):
-    """The sandbox itself failed (not the program in it)."""
-
-
-@dataclass(frozen=True)
-class Limits:
-    """What one program may use."""
-
-    wall_s: float = 10.0  # seconds from handing the program over to its end; CPU seconds are capped at the next integer
-    memory_mb: int = 512  # address space of the process
-    output_kb: int = 256  # standard output; more ends the program
-    disk_mb: int = 16  # its temporary folder
-    threads: int = 32
-    open_files: int = 64
-
-
-class Run(NamedTuple):
-    """How a program ended.
-
-    ``status``: ok (exit code 0) | error (exception, exit code, signal) | timeout | output | disk (that limit was
-    passed and the program ended). ``returncode`` is 128 + the signal for programs ended by one. ``stdout`` has
-    universal newlines, as in text mode; ``stderr`` is the first 16 KiB.
-    """
-
-    stdout: str
-    stderr: str
-    status: str
-    returncode: int
-    seconds: float
-
-
-class _Interpreter:
-    """One locked-in interpreter: a process in a session of its own, with pipes and a temporary folder."""
-
-    def __init__(self, limits: Limits, mechanisms: str, hash_seed: int, mode: str):
-        self.limits = limits
-        self.folder = "" if "namespaces" in mechanisms else tempfile.mkdtemp(prefix="sandbox-")
-        settings = {
-            "mode": mode,
-            "with": mechanisms,
-            "memory": limits.memory_mb << 20,
-            "cpu": 0 if mode == "serve" else int(limits.wall_s) + 1,
-            "file": limits.disk_mb << 20,
-            "scratch": limits.disk_mb << 20,
-            "open": limits.open_files,
-            "threads": limits.threads + (0 if "namespaces" in mechanisms else _threads_of_user()),
-        }
-        flags = ["-s", "-S", "-P", "-X", "utf8", "-c", START, str(Path(__file__).parent)]  # -I, but reads the hash seed
-        self.process = subprocess.Popen(
-            [os.path.realpath(sys.executable), *flags, *(f"{name}={value}" for name, value in settings.items())],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            env={"PYTHONHASHSEED": str(hash_seed)},
-            cwd=self.folder or "/",
-            start_new_session=True,
-        )
-        for pipe in self.pipes:
-            os.set_blocking(pipe.fileno(), False)
-        self.pending, self.stdout, self.stderr, self.status = b"", bytearray(), bytearray(), ""
-        self.open_outputs = {self.process.stdout, self.process.stderr}
-        self.started = self.deadline = self.next_look = 0.0
-
-    @property
-    def pipes(self) -> list:
-        return [self.process.stdin, self.process.stdout, self.process.stderr]
-
-    def begin(self, data: bytes) -> None:
-        """Hand over ``data``; the clock starts."""
-        self.pending = data
-        self.started = time.monotonic()
-        self.deadline = self.started + self.limits.wall_s
-
-    def exited(self) -> bool:
-        """Whether the process has ended; it is not reaped, so that its group can still be killed by number."""
-        return os.waitid(os.P_PID, self.process.pid, os.WEXITED | os.WNOWAIT | os.WNOHANG) is not None
-
-    def write(self) -> None:
-        """Send what the pipe takes; forget the rest when nobody reads."""
-        assert self.process.stdin is not None
-        try:
-            self.pending = self.pending[os.write(self.process.stdin.fileno(), self.pending[:65536]) :]
-        except BlockingIOError:
-            pass
-        except BrokenPipeError:
-            self.pending = b""
-
-    def read(self, pipe) -> bool:
-        """Take one piece of output; False when there is none for now. Notes the end of the pipe and too much output."""
-        try:
-            data = os.read(pipe.fileno(), 65536)
-        except BlockingIOError:
-            return False
-        if not data:
-            self.open_outputs.discard(pipe)
-        elif pipe is self.process.stderr:
-            self.stderr += data[: STDERR_BYTES - len(self.stderr)]
-        else:
-            room = (self.limits.output_kb << 10) + len(READY) - len(self.stdout)
-            self.stdout += data[:room]
-            self.status = self.status or ("output" if len(data) > room else "")
-        return bool(data)
-
-    def drain(self) -> None:
-        """Take what an ended process left in its pipes (64 KiB at most, unless an orphan still writes)."""
-        for pipe in list(self.open_outputs):
-            for _ in range(16):
-                if not self.read(pipe):
-                    break
-
-    def through(self) -> bool:
-        """Whether it has ended or must end; notes in ``status`` the limit that was passed, if any."""
-        now = time.monotonic()
-        if self.status:
-            return True
-        if now >= self.deadline:
-            self.status = "timeout"
-        elif self.open_outputs and now < self.next_look:
-            return False
-        elif self.exited():
-            self.drain()
-            return True
-        elif self.folder and _disk_use(self.folder) > self.limits.disk_mb << 20:
-            self.status = "disk"
-        self.next_look = now + TICK_S
-        return bool(self.status)
-
-    def end(self) -> None:
-        """Kill the whole session, reap it and remove its folder."""
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self.process.pid, signal.SIGKILL)
-        self.process.wait()
-        for pipe in self.pipes:
-            pipe.close()
-        if self.folder:
-            shutil.rmtree(self.folder, ignore_errors=True)
-
-    def result(self) -> Run:
-        """How it ended. SandboxError if it was not even locked in."""
-        if self.stdout[:1] != READY:
-            why = self.stderr.decode(errors="replace").strip() or f"exit code {self.process.returncode}"
-            raise SandboxError(f"sandbox: the interpreter did not start: {why[-300:]}")
-        code = self.process.returncode
-        code = 128 - code if code < 0 else code
-        text = self.stdout[1:].decode(errors="replace").replace("\r\n", "\n").replace("\r", "\n")
-        status = self.status or ("ok" if code == 0 else "error")
-        return Run(text, self.stderr.decode(errors="replace"), status, code, time.monotonic() - self.started)
 
 
 class Sandbox:
@@ -216,8 +56,11 @@ class Sandbox:
                 f"({self.mechanisms}): use a machine with Landlock or user namespaces, or source generator"
             )
         self.spares, self.hash_seed = max(1, spares), hash_seed
-        self._waiting: list[_Interpreter] = []
-        self._server: _Interpreter | None = None
+        # One thread starts them all: the kernel ends an interpreter together with the thread that started it.
+        self._starter = ThreadPoolExecutor(1, thread_name_prefix="sandbox")
+        self._waiting: deque[Future[Interpreter]] = deque()
+        self._server: Interpreter | None = None
+        self._take_lock, self._server_lock = threading.Lock(), threading.Lock()
 
     def __enter__(self) -> Sandbox:
         return self
@@ -233,7 +76,7 @@ class Sandbox:
         """Run (program, stdin) pairs, ``spares`` at a time, each in an interpreter of its own; results in order."""
         results: list[Run | None] = [None] * len(programs)
         todo = iter(enumerate(programs))
-        running: dict[_Interpreter, int] = {}
+        running: dict[Interpreter, int] = {}
         with DefaultSelector() as selector:
             try:
                 while True:
@@ -261,40 +104,50 @@ class Sandbox:
 
         It is locked in like the others, but programs in it are not protected from each other.
         """
-        if self._server is None or self._server.exited():
-            self._end_server()
-            self._server = _Interpreter(self.limits, self.mechanisms, self.hash_seed, "serve")
-            self._server.begin(b"")
-            _receive(self._server, len(READY))
-        server, started = self._server, time.monotonic()
         source = json.dumps([program, stdin]).encode()
-        server.begin(len(source).to_bytes(4, "big") + source)
-        try:
-            answer = _receive(server, int.from_bytes(_receive(server, 4), "big"))
-        except TimeoutError:
-            self._end_server()
-            return Run("", "", "timeout", 128 + signal.SIGKILL, time.monotonic() - started)
+        with self._server_lock:
+            server, started = self._serving(), time.monotonic()
+            server.begin(len(source).to_bytes(4, "big") + source)
+            try:
+                answer = receive(server, int.from_bytes(receive(server, 4), "big"))
+            except TimeoutError:
+                server.end()
+                return Run("", "", "timeout", 128 + signal.SIGKILL, time.monotonic() - started)
         stdout, stderr, error = json.loads(answer)
         return Run(stdout, stderr + error, "error" if error else "ok", int(bool(error)), time.monotonic() - started)
 
     def close(self) -> None:
         """End every interpreter that still waits."""
         while self._waiting:
-            self._waiting.pop().end()
-        self._end_server()
-
-    def _end_server(self) -> None:
+            self._waiting.popleft().result().end()
         if self._server is not None:
             self._server.end()
             self._server = None
+        self._starter.shutdown()
 
-    def _take(self) -> _Interpreter:
-        """An interpreter started earlier, and another one started in its place."""
-        while self._waiting and self._waiting[0].exited():
-            self._waiting.pop(0).end()
-        while len(self._waiting) <= self.spares:
-            self._waiting.append(_Interpreter(self.limits, self.mechanisms, self.hash_seed, "once"))
-        return self._waiting.pop(0)
+    def _start(self, mode: str) -> Future[Interpreter]:
+        return self._starter.submit(Interpreter, self.limits, self.mechanisms, self.hash_seed, mode)
+
+    def _take(self) -> Interpreter:
+        """An interpreter started earlier, and another one on its way in its place."""
+        with self._take_lock:
+            while len(self._waiting) <= self.spares:
+                self._waiting.append(self._start("once"))
+            interpreter = self._waiting.popleft().result()
+        if interpreter.exited():
+            interpreter.end()
+            interpreter = self._start("once").result()
+        return interpreter
+
+    def _serving(self) -> Interpreter:
+        """The interpreter that serves trusted programs, started again if it has ended."""
+        if self._server is None or self._server.ended or self._server.exited():
+            if self._server is not None:
+                self._server.end()
+            self._server = self._start("serve").result()
+            self._server.begin(b"")
+            receive(self._server, len(READY))
+        return self._server
 
 
 def level_of(mechanisms: str) -> int:
@@ -336,30 +189,10 @@ def probe() -> str:
     return MECHANISMS[-1]
 
 
-def _receive(server: _Interpreter, count: int) -> bytes:
-    """Exactly ``count`` bytes from the serving interpreter, sending what is pending; TimeoutError at its deadline."""
-    sink, source, errors = (pipe.fileno() for pipe in server.pipes)
-    data = b""
-    while len(data) < count:
-        left = server.deadline - time.monotonic()
-        readable, writable, _ = select.select([source], [sink] if server.pending else [], [], max(0.0, left))
-        if left <= 0:
-            raise TimeoutError
-        if writable:
-            server.write()
-        if readable:
-            piece = os.read(source, count - len(data))
-            if not piece:
-                why = os.read(errors, 300).decode(errors="replace")
-                raise SandboxError(f"sandbox: the serving interpreter ended: {why}")
-            data += piece
-    return data
-
-
-def _advance(selector: BaseSelector, running: list[_Interpreter]) -> list[_Interpreter]:
+def _advance(selector: BaseSelector, running: list[Interpreter]) -> list[Interpreter]:
     """Move data for at most one tick; the interpreters that are through, no longer watched."""
     closing = any(not interpreter.open_outputs for interpreter in running)
-    for key, _ in selector.select(CLOSING_TICK_S if closing else TICK_S):
+    for key, _ in selector.select(0.001 if closing else TICK_S):
         interpreter, pipe = key.data, key.fileobj
         if pipe is interpreter.process.stdin:
             interpreter.write()
@@ -375,24 +208,3 @@ def _advance(selector: BaseSelector, running: list[_Interpreter]) -> list[_Inter
         if key.data in through:
             selector.unregister(key.fileobj)
     return through
-
-
-def _disk_use(folder: str) -> int:
-    """Bytes below ``folder``, each entry counted as at least one 4 KiB block; vanished entries count nothing."""
-    total = 0
-    for parent, folders, files in os.walk(folder):
-        for name in folders + files:
-            with contextlib.suppress(OSError):
-                total += max(4096, os.lstat(os.path.join(parent, name)).st_blocks * 512)
-    return total
-
-
-@functools.cache
-def _threads_of_user() -> int:
-    """Threads this user runs, generously: outside a user namespace RLIMIT_NPROC counts them all together."""
-    total = 256
-    for entry in os.scandir("/proc"):
-        with contextlib.suppress(OSError):
-            if entry.name.isdigit() and entry.stat().st_uid == os.geteuid():
-                total += len(os.listdir(f"/proc/{entry.name}/task"))
-    return total
