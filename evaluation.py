@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from curriculum import CurriculumConfig, eval_tasks, pool
-from env_wrapper import EnvConfig, Episode, Player, Query, play
+from env_wrapper import Action, EnvConfig, Episode, Player, Query, Task, parse_action, play
 
 
 @dataclass(frozen=True)
@@ -187,3 +187,63 @@ def summarise(episodes: Seq[Episode]) -> dict[str, Any]:
         "opponents": dict(Counter(e.task.opponent for e in episodes)),
         **{f"score/{game}": sum(scores) / len(scores) for game, scores in sorted(by_game.items())},
     }
+
+
+class _Recorder:
+    """A player that notes what it was shown, what it answered and what it thought of the alternatives."""
+
+    def __init__(self, player: Any) -> None:
+        self.player = player
+        self.turns: dict[int, list[dict[str, Any]]] = {}
+
+    def act(self, queries: Seq[Query]) -> list[Action]:
+        """Answer as the player does."""
+        probs = self.player.action_probs(queries) if queries[0].legal else [{} for _ in queries]
+        actions = self.player.act(queries)
+        for query, action, p in zip(queries, actions, probs, strict=True):
+            system, *_, user = (m["content"] for m in query.conversation)
+            turn = {"seat": query.seat, "user": user, "answer": action.text, "legal": query.legal, "probs": p,
+                    "action": parse_action(action.text, query.legal), "value": action.value}  # fmt: skip
+            turns = self.turns.setdefault(query.episode, [])
+            turns.append(turn if turns else {"system": system, **turn})
+        return actions
+
+
+def record(player: Any, env_config: EnvConfig, tasks: Seq[Task], step: int) -> list[dict[str, Any]]:
+    """Play tasks and return them turn by turn, as rows of ``episodes.jsonl`` for the replay viewer."""
+    recorder = _Recorder(player)
+    episodes = play(env_config, recorder, tasks)
+    rows = []
+    for number, episode in enumerate(episodes):
+        turns, info = recorder.turns.get(number, []), episode.info
+        if env_config.env_type == "openspiel" and episode.outcome != "failed":
+            _add_states(episode, turns)
+        kept = {key: info.get(key) for key in ("seat", "returns", "history")}
+        rows.append({"step": step, "game": episode.game, "task_id": episode.task.task_id, "seed": episode.task.seed,
+                     "opponent": episode.task.opponent, "score": episode.score, "outcome": episode.outcome,
+                     **kept, "turns": turns})  # fmt: skip
+    return rows
+
+
+def _add_states(episode: Episode, turns: list[dict[str, Any]]) -> None:
+    """Replay an episode's history and give every recorded turn the position it was asked at."""
+    from envs.openspiel import load_game
+
+    game = load_game(episode.task.task_id)
+    state, history, asked = game.new_initial_state(), list(episode.info["history"]), iter(turns)
+    turn = next(asked, None)
+    while history and not state.is_terminal():
+        together = game.num_players() if state.is_simultaneous_node() else 1
+        moves, history = history[:together], history[together:]
+        for player, _ in moves:
+            if turn and player == turn["seat"] and list(turn["legal"]) == state.legal_actions(player):
+                turn["state"] = str(state)
+                while turn and turn.get("action") is None:  # attempts that could not be read share the position
+                    turn = next(asked, None)
+                    if turn:
+                        turn["state"] = str(state)
+                turn = next(asked, None)
+        if together == 1:
+            state.apply_action(moves[0][1])
+        else:
+            state.apply_actions([action for _, action in moves])

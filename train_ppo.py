@@ -21,6 +21,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
@@ -31,9 +32,9 @@ import torch
 from torch import Tensor
 
 import utils
-from curriculum import Curriculum, CurriculumConfig
-from env_wrapper import EnvConfig, Episode, Query, Sequence, play
-from evaluation import GameResult, evaluate, first_tasks, result_table, summarise
+from curriculum import Curriculum, CurriculumConfig, eval_tasks
+from env_wrapper import Action, EnvConfig, Episode, Query, Sequence, play
+from evaluation import GameResult, evaluate, first_tasks, record, result_table, summarise
 from model import LoraConfig, ModelConfig, device_of
 from policy import Policy, load_policy
 from runlog import (
@@ -242,8 +243,20 @@ def collate(episodes: list[Episode], policy: Policy, ppo: PPOConfig, kl_coef: fl
     trained_M = weights_M > 0
     advantages_M[trained_M] = whiten(advantages_M[trained_M], game_M[trained_M])
     unit = [n for n, e, seat in seats for _ in e.sequences[seat]]
-    columns = (x_M.to(policy.device) for x_M in (old_M, values_M, advantages_M, returns_M, weights_M))
-    return Batch(sequences, unit, *columns, float(rewards_S.mean()), float(kl_M.mean()))
+    old_M, values_M, advantages_M, returns_M, weights_M = (
+        x_M.to(policy.device) for x_M in (old_M, values_M, advantages_M, returns_M, weights_M)
+    )
+    return Batch(
+        sequences,
+        unit,
+        old_M,
+        values_M,
+        advantages_M,
+        returns_M,
+        weights_M,
+        float(rewards_S.mean()),
+        float(kl_M.mean()),
+    )
 
 
 # ---------------------------------------------------------------------------------------------------------- update
@@ -296,7 +309,7 @@ def minibatches(units: int, ppo: PPOConfig, key: tuple[int, ...]) -> list[list[i
     return [order[i : i + size] for i in range(0, units, size)]
 
 
-def _backward(policy: Policy, batch: Batch, members: list[int], ppo: PPOConfig, totals: Counter) -> Tensor:
+def _backward(policy: Policy, batch: Batch, members: list[int], ppo: PPOConfig, totals: dict[str, Any]) -> Tensor:
     """Add the gradient of one optimizer step's sequences, micro-batch by micro-batch; return the loss."""
     count = batch.weights_M[torch.cat([batch.spans[i] for i in members])].sum().clamp(min=1)
     loss_sum = torch.zeros((), device=policy.device)
@@ -331,7 +344,7 @@ def ppo_update(
         of_unit.setdefault(unit, []).append(i)
     units = list(of_unit)
     parameters = list(policy.trainable().values())
-    totals: Counter = Counter()
+    totals: dict[str, Any] = Counter()
     stats = {"skipped": 0.0, "grad_norm": 0.0, "updates": 0.0, "epochs": 0.0}
     for epoch in range(ppo.ppo_epochs):
         before = (totals["approx_kl"], totals["decisions"])
@@ -409,7 +422,7 @@ class StoppablePlayer:
     policy: Policy
     stop: StopSignal
 
-    def act(self, queries: list[Query]) -> list[Any]:
+    def act(self, queries: Seq[Query]) -> list[Action]:
         """Answer, unless the run is to stop."""
         if self.stop.received:
             raise InterruptedStepError
@@ -537,6 +550,9 @@ def train(config: SimpleNamespace, resume: str | None, force_config: bool = Fals
     if start is not None:
         trainer.load(start)
     ppo, state = config.ppo, trainer.state
+    if state.step >= ppo.num_train_steps and (run_dir / "summary.json").exists():
+        print(f"{run_dir} is finished: {state.step} of {ppo.num_train_steps} steps, see {run_dir / 'summary.json'}")
+        return 0
     wandb = WandbLog(config.run.wandb_mode, run_dir, resolved, project=config.run.wandb_project)
     console = Console(ppo.num_train_steps, state.step)
     code = 1
@@ -587,8 +603,11 @@ def training_loop(trainer: Trainer, stop: StopSignal, console: Console, wandb: W
 
 
 def finish(trainer: Trainer, console: Console) -> None:
-    """Evaluate, write the summary, the final adapter and the curves, and show them."""
+    """Evaluate, write the summary, sample games, the final adapter and the curves, and show them."""
     results = trainer.evaluate()
+    tasks = [task for t in first_tasks(trainer.config.curriculum) for task in eval_tasks([(t, t)], 3, 1)]
+    rows = record(trainer.policy, trainer.config.env, tasks, trainer.state.step)
+    (trainer.run_dir / "episodes.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     checkpoint = trainer.save()
     final = utils.write_directory(trainer.run_dir / "final", trainer.policy.save)
     table, summary = result_table(trainer.state.before, results)
