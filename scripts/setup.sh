@@ -1,0 +1,79 @@
+#!/usr/bin/env bash
+# Set up .venv from the pinned requirements and say what this machine has. Run again, it downloads nothing twice.
+#
+#     bash scripts/setup.sh
+#     PYTHON=python3.12 bash scripts/setup.sh
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+fail() {
+    echo "setup: $*" >&2
+    exit 1
+}
+
+stamp=.venv/installed # holds the checksum of the requirements, once they are installed completely
+wanted="$(cksum <requirements.txt)"
+
+is_recent() { "$1" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; }
+
+make_venv() {
+    local python candidate
+    for candidate in "${PYTHON:-python3}" python3.13 python3.12 python3.11; do
+        if is_recent "$candidate"; then
+            python="$candidate"
+            break
+        fi
+    done
+    [[ -n "${python:-}" ]] || fail "no Python >= 3.11 found; install one, or name it: PYTHON=/path/to/python3.11 make train"
+    echo "setup: making .venv with $("$python" --version)"
+    "$python" -m venv --clear .venv || fail "$python cannot make virtual environments (Debian, Ubuntu: apt install python3-venv)"
+}
+
+check_disk() {
+    local free_gb
+    free_gb="$(df -Pk . | awk 'NR == 2 { print int($4 / 1048576) }')"
+    [[ "$free_gb" -ge 3 ]] || fail "$free_gb GB free on this disk: .venv takes 2 GB, up to 8 GB with CUDA"
+    echo "setup: $free_gb GB free on this disk; .venv takes 2 GB, up to 8 GB with CUDA"
+}
+
+install() {
+    local pip=(.venv/bin/python -m pip install --quiet --disable-pip-version-check)
+    check_disk
+    if ! .venv/bin/python -m pip show --quiet torch 2>/dev/null && [[ "$(uname)" == Linux ]] && ! command -v nvidia-smi >/dev/null; then
+        echo "setup: no NVIDIA driver here, and PyPI's torch brings gigabytes of CUDA along; to save them, start again with"
+        echo "setup:     PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu"
+    fi
+    # First and alone: resolved together with the others, another build of torch may be chosen and downloaded.
+    echo "setup: installing torch"
+    "${pip[@]}" "$(grep '^torch==' requirements.txt)"
+    echo "setup: installing the rest of requirements.txt"
+    "${pip[@]}" -r requirements.txt
+    echo "$wanted" >"$stamp"
+}
+
+report() {
+    .venv/bin/python - <<'EOF'
+import sys
+
+try:
+    import pyspiel
+    import torch
+except ImportError as error:
+    sys.exit(f"setup: installed, but unusable on this system: {error}")
+
+print(f"setup: Python {sys.version.split()[0]}, torch {torch.__version__}")
+print(f"setup: pyspiel works, {len(pyspiel.registered_names())} games")
+if torch.cuda.is_available():
+    device = torch.cuda.get_device_properties(0)
+    print(f"setup: CUDA works: {device.name}, {device.total_memory / 1e9:.0f} GB")
+    print("setup: next: make train, or make train CONFIG=config/train_config.json for Qwen3-4B in 4 bits")
+else:
+    print("setup: no CUDA device: the tiny model trains on the CPU, the Qwen models need a GPU")
+    print("setup: next: make train")
+EOF
+}
+
+is_recent .venv/bin/python || make_venv
+[[ "$(cat "$stamp" 2>/dev/null)" == "$wanted" ]] || install
+touch "$stamp" # make compares its time with that of the requirements
+report
