@@ -1,0 +1,138 @@
+// Charts as plain SVG. A panel has lines ({x, y, mean, low, high, label, colour, dash}) or a stack of shares.
+const W = 400, H = 210, PAD = {left: 46, right: 10, top: 8, bottom: 22};
+const DASHES = ["", "6 3", "2 3", "8 3 2 3"];
+const COLOURS = 7;
+
+const colour = (i) => `var(--c${i % COLOURS})`;
+const escapeText = (s) => String(s).replace(/[&<>"']/g, (c) => `&#${c.charCodeAt(0)};`);
+
+function short(v) {
+  if (v === null || v === undefined || Number.isNaN(v)) return "–";
+  const a = Math.abs(v);
+  if (a !== 0 && (a < 1e-3 || a >= 1e6)) return v.toExponential(1);
+  if (a >= 1000) return Math.round(v).toLocaleString("en");
+  return String(Number(v.toPrecision(3)));
+}
+
+function ticks(low, high, count) {
+  const raw = (high - low) / count, power = 10 ** Math.floor(Math.log10(raw));
+  const step = [1, 2, 2.5, 5, 10].map((m) => m * power).find((s) => s >= raw * 0.999);
+  const found = [];
+  for (let i = Math.ceil(low / step - 1e-9); i * step <= high + step * 1e-9; i++) found.push(Number((i * step).toPrecision(12)));
+  return found;
+}
+
+function extent(panel) {
+  if (panel.stack || panel.limits) return panel.limits || [0, 1];
+  let low = Infinity, high = -Infinity;
+  for (const line of panel.lines) {
+    // The band of the first few steps is wide and says little: lines set the scale.
+    for (const v of line.mean.length && panel.lines.length > 3 ? line.mean : line.y) { low = Math.min(low, v); high = Math.max(high, v); }
+  }
+  const room = (high - low) * 0.06 || Math.abs(high) * 0.1 || 1;
+  return [low >= 0 && low < high * 0.5 ? 0 : low - room, high + room];
+}
+
+function scales(panel) {
+  const xs = panel.stack ? [panel.x] : panel.lines.map((l) => l.x);
+  const x0 = Math.min(...xs.map((x) => x[0])), x1 = Math.max(...xs.map((x) => x[x.length - 1]));
+  const [y0, y1] = extent(panel);
+  const sx = (x) => PAD.left + (x1 > x0 ? (x - x0) / (x1 - x0) : 0.5) * (W - PAD.left - PAD.right);
+  const sy = (y) => H - PAD.bottom - (Math.max(y0, Math.min(y1, y)) - y0) / (y1 - y0) * (H - PAD.top - PAD.bottom);
+  return {sx, sy, x0, x1, y0, y1};
+}
+
+const path = (xs, ys, s) => xs.map((x, i) => `${i ? "L" : "M"}${s.sx(x).toFixed(1)} ${s.sy(ys[i]).toFixed(1)}`).join("");
+const area = (xs, low, high, s) => path(xs, high, s) + path([...xs].reverse(), [...low].reverse(), s).replace("M", "L") + "Z";
+
+function drawLine(line, panel, s) {
+  const paint = `stroke="${colour(line.colour)}" fill="none"`, dash = `stroke-dasharray="${DASHES[line.dash % DASHES.length]}"`;
+  let out = "";
+  if (line.mean.length) {
+    if (panel.lines.length <= 8) out += `<path d="${area(line.x, line.low, line.high, s)}" fill="${colour(line.colour)}" opacity=".16"/>`;
+    if (panel.lines.length <= 3) out += `<path d="${path(line.x, line.y, s)}" ${paint} stroke-width=".8" opacity=".35"/>`;
+  }
+  const ys = line.mean.length ? line.mean : line.y;
+  out += `<path d="${path(line.x, ys, s)}" ${paint} ${dash} stroke-width="1.7" stroke-linejoin="round"/>`;
+  if (panel.marks || line.x.length === 1) {
+    out += line.x.map((x, i) => `<circle cx="${s.sx(x)}" cy="${s.sy(ys[i])}" r="3" fill="${colour(line.colour)}"/>`).join("");
+  }
+  return `<g class="line">${out}</g>`;
+}
+
+function drawStack(panel, s) {
+  let low = panel.x.map(() => 0), out = "";
+  panel.stack.forEach((part, i) => {
+    const high = low.map((v, j) => v + part.y[j]);
+    out += `<path d="${area(panel.x, low, high, s)}" fill="${colour(i)}" opacity=".8"/>`;
+    low = high;
+  });
+  return out;
+}
+
+function drawAxes(s, stages) {
+  let out = "";
+  for (const y of ticks(s.y0, s.y1, 5)) {
+    out += `<line class="axis" x1="${PAD.left}" x2="${W - PAD.right}" y1="${s.sy(y)}" y2="${s.sy(y)}"/>`;
+    out += `<text x="${PAD.left - 6}" y="${s.sy(y) + 3.5}" text-anchor="end">${short(y)}</text>`;
+  }
+  for (const x of ticks(s.x0, s.x1 > s.x0 ? s.x1 : s.x0 + 1, 5).filter((t) => t <= s.x1)) {
+    out += `<text x="${s.sx(x)}" y="${H - 6}" text-anchor="middle">${short(x)}</text>`;
+  }
+  for (const [step, text] of stages) {
+    out += `<line class="stage" x1="${s.sx(step)}" x2="${s.sx(step)}" y1="${PAD.top}" y2="${H - PAD.bottom}"><title>${escapeText(text)}</title></line>`;
+  }
+  return out;
+}
+
+function legend(entries) {
+  const key = (e) => `<svg viewBox="0 0 22 8"><line x1="0" x2="22" y1="4" y2="4" stroke="${colour(e.colour)}" stroke-width="2.5" stroke-dasharray="${DASHES[e.dash % DASHES.length]}"/></svg>`;
+  return entries.map((e, i) => `<span data-line="${i}">${key(e)}${escapeText(e.label)}</span>`).join("");
+}
+
+function nearest(xs, x) {
+  let low = 0, high = xs.length - 1;
+  while (high - low > 1) { const middle = (low + high) >> 1; if (xs[middle] < x) low = middle; else high = middle; }
+  return x - xs[low] <= xs[high] - x ? low : high;
+}
+
+function readout(panel, entries, x) {
+  const value = (e) => { const xs = e.x || panel.x, i = nearest(xs, x); return (e.mean && e.mean.length ? e.mean : e.y)[i]; };
+  const first = entries[0].x || panel.x;
+  const stage = panel.stages.filter(([step]) => step <= x).pop();
+  const lines = entries.map((e) => `${legend([e])} <b>${short(value(e))}</b>`);
+  return `step ${short(first[nearest(first, x)])}${stage ? ` · ${escapeText(stage[1])}` : ""}<br>${lines.join("<br>")}`;
+}
+
+function chart(panel) {
+  const box = document.createElement("div"), s = scales(panel);
+  const entries = panel.stack ? panel.stack.map((p, i) => ({...p, colour: i, dash: 0})) : panel.lines;
+  box.className = "chart";
+  box.innerHTML = `<h3>${escapeText(panel.title)} <small>${escapeText(panel.unit || "")}</small></h3>
+    <svg viewBox="0 0 ${W} ${H}" role="img" aria-label="${escapeText(panel.title)}">
+    ${panel.stack ? drawStack(panel, s) : ""}${drawAxes(s, panel.stages)}
+    ${panel.stack ? "" : panel.lines.map((l) => drawLine(l, panel, s)).join("")}
+    <line class="stage cursor" y1="${PAD.top}" y2="${H - PAD.bottom}" visibility="hidden"/></svg>
+    <div class="legend">${entries.length > 1 ? legend(entries) : ""}</div><div class="tip" hidden></div>`;
+  const svg = box.querySelector("svg"), tip = box.querySelector(".tip"), cursor = box.querySelector(".cursor");
+  svg.addEventListener("pointermove", (event) => {
+    const frame = svg.getBoundingClientRect(), at = (event.clientX - frame.left) / frame.width * W;
+    const share = Math.max(0, Math.min(1, (at - PAD.left) / (W - PAD.left - PAD.right)));
+    const x = s.x0 + share * (s.x1 - s.x0);
+    tip.innerHTML = readout(panel, entries, x);
+    tip.hidden = false;
+    tip.style.left = share > 0.5 ? "54px" : "auto";
+    tip.style.right = share > 0.5 ? "auto" : "16px";
+    tip.style.top = "34px";
+    cursor.setAttribute("x1", s.sx(x));
+    cursor.setAttribute("x2", s.sx(x));
+    cursor.setAttribute("visibility", "visible");
+  });
+  box.querySelector(".legend").addEventListener("pointerover", (event) => {
+    const chosen = event.target.closest("[data-line]")?.dataset.line;
+    svg.querySelectorAll(".line").forEach((g, i) => g.classList.toggle("dim", chosen !== undefined && String(i) !== chosen));
+  });
+  box.querySelector(".legend").addEventListener("pointerleave", () => svg.querySelectorAll(".dim").forEach((g) => g.classList.remove("dim")));
+  svg.addEventListener("pointerleave", () => { tip.hidden = true; cursor.setAttribute("visibility", "hidden"); });
+  return box;
+}
