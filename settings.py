@@ -139,7 +139,7 @@ class _Reader:
             raise ConfigError(f"{self.source}expected an object with the keys {', '.join(self.sections)}")
         for name, part in data.items():
             if name not in self.sections:
-                raise self.unknown(name, part)
+                raise self.unknown(name, part, self.sections)
             values[name].update(self.arguments(self.sections[name], part, name))
 
     def arguments(self, cls: type, data: Any, path: str) -> dict[str, Any]:
@@ -187,7 +187,7 @@ class _Reader:
     def wrong(self, path: str, value: Any, hint: Any, limits: Mapping[str, Any]) -> ConfigError:
         return ConfigError(f"{self.source}{_name(path)} = {_show(value)}: expected {_describe(hint, limits)}")
 
-    def unknown(self, path: str, value: Any, siblings: Iterable[str] = ()) -> ConfigError:
+    def unknown(self, path: str, value: Any, siblings: Iterable[str]) -> ConfigError:
         everywhere = [f"{name}.{key}" for name, cls in self.sections.items() for key in _knobs(cls)]
         nearest = max([*siblings, *everywhere], key=lambda known: _likeness(path[:99], known))
         return ConfigError(f"{self.source}{_name(path)} = {_show(value)}: no such key; the nearest is {nearest}")

@@ -15,6 +15,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -325,6 +326,7 @@ def _seal(manifest: dict[str, Any]) -> str:
     return json.dumps(manifest | {"digest": hashlib.sha256(body.encode()).hexdigest()}, indent=1, sort_keys=True)
 
 
+@cache
 def _versions() -> dict[str, str]:
     installed = {dist.name.lower().replace("-", "_"): dist.version for dist in metadata.distributions()}
     return {"python": sys.version.split()[0], **{name: installed[name] for name in LIBRARIES if name in installed}}

@@ -1,0 +1,30 @@
+"""A small checkpoint to save, for the tests of checkpoints."""
+
+import torch
+
+from utils import save_checkpoint
+
+
+def write_adapter(folder):
+    (folder / "adapter_model.safetensors").write_bytes(bytes(range(256)) * 4)
+    (folder / "chat_templates").mkdir()
+    (folder / "chat_templates" / "tool.jinja").write_text("{{ messages }}")
+
+
+def save(run_dir, step, **options):
+    options = {
+        "documents": {"trainer_state": {"step": step, "kl_coef": 0.1}, "run_config": {"ppo": {"gamma": 0.99}}},
+        "tensors": {"optimizer": {"exp_avg/a": torch.full((3, 2), float(step))}},
+        "base": {"model": "tiny", "revision": "abc"},
+        "write": write_adapter,
+    } | options
+    return save_checkpoint(run_dir, step, options.pop("write"), **options)
+
+
+def names(folder):
+    return sorted(path.name for path in folder.iterdir())
+
+
+def damage(path):
+    with (path / "adapter_model.safetensors").open("r+b") as file:
+        file.write(b"damage")

@@ -1,0 +1,266 @@
+"""Reading configuration: what is accepted, and one line for everything else."""
+
+import dataclasses
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from curriculum import CurriculumConfig
+from env_wrapper import EnvConfig
+from settings import ConfigError, config_dict, config_diff, knob, load_config, read_json
+
+CONFIG = Path(__file__).parents[1] / "config"
+
+
+@dataclass(frozen=True)
+class Item:
+    name: str
+    weight: float = knob(1.0, min=0)
+
+
+@dataclass(frozen=True)
+class PPO:
+    learning_rate: float = knob(1e-5, above=0, max=1)
+    batch_size: int = knob(8, min=1)
+    target_kl: float | None = knob(None, min=0)
+    adap_kl_ctrl: bool = True
+    modules: list[str] = knob(["q", "v"], choices=("q", "k", "v"))  # noqa: RUF009
+
+    def __post_init__(self):
+        if self.batch_size % 2:
+            raise ValueError(f"batch_size {self.batch_size} is not even")
+
+
+@dataclass(frozen=True)
+class Env:
+    mode: Literal["local", "url"] = "local"
+    opponent: str | dict[str, float] = "random"
+    ranges: list[str | tuple[int, int]] = knob([])  # noqa: RUF009
+    items: tuple[Item, ...] = ()
+
+
+SECTIONS = {"ppo": PPO, "env": Env}
+
+
+def write(path, text):
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def test_later_files_and_sets_win_key_by_key(tmp_path):
+    first = write(tmp_path / "a.json", '{"ppo": {"learning_rate": 1, "batch_size": 4}, "env": {"mode": "url"}}')
+    second = write(tmp_path / "b.json", '{"ppo": {"batch_size": 6, "modules": ["k"]}}')
+    config = load_config(SECTIONS, [first, second], ["ppo.target_kl=0.5", "env.opponent=mcts:50x1"])
+    assert config["ppo"] == PPO(learning_rate=1.0, batch_size=6, target_kl=0.5, modules=["k"])
+    assert type(config["ppo"].learning_rate) is float
+    assert config["env"] == Env(mode="url", opponent="mcts:50x1")
+
+
+def test_defaults_are_not_shared_between_instances():
+    PPO().modules.append("x")
+    assert PPO().modules == ["q", "v"]
+
+
+def test_nested_values_become_their_types():
+    sets = ['env.ranges=["go", [1, 2]]', 'env.items=[{"name": "a"}, {"name": "b", "weight": 2}]', "env.opponent={}"]
+    env = load_config(SECTIONS, sets=sets)["env"]
+    assert env == Env(ranges=["go", (1, 2)], items=(Item("a"), Item("b", 2.0)), opponent={})
+
+
+def test_resolved_configuration_reads_back_equal(tmp_path):
+    config = load_config(SECTIONS, sets=["env.ranges=[[1, 2]]", 'env.items=[{"name": "a"}]', "ppo.learning_rate=3e-7"])
+    file = write(tmp_path / "run_config.json", json.dumps(config_dict(config)))
+    assert load_config(SECTIONS, [file]) == config
+
+
+def test_part_of_a_configuration(tmp_path):
+    file = write(tmp_path / "run_config.json", '{"ppo": {"batch_size": 2}, "other": {"x": 1}}')
+    assert load_config({"ppo": PPO}, [file], skip_unknown_sections=True)["ppo"].batch_size == 2
+    with pytest.raises(ConfigError, match=r"other = .*no such key"):
+        load_config({"ppo": PPO}, [file])
+
+
+BROKEN_SETS = {
+    "ppo.batch_size=0": "--set: ppo.batch_size = 0: expected an integer >= 1",
+    "ppo.batch_size=8.0": "--set: ppo.batch_size = 8.0: expected an integer >= 1",
+    "ppo.batch_size=true": "--set: ppo.batch_size = true: expected an integer >= 1",
+    "ppo.batch_size=many": '--set: ppo.batch_size = "many": expected an integer >= 1',
+    "ppo.batch_size=3": "ppo: batch_size 3 is not even",
+    "ppo.batch_sise=8": "--set: ppo.batch_sise = 8: no such key; the nearest is ppo.batch_size",
+    "env.batch_size=8": "--set: env.batch_size = 8: no such key; the nearest is ppo.batch_size",
+    "learning_rate=1": "--set: learning_rate = 1: no such key; the nearest is ppo.learning_rate",
+    "ppo.learning_rate=0": "--set: ppo.learning_rate = 0: expected a number > 0 and <= 1",
+    "ppo.learning_rate=2": "--set: ppo.learning_rate = 2: expected a number > 0 and <= 1",
+    "ppo.learning_rate=NaN": '--set: ppo.learning_rate: "NaN" is not allowed: numbers are finite',
+    "ppo.learning_rate=-Infinity": '--set: ppo.learning_rate: "-Infinity" is not allowed: numbers are finite',
+    "ppo.learning_rate=1e999": '--set: ppo.learning_rate: "1e999" is not allowed: numbers are finite',
+    "ppo.learning_rate=null": "--set: ppo.learning_rate = null: expected a number > 0 and <= 1",
+    "ppo.target_kl=-1": "--set: ppo.target_kl = -1: expected a number >= 0 or null",
+    "ppo.adap_kl_ctrl=1": "--set: ppo.adap_kl_ctrl = 1: expected true or false",
+    'ppo.modules=["q", "x"]': '--set: ppo.modules[1] = "x": expected one of "q", "k", "v"',
+    "ppo.modules=q": '--set: ppo.modules = "q": expected a list of (one of "q", "k", "v")',
+    "env.mode=docker": '--set: env.mode = "docker": expected one of "local", "url"',
+    'env.opponent={"random": "x"}': (
+        "--set: env.opponent = {'random': 'x'}: expected a string or an object of (a number)"
+    ),
+    "env.ranges=[[1]]": "--set: env.ranges[0] = [1]: expected a string or a list of [an integer, an integer]",
+    "env.items=[{}]": "--set: env.items[0].name is missing: expected a string",
+    'env.items=[{"name": "a", "wieght": 1}]': (
+        "--set: env.items[0].wieght = 1: no such key; the nearest is env.items[0].weight"
+    ),
+    'env.items=[{"name": "a", "weight": -1}]': "--set: env.items[0].weight = -1: expected a number >= 0",
+    "env.items=[7]": "--set: env.items[0] = 7: expected an object with the keys name, weight",
+    "ppo=3": "--set: ppo = 3: expected an object with the keys "
+    "learning_rate, batch_size, target_kl, adap_kl_ctrl, modules",
+    "ppo.batch_size": '--set: expected KEY.PATH=VALUE, not "ppo.batch_size"',
+    'ppo={"batch_size": 2, "batch_size": 4}': '--set: ppo: the key "batch_size" stands twice in one object',
+}
+
+
+@pytest.mark.parametrize("item", BROKEN_SETS)
+def test_broken_set(item):
+    with pytest.raises(ConfigError) as error:
+        load_config(SECTIONS, sets=[item])
+    assert str(error.value) == BROKEN_SETS[item]
+
+
+BROKEN_FILES = {
+    b'{"ppo": {"batch_size": 8,\n "learning_rate": }}': "invalid JSON in line 2: Expecting value",
+    b'{"ppo": {"batch_size": 8, "batch_size": 8}}': 'the key "batch_size" stands twice in one object',
+    b'{"ppo": {"learning_rate": NaN}}': '"NaN" is not allowed: numbers are finite',
+    b'{"ppo": {"batch_size": -2}}': "ppo.batch_size = -2: expected an integer >= 1",
+    b'{"pop": {"batch_size": 2}}': "pop = {'batch_size': 2}: no such key; the nearest is ppo",
+    b"[]": "expected an object with the keys ppo, env",
+    b"": "invalid JSON in line 1: Expecting value",
+    b"\xff\xfe{": "is not UTF-8 text",
+    b"[" * 100_000: "invalid JSON: nested too deeply",
+    b'{"ppo": {"batch_size": ' + b"9" * 5000 + b"}}": "invalid JSON: a number too long",
+}
+
+
+@pytest.mark.parametrize("text", BROKEN_FILES, ids=range(len(BROKEN_FILES)))
+def test_broken_file_is_named_with_the_mistake(tmp_path, text):
+    file = tmp_path / "broken.json"
+    file.write_bytes(text)
+    with pytest.raises(ConfigError) as error:
+        load_config(SECTIONS, [file])
+    assert str(error.value) == f"{file}: {BROKEN_FILES[text]}"
+
+
+def test_missing_file_and_folder(tmp_path):
+    with pytest.raises(ConfigError, match=r"no\.json: cannot be read: No such file"):
+        read_json(tmp_path / "no.json")
+    with pytest.raises(ConfigError, match="cannot be read: Is a directory"):
+        read_json(tmp_path)
+
+
+def test_byte_order_mark_is_accepted(tmp_path):
+    file = tmp_path / "windows.json"
+    file.write_bytes(b'\xef\xbb\xbf{"ppo": {}}')
+    assert read_json(file) == {"ppo": {}}
+
+
+def test_diff_names_each_key():
+    old = {"ppo": {"gamma": 0.99, "gone": None, "same": [1]}}
+    new = {"ppo": {"gamma": 1.0, "same": [1]}, "run": {"seed": 1}}
+    assert config_diff(old, new) == ["ppo.gamma: 0.99 -> 1.0", "ppo.gone: null -> null", "run: null -> {'seed': 1}"]
+    assert config_diff(old, old) == []
+
+
+def key_paths(cls):
+    return [field.name for field in dataclasses.fields(cls)]
+
+
+REAL = {"env": EnvConfig, "curriculum": CurriculumConfig, "ppo": PPO, "own": Env}
+KEYS = [*REAL, *(key for cls in REAL.values() for key in key_paths(cls)), "name", "games", "opponent", "threshold"]
+scalars = st.one_of(
+    st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=8), st.sampled_from(["random", "mcts", "go"])
+)
+keys = st.one_of(st.sampled_from(KEYS), st.text(max_size=5))
+values = st.recursive(
+    scalars, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(keys, inner, max_size=4), max_leaves=12
+)
+stages = st.fixed_dictionaries({"name": scalars, "games": st.lists(values, max_size=2)}, optional={"opponent": values})
+documents = st.one_of(
+    values,
+    st.dictionaries(st.sampled_from(sorted(REAL)), st.dictionaries(keys, values, max_size=4), max_size=3),
+    st.fixed_dictionaries({"curriculum": st.fixed_dictionaries({"stages": st.lists(stages, max_size=2)})}),
+)
+
+
+def only_one_line_errors(files=(), sets=()):
+    message = ""
+    try:
+        load_config(REAL, files, sets)
+    except ConfigError as error:
+        message = str(error)
+    assert message.isprintable()
+    assert len(message) < 1000
+
+
+@settings(max_examples=300, deadline=None)
+@given(documents)
+def test_any_json_gives_a_configuration_or_one_line(tmp_path_factory, document):
+    file = write(tmp_path_factory.getbasetemp() / "fuzz.json", json.dumps(document))
+    only_one_line_errors([file])
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.data())
+def test_any_damage_to_a_shipped_file_gives_a_configuration_or_one_line(tmp_path_factory, data):
+    text = bytearray((CONFIG / "curriculum_config.json").read_bytes())
+    for _ in range(data.draw(st.integers(1, 4))):
+        at = data.draw(st.integers(0, len(text) - 1))
+        text[at : at + data.draw(st.integers(0, 3))] = data.draw(st.binary(max_size=3))
+    file = tmp_path_factory.getbasetemp() / "damaged.json"
+    file.write_bytes(text)
+    only_one_line_errors([file])
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.one_of(st.text(max_size=30), st.builds(lambda key, value: f"own.{key}={value}", keys, st.text(max_size=20))))
+def test_any_set_gives_a_configuration_or_one_line(item):
+    only_one_line_errors(sets=[item])
+
+
+# ------------------------------------------------------------------------------------------- the files in config/
+
+
+@pytest.fixture(scope="module")
+def trainer():
+    import train_ppo
+
+    return train_ppo
+
+
+def test_default_files_list_every_knob_with_its_default(trainer):
+    """A new knob, or another default, must be seen here: in the file that users read."""
+    shipped = {}
+    for name in trainer.DEFAULT_FILES:
+        shipped |= read_json(CONFIG.parent / name)
+    assert list(shipped) != []
+    assert {name: list(part) for name, part in shipped.items()} == {
+        name: key_paths(cls) for name, cls in trainer.SECTIONS.items()
+    }
+    defaults = {name: cls() for name, cls in trainer.SECTIONS.items() if name != "curriculum"}
+    assert {name: shipped[name] for name in defaults} == config_dict(defaults)
+
+
+def test_default_stages(trainer):
+    stages = load_config(trainer.SECTIONS, [CONFIG / "curriculum_config.json"])["curriculum"].stages
+    assert [(s.name, s.gate) for s in stages] == [("easy", "random"), ("medium", "random"), ("hard", "mcts")]
+
+
+@pytest.mark.parametrize("preset", sorted(path.name for path in (CONFIG / "presets").glob("*.json")))
+def test_preset_loads_and_changes_something(trainer, preset):
+    files = [CONFIG.parent / name for name in trainer.DEFAULT_FILES]
+    base = config_dict(load_config(trainer.SECTIONS, files))
+    changed = config_dict(load_config(trainer.SECTIONS, [*files, CONFIG / "presets" / preset]))
+    given_keys = {f"{s}.{key}" for s, part in read_json(CONFIG / "presets" / preset).items() for key in part}
+    assert config_diff(base, changed)
+    assert {line.split(":")[0] for line in config_diff(base, changed)} <= given_keys
