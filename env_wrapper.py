@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import os
 from collections import deque
@@ -158,7 +159,11 @@ class Action:
 
 @dataclass
 class Episode:
-    """A played task. ``sequences[seat]`` are the sequences of each seat the current policy controlled."""
+    """A played task. ``sequences[seat]`` are the sequences of each seat the current policy controlled.
+
+    ``info``: seat (the task's), returns and scores of all seats (None unless the game ended), history, length,
+    n_decisions ({seat: decisions asked}), forced and retries (counts); of a failed episode only error.
+    """
 
     task: Task
     game: str
@@ -279,14 +284,12 @@ class _Run:
         except Exception as error:
             self.episode.outcome = "failed"
             self.episode.info["error"] = f"{type(error).__name__}: {error}"
-            self.close()
+            self.abandon()
 
-    def close(self) -> None:
-        try:
+    def abandon(self) -> None:
+        """Close the environment whatever it says."""
+        with contextlib.suppress(Exception):
             self.env.close()
-        except Exception as error:
-            self.episode.outcome = "failed"
-            self.episode.info.setdefault("error", f"{type(error).__name__}: {error}")
 
     def _is_forced(self) -> bool:
         return self.config.protocol != "affinetes" and len(self.step.legal) == 1
@@ -322,12 +325,12 @@ class _Run:
             self.n_decisions[seat] = self.n_decisions.get(seat, 0) + 1
 
     def _finish(self, outcome: str, score: float = 0.0) -> None:
+        self.env.close()
         info = self.step.info
         kept = {key: info.get(key) for key in ("seat", "returns", "scores", "history")}
         counted = {"n_decisions": self.n_decisions, "forced": self.forced, "retries": self.retries}
         self.episode.outcome, self.episode.score = outcome, score
         self.episode.info = kept | counted | {"length": len(info["history"])}
-        self.close()
 
 
 def _is_slow(config: EnvConfig, tasks: Seq[Task]) -> bool:
@@ -368,10 +371,10 @@ def play(env_config: EnvConfig | dict[str, Any], player: Player, tasks: Seq[Task
                 stepping[i] = step_all(_Run.advance, active, _act(player, active))
     finally:
         if pool:
-            pool.shutdown()
+            pool.shutdown(cancel_futures=True)
         for run in runs:
             if run.running:
-                run.close()
+                run.abandon()
     return [run.episode for run in runs]
 
 
