@@ -327,7 +327,7 @@ def _backward(policy: Policy, batch: Batch, members: list[int], ppo: PPOConfig, 
         loss_sum += loss.detach() / count
         for name, value in stats.items():
             totals[name] = max(totals[name], value) if name == "ratio_max" else totals[name] + value
-    totals["decisions"] += count
+    totals["decisions"] = totals["decisions"] + count  # += would change the caller's earlier reading in place
     return loss_sum
 
 
