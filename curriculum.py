@@ -11,7 +11,7 @@ from typing import Any, Literal
 import games
 from env_wrapper import Task
 from envs.opponents import parse_opponent
-from utils import knob, uniform
+from utils import ConfigError, knob, uniform
 
 # The environment derives seat, deal and opponent from the seed. Half of the seeds NumPy takes are for training; the
 # other half is for evaluation only (its last few thousand are left out: offsets of the seed must stay below 2^32).
@@ -244,7 +244,7 @@ class Curriculum:
         """Go on from ``state_dict``'s result.
 
         Raises:
-            ValueError: it is malformed, or of a stage that the configuration does not have.
+            ConfigError: it is malformed, or of a stage that the configuration does not have.
         """
         names = [stage.name for stage in self.config.stages]
         try:
@@ -257,8 +257,8 @@ class Curriculum:
             }
             rates = {(int(game), str(opponent)): float(rate) for game, opponent, rate in state["rates"]}
             events = [dict(event) for event in state["events"]]
-        except (KeyError, TypeError, ValueError, AttributeError) as exc:
-            raise ValueError(f"curriculum state does not fit the stages {', '.join(names)}: {exc!r}") from exc
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as exc:
+            raise ConfigError(f"curriculum state does not fit the stages {', '.join(names)}: {exc!r}") from exc
         self._stage, self._episodes, self._rates, self.events = stage, episodes, rates, events
         self._window = deque(window, maxlen=self.config.window)
         self._buffer = buffer
