@@ -10,11 +10,13 @@ import resource
 import signal
 import sys
 import traceback
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import IO, Any
 
+from env_wrapper import Action, Query
 from utils import (
     CheckpointError,
     ConfigError,
@@ -150,6 +152,28 @@ class StopSignal:
         if self.received:
             os._exit(128 + number)
         self.received = number
+
+
+class InterruptedRolloutError(Exception):
+    """A signal arrived at a point where nothing of the step has been applied yet."""
+
+
+@dataclass
+class StoppablePlayer:
+    """The policy, leaving the rollout when a signal has arrived: the step has changed nothing so far."""
+
+    policy: Any
+    stop: StopSignal
+
+    def act(self, queries: Sequence[Query]) -> list[Action]:
+        """Answer, unless the run is to stop."""
+        if self.stop.received:
+            raise InterruptedRolloutError
+        return self.policy.act(queries)
+
+    def release(self, episodes: list[int]) -> None:
+        """Pass on which episodes ended."""
+        self.policy.release(episodes)
 
 
 class Console:

@@ -14,14 +14,12 @@ adaptive KL https://arxiv.org/abs/1909.08593, clip-higher https://arxiv.org/abs/
 
 from __future__ import annotations
 
-import argparse
 import json
 import logging
 import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
@@ -32,14 +30,19 @@ import torch
 from torch import Tensor
 
 import utils
-from curriculum import Curriculum, CurriculumConfig, eval_tasks
-from env_wrapper import Action, EnvConfig, Episode, Query, Sequence, play
+from curriculum import Curriculum, eval_tasks
+from env_wrapper import Episode, Sequence, play
 from evaluation import GameResult, evaluate, first_tasks, record, result_table, summarise
-from model import LoraConfig, ModelConfig, device_of
+from model import device_of
+from options import SECTIONS as SECTIONS  # part of the public names, for programs built on the trainer
+from options import PPOConfig, parse_args, read_config
+from options import RunConfig as RunConfig
 from policy import Policy, load_policy
 from runlog import (
     Console,
+    InterruptedRolloutError,
     MetricsLog,
+    StoppablePlayer,
     StopSignal,
     WandbLog,
     find_checkpoint,
@@ -48,76 +51,11 @@ from runlog import (
     progress_line,
     setup_logging,
 )
-from utils import ConfigError, knob
+from utils import ConfigError
 
 log = logging.getLogger(__name__)
 
-# ----------------------------------------------------------------------------------------------------- configuration
-
-
-@dataclass(frozen=True)
-class PPOConfig:
-    """The algorithm. Every number is a choice explained in docs/metrics.md and measured in docs/results.md."""
-
-    learning_rate: float = knob(1e-5, above=0)
-    lr_final: float = knob(1.0, min=0, max=1)  # share of the learning rate left at the last step (linear decay)
-    num_train_steps: int = knob(10_000, min=1)
-    batch_size: int = knob(8, min=1)  # games a step
-    mini_batch_size: int = knob(2, min=1)  # games in one forward and backward pass
-    gradient_accumulation_steps: int = knob(1, min=1)  # such passes per optimizer step
-    ppo_epochs: int = knob(4, min=1)
-    cliprange: float = knob(0.2, above=0, max=1)
-    cliprange_high: float | None = knob(None, above=0)  # upper clip range where it differs
-    cliprange_value: float = knob(0.2, above=0)
-    vf_coef: float = knob(0.1, min=0)
-    entropy_coef: float = knob(0.0, min=0)
-    legal_mass_coef: float = knob(0.0, min=0)
-    gamma: float = knob(0.99, min=0, max=1)
-    lam: float = knob(0.95, min=0, max=1)
-    adap_kl_ctrl: bool = True
-    init_kl_coef: float = knob(0.2, min=0)  # per nat and decision; 0: no KL penalty and no reference pass
-    target: float = knob(0.1, above=0)  # nats a decision, for the adaptive controller
-    horizon: int = knob(10_000, min=1)  # decisions over which the controller reacts
-    target_kl: float | None = knob(0.1, above=0)  # approximate KL to the rollout policy that ends a step's epochs
-    max_grad_norm: float = knob(1.0, above=0)
-    critic_warmup_steps: int = knob(0, min=0)  # first steps that move the value head only
-    recompute_logprobs: bool = True  # old log-probabilities by the training forward (bf16 decoding differs)
-    temperature: float = knob(1.0, above=0)
-    max_seq_length: int = knob(4096, min=16)
-    max_new_tokens: int = knob(16, min=1)  # of a free answer
-    save_freq: int = knob(500, min=1)
-    eval_freq: int = knob(0, min=0)  # 0: before and after only
-    eval_games: int = knob(200, min=2)  # per game of the evaluation, half of them in each seat
-    max_failed_share: float = knob(0.2, min=0, max=1)  # of a step's episodes lost to infrastructure
-    max_bad_updates: int = knob(5, min=1)  # non-finite minibatches in a row before the run stops
-
-    def __post_init__(self) -> None:
-        per_update = self.mini_batch_size * self.gradient_accumulation_steps
-        if self.batch_size % per_update:
-            raise ValueError(
-                f"batch_size {self.batch_size} is not divisible by mini_batch_size * gradient_accumulation_steps "
-                f"= {self.mini_batch_size} * {self.gradient_accumulation_steps} = {per_update}"
-            )
-
-
-@dataclass(frozen=True)
-class RunConfig:
-    """Where results go and what varies between repetitions."""
-
-    output_dir: str = "runs/default"
-    seed: int = knob(0, min=0, max=2**31 - 1)
-    wandb_mode: str = knob("auto", choices=("auto", "online", "offline", "disabled"))
-    wandb_project: str = "chat-games-ppo"
-    keep_last: int = knob(2, min=1)
-    keep_best: bool = True
-    threads: int = knob(0, min=0)  # CPU threads of torch; 0: its default. Exact resume needs the same number
-
-
-SECTIONS: dict[str, type] = {
-    "model": ModelConfig, "lora": LoraConfig, "ppo": PPOConfig, "env": EnvConfig, "curriculum": CurriculumConfig,
-    "run": RunConfig,
-}  # fmt: skip
-DEFAULT_FILES = ("config/train_config.json", "config/env_config.json", "config/curriculum_config.json")
+MOMENTS_RATE = 0.05  # of the running moments of rewards: about the last 20 steps count
 
 
 class TrainingError(RuntimeError):
@@ -200,11 +138,36 @@ class Batch:
                 "explained_variance": 1 - unexplained}  # fmt: skip
 
 
-def collate(episodes: list[Episode], policy: Policy, ppo: PPOConfig, kl_coef: float) -> Batch:
+def standardise(rewards_S: Tensor, keys: list[str], moments: dict[str, list[float]]) -> Tensor:
+    """Shift and scale terminal rewards by the running mean and deviation of their key, updated with them first.
+
+    With gamma 1 the shift is a baseline per key; the scale lets one critic serve games whose rewards differ in
+    size (leduc_poker's are a fifth of tic_tac_toe's). ``moments``: key -> [updates, mean, variance], changed here.
+    """
+    out_S = torch.empty_like(rewards_S)
+    for key in sorted(set(keys)):
+        members = [i for i, k in enumerate(keys) if k == key]
+        x = rewards_S[members].double()
+        updates, mean, variance = moments.get(key, [0, 0.0, 0.0])
+        rate = max(1 / (updates + 1), MOMENTS_RATE)
+        mean += rate * (float(x.mean()) - mean)
+        variance += rate * (float(((x - mean) ** 2).mean()) - variance)
+        moments[key] = [updates + 1, mean, variance]
+        out_S[members] = ((x - mean) / max(variance**0.5, 0.05)).to(rewards_S.dtype)
+    return out_S
+
+
+def collate(
+    episodes: list[Episode],
+    policy: Policy,
+    ppo: PPOConfig,
+    kl_coef: float,
+    moments: dict[str, list[float]] | None = None,
+) -> Batch:
     """Turn episodes into decisions with advantages. Failed episodes must have been taken out.
 
-    The terminal reward is 2 * score - 1 of the seat. A truncated trajectory bootstraps from its last decision
-    that fitted, which is not trained itself.
+    The terminal reward is 2 * score - 1 of the seat, standardised where ``moments`` are given. A truncated
+    trajectory bootstraps from its last decision that fitted, which is not trained itself.
     """
     seats = [(n, e, seat) for n, e in enumerate(episodes) for seat in sorted(e.sequences) if e.sequences[seat]]
     chains = [[d for s in e.sequences[seat] for d in s.decisions] for _, e, seat in seats]
@@ -230,6 +193,9 @@ def collate(episodes: list[Episode], policy: Policy, ppo: PPOConfig, kl_coef: fl
     if kl_coef:
         kl_M = old_M - policy.evaluate_decisions(sequences, adapter=policy.reference or "base").logprobs.cpu()
     rewards_S = torch.tensor([2 * e.info.get("scores", {}).get(seat, e.score) - 1 for _, e, seat in seats])
+    reward_mean = float(rewards_S.mean())
+    if moments is not None:
+        rewards_S = standardise(rewards_S, [f"{e.game}/{seat}" for _, e, seat in seats], moments)
     cut_S = torch.tensor([e.outcome == "truncated" for _, e, _ in seats])
     rewards_M = -kl_coef * kl_M
     rewards_M[last_S[~cut_S]] += rewards_S[~cut_S]
@@ -254,7 +220,7 @@ def collate(episodes: list[Episode], policy: Policy, ppo: PPOConfig, kl_coef: fl
         advantages_M,
         returns_M,
         weights_M,
-        float(rewards_S.mean()),
+        reward_mean,
         float(kl_M.mean()),
     )
 
@@ -407,30 +373,8 @@ class TrainerState:
     kl_coef: float = 0.0
     bad_updates: int = 0
     tokens_per_batch: int = 0
-    best_score: float | None = None
+    moments: dict[str, list[float]] = field(default_factory=dict)  # of terminal rewards, per game and seat
     before: list[dict[str, Any]] = field(default_factory=list)
-
-
-class InterruptedStepError(Exception):
-    """A signal arrived at a point where nothing of the step has been applied yet."""
-
-
-@dataclass
-class StoppablePlayer:
-    """The policy, leaving the rollout when a signal has arrived: the step has changed nothing so far."""
-
-    policy: Policy
-    stop: StopSignal
-
-    def act(self, queries: Seq[Query]) -> list[Action]:
-        """Answer, unless the run is to stop."""
-        if self.stop.received:
-            raise InterruptedStepError
-        return self.policy.act(queries)
-
-    def release(self, episodes: list[int]) -> None:
-        """Pass on which episodes ended."""
-        self.policy.release(episodes)
 
 
 class Trainer:
@@ -456,7 +400,8 @@ class Trainer:
         played = time.perf_counter()
         valid = self.without_failed(episodes)
         self.set_learning_rate(step)
-        batch = collate(valid, self.policy, ppo, self.state.kl_coef)
+        moments = self.state.moments if ppo.standardise_rewards else None
+        batch = collate(valid, self.policy, ppo, self.state.kl_coef, moments)
         stats = ppo_update(self.policy, self.optimizer, batch, ppo, (self.config.run.seed, step))
         self.count_bad_updates(stats)
         decisions = len(batch.values_M)
@@ -576,7 +521,7 @@ def training_loop(trainer: Trainer, stop: StopSignal, console: Console, wandb: W
     while state.step < ppo.num_train_steps:
         try:
             row = trainer.step(stop)
-        except InterruptedStepError:
+        except InterruptedRolloutError:
             break
         except TrainingError as error:
             raise TrainingError(f"step {state.step + 1}: {error}; checkpoint: {trainer.save()}") from error
@@ -623,41 +568,10 @@ def finish(trainer: Trainer, console: Console) -> None:
 # ---------------------------------------------------------------------------------------------------- command line
 
 
-def parse_args(argv: list[str] | None) -> argparse.Namespace:
-    """Read the command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument(
-        "--config", action="append", default=[], metavar="FILE", help="differences to the default files"
-    )
-    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="e.g. ppo.learning_rate=2e-5")
-    parser.add_argument("--resume", nargs="?", const="", metavar="CHECKPOINT", help="the latest one, or this one")
-    parser.add_argument("--force-config", action="store_true", help="resume although the configuration has changed")
-    parser.add_argument("--output-dir", metavar="DIR")
-    parser.add_argument("--seed", type=int)
-    parser.add_argument("--dry-run", action="store_true", help="check and describe everything, load no weights")
-    parser.add_argument("--no-wandb", action="store_true")
-    return parser.parse_args(argv)
-
-
-def read_config(args: argparse.Namespace) -> SimpleNamespace:
-    """Lay the configuration together from files and command line, and check it.
-
-    Raises:
-        ConfigError: one line.
-    """
-    sets = list(args.set)
-    sets += [f"run.output_dir={json.dumps(args.output_dir)}"] if args.output_dir else []
-    sets += [f"run.seed={args.seed}"] if args.seed is not None else []
-    sets += ['run.wandb_mode="disabled"'] if args.no_wandb else []
-    here = Path(__file__).parent
-    files = [here / name for name in DEFAULT_FILES] + [Path(name) for name in args.config]
-    return SimpleNamespace(**utils.load_config(SECTIONS, files, sets))
-
-
 def main(argv: list[str] | None = None) -> int:
     """Run the program; exit codes: 0 done, 1 training failed, 2 bad usage or configuration, 128 + signal."""
     setup_logging()
-    args = parse_args(argv)
+    args = parse_args(argv, __doc__)
     try:
         config = read_config(args)
         if args.dry_run:
