@@ -559,10 +559,15 @@ def finish(trainer: Trainer, console: Console) -> None:
     summary |= {"steps": trainer.state.step, "seed": trainer.config.run.seed, "checkpoint": checkpoint.name}
     (trainer.run_dir / "summary.json").write_text(json.dumps(summary, indent=1))
     console.say(f"\n{table}\n\ncheckpoint: {checkpoint}\nadapter:    {final}")
-    draw = [sys.executable, str(Path(__file__).parent / "scripts" / "visualize.py"), "--curves-only"]
-    drawn = subprocess.run([*draw, "--checkpoint_dir", str(trainer.run_dir)], capture_output=True, text=True)
-    console.say(f"curves:     {trainer.run_dir / 'curves.png'}" if drawn.returncode == 0 else
-                f"no curves were drawn: {(drawn.stderr.strip() or 'unknown cause').splitlines()[-1]}")  # fmt: skip
+    script = str(Path(__file__).parent / "scripts" / "visualize.py")
+    drawn = subprocess.run(
+        [sys.executable, script, "--checkpoint_dir", str(trainer.run_dir)], capture_output=True, text=True
+    )
+    if drawn.returncode:
+        cause = (drawn.stderr.strip() or "unknown cause").splitlines()[-1]
+        console.say(f"no curves were drawn: {cause}")
+    else:
+        console.say(f"curves:     {trainer.run_dir / 'curves.png'}\nreport:     {trainer.run_dir / 'report.html'}")
 
 
 # ---------------------------------------------------------------------------------------------------- command line
