@@ -26,6 +26,7 @@ class PPOConfig:
 
     learning_rate: float = knob(1e-5, above=0)
     lr_final: float = knob(1.0, min=0, max=1)  # share of the learning rate left at the last step (linear decay)
+    lr_warmup_steps: int = knob(0, min=0)
     num_train_steps: int = knob(10_000, min=1)
     batch_size: int = knob(8, min=1)  # games a step
     mini_batch_size: int = knob(2, min=1)  # games in one forward and backward pass

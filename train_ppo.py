@@ -349,9 +349,10 @@ def _with_less_memory(policy: Policy, optimizer: torch.optim.Optimizer, work: An
 
 
 def learning_rate(ppo: PPOConfig, step: int) -> float:
-    """Learning rate of a step (0-based): linear from ``learning_rate`` to ``lr_final`` of it."""
+    """Learning rate of a step (0-based): up over ``lr_warmup_steps``, then linearly down to ``lr_final`` of it."""
+    warm = min(1.0, (step + 1) / (ppo.lr_warmup_steps + 1))
     done = step / max(ppo.num_train_steps - 1, 1)
-    return ppo.learning_rate * (1 - (1 - ppo.lr_final) * done)
+    return ppo.learning_rate * warm * (1 - (1 - ppo.lr_final) * done)
 
 
 def adapt_kl_coef(kl_coef: float, kl: float, decisions: int, ppo: PPOConfig) -> float:
