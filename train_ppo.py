@@ -19,7 +19,6 @@ import logging
 import subprocess
 import sys
 import time
-from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
@@ -55,6 +54,7 @@ from utils import ConfigError
 
 log = logging.getLogger(__name__)
 
+LOSS_PARTS = ("policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction")
 MOMENTS_RATE = 0.05  # of the running moments of rewards: about the last 20 steps count
 
 
@@ -193,12 +193,14 @@ def collate(
     if kl_coef:
         kl_M = old_M - policy.evaluate_decisions(sequences, adapter=policy.reference or "base").logprobs.cpu()
     rewards_S = torch.tensor([2 * e.info.get("scores", {}).get(seat, e.score) - 1 for _, e, seat in seats])
-    reward_mean = float(rewards_S.mean())
-    if moments is not None:
-        rewards_S = standardise(rewards_S, [f"{e.game}/{seat}" for _, e, seat in seats], moments)
     cut_S = torch.tensor([e.outcome == "truncated" for _, e, _ in seats])
+    rewards_S = rewards_S[~cut_S]  # of games that have one
+    reward_mean = float(rewards_S.mean()) if len(rewards_S) else 0.0
+    if moments is not None:
+        keys = [f"{e.game}/{seat}" for _, e, seat in seats if e.outcome != "truncated"]
+        rewards_S = standardise(rewards_S, keys, moments)
     rewards_M = -kl_coef * kl_M
-    rewards_M[last_S[~cut_S]] += rewards_S[~cut_S]
+    rewards_M[last_S[~cut_S]] += rewards_S
     weights_M = torch.ones_like(values_M)
     weights_M[last_S[cut_S]] = 0.0
     bootstrap_S = torch.where(cut_S, values_M[last_S], 0.0)
@@ -275,10 +277,15 @@ def minibatches(units: int, ppo: PPOConfig, key: tuple[int, ...]) -> list[list[i
     return [order[i : i + size] for i in range(0, units, size)]
 
 
-def _backward(policy: Policy, batch: Batch, members: list[int], ppo: PPOConfig, totals: dict[str, Any]) -> Tensor:
-    """Add the gradient of one optimizer step's sequences, micro-batch by micro-batch; return the loss."""
+def _backward(policy: Policy, batch: Batch, members: list[int], ppo: PPOConfig) -> tuple[Tensor, dict[str, Any]]:
+    """Add the gradient of one optimizer step's sequences, micro-batch by micro-batch.
+
+    Returns:
+        The loss, and the sums of the statistics over the decisions.
+    """
     count = batch.weights_M[torch.cat([batch.spans[i] for i in members])].sum().clamp(min=1)
     loss_sum = torch.zeros((), device=policy.device)
+    sums: dict[str, Any] = {"decisions": count}
     for micro in policy.micro_batches([batch.sequences[i] for i in members]):
         sequences = [batch.sequences[members[j]] for j in micro]
         at_M = torch.cat([batch.spans[members[j]] for j in micro])
@@ -291,10 +298,13 @@ def _backward(policy: Policy, batch: Batch, members: list[int], ppo: PPOConfig, 
             loss = loss - ppo.legal_mass_coef * (batch.weights_M[at_M] * policy.log_legal_mass(sequences)).sum()
         (loss / count).backward()
         loss_sum += loss.detach() / count
-        for name, value in stats.items():
-            totals[name] = max(totals[name], value) if name == "ratio_max" else totals[name] + value
-    totals["decisions"] = totals["decisions"] + count  # += would change the caller's earlier reading in place
-    return loss_sum
+        _add(sums, stats)
+    return loss_sum, sums
+
+
+def _add(sums: dict[str, Any], stats: dict[str, Any]) -> None:
+    for name, value in stats.items():
+        sums[name] = max(sums.get(name, 0), value) if name == "ratio_max" else sums.get(name, 0) + value
 
 
 def ppo_update(
@@ -310,33 +320,34 @@ def ppo_update(
         of_unit.setdefault(unit, []).append(i)
     units = list(of_unit)
     parameters = list(policy.trainable().values())
-    totals: dict[str, Any] = Counter()
+    totals: dict[str, Any] = dict.fromkeys((*LOSS_PARTS, "ratio_max", "decisions"), 0.0)
     stats = {"skipped": 0.0, "grad_norm": 0.0, "updates": 0.0, "epochs": 0.0}
     for epoch in range(ppo.ppo_epochs):
         before = (totals["approx_kl"], totals["decisions"])
         for games in minibatches(len(units), ppo, (*key, epoch)):
             members = [i for game in games for i in of_unit[units[game]]]
-            loss = _with_less_memory(policy, optimizer, lambda m=members: _backward(policy, batch, m, ppo, totals))
+            loss, sums = _with_less_memory(policy, optimizer, lambda m=members: _backward(policy, batch, m, ppo))
             norm = torch.nn.utils.clip_grad_norm_([p for p in parameters if p.grad is not None], ppo.max_grad_norm)
             if torch.isfinite(loss) and torch.isfinite(norm):
                 optimizer.step()
+                _add(totals, sums)
                 stats["updates"] += 1
                 stats["grad_norm"] += float(norm)
             else:
                 stats["skipped"] += 1
             optimizer.zero_grad(set_to_none=True)
         stats["epochs"] += 1
-        epoch_kl = float(totals["approx_kl"] - before[0]) / float(totals["decisions"] - before[1])
+        epoch_kl = float(totals["approx_kl"] - before[0]) / max(float(totals["decisions"] - before[1]), 1)
         if ppo.target_kl is not None and epoch_kl > ppo.target_kl:
             break
     policy.weights_changed()
     stats["grad_norm"] /= max(stats["updates"], 1)
     stats["ratio_max"] = float(totals.pop("ratio_max"))
     decisions = float(totals.pop("decisions"))
-    return stats | {name: float(total) / decisions for name, total in totals.items()}
+    return stats | {name: float(total) / decisions if decisions else np.nan for name, total in totals.items()}
 
 
-def _with_less_memory(policy: Policy, optimizer: torch.optim.Optimizer, work: Any) -> Tensor:
+def _with_less_memory(policy: Policy, optimizer: torch.optim.Optimizer, work: Any) -> tuple[Tensor, dict[str, Any]]:
     while True:
         try:
             return work()
@@ -400,11 +411,12 @@ class Trainer:
         episodes = play(self.config.env, StoppablePlayer(self.policy, stop), tasks)
         played = time.perf_counter()
         valid = self.without_failed(episodes)
-        self.set_learning_rate(step)
-        moments = self.state.moments if ppo.standardise_rewards else None
+        moments = dict(self.state.moments) if ppo.standardise_rewards else None
         batch = collate(valid, self.policy, ppo, self.state.kl_coef, moments)
+        self.set_learning_rate(step)  # after collate: reading the reference makes the whole adapter trainable again
         stats = ppo_update(self.policy, self.optimizer, batch, ppo, (self.config.run.seed, step))
         self.count_bad_updates(stats)
+        self.state.moments = moments or {}
         decisions = len(batch.values_M)
         self.state.kl_coef = adapt_kl_coef(self.state.kl_coef, batch.kl_ref, decisions, ppo)
         self.state.tokens_per_batch = self.policy.tokens_per_batch
