@@ -1,0 +1,332 @@
+"""The update through a real, tiny Qwen: its gradient, its ratio, and what happens when something goes wrong."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from tiny import micro_config, rollout, tiny_policy
+from transformers.models.qwen2.modeling_qwen2 import Qwen2RMSNorm
+
+from env_wrapper import Sequence
+from options import PPOConfig
+from runlog import StopSignal
+from train_ppo import Trainer, TrainingError, _backward, collate, ppo_loss, ppo_update
+from utils import pack_optimizer
+
+WHOLE = PPOConfig(
+    batch_size=8, mini_batch_size=8, ppo_epochs=1, vf_coef=0.5, entropy_coef=0.1, max_grad_norm=1e9, target_kl=None,
+    recompute_logprobs=False, learning_rate=1e-2,
+)  # fmt: skip
+
+
+@pytest.fixture
+def float64(monkeypatch):
+    """Lift what is fixed to float32: rounding no longer hides a difference of formulas."""
+
+    def norm(self, x):
+        return self.weight * x * (x.pow(2).mean(-1, keepdim=True) + self.variance_epsilon).rsqrt()
+
+    monkeypatch.setattr(torch.Tensor, "float", torch.Tensor.double)
+    monkeypatch.setattr(Qwen2RMSNorm, "forward", norm)
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(torch.float32)
+
+
+def policy64(folder):
+    policy = tiny_policy(folder)
+    policy.peft_model.double()
+    policy.value_head.double()
+    return policy
+
+
+def played(policy, history=0, ppo=WHOLE):
+    """A batch whose old log-probabilities and values are off the policy's, so that some decisions are clipped."""
+    batch = collate(rollout(policy, 8, history=history), policy, ppo, 0.1)
+    generator = torch.Generator().manual_seed(3)
+    noise = torch.randn(2, len(batch.values_M), generator=generator) * 0.15
+    return replace(batch, old_logprobs_M=batch.old_logprobs_M + noise[0], values_M=batch.values_M + noise[1])
+
+
+class Recorder:
+    """An optimizer that keeps the gradient instead of following it."""
+
+    def __init__(self, policy):
+        self.parameters = policy.trainable()
+        self.gradients = []
+
+    def step(self):
+        self.gradients.append(torch.cat([p.grad.flatten() for p in self.parameters.values()]))
+
+    def zero_grad(self, set_to_none):
+        for parameter in self.parameters.values():
+            parameter.grad = None
+
+
+def gradient(policy, batch, ppo=WHOLE):
+    """The gradient of the one optimizer step that ``ppo`` makes of the batch."""
+    recorder = Recorder(policy)
+    ppo_update(policy, recorder, batch, ppo, (0,))  # type: ignore[arg-type]
+    [only] = recorder.gradients
+    return only
+
+
+def weights(policy):
+    return {name: p.detach().numpy().tobytes() for name, p in policy.trainable().items()}
+
+
+def adam(policy, lr=1e-2):
+    return torch.optim.AdamW(list(policy.trainable().values()), lr=lr, weight_decay=0.0)
+
+
+# ---------------------------------------------------------------------------------------------------- gradient
+
+
+@pytest.mark.usefixtures("float64")
+def test_the_whole_losss_gradient_is_that_of_finite_differences(tmp_path):
+    """Through the network, all terms on: along random directions, and for one coordinate of every tensor."""
+    policy = policy64(tmp_path)
+    batch, ppo = played(policy), replace(WHOLE, legal_mass_coef=0.05)
+    members = list(range(len(batch.sequences)))
+    names, parameters = zip(*policy.trainable().items(), strict=True)
+
+    def loss_at(deltas):
+        with torch.no_grad():
+            for parameter, delta in zip(parameters, deltas, strict=True):
+                parameter.add_(delta)
+        return float(_backward(policy, batch, members, ppo)[0])
+
+    loss_at([0.0] * len(parameters))
+    gradients = [p.grad.clone() for p in parameters]
+    generator = torch.Generator().manual_seed(1)
+    directions = [[torch.randn(p.shape, generator=generator) for p in parameters] for _ in range(3)]
+    for i, g in enumerate(gradients):
+        one = [torch.zeros_like(p) for p in parameters]
+        one[i].view(-1)[g.abs().argmax()] = 1.0
+        directions.append(one)
+    h = 1e-6
+    for direction, name in zip(directions, ["random"] * 3 + list(names), strict=True):
+        above = loss_at([h * d for d in direction])
+        below = loss_at([-2 * h * d for d in direction])
+        loss_at([h * d for d in direction])
+        slope = sum(float((g * d).sum()) for g, d in zip(gradients, direction, strict=True))
+        assert (above - below) / (2 * h) == pytest.approx(slope, rel=1e-5, abs=1e-8), name
+        assert slope != 0, name
+
+
+@pytest.mark.usefixtures("float64")
+@pytest.mark.parametrize("tokens", [4096, 80])
+@pytest.mark.parametrize(("mini", "accumulation"), [(8, 1), (4, 2), (1, 8)])
+def test_the_gradient_is_that_of_the_whole_step_however_it_is_cut(tmp_path, mini, accumulation, tokens):
+    policy = policy64(tmp_path)
+    batch = played(policy)
+    new = policy.evaluate_decisions(batch.sequences)
+    loss, _ = ppo_loss(
+        new.logprobs, new.values, new.entropies, batch.old_logprobs_M, batch.values_M, batch.advantages_M,
+        batch.returns_M, batch.weights_M, WHOLE,
+    )  # fmt: skip
+    expected = torch.cat(
+        [g.flatten() for g in torch.autograd.grad(loss / len(batch.values_M), policy.trainable().values())]
+    )
+    policy.tokens_per_batch = tokens
+    got = gradient(policy, batch, replace(WHOLE, mini_batch_size=mini, gradient_accumulation_steps=accumulation))
+    assert float((got - expected).norm() / expected.norm()) < 1e-10
+    assert abs(float((got - expected).mean())) < 1e-12
+
+
+@pytest.mark.usefixtures("float64")
+def test_a_game_in_one_sequence_is_scored_like_its_decisions_one_by_one(tmp_path):
+    policy = policy64(tmp_path)
+    packed = played(policy, history="all")
+    assert max(len(s.decisions) for s in packed.sequences) >= 3
+    alone = [Sequence(s.ids[: d.stop], [d], s.shared) for s in packed.sequences for d in s.decisions]
+    unit = [u for s, u in zip(packed.sequences, packed.unit, strict=True) for _ in s.decisions]
+    for one, other in zip(policy.evaluate_decisions(packed.sequences), policy.evaluate_decisions(alone), strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=1e-12)
+    expected = gradient(policy, packed)
+    got = gradient(policy, replace(packed, sequences=alone, unit=unit))
+    assert float((got - expected).norm() / expected.norm()) < 1e-10
+
+
+@pytest.mark.usefixtures("float64")
+def test_decisions_that_are_not_trained_have_no_gradient(tmp_path):
+    policy = policy64(tmp_path)
+    batch = played(policy)
+    rows = batch.spans[0]
+    silent = replace(batch, weights_M=batch.weights_M.index_fill(0, rows, 0.0))
+    loud = {name: getattr(silent, name).index_fill(0, rows, 5.0) for name in ("advantages_M", "returns_M")}
+    expected = gradient(policy, silent)
+    assert float((gradient(policy, replace(silent, **loud)) - expected).abs().max()) < 1e-12
+    assert float((gradient(policy, batch) - expected).abs().max()) > 1e-6
+
+
+# ------------------------------------------------------------------------------------------------------- ratio
+
+
+@pytest.mark.parametrize("history", [0, "all"])
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_the_first_ratio_is_one(tmp_path, history, temperature):
+    policy = tiny_policy(tmp_path, ppo={"temperature": temperature})
+    batch = collate(rollout(policy, 8, history=history), policy, WHOLE, 0.0)
+    stats = ppo_update(policy, Recorder(policy), batch, WHOLE, (0,))  # type: ignore[arg-type]
+    assert stats["ratio_max"] < 1e-5
+    assert stats["clip_fraction"] == 0
+    old_M = collate(rollout(policy, 8, history=history), policy, replace(WHOLE, recompute_logprobs=True), 0.0)
+    new = policy.evaluate_decisions(old_M.sequences)
+    assert torch.equal(new.logprobs, old_M.old_logprobs_M)  # the same batch: the same bits
+
+
+def test_rollout_values_are_those_that_the_update_reads(tmp_path):
+    policy = tiny_policy(tmp_path)
+    batch = collate(rollout(policy, 8, history="all"), policy, WHOLE, 0.0)
+    torch.testing.assert_close(policy.evaluate_decisions(batch.sequences).values, batch.values_M, rtol=0, atol=1e-5)
+    assert batch.values_M.std() > 0.01
+
+
+# ------------------------------------------------------------------------------------------------------ epochs
+
+
+def test_epochs_end_when_the_policy_has_moved_far_enough(tmp_path):
+    runs = {}
+    for target in (None, 1e-4, 1e9):
+        policy = tiny_policy(tmp_path)
+        batch = collate(rollout(policy, 8), policy, WHOLE, 0.0)
+        ppo = replace(WHOLE, ppo_epochs=4, mini_batch_size=4, target_kl=target)
+        runs[target] = ppo_update(policy, adam(policy, 3e-2), batch, ppo, (0,))
+    assert {target: stats["epochs"] for target, stats in runs.items()} == {None: 4, 1e-4: 1, 1e9: 4}
+    assert runs[None]["updates"] == 8
+    assert runs[None] == runs[1e9]
+
+
+def test_statistics_are_means_over_decisions(tmp_path):
+    """With a learning rate of 0 every epoch sees the same policy, so its statistics are those of one pass."""
+    policy = tiny_policy(tmp_path)
+    batch = played(policy)
+    new = policy.evaluate_decisions(batch.sequences)
+    _, sums = ppo_loss(
+        new.logprobs, new.values, new.entropies, batch.old_logprobs_M, batch.values_M, batch.advantages_M,
+        batch.returns_M, batch.weights_M, WHOLE,
+    )  # fmt: skip
+    stats = ppo_update(policy, adam(policy, 0.0), batch, replace(WHOLE, ppo_epochs=3, mini_batch_size=2), (0,))
+    for name, total in sums.items():
+        scale = 1 if name == "ratio_max" else len(batch.values_M)
+        assert stats[name] == pytest.approx(float(total) / scale, rel=1e-4, abs=1e-6), name
+    assert stats["updates"] == 12
+
+
+def test_the_learning_rate_and_the_clipped_norm_reach_the_parameters(tmp_path):
+    """Plain gradient descent: the step is the gradient, scaled to the greatest norm, times the learning rate."""
+    policy = tiny_policy(tmp_path)
+    batch = played(policy)
+    g = gradient(policy, batch)
+    before = torch.cat([p.detach().flatten() for p in policy.trainable().values()])
+    sgd = torch.optim.SGD(policy.trainable().values(), lr=0.5)
+    stats = ppo_update(policy, sgd, batch, replace(WHOLE, max_grad_norm=0.01), (0,))
+    after = torch.cat([p.detach().flatten() for p in policy.trainable().values()])
+    torch.testing.assert_close(after, before - 0.5 * 0.01 * g / g.norm(), rtol=0, atol=1e-6)
+    assert stats["grad_norm"] == pytest.approx(float(g.norm()), rel=1e-4)
+
+
+def test_warming_up_the_critic_moves_nothing_else(tmp_path):
+    config = micro_config(tmp_path, ppo={"critic_warmup_steps": 2, "init_kl_coef": 0.1, "recompute_logprobs": True})
+    trainer = Trainer(config, tmp_path)
+    sequences = [s for e in rollout(trainer.policy) for chain in e.sequences.values() for s in chain]
+    with torch.no_grad():
+        logprobs = trainer.policy.evaluate_decisions(sequences).logprobs
+    before = weights(trainer.policy)
+    for _ in range(2):
+        trainer.step(StopSignal())
+    after = weights(trainer.policy)
+    assert {name for name in before if before[name] != after[name]} == {"value_head.weight", "value_head.bias"}
+    with torch.no_grad():
+        assert torch.equal(trainer.policy.evaluate_decisions(sequences).logprobs, logprobs)
+    trainer.step(StopSignal())
+    moved = {name for name, value in weights(trainer.policy).items() if value != after[name]}
+    assert len(moved) > 10
+
+
+# ------------------------------------------------------------------------------------------------------ faults
+
+
+def spoiled(batch, policy, kind):
+    """Make the loss not a number, or the gradient infinite while the loss is finite."""
+    if kind == "gradient":
+        handle = policy.value_head.weight.register_hook(lambda g: g * torch.inf)
+        return batch, handle.remove
+    advantages_M = batch.advantages_M.clone()
+    advantages_M[-1] = torch.nan
+    return replace(batch, advantages_M=advantages_M), lambda: None
+
+
+@pytest.mark.parametrize("kind", ["loss", "gradient"])
+def test_what_is_not_finite_changes_no_byte_and_is_counted(tmp_path, kind):
+    policy = tiny_policy(tmp_path)
+    batch, optimizer = played(policy), adam(policy)
+    ppo_update(policy, optimizer, batch, WHOLE, (0,))  # the optimizer has moments now
+
+    def everything():
+        tensors, rest = pack_optimizer(optimizer, list(policy.trainable()))
+        return weights(policy), {name: t.numpy().tobytes() for name, t in tensors.items()}, rest
+
+    before = everything()
+    bad, restore = spoiled(batch, policy, kind)
+    stats = ppo_update(policy, optimizer, bad, WHOLE, (0,))
+    assert everything() == before
+    assert (stats["skipped"], stats["updates"], stats["epochs"]) == (1, 0, 1)
+    restore()
+    good = ppo_update(policy, optimizer, batch, WHOLE, (0,))
+    assert (good["skipped"], good["updates"]) == (0, 1)
+    assert everything() != before
+    assert good.keys() == stats.keys()
+
+
+def test_one_bad_minibatch_leaves_the_others_and_their_statistics_alone(tmp_path):
+    policy = tiny_policy(tmp_path)
+    bad, _ = spoiled(played(policy), policy, "loss")
+    stats = ppo_update(policy, adam(policy), bad, replace(WHOLE, mini_batch_size=4), (0,))
+    assert (stats["skipped"], stats["updates"]) == (1, 1)
+    assert all(np.isfinite(value) for value in stats.values())
+
+
+def test_too_many_bad_minibatches_in_a_row_end_the_run(tmp_path):
+    trainer = Trainer(micro_config(tmp_path, ppo={"max_bad_updates": 3}), tmp_path)
+    trainer.count_bad_updates({"updates": 0, "skipped": 2})
+    trainer.count_bad_updates({"updates": 1, "skipped": 0})
+    trainer.count_bad_updates({"updates": 0, "skipped": 2})
+    with pytest.raises(TrainingError, match="3 minibatches in a row gave a loss or gradient that is not finite"):
+        trainer.count_bad_updates({"updates": 0, "skipped": 1})
+
+
+def out_of_memory(monkeypatch, *calls):
+    """Let the backward passes of these numbers run out of memory."""
+    real, count = torch.Tensor.backward, iter(range(10**6))
+
+    def backward(self, *args, **kwargs):
+        if next(count) in calls:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return real(self, *args, **kwargs)
+
+    monkeypatch.setattr(torch.Tensor, "backward", backward)
+
+
+@pytest.mark.parametrize("at", [0, 1])
+def test_running_out_of_memory_halves_the_batch_and_changes_nothing_else(tmp_path, monkeypatch, at):
+    results = []
+    for tokens, calls in ((512, (at,)), (256, ())):
+        policy = tiny_policy(tmp_path, model={"tokens_per_batch": tokens})
+        batch, optimizer = played(policy), adam(policy)
+        out_of_memory(monkeypatch, *calls)
+        stats = ppo_update(policy, optimizer, batch, replace(WHOLE, ppo_epochs=2, mini_batch_size=4), (0,))
+        monkeypatch.undo()
+        assert policy.tokens_per_batch == 256
+        results.append((stats, weights(policy)))
+    assert results[0] == results[1]
+
+
+def test_no_memory_for_a_single_sequence_is_an_error_that_says_what_to_do(tmp_path, monkeypatch):
+    policy = tiny_policy(tmp_path)
+    batch = played(policy)
+    out_of_memory(monkeypatch, *range(100))
+    with pytest.raises(TrainingError, match=r"lower ppo\.max_seq_length"):
+        ppo_update(policy, adam(policy), batch, WHOLE, (0,))
