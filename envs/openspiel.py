@@ -208,19 +208,20 @@ class OpenSpielEnv:
             elif player == SIMULTANEOUS:
                 seat = self._next_simultaneous_seat()
                 if seat is not None:
-                    return self._decide(seat, simultaneous=True)
+                    return self._decide(seat, state.legal_actions(seat), simultaneous=True)
+            elif not (legal := state.legal_actions()):
+                break  # gin rummy's dead end (see has_dead_ends): the hand ends there, and nobody has scored
             elif player in self._bots:
-                self._apply(player, self._bot_action(player))
+                self._apply(player, self._bot_action(player, legal))
             else:
-                return self._decide(player, simultaneous=False)
+                return self._decide(player, legal, simultaneous=False)
         return self._end(state.returns())
 
     def _apply(self, player: int, action: int) -> None:
         self._state.apply_action(action)
         self._history.append([player, action])
 
-    def _bot_action(self, seat: int) -> int:
-        legal = self._state.legal_actions(seat)
+    def _bot_action(self, seat: int, legal: list[int]) -> int:
         return legal[0] if len(legal) == 1 else self._bots[seat].step(self._state)
 
     def _next_simultaneous_seat(self) -> int | None:
@@ -229,10 +230,10 @@ class OpenSpielEnv:
         for seat in range(self._table.players):
             if seat in joint:
                 continue
-            if not self._state.legal_actions(seat):
+            if not (legal := self._state.legal_actions(seat)):
                 joint[seat] = INVALID
             elif seat in self._bots:
-                joint[seat] = self._bot_action(seat)
+                joint[seat] = self._bot_action(seat, legal)
             else:
                 return seat
         actions = [joint[seat] for seat in range(self._table.players)]
@@ -241,10 +242,10 @@ class OpenSpielEnv:
         joint.clear()
         return None
 
-    def _decide(self, seat: int, simultaneous: bool) -> Step:
+    def _decide(self, seat: int, legal: list[int], simultaneous: bool) -> Step:
         state = self._state
         self._seat, self._simultaneous, self._attempt = seat, simultaneous, 1
-        self._legal = {action: state.action_to_string(seat, action) for action in state.legal_actions(seat)}
+        self._legal = {action: state.action_to_string(seat, action) for action in legal}
         return self._ask(user_message(self._table.game, state, seat, self._legal, self.config.prompt))
 
     def _info(self, seat: int, outcome: str | None) -> dict[str, Any]:

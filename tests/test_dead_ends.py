@@ -1,0 +1,45 @@
+"""Gin rummy with hands of eight: a knock after which every discard leaves too much deadwood."""
+
+import subprocess
+import sys
+
+import games
+from env_wrapper import EnvConfig, Task
+from envs import openspiel
+from envs.openspiel import OpenSpielEnv
+from games.gin_rummy import DRAW_UPCARD, KNOCK, RANKS, SUITS
+
+TASK_ID = games.NAMES.index("gin_rummy") * games.CONFIGS_PER_GAME + 3
+HANDS = "Js Jc Jd Qs Qc Qd Ks Kc As 2s 3s 5h 6d 9h 8c 2d"  # of seats 0 and 1
+DEAL = [RANKS.index(card[0]) + 13 * SUITS.index(card[1]) for card in (HANDS + " Kd").split()]
+
+SEARCH = f"""
+import games
+from envs.openspiel import load_game
+from envs.opponents import make_bot, parse_opponent
+spiel, game = load_game({TASK_ID}), games.decode_task_id({TASK_ID})[0]
+state = spiel.new_initial_state()
+for action in {[*DEAL, DRAW_UPCARD]}:
+    state.apply_action(action)
+assert {KNOCK} in state.legal_actions()
+for opponent in ("mcts:40x2", "ismcts:40x2"):
+    bots = [make_bot(game, spiel, parse_opponent(opponent), 0, 7) for _ in range(2)]
+    first, second = [[bot.step(state) for _ in range(2)] for bot in bots]
+    assert first == second and set(first) <= set(state.legal_actions()) - {{{KNOCK}}}, first
+"""
+
+
+def test_the_hand_ends_without_a_score(monkeypatch):
+    deal = iter(DEAL)
+    monkeypatch.setattr(openspiel.Stream, "weighted", lambda stream, outcomes: next(deal))
+    env = OpenSpielEnv(EnvConfig())
+    step = env.reset(Task(TASK_ID, 0))
+    assert step.legal[DRAW_UPCARD]
+    assert KNOCK in env.step(str(DRAW_UPCARD)).legal
+    end = env.step(str(KNOCK))
+    assert (end.done, end.score, end.info["outcome"], end.info["returns"]) == (True, 0.5, "finished", [0.0, 0.0])
+
+
+def test_searches_survive_it_and_never_knock_into_it():
+    result = subprocess.run([sys.executable, "-c", SEARCH], capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr or result.returncode
