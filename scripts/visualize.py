@@ -48,7 +48,7 @@ class Panel:
 PANELS = (
     Panel("Score", ("score_mean",), "mean score of a step, 0 to 1", smooth=True),
     Panel("Success", ("success_rate", "window_success"), "share of games", smooth=True, limits=(0, 1)),
-    Panel("Evaluation", ("eval/",), "score", marks=True),
+    Panel("Evaluation", ("eval/",), "share of the ceiling; value where that is unknown", marks=True),
     Panel("Score by game", ("score/",), "rolling mean", smooth=True),
     Panel("Success by game", ("success/",), "rolling mean", smooth=True, limits=(0, 1)),
     Panel("KL", ("kl_ref", "approx_kl"), "nats a decision"),
@@ -65,7 +65,7 @@ PANELS = (
     Panel("Time of a step", ("time_rollout", "time_update", "time_total"), "seconds"),
     Panel("Memory", ("memory_mb",), "MB"),
     Panel("Failure buffer", ("buffer_size",), "entries"),
-    Panel("Games cut short", ("truncated", "forfeited", "failed"), "per step"),
+    Panel("Games cut short and answers retried", ("truncated", "forfeited", "failed", "retries"), "per step"),
 )
 
 
@@ -153,11 +153,11 @@ def _check_episode(row: dict[str, Any]) -> str:
     if not isinstance(row.get("game"), str):
         return f"game must be a name, not {row.get('game')!r}"
     for key in ("history", "turns"):
-        if not isinstance(row.get(key, []), list):
+        if not isinstance(row.get(key) or [], list):
             return f"{key} must be a list, not {row[key]!r}"
-    if not all(isinstance(turn, dict) for turn in row.get("turns", [])):
+    if not all(isinstance(turn, dict) for turn in row.get("turns") or []):
         return "turns must be objects"
-    moves = row.get("history", [])
+    moves = row.get("history") or []
     if not all(isinstance(m, list) and len(m) == 2 and all(isinstance(i, int) for i in m) for m in moves):
         return "history must be [player, action] pairs"
     return ""
@@ -212,12 +212,15 @@ def panel_series(panel: Panel, runs: Sequence[Run]) -> list[Series]:
 
 
 def opponent_shares(run: Run) -> tuple[list[float], dict[str, list[float]]]:
-    """Steps, and each opponent's rolling share of them. A row's opponent is a name or {name: share}."""
-    rows = [row for row in run.rows if row.get("opponent")]
-    mixes = [row["opponent"] if isinstance(row["opponent"], dict) else {str(row["opponent"]): 1.0} for row in rows]
+    """Steps, and the rolling share of each opponent in their games (``opponents``: {name: games})."""
+    steps, mixes = [], []
+    for row in run.rows:
+        counts = row.get("opponents")
+        if isinstance(counts, dict) and counts and all(_finite(n) and n > 0 for n in counts.values()):
+            steps.append(row["step"])
+            mixes.append({name: n / sum(counts.values()) for name, n in counts.items()})
     names = dict.fromkeys(name for mix in mixes for name in mix)
-    shares = {name: rolling([mix.get(name, 0.0) for mix in mixes], run.window)[0].tolist() for name in names}
-    return [row["step"] for row in rows], shares
+    return steps, {n: rolling([mix.get(n, 0.0) for mix in mixes], run.window)[0].tolist() for n in names}
 
 
 def draw_curves(run_dir: Path | str) -> Path:
@@ -247,7 +250,7 @@ def _draw(runs: Sequence[Run], path: Path) -> Path:
     for axis, (run, steps, shares) in zip(axes[len(drawn) :], mixes, strict=False):
         axis.stackplot(steps, *shares.values(), labels=list(shares), colors=PALETTE, alpha=0.8)
         axis.set_ylim(0, 1)
-        _finish(axis, "Opponents" + (f", {run.name}" if len(runs) > 1 else ""), "share of steps", len(shares))
+        _finish(axis, "Opponents" + (f", {run.name}" if len(runs) > 1 else ""), "share of games", len(shares))
     for axis in axes[len(drawn) + len(mixes) :]:
         axis.set_axis_off()
     figure.savefig(path)
@@ -325,7 +328,7 @@ def _page_panels(runs: Sequence[Run]) -> list[dict[str, Any]]:
         if shares:
             title = "Opponents" + (f", {run.name}" if len(runs) > 1 else "")
             stack = [{"label": name, "y": _thin(y, stride)} for name, y in shares.items()]
-            panels.append({"title": title, "unit": "share of steps", "stack": stack, "x": _thin(steps, stride)})
+            panels.append({"title": title, "unit": "share of games", "stack": stack, "x": _thin(steps, stride)})
     return panels
 
 

@@ -75,7 +75,7 @@ def metrics(steps, seed):
         noise = rng.normal(size=8)
         yield {
             **{"step": step, "stage": "easy" if done < 0.4 else "hard", "games": 16},
-            "opponent": "random" if done < 0.4 else {"random": 0.5, "mcts:50x1": 0.5},
+            "opponents": {"random": 16} if done < 0.4 else {"random": 8, "mcts:50x1": 8},
             **{"score_mean": float(np.mean(wins)), "success_rate": float(np.mean(np.array(wins) > 0.5))},
             "score/tic_tac_toe": float(np.mean(wins[:8])),
             **{"score/leduc_poker": 0.5 + 0.1 * done + 0.03 * noise[0], "kl_ref": 0.3 * done + 0.01 * abs(noise[1])},
@@ -172,13 +172,13 @@ def test_panels_hold_exactly_the_finite_numbers_of_their_keys():
     found = {p.title: visualize.panel_series(p, [run]) for p in visualize.PANELS}
     assert [(s.key, s.x, s.y) for s in found["KL"]] == [("kl_ref", [1, 3], [0.1, 0.3])]
     assert [s.key for s in found["Score by game"]] == ["score/go", "score/hex"]
-    assert not found["Games cut short"]
+    assert not found["Games cut short and answers retried"]
     assert not found["Entropy"]
 
 
-def test_opponent_shares_of_names_and_of_mixtures():
-    rows: list[dict] = [{"step": 1, "opponent": "random"}, {"step": 3}]
-    rows.insert(1, {"step": 2, "opponent": {"random": 0.5, "mcts": 0.5}})
+def test_opponent_shares_of_games():
+    rows: list[dict] = [{"step": 1, "opponents": {"random": 8}}, {"step": 2, "opponents": {"random": 4, "mcts": 4}}]
+    rows += [{"step": 3}, {"step": 4, "opponents": {}}]
     steps, shares = visualize.opponent_shares(visualize.Run("r", rows, {}, {}, []))
     assert steps == [1, 2]
     assert shares == {"random": [1.0, 0.75], "mcts": [0.0, 0.25]}
@@ -200,7 +200,7 @@ def test_a_replay_shows_every_position_and_every_decision(name):
             assert (move["action"], frame["state"]) == (turn["action"], turn["state"])
             assert move["name"] == turn["legal"][str(turn["action"])]
     without_states = {**episode, "turns": [{k: v for k, v in t.items() if k != "state"} for t in episode["turns"]]}
-    assert sum(len(f["turns"]) for f in replayable(without_states)["frames"]) == len(episode["turns"])
+    assert [f["turns"] for f in replayable(without_states)["frames"]] == [f["turns"] for f in shown["frames"]]
 
 
 def test_failed_answers_belong_to_the_decision_they_failed():
@@ -212,14 +212,17 @@ def test_failed_answers_belong_to_the_decision_they_failed():
 
 def test_an_episode_without_a_game_is_shown_turn_by_turn():
     turns = [{"seat": 0, "user": "print(1)", "answer": "1", "action": None}]
-    assert replayable({"game": "trace", "turns": turns})["frames"] == [{"state": "print(1)", "moves": [], "turns": [0]}]
+    assert replayable({"game": "trace", "history": None, "turns": turns})["frames"] == [
+        {"state": "print(1)", "moves": [], "turns": [0]}
+    ]
 
 
 def test_a_history_that_is_not_of_this_game_is_refused():
     episode = play("tic_tac_toe", seed=4)
-    episode["history"][1] = [1, episode["history"][0][1]]
-    with pytest.raises(ValueError, match="episode of tic_tac_toe at step 0: cannot replay: player 1 cannot play"):
-        frames(episode)
+    for wrong in ([1, episode["history"][0][1]], [0, episode["history"][1][1]], [1, 99]):
+        broken = {**episode, "history": [episode["history"][0], wrong]}
+        with pytest.raises(ValueError, match="episode of tic_tac_toe at step 0: cannot replay: "):
+            frames(broken)
 
 
 # --- Command -----------------------------------------------------------------------------------------------------
@@ -244,6 +247,7 @@ def test_only_the_metrics_are_needed_and_a_line_being_written_is_left_out(tmp_pa
     (tmp_path / "metrics.jsonl").write_text('{"step": 1, "score_mean": 0.5, "kl_ref": NaN}\n{"step": 2, "sco')
     assert visualize.main(["--checkpoint_dir", str(tmp_path)]) == 0
     assert embedded(tmp_path / "report.html")["runs"][0]["steps"] == 1
+    assert "NaN" not in (tmp_path / "report.html").read_text().split('id="data">')[1].split("</script>")[0]
 
 
 def test_text_of_a_model_cannot_break_out_of_the_data(tmp_path):
@@ -300,11 +304,16 @@ def browser(tmp_path_factory):
     found.close()
 
 
-@pytest.fixture
-def page(browser, run_dir):
+@pytest.fixture(scope="module")
+def report(run_dir):
     visualize.main(["--checkpoint_dir", str(run_dir)])
+    return run_dir / "report.html"
+
+
+@pytest.fixture
+def page(browser, report):
     browser.problems.clear()
-    browser.open(run_dir / "report.html")
+    browser.open(report)
     yield browser
     assert not browser.problems, browser.problems
 
@@ -361,18 +370,18 @@ def test_a_decision_shows_bars_and_the_conversation(page):
     assert said == [turn["system"], turn["user"], turn["answer"]]
 
 
-def test_theme_follows_the_system_and_the_button(page, run_dir):
+def test_theme_follows_the_system_and_the_button(page, report):
     colour = "getComputedStyle(document.body).backgroundColor"
     light = page.js(colour)
-    page.open(run_dir / "report.html", scheme="dark")
+    page.open(report, scheme="dark")
     dark = page.js(colour)
     assert light != dark
     page.click("#theme")
     assert page.js(colour) == light
 
 
-def test_every_panel_is_drawn_and_answers_to_the_mouse(page, run_dir):
-    titles = [panel["title"] for panel in embedded(run_dir / "report.html")["panels"]]
+def test_every_panel_is_drawn_and_answers_to_the_mouse(page, report):
+    titles = [panel["title"] for panel in embedded(report)["panels"]]
     assert page.js("[...document.querySelectorAll('.chart svg[role=img]')].map((e) => e.ariaLabel)") == titles
     assert page.js("document.querySelector('.chart svg').innerHTML.includes('NaN')") is False
     x, y = page.js(

@@ -29,9 +29,9 @@ function evaluation(run) {
   const rows = games.map(([name, g]) => `<tr><td>${escapeText(name)}</td><td>${number(g.before)}</td><td>${number(g.after)}</td>
     <td>${Array.isArray(g.interval) ? g.interval.map(number).join(" to ") : "–"}</td><td>${number(g.ceiling)}</td>
     <td class="wide">${typeof g.share === "number" ? `<span class="share"><i style="width:${Math.max(0, Math.min(1, g.share)) * 100}%"></i></span>${percent(g.share)}` : "–"}</td>
-    <td>${g.exact ? "exact" : "sampled"}</td></tr>`).join("");
+    <td>${typeof g.exact_after === "number" ? number(g.exact_after) : g.exact ? "yes" : "–"}</td></tr>`).join("");
   const heading = data.runs.length > 1 ? `<h3>${escapeText(run.name)}</h3>` : "";
-  return `${heading}<table><thead><tr><th>Game</th><th>Before</th><th>After</th><th>95 % interval</th><th>Ceiling</th><th class="wide">Share of ceiling</th><th>Value</th></tr></thead><tbody>${rows}</tbody></table>`;
+  return `${heading}<table><thead><tr><th>Game</th><th>Before</th><th>After</th><th>95 % interval</th><th>Ceiling</th><th class="wide">Share of ceiling</th><th>Exact value</th></tr></thead><tbody>${rows}</tbody></table>`;
 }
 
 function flatten(value, prefix, into) {
@@ -60,7 +60,7 @@ const fill = (select, options) => { select.innerHTML = options.map(([value, text
 
 function verdict(episode) {
   if (episode.outcome && episode.outcome !== "finished") return [episode.outcome, "loss"];
-  if (typeof episode.score !== "number" || episode.seat === undefined) return ["finished", ""];
+  if (typeof episode.score !== "number" || (episode.seat ?? null) === null) return ["finished", ""];
   return episode.score > 0.5 ? ["won", "win"] : episode.score < 0.5 ? ["lost", "loss"] : ["drawn", ""];
 }
 
@@ -143,7 +143,7 @@ function show(index) {
   view.frame = Math.max(0, Math.min(frames.length - 1, index));
   const frame = frames[view.frame], before = view.frame ? frames[view.frame - 1].state : null, [word, tone] = verdict(view.episode);
   const returns = view.episode.returns ? ` · returns ${view.episode.returns.map(short).join(" / ")}` : "";
-  const seat = view.episode.seat === undefined ? "" : ` · the model is Player ${view.episode.seat}`;
+  const seat = (view.episode.seat ?? null) === null ? "" : ` · the model is Player ${view.episode.seat}`;
   $("outcome").innerHTML = `<span class="${tone}">${escapeText(word)}</span>${escapeText(returns + seat)}`;
   $("board").innerHTML = drawPosition(view.episode.game, frame.state, before);
   $("moves").querySelector(".now")?.classList.remove("now");
