@@ -12,7 +12,7 @@ from contract import check_contract, random_legal, transcript
 from players import random_player
 
 import games
-from env_wrapper import EnvConfig, Task, make_env, play
+from env_wrapper import EnvConfig, Task, make_env, parse_action, play
 from envs import openspiel, opponents
 from envs.openspiel import OpenSpielEnv, derive_seed
 from envs.opponents import OpponentSpec, Stream, make_bot, parse_opponent
@@ -93,17 +93,18 @@ def test_full_prompt():
     ("name", "choices"),
     [
         ("leduc_poker", "12"),  # bare single digits
-        ("hex", " ".join(map(str, range(25)))),  # bare ids of two digits
-        ("phantom_ttt", None),
+        ("go", " ".join(map(str, range(26)))),  # bare ids of two digits
+        ("hex", None),
         ("euchre", None),
     ],
 )
 def test_compact_prompt_lists_the_legal_actions_on_its_last_line(name, choices):
     step = new_env(prompt="compact")().reset(Task(task_id(name), 0))
     game = games.decode_task_id(task_id(name))[0]
+    assert game.compact_names == (choices is None)
     if game.compact_names:
         choices = ";".join(f"{action} {label}" for action, label in step.legal.items())
-    assert step.text.split("\n")[-1] == (choices or "".join(map(str, step.legal)))
+    assert step.text.split("\n")[-1] == choices
     assert step.info["system"] == name
 
 
@@ -185,13 +186,14 @@ def test_an_answer_in_time_leaves_no_trace_of_the_failed_ones():
 
 def test_self_play_yields_every_seat_and_a_forfeit_costs_only_its_own():
     env = new_env(max_attempts=1)()
-    step = env.reset(Task(task_id("leduc_poker"), 1, "self"))
-    assert (step.info["seat"], step.info["adapter"]) == (0, None)
-    step = env.step("1")
-    assert (step.info["seat"], step.info["adapter"]) == (1, None)
-    step = env.step("?")
-    assert step.info["scores"] == {0: 0.5, 1: 0.0}
-    assert (step.score, step.info["seat"]) == (0.0, 1)
+    for seed, score in ((0, 0.5), (1, 0.0)):
+        step = env.reset(Task(task_id("leduc_poker"), seed, "self"))
+        assert (step.info["seat"], step.info["adapter"]) == (0, None)
+        step = env.step("1")
+        assert (step.info["seat"], step.info["adapter"]) == (1, None)
+        step = env.step("?")
+        assert step.info["scores"] == {0: 0.5, 1: 0.0}
+        assert (step.score, step.info["seat"]) == (score, seed)
     hearts = transcript(new_env()(), Task(task_id("hearts"), 0, "self"), random_legal)
     assert {s.info["seat"] for s in hearts[:-1]} == {0, 1, 2, 3}
     assert set(hearts[-1].info["scores"]) == {0, 1, 2, 3}
@@ -214,6 +216,26 @@ def test_simultaneous_seats_choose_unseen_and_move_together():
     assert other.step("3").text == second.text
     third = env.step("2")
     assert third.info["history"][1:3] == [[0, 7], [1, 2]]
+
+
+def test_reset_forgets_the_episode_before():
+    env = new_env()()
+    first = env.reset(Task(task_id("goofspiel"), 0, "self"))
+    env.step("7")
+    env.step("none")
+    assert env.reset(Task(task_id("goofspiel"), 0, "self")) == first
+    with pytest.raises(ValueError, match="out of range"):
+        env.reset(Task(-1))
+    with pytest.raises(RuntimeError):
+        env.step("7")
+
+
+def test_parser_edges():
+    for protocol in ("affinetes", "affinetes_step"):
+        assert parse_action("9" * 5000, {9: "nine"}, protocol) is None
+    assert parse_action("hm", {3: "--"}) is None
+    with pytest.raises(ValueError, match="affinetes or affinetes_step"):
+        parse_action("1", {1: "one"}, "native")
 
 
 @pytest.mark.parametrize("kind", ["mcts", "ismcts"])
@@ -246,6 +268,30 @@ def test_ismcts_does_not_see_hidden_cards_and_mcts_does():
             played.append(bot.step(state))
     assert len(set(moves["ismcts"])) == 1
     assert len(set(moves["mcts"])) > 1
+
+
+@pytest.mark.parametrize("seat", [0, 1])
+def test_ismcts_backs_values_up_from_the_side_of_the_player_who_moved(seat):
+    class MoverWins:
+        total_reward = 1.0
+
+        def mcts_search(self, state):
+            return self
+
+    tid = task_id("kuhn_poker")
+    spiel = openspiel.load_game(tid)
+    state = spiel.new_initial_state()
+    for action in [0, 1, 1][: 2 + seat]:  # two cards; seat 1 moves after a bet, seat 0 before it
+        state.apply_action(action)
+    bot = make_bot(games.decode_task_id(tid)[0], spiel, OpponentSpec("ismcts", (3, 1)), seat, 0)
+    bot._leaf = MoverWins()
+    bot.step(state)
+    root = bot._tree[state.information_state_string(seat)]
+    if seat == 0:  # every move hands the winning turn to the opponent
+        assert root == {0: [1, -1.0], 1: [1, -1.0]}
+    else:  # folding loses the ante; calling a bet wins or loses two
+        assert root[0] == [1, -1.0]
+        assert abs(root[1][1]) == 2
 
 
 @pytest.mark.parametrize("name", ["leduc_poker", "liars_dice", "gin_rummy", "euchre", "kuhn_poker"])
