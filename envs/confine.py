@@ -7,13 +7,14 @@ Left out on purpose: syscall filters for other machines than x86-64 and 64-bit A
 reported as unavailable), and helper programs such as bubblewrap (the same system calls, one more dependency).
 """
 
+import _signal
 import ctypes
 import os
 import resource
 import sys
 
 libc = ctypes.CDLL(None, use_errno=True)
-NOBODY, SIGKILL = 65534, 9
+NOBODY, SIGKILL, SIGTERM = 65534, 9, 15
 READY = b"+"  # first byte of the output: locked in; everything after it is the program's
 PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_SECCOMP, PR_SET_NO_NEW_PRIVS = 1, 4, 22, 38
 NEW_USER, NEW_MOUNTS, NEW_PID_NET_IPC_UTS = 0x10000000, 0x00020000, 0x6C000000  # CLONE_NEW* of linux/sched.h
@@ -76,10 +77,8 @@ def restricted(pid: int) -> dict:
         "prlimit64": ((302, 261), [(0, None, (0,))]),
         "prctl": ((157, 167), [(0, None, (15, 16))]),  # PR_SET_NAME, PR_GET_NAME
         "fcntl": ((72, 25), [(1, None, (0, 1, 2, 3, 4, 1030))]),  # duplicate and flags; no owner, lease, pipe size
-        "ioctl": (
-            (16, 29),
-            [(1, None, (0x5401, 0x5413, 0x541B, 0x5450, 0x5451))],
-        ),  # terminal queries, FIONREAD, CLOEXEC
+        # Questions about terminals, FIONREAD, FIONBIO, and the close-on-exec flag.
+        "ioctl": ((16, 29), [(1, None, (0x5401, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451))]),
         "socketpair": ((53, 199), [(0, None, (1,)), (1, 0xF, (1,))]),  # a private AF_UNIX stream: asyncio needs it
     }
 
@@ -179,6 +178,7 @@ def become_first_process() -> None:
     if child == 0:
         prctl(PR_SET_PDEATHSIG, SIGKILL)
         return
+    _signal.signal(SIGTERM, lambda *_: os.kill(child, SIGKILL))  # ended this way both are reaped
     for descriptor in (0, 1, 2):
         os.close(descriptor)
     status = os.waitpid(child, 0)[1]
@@ -272,10 +272,9 @@ def set_limits(settings: dict) -> None:
 def confine(settings: dict) -> None:
     """Lock this process in with the mechanisms named in ``settings["with"]``; OSError if one of them fails."""
     mechanisms = settings["with"].split("+")
-    prctl(PR_SET_PDEATHSIG, SIGKILL)
-    scratch = os.getcwd()
+    scratch = enter_namespaces(int(settings["scratch"])) if "namespaces" in mechanisms else os.getcwd()
+    prctl(PR_SET_PDEATHSIG, SIGKILL)  # not earlier: a change of user clears it
     if "namespaces" in mechanisms:
-        scratch = enter_namespaces(int(settings["scratch"]))
         become_first_process()
     drop_capabilities()
     set_limits(settings)

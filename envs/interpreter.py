@@ -61,8 +61,8 @@ class Interpreter:
     """One locked-in interpreter: a process in a session of its own, with pipes and a temporary folder."""
 
     def __init__(self, limits: Limits, mechanisms: str, hash_seed: int, mode: str):
-        self.limits = limits
-        self.folder = "" if "namespaces" in mechanisms else tempfile.mkdtemp(prefix="sandbox-")
+        self.limits, self.in_namespaces = limits, "namespaces" in mechanisms
+        self.folder = "" if self.in_namespaces else tempfile.mkdtemp(prefix="sandbox-")
         settings = {
             "mode": mode,
             "with": mechanisms,
@@ -71,7 +71,7 @@ class Interpreter:
             "file": limits.disk_mb << 20,
             "scratch": limits.disk_mb << 20,
             "open": limits.open_files,
-            "threads": limits.threads + (0 if "namespaces" in mechanisms else _threads_of_user()),
+            "threads": limits.threads + (0 if self.in_namespaces else _threads_of_user()),
         }
         flags = ["-s", "-S", "-P", "-X", "utf8", "-c", START, str(Path(__file__).parent)]  # -I, but reads the hash seed
         self.process = subprocess.Popen(
@@ -160,9 +160,14 @@ class Interpreter:
         if self.ended:
             return
         self.ended = True
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self.process.pid, signal.SIGKILL)
-        self.process.wait()
+        if self.in_namespaces:  # the process outside kills the one inside, reaps it and ends
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.process.terminate()
+                self.process.wait(1.0)
+        if self.process.returncode is None:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self.process.pid, signal.SIGKILL)
+            self.process.wait()
         for pipe in self.pipes:
             pipe.close()
         if self.folder:
@@ -182,7 +187,7 @@ class Interpreter:
 
 def receive(server: Interpreter, count: int) -> bytes:
     """Exactly ``count`` bytes from the serving interpreter, sending what is pending; TimeoutError at its deadline."""
-    sink, source, errors = (pipe.fileno() for pipe in server.pipes)
+    sink, source, _ = (pipe.fileno() for pipe in server.pipes)
     data = b""
     while len(data) < count:
         left = server.deadline - time.monotonic()
@@ -194,8 +199,8 @@ def receive(server: Interpreter, count: int) -> bytes:
         if readable:
             piece = os.read(source, count - len(data))
             if not piece:
-                why = os.read(errors, 300).decode(errors="replace")
-                raise SandboxError(f"sandbox: the serving interpreter ended: {why}")
+                server.drain()
+                raise SandboxError(f"sandbox: the serving interpreter ended: {server.stderr.decode(errors='replace')}")
             data += piece
     return data
 

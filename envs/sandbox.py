@@ -110,6 +110,9 @@ class Sandbox:
             server.begin(len(source).to_bytes(4, "big") + source)
             try:
                 answer = receive(server, int.from_bytes(receive(server, 4), "big"))
+            except SandboxError:
+                server.end()
+                raise
             except TimeoutError:
                 server.end()
                 return Run("", "", "timeout", 128 + signal.SIGKILL, time.monotonic() - started)

@@ -1,0 +1,306 @@
+"""The sandbox: escapes contained, limits, cleanliness. ``pytest -s`` prints the table of escapes."""
+
+import contextlib
+import ctypes
+import os
+import resource
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from attacks import ATTACKS
+
+from envs import sandbox as sandbox_module
+from envs.interpreter import Limits, SandboxError
+from envs.sandbox import LEVELS, MECHANISMS, Sandbox, level_of, probe
+
+PROJECT = Path(__file__).resolve().parents[1]
+WALL_S = 1.0
+LIMITS = Limits(wall_s=WALL_S, memory_mb=256, output_kb=64, disk_mb=4)
+TABLE: list[str] = []
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the sandbox is made of Linux")
+
+
+def works(mechanisms):
+    """Whether this machine offers them; a level it lacks is not tested on it."""
+    try:
+        with Sandbox(min_level=0, spares=1, mechanisms=mechanisms) as box:
+            return box.run("print(1)").stdout == "1\n"
+    except SandboxError:
+        return False
+
+
+def children(states="RSD"):
+    """Processes whose parent is this one; orphans below become such by the subreaper. Z: ended, not reaped."""
+    found = set()
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with contextlib.suppress(OSError):
+                fields = (entry / "stat").read_text().rpartition(")")[2].split()
+                if int(fields[1]) == os.getpid() and fields[0] in states:
+                    found.add(int(entry.name))
+    return found
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _table():
+    ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)  # PR_SET_CHILD_SUBREAPER: no orphan gets past this process
+    before, signals = children(), []
+    previous = signal.signal(signal.SIGUSR1, lambda *_: signals.append(1))
+    os.environ["SANDBOX_TEST_TOKEN"] = "secret"
+    rss = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    yield
+    del os.environ["SANDBOX_TEST_TOKEN"]
+    signal.signal(signal.SIGUSR1, previous)
+    ctypes.CDLL(None).prctl(36, 0, 0, 0, 0)
+    print("\n" + "\n".join(TABLE))
+    deadline = time.monotonic() + 5
+    while not children() <= before and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert children() <= before, "processes were left running"
+    grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - rss
+    assert grown < 32 * 1024, f"this process grew by {grown} KiB"
+
+
+@pytest.fixture(scope="module")
+def places(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("outside")
+    (folder / "secret").write_text("secret")
+    folder.chmod(0o755)
+    tcp = socket.create_server(("127.0.0.1", 0))
+    abstract = socket.socket(socket.AF_UNIX)
+    name = f"sandbox-test-{os.getpid()}"
+    abstract.bind("\0" + name)
+    abstract.listen()
+    yield {
+        "secret": folder / "secret", "outside": folder / "new", "spare": folder / "spare", "project": PROJECT,
+        "home": Path.home(), "port": tcp.getsockname()[1], "parent": os.getpid(), "abstract": name,
+    }  # fmt: skip
+    tcp.close()
+    abstract.close()
+
+
+@pytest.fixture(scope="module", params=["namespaces+landlock+seccomp", "landlock+seccomp", "namespaces+seccomp"])
+def box(request):
+    if not works(request.param):
+        pytest.skip(f"this machine has no {request.param}")
+    with Sandbox(LIMITS, spares=3, mechanisms=request.param) as made:
+        yield made
+
+
+def state(places):
+    stat = places["secret"].stat()
+    return (places["secret"].read_text(), oct(stat.st_mode), stat.st_mtime, sorted(os.listdir(places["secret"].parent)))
+
+
+def reset(places):
+    places["secret"].write_text("secret")
+    places["secret"].chmod(0o600)
+    places["spare"].write_text("spare")
+    places["outside"].unlink(missing_ok=True)
+
+
+def test_escapes(box, places):
+    """Every attack in one go: together, as a training step runs them, with three at a time."""
+    reset(places)
+    before = state(places)
+    runs = box.run_many([(attack.program.format(**places), "") for attack in ATTACKS.values()])
+    failures = []
+    TABLE.append(f"level {box.level} ({box.mechanisms})")
+    for (name, attack), run in zip(ATTACKS.items(), runs, strict=True):
+        last = run.stderr.strip().rpartition("\n")[2][:60]
+        TABLE.append(f"  {name:32} {run.status:8} {run.seconds:5.2f} s  {last}")
+        expected = run.status == attack.status if attack.status else run.status in ("ok", "error", "disk", "timeout")
+        if "ESCAPED" in run.stdout or not expected or run.seconds > WALL_S + 2 or len(run.stdout) > 64 << 10:
+            failures.append((name, run.status, run.stdout[:99], run.seconds))
+    assert not failures
+    assert state(places) == before
+
+
+BARE = [name for name, attack in ATTACKS.items() if attack.bare]
+
+
+@pytest.mark.parametrize("name", BARE)
+def test_the_attacks_are_real(name, places):
+    """Without locks the same program succeeds: what stops it above is the sandbox."""
+    reset(places)
+    with Sandbox(LIMITS, min_level=0, spares=1, mechanisms="none") as bare:
+        run = bare.run(ATTACKS[name].program.format(**places))
+    reset(places)
+    for child in children():
+        with contextlib.suppress(ChildProcessError, ProcessLookupError):
+            if Path(f"/proc/{child}/cmdline").read_bytes().find(b"confine.start") >= 0:
+                os.kill(child, signal.SIGKILL)  # what setsid took out of the group: level 0 does not hold it
+            os.waitpid(child, 0)
+    assert "ESCAPED" in run.stdout, run
+
+
+def test_programs_run(box):
+    run = box.run("import json, math, re, sys\nprint(sys.stdin.read().upper(), math.pi)", "über\r\n")
+    assert (run.stdout, run.status, run.returncode) == ("ÜBER\n 3.141592653589793\n", "ok", 0)
+    run = box.run("print('before')\n1 / 0")
+    assert (run.stdout, run.status) == ("before\n", "error")
+    assert run.stderr.endswith("ZeroDivisionError: division by zero\n")
+    assert box.run("exit(3)").returncode == 3
+    assert box.run("def f(:").stderr.endswith("SyntaxError: invalid syntax\n")
+    assert box.run("print(__name__, type(exit).__name__)").stdout == "__main__ Quitter\n"
+
+
+def test_what_programs_may_do(box):
+    own_file = "open('x', 'w').write('mine')\nprint(open('x').read())"
+    threads = "import threading\nt = threading.Thread(target=print, args=('thread',))\nt.start(); t.join()"
+    event_loop = "import asyncio\nprint(asyncio.run(asyncio.sleep(0, 'loop')))"
+    alarm = "import signal\nsignal.signal(14, lambda *_: print('alarm'))\nsignal.alarm(1)\nsignal.pause()"
+    own_signal = "import os, signal\nsignal.signal(10, lambda *_: print('signal'))\nos.kill(os.getpid(), 10)"
+    with Sandbox(Limits(), mechanisms=box.mechanisms) as roomy:
+        runs = roomy.run_many([(program, "") for program in (own_file, threads, event_loop, alarm, own_signal)])
+    assert [run.stdout for run in runs] == ["mine\n", "thread\n", "loop\n", "alarm\n", "signal\n"]
+
+
+def test_each_program_is_alone(box):
+    box.run("import builtins\nbuiltins.left = 1\nopen('left', 'w').close()")
+    assert (
+        box.run("import builtins, os\nprint(hasattr(builtins, 'left'), os.path.exists('left'))").stdout
+        == "False False\n"
+    )
+
+
+def test_hash_seed_is_fixed(box):
+    program = "print(hash('a'), list({'a', 'b', 'c', 'd'}))"
+    with Sandbox(LIMITS, hash_seed=1, mechanisms=box.mechanisms) as other:
+        assert box.run(program).stdout == box.run(program).stdout != other.run(program).stdout
+
+
+def test_results_in_order_and_large_input(box):
+    runs = box.run_many([(f"print({n}, len(input()))", "x" * 200_000) for n in range(8)])
+    assert [run.stdout for run in runs] == [f"{n} 200000\n" for n in range(8)]
+
+
+def test_output_cap_keeps_the_head(box):
+    run = box.run("for n in range(10 ** 6): print(n)")
+    assert run.status == "output"
+    assert run.stdout.startswith("0\n1\n2\n")
+    assert len(run.stdout) == 64 << 10
+
+
+def test_output_of_a_killed_program_is_kept(box):
+    run = box.run("print('so far', flush=True)\nwhile True: pass")
+    assert (run.stdout, run.status) == ("so far\n", "timeout")
+
+
+def test_nothing_is_left_behind(box):
+    before, folders = children("RSDZ"), set(Path(tempfile.gettempdir()).glob("sandbox-*"))
+    with Sandbox(LIMITS, mechanisms=box.mechanisms) as other:
+        other.run_many([("while True: pass", ""), ("print(1)", ""), ("import os\nos.abort()", "")])
+        other.run_trusted("print(1)")
+    assert children("RSDZ") == before
+    assert set(Path(tempfile.gettempdir()).glob("sandbox-*")) <= folders
+
+
+def test_from_threads_that_end(box):
+    """Interpreters are started ahead by whichever thread asks, and must survive its end."""
+    outputs = []
+    threads = [threading.Thread(target=lambda n=n: outputs.append(box.run(f"print({n})").stdout)) for n in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    outputs.append(box.run("print(6)").stdout)
+    assert sorted(outputs) == [f"{n}\n" for n in range(7)]
+
+
+def test_trusted_programs(box):
+    run = box.run_trusted("print(input())\nimport sys\nprint('e', file=sys.stderr)", "hello\n")
+    assert (run.stdout, run.stderr, run.status) == ("hello\n", "e\n", "ok")
+    assert box.run_trusted("x = 1\nprint('a')\n1 / 0").stdout == "a\n"
+    assert box.run_trusted("print('x' in dir())\nexit()").stdout == "False\n"
+    started = time.monotonic()
+    assert box.run_trusted("while True: pass").status == "timeout"
+    assert time.monotonic() - started < WALL_S + 1
+    assert box.run_trusted("print(2)").stdout == "2\n"
+
+
+def test_trusted_programs_are_locked_in_too(box, places):
+    assert "Error" in box.run_trusted(ATTACKS["read a secret"].program.format(**places)).stderr
+    assert "Error" in box.run_trusted(ATTACKS["TCP"].program.format(**places)).stderr
+
+
+def test_a_serving_interpreter_that_died_is_replaced(box):
+    with pytest.raises(SandboxError, match="ended"):
+        box.run_trusted("import os\nos._exit(1)")
+    assert box.run_trusted("print(3)").stdout == "3\n"
+
+
+def test_probe_reaches_a_level():
+    assert probe() in MECHANISMS
+    assert level_of(probe()) == max(level_of(mechanisms) for mechanisms in MECHANISMS if works(mechanisms))
+
+
+def test_levels():
+    assert [level_of(mechanisms) for mechanisms in MECHANISMS] == [2, 1, 1, 0, 0, 0]
+    assert len(LEVELS) == 3
+
+
+def test_refuses_below_the_minimum():
+    with pytest.raises(SandboxError, match=r"sandbox_min_level is 1 .* reaches 0"):
+        Sandbox(min_level=1, mechanisms="none")
+
+
+def test_no_lock_no_run(monkeypatch):
+    """Where locking in fails the program is not run at all."""
+    monkeypatch.setattr(sandbox_module, "level_of", lambda mechanisms: 2)
+    with Sandbox(Limits(open_files=3), mechanisms="landlock+seccomp", spares=1) as box, pytest.raises(SandboxError):
+        box.run("print('ran')")
+
+
+def test_disk_is_bounded_without_a_file_system_of_its_own():
+    with Sandbox(LIMITS, min_level=0, spares=1, mechanisms="none") as bare:
+        program = "import time\nfor n in range(40):\n    open(f'f{n}', 'wb').write(b'x' * (1 << 20)); time.sleep(0.01)"
+        assert bare.run(program).status == "disk"
+
+
+def test_interpreters_end_with_their_parent(tmp_path):
+    """A killed trainer leaves nothing behind, not even a program that sleeps."""
+    code = (
+        "import sys, threading, time\n"
+        f"sys.path.insert(0, {str(PROJECT)!r})\n"
+        "from envs.sandbox import Sandbox\n"
+        "box = Sandbox(min_level=0, spares=2)\n"
+        "threading.Thread(target=box.run, args=('import time; time.sleep(600)',), daemon=True).start()\n"
+        "box.run('1'); print('up', flush=True); time.sleep(600)\n"
+    )
+    trainer = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    assert trainer.stdout.readline() == "up\n"
+    time.sleep(0.3)
+    others = children()
+    trainer.kill()
+    trainer.communicate()
+    deadline = time.monotonic() + 5
+    while (left := children() - others) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not left
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can be somebody else")
+def test_as_an_ordinary_user():
+    """The same level without any privilege, where an interpreter is within that user's reach."""
+    interpreter = Path("/usr/bin/python3")
+    if not interpreter.exists():
+        pytest.skip("no system interpreter")
+    code = (
+        "import sys; sys.path.insert(0, '.')\n"
+        "from envs.sandbox import Sandbox, probe\n"
+        "print(probe(), Sandbox(min_level=0).run('print(7)').stdout)"
+    )
+    nobody = {"user": 65534, "group": 65534, "extra_groups": []}
+    answer = subprocess.run([interpreter, "-B", "-c", code], cwd=PROJECT, capture_output=True, text=True, **nobody)
+    if "SyntaxError" in answer.stderr or "unknown option" in answer.stderr:
+        pytest.skip("the system interpreter is too old")
+    assert answer.stdout.split() == [probe(), "7"], answer.stderr
