@@ -66,7 +66,8 @@ def measure(name, task_id, prompt, seconds):
     env, game = OpenSpielEnv(EnvConfig(prompt=prompt)), load_game(task_id)
     for seed in range(20):
         play_one(env, Task(task_id, seed))
-    histories, decisions = [], 0
+    histories: list[list[list[int]]] = []
+    decisions = 0
     start = time.perf_counter()
     while (elapsed := time.perf_counter() - start) < seconds:
         asked, history = play_one(env, Task(task_id, len(histories)))

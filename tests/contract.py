@@ -5,6 +5,8 @@ import random
 import numpy as np
 import pytest
 
+from env_wrapper import Step
+
 MANY_LEGAL = 30  # of more legal actions a sample is tried
 
 
@@ -15,7 +17,8 @@ def _pollute(noise):
 
 def transcript(env, task, answer, noise=None):
     """All steps of an episode; ``noise`` reseeds the global generators before each."""
-    steps, rng = [], random.Random(0)
+    steps: list[Step] = []
+    rng = random.Random(0)
     while not steps or not steps[-1].done:
         if noise is not None:
             _pollute(noise + len(steps))

@@ -1,9 +1,11 @@
 """The OpenSpiel environment and its opponents: contract, prompts, seats, seeds, forfeits, bots."""
 
+import dataclasses
 import logging
 import random
 import subprocess
 import sys
+from typing import Any
 
 import numpy as np
 import pyspiel
@@ -258,7 +260,7 @@ def test_searching_bots_beat_random_ones(kind):
 def test_ismcts_does_not_see_hidden_cards_and_mcts_does():
     tid = task_id("liars_dice")
     game, spiel = games.decode_task_id(tid)[0], openspiel.load_game(tid)
-    moves = {"ismcts": [], "mcts": []}
+    moves: dict[str, list[int]] = {"ismcts": [], "mcts": []}
     for hidden in ([0, 0, 0, 0, 0], [5, 5, 5, 5, 5], [0, 1, 2, 3, 4]):
         state = spiel.new_initial_state()
         for die in [4, 3, 2, 1, 0, *hidden]:
@@ -283,7 +285,7 @@ def test_ismcts_backs_values_up_from_the_side_of_the_player_who_moved(seat):
     state = spiel.new_initial_state()
     for action in [0, 1, 1][: 2 + seat]:  # two cards; seat 1 moves after a bet, seat 0 before it
         state.apply_action(action)
-    bot = make_bot(games.decode_task_id(tid)[0], spiel, OpponentSpec("ismcts", (3, 1)), seat, 0)
+    bot: Any = make_bot(games.decode_task_id(tid)[0], spiel, OpponentSpec("ismcts", (3, 1)), seat, 0)
     bot._leaf = MoverWins()
     bot.step(state)
     root = bot._tree[state.information_state_string(seat)]
@@ -298,7 +300,7 @@ def test_ismcts_backs_values_up_from_the_side_of_the_player_who_moved(seat):
 def test_ismcts_resamples_worlds_the_seat_cannot_tell_apart(name):
     tid = task_id(name)
     spiel = openspiel.load_game(tid)
-    bot = make_bot(games.decode_task_id(tid)[0], spiel, OpponentSpec("ismcts", (1, 1)), 0, 0)
+    bot: Any = make_bot(games.decode_task_id(tid)[0], spiel, OpponentSpec("ismcts", (1, 1)), 0, 0)
     rng, stream, others, checked = random.Random(0), Stream(1), set(), 0
     while checked < 40:
         state = spiel.new_initial_state()
@@ -396,7 +398,7 @@ def test_engine_noise_is_kept_from_the_user():
 
 
 def test_errors_of_the_engine_still_arrive():
-    bad = games.base.Game("bad", lambda c: {}, str, str, str, spiel_name="leduc_poker")
+    bad = dataclasses.replace(games.GAMES[0], name="bad", spiel_name="leduc_poker")
     with pytest.raises(pyspiel.SpielError, match="wrong"):
         openspiel._table(bad, (("wrong", 1),))
 

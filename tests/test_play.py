@@ -305,7 +305,7 @@ def test_nothing_to_play():
 
 
 def test_unknown_keys_and_values_are_one_line():
-    cases = [
+    cases: list[tuple[dict, str]] = [
         ({"env_typ": "openspiel"}, "'env_typ'.*'env_type'"),
         ({"env_type": "atari"}, "env_type 'atari'.*openspiel or trace"),
         ({"prompt": "long"}, "prompt 'long'.*full or compact"),
