@@ -241,6 +241,8 @@ def test_learning_rate_falls_linearly_from_the_first_step_to_the_last():
     assert [learning_rate(ppo, step) for step in (0, 5, 10)] == pytest.approx([1e-3, 5.5e-4, 1e-4])
     assert learning_rate(PPOConfig(learning_rate=1e-3, num_train_steps=1), 0) == 1e-3
     assert learning_rate(PPOConfig(learning_rate=1e-3, lr_final=1), 5000) == 1e-3
+    rising = PPOConfig(learning_rate=1e-3, lr_warmup_steps=3)
+    assert [learning_rate(rising, step) for step in (0, 1, 3, 4)] == pytest.approx([2.5e-4, 5e-4, 1e-3, 1e-3])
 
 
 def test_minibatches_are_a_new_shuffle_every_epoch_and_step():

@@ -1,0 +1,200 @@
+"""Runs that are interrupted, killed or starved: what they leave, and that they go on exactly."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from runs import ADAPTIVE, ROOT, STEPS, Drawing, assert_same_run, final_bytes, rows, train, undisturbed_run
+from tiny import micro_file
+
+import train_ppo
+
+
+@pytest.fixture(autouse=True)
+def drawing(monkeypatch):
+    stand_in = Drawing()
+    monkeypatch.setattr(train_ppo, "subprocess", stand_in)
+    return stand_in
+
+
+@pytest.fixture
+def undisturbed():
+    return undisturbed_run()
+
+
+def signal_in_rollout(number, step):
+    """``play`` whose player gets a signal at its second answer of a step."""
+    steps, real = iter(range(10**6)), train_ppo.play
+
+    def play(config, player, tasks):
+        answers = iter(range(10**6)) if next(steps) == step else iter([])
+        act = player.act
+
+        def act_or_signal(queries):
+            if next(answers, None) == 1:
+                os.kill(os.getpid(), number)
+            return act(queries)
+
+        player.act = act_or_signal
+        return real(config, player, tasks)
+
+    return play
+
+
+def signal_in_update(number, step):
+    """``ppo_update`` that gets a signal at its start in a step."""
+    steps, real = iter(range(10**6)), train_ppo.ppo_update
+
+    def ppo_update(*args):
+        if next(steps) == step:
+            os.kill(os.getpid(), number)
+        return real(*args)
+
+    return ppo_update
+
+
+@pytest.mark.parametrize(
+    ("name", "patched", "number", "step", "done"),
+    [
+        ("play", signal_in_rollout, signal.SIGTERM, 0, 0),
+        ("play", signal_in_rollout, signal.SIGTERM, 3, 3),
+        ("ppo_update", signal_in_update, signal.SIGTERM, 2, 3),
+        ("ppo_update", signal_in_update, signal.SIGINT, 5, 6),
+    ],
+)
+def test_a_signal_leaves_a_checkpoint_from_which_the_run_goes_on_exactly(
+    undisturbed, tmp_path, monkeypatch, capsys, name, patched, number, step, done
+):
+    """In the rollout the step is dropped, in the update it is finished: nothing is ever half applied."""
+    with monkeypatch.context() as patch:
+        patch.setattr(train_ppo, name, patched(number, step))
+        assert train(tmp_path, "--set", "ppo.save_freq=100", **ADAPTIVE) == 128 + number
+    assert f"interrupted after step {done}; checkpoint: {tmp_path / 'run'}" in capsys.readouterr().out
+    assert len(rows(tmp_path)) == done
+    assert train(tmp_path, "--resume", "--set", "ppo.save_freq=100", **ADAPTIVE) == 0
+    assert_same_run(tmp_path, undisturbed)
+
+
+# -------------------------------------------------------------------------------------------------- what breaks
+
+
+def test_a_loss_that_stays_not_finite_ends_the_run_with_the_last_good_state(tmp_path, monkeypatch, capsys):
+    real = train_ppo.ppo_loss
+    calls = iter(range(10**6))
+
+    def loss(*args):
+        total, stats = real(*args)
+        return (total if next(calls) < 8 else total * torch.nan), stats
+
+    monkeypatch.setattr(train_ppo, "ppo_loss", loss)
+    assert train(tmp_path, "--set", "ppo.max_bad_updates=4") == 1
+    message = capsys.readouterr().err.splitlines()[-1]
+    assert "4 minibatches in a row gave a loss or gradient that is not finite; checkpoint: " in message
+    last = Path(message.rpartition("checkpoint: ")[2])
+    good = json.loads((last / "trainer_state.json").read_text())["step"]
+    assert 1 <= good < STEPS
+    assert len(rows(tmp_path)) == good
+
+
+def test_failing_environments_end_the_run_with_the_cause_and_a_checkpoint(tmp_path, monkeypatch, capsys):
+    from envs.openspiel import OpenSpielEnv
+
+    real, calls = OpenSpielEnv.step, iter(range(10**6))
+
+    def step(self, text):
+        if next(calls) >= 60:
+            raise OSError("engine lost")
+        return real(self, text)
+
+    monkeypatch.setattr(OpenSpielEnv, "step", step)
+    assert train(tmp_path) == 1
+    message = capsys.readouterr().err.splitlines()[-1]
+    assert "episodes failed; the first: OSError: engine lost; checkpoint: " in message
+    assert Path(message.rpartition("checkpoint: ")[2]).is_dir()
+
+
+class BrokenWandb:
+    """Cannot be reached: at the start, or only once the run is on its way."""
+
+    Settings = SimpleNamespace
+
+    def __init__(self, fails_at):
+        self.fails_at, self.calls = fails_at, []
+
+    def init(self, **options):
+        self.called("init")
+        return SimpleNamespace(log=lambda row, step: self.called("log"), finish=lambda exit_code: self.called("finish"))
+
+    def called(self, name):
+        self.calls.append(name)
+        if name == self.fails_at:
+            raise ConnectionError("api.wandb.ai is unreachable")
+
+
+@pytest.mark.parametrize(("fails_at", "calls"), [("init", ["init"]), ("log", ["init", "log"])])
+def test_training_does_not_need_wandb(undisturbed, tmp_path, monkeypatch, capsys, fails_at, calls):
+    broken = BrokenWandb(fails_at)
+    monkeypatch.setitem(sys.modules, "wandb", broken)
+    monkeypatch.setenv("WANDB_API_KEY", "canary-0123456789")
+    assert train(tmp_path, run={"wandb_mode": "online", "keep_last": 20}, **ADAPTIVE) == 0
+    assert broken.calls == calls
+    assert "wandb is off from here: ConnectionError" in capsys.readouterr().err
+    assert_same_run(tmp_path, undisturbed)
+
+
+# ------------------------------------------------------------------------------------------------ real processes
+
+KILLED = """
+import os, signal, sys
+sys.path.insert(0, {root!r})
+import train_ppo
+real, updates = train_ppo.ppo_update, iter(range(10**6))
+
+def update(*args):
+    stats = real(*args)
+    if next(updates) == {at}:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return stats
+
+train_ppo.ppo_update = update
+sys.exit(train_ppo.main(sys.argv[1:]))
+"""
+
+
+def process(program, *args):
+    env = os.environ | {"OMP_NUM_THREADS": str(torch.get_num_threads())}
+    return subprocess.run([sys.executable, *program, *args], env=env, cwd=ROOT, capture_output=True, text=True)
+
+
+def test_a_killed_run_resumed_is_the_undisturbed_one(undisturbed, tmp_path):
+    """SIGKILL in the update of step 5, two steps after the last checkpoint; metrics of step 4 are written again."""
+    config = micro_file(tmp_path, **ADAPTIVE)
+    args = ["--config", config, "--output-dir", str(tmp_path / "run"), "--set", "ppo.save_freq=3"]
+    killed = process(["-c", KILLED.format(root=str(ROOT), at=4)], *args)
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    assert len(rows(tmp_path)) == 4
+    assert train(tmp_path, "--resume", "--set", "ppo.save_freq=3", **ADAPTIVE) == 0
+    assert_same_run(tmp_path, undisturbed)
+
+
+@pytest.mark.slow
+def test_forty_steps_of_the_tiny_preset_killed_after_step_25(tmp_path):
+    assert process(["scripts/make_tiny_model.py", "models/tiny"]).returncode == 0
+    args = ["--config", "config/presets/tiny.json", "--set", "ppo.num_train_steps=40", "--set", "ppo.save_freq=5"]
+    for name in ("whole", "killed"):
+        (tmp_path / name).mkdir()
+    out = {name: ["--output-dir", str(tmp_path / name / "run")] for name in ("whole", "killed")}
+    whole = process(["train_ppo.py"], *args, *out["whole"])
+    assert whole.returncode == 0, whole.stderr
+    killed = process(["-c", KILLED.format(root=str(ROOT), at=26)], *args, *out["killed"])
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    resumed = process(["train_ppo.py"], *args, *out["killed"], "--resume")
+    assert resumed.returncode == 0, resumed.stderr
+    assert rows(tmp_path / "killed") == rows(tmp_path / "whole")
+    assert final_bytes(tmp_path / "killed", 40) == final_bytes(tmp_path / "whole", 40)
