@@ -21,8 +21,8 @@ TRIAL = """
 try:
     pass
 except (NameError, TypeError, AttributeError):
-    if {tag!r} not in __import__('sys').modules:
-        __import__('sys').modules[{tag!r}] = None
+    if {tag!r} not in __import__('sys').modules['__main__'].__dict__:
+        __import__('sys').modules['__main__'].__dict__[{tag!r}] = None
         __import__('sys').stderr.write({tag!r} + '\\n')
 """
 Execute = Callable[[str], Run]

@@ -277,6 +277,7 @@ def test_interpreters_end_with_their_parent(tmp_path):
         "box.run('1'); print('up', flush=True); time.sleep(600)\n"
     )
     trainer = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    assert trainer.stdout
     assert trainer.stdout.readline() == "up\n"
     time.sleep(0.3)
     others = children()
@@ -299,7 +300,7 @@ def test_as_an_ordinary_user():
         "from envs.sandbox import Sandbox, probe\n"
         "print(probe(), Sandbox(min_level=0).run('print(7)').stdout)"
     )
-    nobody = {"user": 65534, "group": 65534, "extra_groups": []}
+    nobody: dict = {"user": 65534, "group": 65534, "extra_groups": []}
     answer = subprocess.run([interpreter, "-B", "-c", code], cwd=PROJECT, capture_output=True, text=True, **nobody)
     if "SyntaxError" in answer.stderr or "unknown option" in answer.stderr:
         pytest.skip("the system interpreter is too old")
