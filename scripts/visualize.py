@@ -55,7 +55,7 @@ PANELS = (
     Panel("KL coefficient", ("kl_coef",)),
     Panel("Entropy", ("entropy",), "nats a decision"),
     Panel("Clip fraction", ("clip_fraction",), "share of decisions"),
-    Panel("Largest ratio", ("ratio_max",), "new / old probability"),
+    Panel("Largest change of a probability", ("ratio_max",), "|new / old - 1|"),
     Panel("Explained variance", ("explained_variance",), "of the returns, by the critic"),
     Panel("Losses", ("policy_loss", "value_loss")),
     Panel("Gradient norm", ("grad_norm",)),
@@ -194,7 +194,7 @@ def rolling(y: Sequence[float], window: int) -> tuple[np.ndarray, np.ndarray, np
 
 
 def panel_series(panel: Panel, runs: Sequence[Run]) -> list[Series]:
-    """The lines of a panel: every key of it that has a finite number in some row of a run."""
+    """The lines of a panel: its keys that have finite numbers in a run; none where all of them are always 0."""
     found = []
     for index, run in enumerate(runs):
         present = dict.fromkeys(key for row in run.rows for key in row)
@@ -208,11 +208,14 @@ def panel_series(panel: Panel, runs: Sequence[Run]) -> list[Series]:
             if panel.smooth and key != "window_success":
                 series.mean, series.low, series.high = (a.tolist() for a in rolling(series.y, run.window))
             found.append(series)
-    return found
+    return found if any(any(series.y) for series in found) else []
 
 
 def opponent_shares(run: Run) -> tuple[list[float], dict[str, list[float]]]:
-    """Steps, and the rolling share of each opponent in their games (``opponents``: {name: games})."""
+    """Steps, and the rolling share of each opponent in their games; nothing where there is only one opponent.
+
+    A row's ``opponents`` is {name: games}.
+    """
     steps, mixes = [], []
     for row in run.rows:
         counts = row.get("opponents")
@@ -220,6 +223,8 @@ def opponent_shares(run: Run) -> tuple[list[float], dict[str, list[float]]]:
             steps.append(row["step"])
             mixes.append({name: n / sum(counts.values()) for name, n in counts.items()})
     names = dict.fromkeys(name for mix in mixes for name in mix)
+    if len(names) < 2:
+        return [], {}
     return steps, {n: rolling([mix.get(n, 0.0) for mix in mixes], run.window)[0].tolist() for n in names}
 
 

@@ -167,7 +167,10 @@ def test_rolling_mean_and_its_band():
 
 def test_panels_hold_exactly_the_finite_numbers_of_their_keys():
     rows: list[dict] = [{"step": 1, "kl_ref": 0.1, "approx_kl": float("nan"), "score/hex": 1}]
-    rows += [{"step": 2, "kl_ref": None}, {"step": 3, "kl_ref": 0.3, "score/go": 0.5, "truncated": True}]
+    rows += [
+        {"step": 2, "kl_ref": None},
+        {"step": 3, "kl_ref": 0.3, "score/go": 0.5, "truncated": True, "entropy": 0.0},
+    ]
     run = visualize.Run("r", rows, {}, {}, [])
     found = {p.title: visualize.panel_series(p, [run]) for p in visualize.PANELS}
     assert [(s.key, s.x, s.y) for s in found["KL"]] == [("kl_ref", [1, 3], [0.1, 0.3])]
@@ -182,6 +185,7 @@ def test_opponent_shares_of_games():
     steps, shares = visualize.opponent_shares(visualize.Run("r", rows, {}, {}, []))
     assert steps == [1, 2]
     assert shares == {"random": [1.0, 0.75], "mcts": [0.0, 0.25]}
+    assert visualize.opponent_shares(visualize.Run("r", rows[:1], {}, {}, [])) == ([], {})
 
 
 # --- Replays -----------------------------------------------------------------------------------------------------

@@ -184,7 +184,7 @@ $("title").textContent = names;
 $("tiles").innerHTML = tiles();
 $("tables").innerHTML = data.runs.map(evaluation).join("");
 const stages = data.runs.flatMap((run) => run.stages);
-$("curves-note").textContent = `Bold: mean of the last ${data.runs.map((r) => r.window).join(" / ")} steps, with its 95 % band (1.96 standard errors). Dotted: stage changes${stages.length ? ` (${stages.map(([step, text]) => `${step}: ${text}`).join(", ")})` : ""}.`;
+$("curves-note").textContent = `Bold: mean of the last ${data.runs.map((r) => r.window).join(" / ")} steps, with its 95 % band (1.96 standard errors).${stages.length ? ` Dotted: stage changes (${stages.map(([step, text]) => `${step}: ${text}`).join(", ")}).` : ""}`;
 for (const panel of data.panels) $("charts").append(chart({...panel, stages}));
 $("config").innerHTML = configuration();
 startReplay();
