@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from functools import cache
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, SupportsIndex
 
 from settings import ConfigError, config_dict, config_diff, knob, load_config, read_json
 
@@ -33,7 +33,7 @@ log = logging.getLogger(__name__)
 # ------------------------------------------------------------------------------------------------------- randomness
 
 
-def uniform(*key: int) -> float:
+def uniform(*key: SupportsIndex) -> float:
     """Return a number in [0, 1) that is a function of the integers ``key`` alone (64 bits each, signed).
 
     Keys of different lengths are independent streams. About 1 µs; the same on every platform.
@@ -381,8 +381,6 @@ def _score_of(path: Path) -> float:
 
 def _retain(run_dir: Path, keep_last: int, keep_best: int) -> None:
     """Delete all but the newest and the best verified checkpoints; without a verified one, nothing."""
-    if keep_last <= 0:
-        return
     paths = _checkpoints(run_dir)
     scored = sorted((p for p in paths if _score_of(p) > -math.inf), key=_score_of, reverse=True)
     newest, best = _first_verified(paths, keep_last), _first_verified(scored, keep_best)

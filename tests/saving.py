@@ -1,5 +1,7 @@
 """A small checkpoint to save, for the tests of checkpoints."""
 
+from typing import Any
+
 import torch
 
 from utils import save_checkpoint
@@ -11,13 +13,13 @@ def write_adapter(folder):
     (folder / "chat_templates" / "tool.jinja").write_text("{{ messages }}")
 
 
-def save(run_dir, step, **options):
-    options = {
+def save(run_dir, step, **changed):
+    options: dict[str, Any] = {
         "documents": {"trainer_state": {"step": step, "kl_coef": 0.1}, "run_config": {"ppo": {"gamma": 0.99}}},
         "tensors": {"optimizer": {"exp_avg/a": torch.full((3, 2), float(step))}},
         "base": {"model": "tiny", "revision": "abc"},
         "write": write_adapter,
-    } | options
+    } | changed
     return save_checkpoint(run_dir, step, options.pop("write"), **options)
 
 

@@ -240,7 +240,7 @@ def trainer():
 
 def test_default_files_list_every_knob_with_its_default(trainer):
     """A new knob, or another default, must be seen here: in the file that users read."""
-    shipped = {}
+    shipped: dict = {}
     for name in trainer.DEFAULT_FILES:
         shipped |= read_json(CONFIG.parent / name)
     assert list(shipped) != []

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+import curriculum as curriculum_module
 import games
 from curriculum import EVAL_SEEDS, TRAIN_SEEDS, Curriculum, CurriculumConfig, Stage, eval_tasks, pool
 from env_wrapper import Task
@@ -26,6 +27,11 @@ def two_stages(first, **options):
 
 def task(index, game=LEDUC, opponent="random", config_id=None):
     return Task(game * SIZE + (index if config_id is None else config_id), 1000 + index, opponent, index)
+
+
+def seed_of(drawn):
+    assert drawn.seed is not None
+    return drawn.seed
 
 
 def feed(curriculum, outcomes, start=0, **where):
@@ -61,7 +67,7 @@ def test_tasks_come_from_the_stage_in_equal_shares_of_games():
     ranges = [(HEX * SIZE + 1, HEX * SIZE + 3), (KUHN * SIZE, KUHN * SIZE)]
     curriculum = Curriculum(one_stage(games=["leduc_poker", *ranges]), 0)
     drawn = Counter(curriculum.next(i).task_id for i in range(9000))
-    by_game = Counter()
+    by_game: Counter[int] = Counter()
     for task_id, count in drawn.items():
         by_game[task_id // SIZE] += count
     assert set(by_game) == {LEDUC, HEX, KUHN}
@@ -93,7 +99,8 @@ def test_training_never_draws_a_seed_of_the_evaluation():
         drawn = run(curriculum, range(8000))
         assert all(t.seed in TRAIN_SEEDS for t in drawn)
         assert max(t.seed for t in drawn) > 0.99 * TRAIN_SEEDS.stop  # the whole range is used, both seats alike
-    assert 0.4 < sum(Curriculum(one_stage(), 0).next(i).seed % 2 for i in range(1000)) / 1000 < 0.6
+    odd = [seed_of(Curriculum(one_stage(), 0).next(i)) % 2 for i in range(1000)]
+    assert abs(sum(odd) - 500) < 5 * 16
 
 
 @pytest.mark.slow
@@ -108,14 +115,19 @@ def test_evaluation_tasks_are_pairs_that_cover_both_seats():
     assert len({(t.task_id // SIZE, t.seed) for t in tasks}) == 800
     assert [t.index for t in tasks] == list(range(800))
     for even, odd in zip(tasks[::2], tasks[1::2], strict=True):
-        assert (even.task_id, even.seed + 1) == (odd.task_id, odd.seed)
-        assert even.seed % 2 == 0
+        assert (even.task_id, seed_of(even) + 1) == (odd.task_id, odd.seed)
+        assert seed_of(even) % 2 == 0
         assert even.seed in EVAL_SEEDS
         assert odd.seed in EVAL_SEEDS
     assert tasks[400:] != tasks[:400]
     key = [(t.task_id, t.seed) for t in tasks]
     assert [(t.task_id, t.seed) for t in eval_tasks([(HEX * SIZE, HEX * SIZE + 1)], 200, 5)] == key[400:]
     assert [(t.task_id, t.seed) for t in eval_tasks(["leduc_poker"], 200, 6)] != key[:400]
+
+
+def test_evaluation_repeats_no_deal(monkeypatch):
+    monkeypatch.setattr(curriculum_module, "EVAL_SEEDS", range(2**31, 2**31 + 8))
+    assert sorted(seed_of(t) - 2**31 for t in eval_tasks(["hex"], 4, seed=0)) == list(range(8))
 
 
 # --------------------------------------------------------------------------------------------------------------- stages
@@ -149,6 +161,15 @@ def test_min_episodes_counts_games_and_not_the_window():
     assert curriculum.stage.name == "first"
     feed(curriculum, [1], start=149)
     assert curriculum.stage.name == "last"
+
+
+def test_each_stage_counts_its_own_games():
+    stages = [Stage(name, ["leduc_poker"], min_episodes=10) for name in ("a", "b", "c")]
+    curriculum = Curriculum(CurriculumConfig(stages), 0)
+    feed(curriculum, [1] * 19)
+    assert curriculum.stage.name == "b"
+    feed(curriculum, [1], start=19)
+    assert [(event["to"], event["episodes"]) for event in curriculum.events] == [("b", 10), ("c", 10)]
 
 
 def test_the_last_stage_has_no_ceiling():
@@ -243,11 +264,12 @@ def test_two_successes_in_a_row_leave_the_buffer():
         assert curriculum.buffer_size == size
 
 
-def test_a_task_that_was_won_once_is_still_drawn():
+def test_a_task_that_was_won_once_is_drawn_as_often_as_before():
     curriculum = Curriculum(one_stage(), 0)
-    curriculum.update(task(0), 0.0)
+    feed(curriculum, [0, 0])
     curriculum.update(task(0), 1.0)
-    assert replays(curriculum, range(100))
+    again = Counter(t.seed for t in replays(curriculum, range(100, 2100)))
+    assert abs(again[1000] - again[1001]) < 5 * 25
 
 
 def test_the_oldest_failure_makes_room():
@@ -279,6 +301,14 @@ def test_replays_of_an_earlier_stage_can_still_leave_the_buffer():
     for t in replays(curriculum, range(100, 200))[:2]:
         curriculum.update(t, 1.0)
     assert (curriculum.buffer_size, curriculum.window_size) == (0, 0)
+
+
+def test_failures_of_an_earlier_stage_start_the_count_anew():
+    curriculum = Curriculum(two_stages(Stage("first", ["leduc_poker"], threshold=0.5, min_episodes=4)), 0)
+    feed(curriculum, [0, 1, 1, 1])
+    for score, size in [(1.0, 1), (0.0, 1), (1.0, 1), (1.0, 0)]:
+        curriculum.update(task(0), score)
+        assert curriculum.buffer_size == size
 
 
 # --------------------------------------------------------------------------------------------------------- learnability

@@ -147,7 +147,7 @@ def poison(_folder):
     raise RuntimeError("cannot\nserialise")
 
 
-POISONED = {
+POISONED: dict[str, dict] = {
     "adapter and tokenizer: RuntimeError: cannot serialise": {"write": poison},
     "trainer_state.json: TypeError": {"documents": {"trainer_state": {"x": object()}}},
     "curriculum.json: ValueError": {"documents": {"curriculum": {"x": float("nan")}}},
@@ -207,8 +207,17 @@ def test_a_failing_fsync_names_the_file(tmp_path, monkeypatch):
 def test_every_file_and_folder_is_synced_before_the_rename_and_the_parent_after(tmp_path, monkeypatch):
     events = []
     fsync, rename = utils._fsync, Path.rename
-    monkeypatch.setattr(utils, "_fsync", lambda path: (events.append(path.name), fsync(path)))
-    monkeypatch.setattr(Path, "rename", lambda self, to: (events.append("rename"), rename(self, to))[1])
+
+    def noted_fsync(path):
+        events.append(path.name)
+        fsync(path)
+
+    def noted_rename(path, target):
+        events.append("rename")
+        return rename(path, target)
+
+    monkeypatch.setattr(utils, "_fsync", noted_fsync)
+    monkeypatch.setattr(Path, "rename", noted_rename)
     path = save(tmp_path, 1)
     everything = {p.name for p in path.rglob("*")} | {".tmp-checkpoint-000001"}
     assert set(events[: events.index("rename")]) == everything

@@ -97,6 +97,7 @@ def test_a_killed_process_leaves_no_lock(tmp_path):
     child.kill()
     child.communicate()
     lock_run(tmp_path).close()
+    assert (tmp_path / ".lock").read_text() == f"{os.getpid()}\n"
 
 
 def test_locking_sweeps_what_a_crash_left(tmp_path):
