@@ -8,12 +8,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from chromium import CHROMIUM, Browser
 
 import games
 from envs.openspiel import load_game, score, user_message
 from scripts import visualize
 from scripts.report.replay import frames, replayable
-from tests.chromium import CHROMIUM, Browser
 
 ROOT = Path(__file__).resolve().parents[1]
 SHOWN = (

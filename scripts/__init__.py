@@ -1,0 +1,1 @@
+"""Programs around training: evaluation, pictures, play, serving."""
