@@ -1,7 +1,7 @@
 """The player: turns conversations into answers (``act``) and scores the answers for PPO (``evaluate_decisions``).
 
-Shapes: B rows, T tokens, K read positions per row, P cached tokens, D hidden size, V columns of the output
-layer, N token-level choices, M decisions.
+Shapes: B rows, T tokens, K read positions per row, P cached tokens, L layers, H key-value heads, E head size,
+D hidden size, V columns of the output layer, N rows of hidden states, M decisions.
 """
 
 from __future__ import annotations
@@ -9,7 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from collections.abc import Sequence as Seq
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,12 +19,15 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
+from chat import ANSWER_CHARS, END, AnswerTrie, ChatFormat, answer_trie
 from env_wrapper import Action, Decision, Message, Query, Sequence
-from model import END, Cache, ChatFormat, ModelConfig, answer_trie, load_model, run_trunk
-from utils import uniform
+from model import ModelConfig, load_model
+from network import Read, Reader, shared_tokens
+from utils import ConfigError, uniform
 
-SHARED_PREFIX_MIN = 32  # tokens; a shorter system message costs less to recompute than to share
+HEAD_ROWS = 256  # rows of whole-vocabulary logits in memory at a time, where their gradient allows it
 
 
 class Evaluation(NamedTuple):
@@ -33,35 +38,10 @@ class Evaluation(NamedTuple):
     values: Tensor
 
 
-def _pad(rows: Seq[Seq[int]], device: torch.device) -> Tensor:
-    """Right-pad lists of ints to a (B, T) tensor."""
-    out = np.zeros((len(rows), max(map(len, rows))), dtype=np.int64)
-    for i, row in enumerate(rows):
-        out[i, : len(row)] = row
-    return torch.from_numpy(out).to(device)
-
-
-def _chunks(items: list, tokens, budget: int) -> Iterator[list]:
-    """Cut a list that is sorted by length into runs whose padded size stays within ``budget`` tokens."""
-    chunk: list = []
-    longest = 0
-    for item in items:
-        longest = max(longest, tokens(item))
-        if chunk and longest * (len(chunk) + 1) > budget:
-            yield chunk
-            chunk, longest = [], tokens(item)
-        chunk.append(item)
-    if chunk:
-        yield chunk
-
-
-def _read_positions(sequence: Sequence) -> list[int]:
-    """Where a sequence is read to score it: before every choice, and where each decision's value stands."""
-    return sorted({p for d in sequence.decisions for p in (d.start - 1, *d.positions)})
-
-
-def _shared(sequence: Sequence) -> int:
-    return sequence.shared if sequence.shared >= SHARED_PREFIX_MIN else 0
+@lru_cache(maxsize=4096)
+def _may_follow(follow: str) -> np.ndarray:
+    """Mask over ANSWER_CHARS."""
+    return np.array([char in follow for char in ANSWER_CHARS])
 
 
 @dataclass(eq=False)
@@ -70,39 +50,43 @@ class _Turn:
 
     query: Query
     sequence: Sequence
-    trie: dict[str, str] | None
-    kv: Tensor | None = None  # (layers, 2, kv heads, P, head size): keys and values of ids[:P]
-    decision: Decision = field(default_factory=Decision)
+    decision: Decision
+    trie: AnswerTrie | None  # None: the answer is free
+    kv: Tensor | None
     text: str = ""
-    tokens: list[int] = field(default_factory=list)
 
     @property
-    def cached(self) -> int:
-        return 0 if self.kv is None else self.kv.shape[3]
+    def tokens(self) -> list[int]:
+        return self.sequence.ids[self.decision.start :]
 
     @property
-    def goes_on(self) -> bool:
-        """Whether tokens will be read after this one, so that keys and values are worth keeping."""
-        if self.query.continues or self.trie is None:
-            return True
-        return any(len(prefix) > len(self.text) and len(follow) > 1 for prefix, follow in self.trie.items())
+    def stays(self) -> bool:
+        """Whether the next question may extend this conversation: the same seat's next turn, or a second attempt."""
+        return self.query.continues or self.trie is None
 
+    def read(self) -> Read:
+        keep = self.stays or self.trie is None or self.trie.last_choice > len(self.text)
+        return Read(self.sequence.ids, self.kv, keep)
+
+
+_Session = tuple[list[Message], Sequence, Tensor | None]  # what one seat of an episode has read and written so far
+_NO_SESSION: _Session = ([], Sequence([]), None)
 
 # --------------------------------------------------------------------------------------------------------------
 # The player
 # --------------------------------------------------------------------------------------------------------------
 
 
-class Policy:
+class Policy(Reader):
     """Answers queries (``act``) and scores what was answered (``evaluate_decisions``), with one set of weights."""
 
     def __init__(self, peft_model: Any, tokenizer: Any, config: Any) -> None:
         self.peft_model, self.tokenizer = peft_model, tokenizer
         self.config: ModelConfig = config.model
-        self.tokens_per_batch = config.model.tokens_per_batch  # halved when memory runs out
         self.base = peft_model.get_base_model()
-        self.trunk, self.lm_head = self.base.model, self.base.lm_head
-        self.device = self.lm_head.weight.device
+        self.lm_head = self.base.lm_head
+        super().__init__(self.base.model, self.lm_head.weight.device, self.config.tokens_per_batch,
+                         self.config.gradient_checkpointing)  # fmt: skip
         self.chat = ChatFormat(tokenizer)
         self.value_head = nn.Linear(self.base.config.hidden_size, 1, dtype=torch.float32, device=self.device)
         nn.init.zeros_(self.value_head.weight)
@@ -110,36 +94,57 @@ class Policy:
         self.temperature, self.greedy = config.ppo.temperature, False
         self.max_seq_length, self.max_new_tokens = config.ppo.max_seq_length, config.ppo.max_new_tokens
         self.constrained, self.seed = config.env.answer_mode == "constrained", config.run.seed
-        self.reference = "reference" if "reference" in getattr(peft_model, "peft_config", {}) else None
-        self._sessions: dict[tuple[int, int], tuple[list[Message], Sequence, Tensor | None]] = {}
-        self._prefixes: dict[tuple[int, ...], Tensor] = {}
-        self._end_trie = "".join(sorted(self.chat.digit_ids))
+        self.reference = "reference" if "reference" in peft_model.peft_config else None
+        self._active = "default"
+        self._answer_weight_VD = self.lm_head.weight.detach()[[*self.chat.answer_ids.values()]].float()
+        self._sessions: dict[tuple[int, int, str], _Session] = {}
+        self._prefixes: dict[tuple[str, tuple[int, ...]], Tensor | None] = {}
 
     # -- weights -------------------------------------------------------------------------------------------------
 
     def trainable(self) -> dict[str, nn.Parameter]:
-        """Name -> parameter of everything PPO moves: the active adapter and the value head."""
+        """Name -> parameter of everything PPO moves: the adapter ``default`` and the value head."""
         named = {n: p for n, p in self.peft_model.named_parameters() if ".default." in n and "lora_" in n}
         return named | {f"value_head.{n}": p for n, p in self.value_head.named_parameters()}
 
     @contextmanager
     def using(self, adapter: str | None) -> Iterator[None]:
-        """Read with another adapter; ``"base"`` is none at all, None the current one. No gradients inside."""
+        """Read with another adapter; ``"base"`` is none at all, None the current one. No gradients inside.
+
+        Raises:
+            ValueError: no such adapter.
+        """
         if adapter is None:
             yield
             return
-        with torch.no_grad():
+        if adapter != "base" and adapter not in self.peft_model.peft_config:
+            raise ValueError(f"no adapter {adapter!r}: there are base, {', '.join(self.peft_model.peft_config)}")
+        before = self._active
+        with self._same_flags():
             try:
-                if adapter == "base":
-                    with self.peft_model.disable_adapter():
-                        yield
-                else:
-                    self.peft_model.set_adapter(adapter)
+                self._activate(adapter)
+                with torch.no_grad():
                     yield
-            finally:  # both ways of leaving PEFT's context touch requires_grad of adapters that are not trained
-                self.peft_model.set_adapter("default")
-                for name, parameter in self.peft_model.named_parameters():
-                    parameter.requires_grad_(".default." in name and "lora_" in name)
+            finally:
+                self._activate(before)
+
+    @contextmanager
+    def _same_flags(self) -> Iterator[None]:
+        """Undo what PEFT does to requires_grad whenever adapters are switched or added."""
+        flags = [(parameter, parameter.requires_grad) for parameter in self.peft_model.parameters()]
+        try:
+            yield
+        finally:
+            for parameter, flag in flags:
+                parameter.requires_grad_(flag)
+
+    def _activate(self, adapter: str) -> None:
+        if adapter == "base":
+            self.peft_model.base_model.disable_adapter_layers()
+        else:
+            self.peft_model.base_model.enable_adapter_layers()
+            self.peft_model.set_adapter(adapter)
+        self._active = adapter
 
     def weights_changed(self) -> None:
         """Forget what was read with the old weights; to be called after every update."""
@@ -157,332 +162,232 @@ class Policy:
     @torch.no_grad()
     def act(self, queries: Seq[Query]) -> list[Action]:
         """Answer each query; the answers depend on the queries, the weights and the seed, never on timing."""
-        actions: list[Action | None] = [None] * len(queries)
+        actions: dict[int, Action] = {}
         for adapter in sorted({q.adapter for q in queries}, key=str):
             picked = [i for i, q in enumerate(queries) if q.adapter == adapter]
             with self.using(adapter):
-                for i, action in zip(picked, self._act([queries[i] for i in picked]), strict=True):
-                    actions[i] = action
-            if adapter is not None:
-                self._prefixes.clear()
-        return actions  # type: ignore[return-value]
+                actions |= zip(picked, self._act([queries[i] for i in picked]), strict=True)
+        return [actions[i] for i in range(len(queries))]
 
     def _act(self, queries: list[Query]) -> list[Action]:
         turns = [self._open(query) for query in queries]
-        room = [self._fits(turn) for turn in turns]
-        active = [turn for turn, fits in zip(turns, room, strict=True) if fits]
+        active = [turn for turn in turns if turn]
         while active:
-            hidden_ND = self._read(active)
-            if self.constrained:
-                self._choose_legal(active, hidden_ND)
-            else:
-                self._choose_free(active, hidden_ND)
+            hidden_ND, kvs = self.read([turn.read() for turn in active])
+            for turn, kv in zip(active, kvs, strict=True):
+                turn.kv = kv
+            (self._choose_legal if self.constrained else self._choose_free)(active, hidden_ND)
             active = [turn for turn in active if not self._finished(turn)]
-        return [self._close(t) if fits else Action("", truncated=True) for t, fits in zip(turns, room, strict=True)]
+        return [self._close(turn) if turn else Action("", truncated=True) for turn in turns]
 
-    def _open(self, query: Query) -> _Turn:
-        """Tokens of the prompt: appended to the conversation already read, or read afresh."""
+    def _open(self, query: Query) -> _Turn | None:
+        """Add the prompt's tokens to the conversation already read, or start one; None where they do not fit."""
         trie = answer_trie(tuple(query.legal)) if self.constrained else None
-        known = self._sessions.get((query.episode, query.seat))
-        if known and query.conversation[: len(known[0])] == known[0]:
-            messages, sequence, kv = known
-            sequence.ids.extend(self.chat.later(query.conversation[len(messages) :]))
+        key = (query.episode, query.seat, self._active)
+        messages, sequence, kv = self._sessions.pop(key, _NO_SESSION)
+        if messages and query.conversation[: len(messages)] == messages:
+            prompt = self.chat.later(query.conversation[len(messages) :])
         else:
-            ids, shared = self.chat.first_prompt(query.conversation)
-            sequence = Sequence(ids, shared=shared)
-            kv = self._prefix(tuple(ids[:shared])) if shared >= SHARED_PREFIX_MIN else None
-        start = len(sequence.ids)
-        decision = Decision(start, start, allowed=[] if self.constrained else None)
-        return _Turn(query, sequence, trie, kv, decision)
+            prompt, shared = self.chat.first_prompt(query.conversation)
+            sequence, kv = Sequence([], shared=shared), None
+        start = len(sequence.ids) + len(prompt)
+        if start + (trie.longest if trie else self.max_new_tokens) > self.max_seq_length:
+            return None
+        sequence.ids += prompt
+        if kv is None:
+            kv = self._prefix(sequence)
+        return _Turn(query, sequence, Decision(start, start, allowed=[] if trie else None), trie, kv)
 
-    def _prefix(self, ids: tuple[int, ...]) -> Tensor:
-        if ids not in self._prefixes:
-            ids_BT = torch.tensor([ids], device=self.device)
-            _, cache = run_trunk(self.trunk, ids_BT, torch.zeros_like(ids_BT[:, :1]))
-            self._prefixes[ids] = torch.stack([torch.stack((k[0], v[0])) for k, v in cache])
-        return self._prefixes[ids]
+    def _prefix(self, sequence: Sequence) -> Tensor | None:
+        """Keys and values of the system message, read once for all conversations that begin with it."""
+        ids = tuple(sequence.ids[: shared_tokens(sequence)])
+        if not ids:
+            return None
+        key = (self._active, ids)
+        if key not in self._prefixes:
+            [(_, self._prefixes[key])] = self.forward([Read(ids, None, keep=True)])
+        return self._prefixes[key]
 
-    def _fits(self, turn: _Turn) -> bool:
-        longest = max(map(len, turn.trie)) + 1 if turn.trie else self.max_new_tokens
-        return len(turn.sequence.ids) + longest <= self.max_seq_length
-
-    def _read(self, turns: list[_Turn]) -> Tensor:
-        """Hidden state after the last token of each turn (N, D); rows that are the same are computed once."""
-        rows: dict[tuple, list[int]] = {}
-        for n, turn in enumerate(turns):
-            rows.setdefault((id(turn.kv), tuple(turn.sequence.ids[turn.cached :])), []).append(n)
-        order = sorted(rows.items(), key=lambda row: (len(row[0][1]), turns[row[1][0]].cached))
-        hidden_ND = torch.empty(len(turns), self.base.config.hidden_size, dtype=self.lm_head.weight.dtype,
-                                device=self.device)  # fmt: skip
-        for chunk in _chunks(order, lambda row: len(row[0][1]) + turns[row[1][0]].cached, self.tokens_per_batch):
-            members = [row[1] for row in chunk]
-            past, past_len_B = self._stack([turns[m[0]].kv for m in members])
-            lengths = [len(row[0][1]) for row in chunk]
-            at_BK = torch.tensor(lengths, device=self.device)[:, None] - 1
-            read_BKD, cache = run_trunk(
-                self.trunk, _pad([row[0][1] for row in chunk], self.device), at_BK, past, past_len_B
-            )
-            for b, member in enumerate(members):
-                for n in member:
-                    hidden_ND[n] = read_BKD[b, 0]
-                    if turns[n].goes_on:
-                        new = torch.stack(
-                            [torch.stack((k[b, :, : lengths[b]], v[b, :, : lengths[b]])) for k, v in cache]
-                        )
-                        kv = turns[n].kv
-                        turns[n].kv = new if kv is None else torch.cat((kv, new), 3)
-        return hidden_ND
-
-    def _stack(self, kvs: list[Tensor | None]) -> tuple[Cache | None, Tensor | None]:
-        """Pad cached keys and values of several rows to one batch."""
-        lengths = [0 if kv is None else kv.shape[3] for kv in kvs]
-        if not max(lengths):
-            return None, None
-        first = next(kv for kv in kvs if kv is not None)
-        batch = first.new_zeros(len(kvs), *first.shape[:3], max(lengths), first.shape[4])
-        for b, kv in enumerate(kvs):
-            if kv is not None:
-                batch[b, ..., : lengths[b], :] = kv
-        return [(layer[:, 0], layer[:, 1]) for layer in batch.unbind(1)], torch.tensor(lengths, device=self.device)
+    def _answer_logprobs(self, hidden_ND: Tensor, follows: list[str]) -> Tensor:
+        """Log-probability of each of ANSWER_CHARS where only those of ``follows`` are possible (fp64, CPU)."""
+        logits_NV = (hidden_ND.float() @ self._answer_weight_VD.T / self.temperature).double().cpu()
+        mask_NV = torch.from_numpy(np.stack([_may_follow(follow) for follow in follows]))
+        return F.log_softmax(logits_NV.masked_fill(~mask_NV, -torch.inf), dim=-1)
 
     def _choose_legal(self, turns: list[_Turn], hidden_ND: Tensor) -> None:
         """Sample the next character of each answer among those that continue a legal id."""
-        chars = self._end_trie
-        columns = torch.tensor([self.chat.digit_ids[c] for c in chars], device=self.device)
-        logits_NV = (
-            (hidden_ND.float() @ self.lm_head.weight[columns].float().T / self.temperature).double().cpu().numpy()
-        )
-        values_N = self.value_head(hidden_ND.float())[:, 0].tolist()
-        index = {c: v for v, c in enumerate(chars)}
-        for turn, logits_V, value in zip(turns, logits_NV, values_N, strict=True):
+        follows = [turn.trie.follow[turn.text] for turn in turns if turn.trie]
+        logp_NV = self._answer_logprobs(hidden_ND, follows)
+        picks = self._draw(logp_NV, turns)
+        self._note_values(turns, hidden_ND)
+        ids = self.chat.answer_ids
+        logprobs = logp_NV.gather(1, picks[:, None])[:, 0].tolist()
+        for turn, follow, pick, logprob in zip(turns, follows, picks.tolist(), logprobs, strict=True):
             assert turn.trie is not None
-            allowed = turn.trie[turn.text]
-            if not turn.text:
-                turn.decision.value = value
-            if len(allowed) > 1:
-                logp = logits_V[[index[c] for c in allowed]]
-                logp = logp - np.logaddexp.reduce(logp)
-                pick = int(logp.argmax()) if self.greedy else self._draw(np.exp(logp), turn)
-                self._record(turn, [self.chat.digit_ids[c] for c in allowed], pick, float(logp[pick]))
-                self._append(turn, allowed[pick])
-            else:
-                self._append(turn, allowed)
-            while not self._finished(turn) and len(turn.trie[turn.text]) == 1:
-                self._append(turn, turn.trie[turn.text])
+            if len(follow) > 1:
+                turn.decision.allowed.append([ids[c] for c in follow])  # type: ignore[union-attr]
+                self._record(turn, ids[ANSWER_CHARS[pick]], logprob)
+            char: str = ANSWER_CHARS[pick]
+            while char:  # what follows without a choice is not asked for
+                turn.text += char
+                turn.sequence.ids.append(ids[char])
+                follow = turn.trie.follow.get(turn.text, "")
+                char = follow if len(follow) == 1 else ""
 
     def _choose_free(self, turns: list[_Turn], hidden_ND: Tensor) -> None:
         """Sample the next token of each answer from the whole vocabulary."""
-        logp_NV = F.log_softmax(self.lm_head(hidden_ND).float() / self.temperature, dim=-1)
-        values_N = self.value_head(hidden_ND.float())[:, 0].tolist()
-        for n, turn in enumerate(turns):
-            if not turn.tokens:
-                turn.decision.value = values_N[n]
-            if self.greedy:
-                token = int(logp_NV[n].argmax())
-            else:
-                token = self._draw(logp_NV[n].double().exp().cpu().numpy(), turn)
-            self._record(turn, None, token, float(logp_NV[n, token]))
-            turn.tokens.append(token)
-            turn.sequence.ids.append(token)
+        self._note_values(turns, hidden_ND)
+        for start in range(0, len(turns), HEAD_ROWS):
+            some = turns[start : start + HEAD_ROWS]
+            logits_NV = self.lm_head(hidden_ND[start : start + HEAD_ROWS]).float() / self.temperature
+            logp_NV = F.log_softmax(logits_NV, dim=-1)
+            picks = self._draw(logp_NV, some)
+            logprobs = logp_NV.gather(1, picks[:, None])[:, 0].tolist()
+            for turn, pick, logprob in zip(some, picks.tolist(), logprobs, strict=True):
+                self._record(turn, pick, logprob)
+                turn.sequence.ids.append(pick)
 
-    def _draw(self, probs_V: np.ndarray, turn: _Turn) -> int:
-        """Inverse-CDF sampling with the decision's own uniform number."""
-        cdf = probs_V.cumsum()
-        u = uniform(self.seed, *turn.query.rng_key, len(turn.tokens)) * cdf[-1]
-        return min(int(np.searchsorted(cdf, u, side="right")), len(cdf) - 1)
+    def _draw(self, logp_NV: Tensor, turns: list[_Turn]) -> Tensor:
+        """Inverse-CDF sampling with a uniform number of the decision's own (greedy: the likeliest column)."""
+        if self.greedy:
+            return logp_NV.argmax(-1)
+        cdf_NV = logp_NV.double().exp().cumsum(-1)
+        keys = [(self.seed, *turn.query.rng_key, len(turn.tokens)) for turn in turns]
+        u_N = torch.tensor([uniform(*key) for key in keys], dtype=torch.float64, device=cdf_NV.device)
+        below_N = torch.nextafter(cdf_NV[:, -1], torch.zeros_like(u_N))  # rounding must not reach past the last column
+        return torch.searchsorted(cdf_NV, torch.minimum(u_N * cdf_NV[:, -1], below_N)[:, None], right=True)[:, 0]
+
+    def _note_values(self, turns: list[_Turn], hidden_ND: Tensor) -> None:
+        """The value of a decision is read at the last token of its prompt."""
+        for turn, value in zip(turns, self.value_head(hidden_ND.float())[:, 0].tolist(), strict=True):
+            if not turn.tokens:
+                turn.decision.value = value
 
     @staticmethod
-    def _record(turn: _Turn, allowed: list[int] | None, pick: int, logprob: float) -> None:
-        decision = turn.decision
-        decision.positions.append(len(turn.sequence.ids) - 1)
-        if allowed is not None and decision.allowed is not None:
-            decision.allowed.append(allowed)
-        decision.chosen.append(pick if allowed is None else allowed[pick])
-        decision.token_logprobs.append(logprob)
-        decision.logprob += logprob
-
-    def _append(self, turn: _Turn, char: str) -> None:
-        turn.text += char
-        turn.tokens.append(self.chat.digit_ids[char])
-        turn.sequence.ids.append(self.chat.digit_ids[char])
+    def _record(turn: _Turn, chosen: int, logprob: float) -> None:
+        turn.decision.positions.append(len(turn.sequence.ids) - 1)
+        turn.decision.chosen.append(chosen)
+        turn.decision.token_logprobs.append(logprob)
+        turn.decision.logprob += logprob
 
     def _finished(self, turn: _Turn) -> bool:
-        if turn.trie is not None:
+        if turn.trie:
             return turn.text.endswith(END)
-        return bool(turn.tokens) and (turn.tokens[-1] == self.chat.end_id or len(turn.tokens) >= self.max_new_tokens)
+        return turn.tokens[-1] == self.chat.end_id or len(turn.tokens) >= self.max_new_tokens
 
     def _close(self, turn: _Turn) -> Action:
+        tokens, text = turn.tokens, turn.text.removesuffix(END)
         if turn.trie is None:
-            ended = turn.tokens[-1] == self.chat.end_id
-            text = self.tokenizer.decode(turn.tokens[:-1] if ended else turn.tokens, skip_special_tokens=True)
+            ended = tokens[-1] == self.chat.end_id
+            text = self.tokenizer.decode(tokens[:-1] if ended else tokens, skip_special_tokens=True)
             if not ended:  # cut at the limit: the conversation still needs the end of the turn
                 turn.sequence.ids.append(self.chat.end_id)
-        else:
-            text = turn.text.removesuffix(END)
         query, decision = turn.query, turn.decision
         decision.stop = len(turn.sequence.ids)
         turn.sequence.decisions.append(decision)
-        if query.continues:
+        if turn.stays:
             messages = [*query.conversation, {"role": "assistant", "content": text}]
-            self._sessions[query.episode, query.seat] = (messages, turn.sequence, turn.kv)
-        return Action(text, turn.tokens, decision.logprob, decision.value, turn.sequence)
+            kv = turn.kv if query.continues else None  # a second attempt is too rare to keep them for
+            self._sessions[query.episode, query.seat, self._active] = (messages, turn.sequence, kv)
+        return Action(text, tokens, decision.logprob, decision.value, turn.sequence)
 
     @torch.no_grad()
     def action_probs(self, queries: Seq[Query]) -> list[dict[int, float]]:
         """Probability of every legal action (sums to 1), under the constraint and the temperature."""
-        nodes: list[_Turn] = []
-        for query in queries:
+        reads, nodes = [], []
+        for i, query in enumerate(queries):
             ids, shared = self.chat.first_prompt(query.conversation)
-            kv = self._prefix(tuple(ids[:shared])) if shared >= SHARED_PREFIX_MIN else None
-            for text, follow in answer_trie(tuple(query.legal)).items():
+            kv = self._prefix(Sequence(ids, shared=shared))
+            for text, follow in answer_trie(tuple(query.legal)).follow.items():
                 if len(follow) > 1:
-                    answer = [self.chat.digit_ids[c] for c in text]
-                    nodes.append(_Turn(query, Sequence(ids + answer), {text: follow}, kv, text=text))
+                    answer = [self.chat.answer_ids[c] for c in text]
+                    reads.append(Read(ids + answer, kv, False))
+                    nodes.append((i, text, follow))
         probs = [dict.fromkeys(query.legal, 1.0) for query in queries]
-        if not nodes:
+        if not reads:
             return probs
-        columns = torch.tensor([self.chat.digit_ids[c] for c in self._end_trie], device=self.device)
-        hidden_ND = self._read(nodes).float()
-        logits_NV = (hidden_ND @ self.lm_head.weight[columns].float().T / self.temperature).double().cpu().numpy()
-        of = {id(query): p for query, p in zip(queries, probs, strict=True)}
-        for node, logits_V in zip(nodes, logits_NV, strict=True):
-            assert node.trie is not None
-            follow = node.trie[node.text]
-            logp = logits_V[[self._end_trie.index(c) for c in follow]]
-            share = dict(zip(follow, np.exp(logp - np.logaddexp.reduce(logp)), strict=True))
-            for action in node.query.legal:
+        probs_NV = self._answer_logprobs(self.read(reads)[0], [follow for _, _, follow in nodes]).exp().tolist()
+        for (i, text, _), probs_V in zip(nodes, probs_NV, strict=True):
+            for action in queries[i].legal:
                 answer_text = str(action) + END
-                if answer_text.startswith(node.text):
-                    of[id(node.query)][action] *= float(share[answer_text[len(node.text)]])
+                if answer_text.startswith(text):
+                    probs[i][action] *= probs_V[ANSWER_CHARS.index(answer_text[len(text)])]
         return probs
 
     # -- scoring -------------------------------------------------------------------------------------------------
-
-    def micro_batches(self, sequences: Seq[Sequence]) -> list[list[int]]:
-        """Split sequences into groups of similar length that share a prefix and fit ``tokens_per_batch``."""
-        rows: dict[tuple[int, ...], list[int]] = {}
-        for i, sequence in enumerate(sequences):
-            rows.setdefault(tuple(sequence.ids[: _read_positions(sequence)[-1] + 1]), []).append(i)
-        groups: dict[tuple[int, ...], list[tuple[tuple[int, ...], list[int]]]] = {}
-        for row, members in rows.items():
-            groups.setdefault(row[: _shared(sequences[members[0]])], []).append((row, members))
-        batches = []
-        for group in groups.values():
-            group.sort(key=lambda item: len(item[0]))
-            for chunk in _chunks(group, lambda item: len(item[0]), self.tokens_per_batch):
-                batches.append([i for _, members in chunk for i in members])
-        return batches
 
     def evaluate_decisions(self, sequences: Seq[Sequence], adapter: str | None = None) -> Evaluation:
         """Score every decision of ``sequences``, in their order (M decisions), with gradients.
 
         ``adapter``: score with another adapter (``"base"``: none) and without gradients.
         """
-        if adapter is not None:
-            with self.using(adapter):
-                return self.evaluate_decisions(sequences)
-        parts: list[Evaluation] = []
-        order: list[int] = []
-        first = np.cumsum([0] + [len(s.decisions) for s in sequences])
-        for members in self.micro_batches(sequences):
-            parts.append(self._evaluate([sequences[i] for i in members]))
-            order += [m for i in members for m in range(first[i], first[i + 1])]
-        back = torch.tensor(np.argsort(order), device=self.device)
-        return Evaluation(*(torch.cat(column)[back] for column in zip(*parts, strict=True)))
+        with self.using(adapter):
+            return Evaluation(*self.in_micro_batches(self._evaluate, sequences))
 
-    def _evaluate(self, sequences: list[Sequence]) -> Evaluation:
+    def log_legal_mass(self, sequences: Seq[Sequence]) -> Tensor:
+        """Log of the unrestricted, untempered probability that each decision's answer stays legal (M), with gradients.
+
+        The product runs over all tokens of the answer, the end of the turn included; a token that left no
+        choice counts too. Needs ``answer_mode: constrained``.
+        """
+        return self.in_micro_batches(self._legal_mass, sequences)[0]
+
+    def _evaluate(self, sequences: list[Sequence]) -> tuple[Tensor, ...]:
         decisions = [d for s in sequences for d in s.decisions]
-        reads = [(s, _read_positions(s)) for s in sequences]
-        hidden = self._hidden_at(reads)
-        value_rows, choice_rows, owner = [], [], []
-        n = m = 0
-        for (_, at), sequence in zip(reads, sequences, strict=True):
-            place = {p: n + k for k, p in enumerate(at)}
-            for decision in sequence.decisions:
-                value_rows.append(place[decision.start - 1])
-                choice_rows += [place[p] for p in decision.positions]
-                owner += [m] * len(decision.positions)
-                m += 1
-            n += len(at)
-        values_M = self.value_head(hidden[value_rows].float())[:, 0]
+        hidden_ND = self.hidden_at(
+            sequences, [[p for d in s.decisions for p in (d.start - 1, *d.positions)] for s in sequences]
+        )
+        counts = torch.tensor([len(d.positions) for d in decisions])
+        value_rows = (counts + 1).cumsum(0) - counts - 1
+        is_choice = torch.ones(len(hidden_ND), dtype=torch.bool)
+        is_choice[value_rows] = False
+        values_M = self.value_head(hidden_ND[value_rows.to(self.device)].float())[:, 0]
         zeros_M = torch.zeros(len(decisions), device=self.device)
-        if not choice_rows:
-            return Evaluation(zeros_M, zeros_M, values_M)
-        logp_N, entropy_N = self._choices(hidden[choice_rows], decisions)
-        owner_N = torch.tensor(owner, device=self.device)
-        return Evaluation(zeros_M.index_add(0, owner_N, logp_N), zeros_M.index_add(0, owner_N, entropy_N), values_M)
-
-    def _hidden_at(self, reads: list[tuple[Sequence, list[int]]]) -> Tensor:
-        """Hidden states (sum of positions, D) of all read positions; equal rows and a shared prefix once."""
-        rows: dict[tuple[int, ...], int] = {}
-        wanted: list[set[int]] = []
-        row_of: list[int] = []
-        for sequence, at in reads:
-            b = rows.setdefault(tuple(sequence.ids[: at[-1] + 1]), len(rows))  # nothing after the last read matters
-            if b == len(wanted):
-                wanted.append(set())
-            wanted[b].update(at)
-            row_of.append(b)
-        ats = [sorted(w) for w in wanted]
-        shared = _shared(reads[0][0])
-        recompute = self.config.gradient_checkpointing and torch.is_grad_enabled()
-        past = past_len_B = None
-        if shared:
-            ids_BT = torch.tensor([next(iter(rows))[:shared]], device=self.device)
-            _, cache = run_trunk(self.trunk, ids_BT, torch.zeros_like(ids_BT[:, :1]), recompute=recompute)
-            past = [(k.expand(len(rows), -1, -1, -1), v.expand(len(rows), -1, -1, -1)) for k, v in cache]
-            past_len_B = torch.full((len(rows),), shared, device=self.device)
-        ids_BT = _pad([row[shared:] for row in rows], self.device)
-        at_BK = _pad([[p - shared for p in at] for at in ats], self.device)
-        read_BKD, _ = run_trunk(self.trunk, ids_BT, at_BK, past, past_len_B, recompute)
-        pick = [(b, ats[b].index(p)) for b, (_, at) in zip(row_of, reads, strict=True) for p in at]
-        index = torch.tensor(pick, device=self.device)
-        return read_BKD[index[:, 0], index[:, 1]]
+        if not counts.any():
+            return zeros_M, zeros_M, values_M
+        logp_N, entropy_N = self._choices(hidden_ND[is_choice.to(self.device)], decisions)
+        owner_N = torch.repeat_interleave(torch.arange(len(decisions)), counts).to(self.device)
+        return zeros_M.index_add(0, owner_N, logp_N), zeros_M.index_add(0, owner_N, entropy_N), values_M
 
     def _choices(self, hidden_ND: Tensor, decisions: list[Decision]) -> tuple[Tensor, Tensor]:
         """Log-probability of what was chosen and entropy, per token-level choice (N)."""
-        chosen = [c for d in decisions for c in d.chosen]
+        chosen_N = torch.tensor([c for d in decisions for c in d.chosen], device=self.device)
         if decisions[0].allowed is None:
-            chosen_N = torch.tensor(chosen, device=self.device)
-            logits_NV = self.lm_head(hidden_ND).float() / self.temperature
-            logp_NV = F.log_softmax(logits_NV, dim=-1)
-            entropy_N = -(logp_NV.exp() * logp_NV).sum(-1)
-            return logp_NV.gather(1, chosen_N[:, None])[:, 0], entropy_N
-        allowed = [a for d in decisions for a in (d.allowed or [])]
-        columns = sorted({t for a in allowed for t in a})
-        index = {t: v for v, t in enumerate(columns)}
-        mask = np.zeros((len(allowed), len(columns)), dtype=bool)
-        for n, tokens in enumerate(allowed):
-            mask[n, [index[t] for t in tokens]] = True
-        mask_NV = torch.from_numpy(mask).to(self.device)
-        weight_VD = self.lm_head.weight[torch.tensor(columns, device=self.device)].float()
-        logits_NV = (hidden_ND.float() @ weight_VD.T / self.temperature).masked_fill(~mask_NV, -torch.inf)
-        logp_NV = F.log_softmax(logits_NV, dim=-1)
+            logp_NV = F.log_softmax(self.lm_head(hidden_ND).float() / self.temperature, dim=-1)
+            return logp_NV.gather(1, chosen_N[:, None])[:, 0], -(logp_NV.exp() * logp_NV).sum(-1)
+        columns_V, mask_NV = self._allowed([a for d in decisions for a in d.allowed or []])
+        logits_NV = hidden_ND.float() @ self.lm_head.weight[columns_V].float().T / self.temperature
+        logp_NV = F.log_softmax(logits_NV.masked_fill(~mask_NV, -torch.inf), dim=-1)
         entropy_N = -(logp_NV.exp() * logp_NV.masked_fill(~mask_NV, 0.0)).sum(-1)
-        chosen_N = torch.tensor([index[t] for t in chosen], device=self.device)
-        return logp_NV.gather(1, chosen_N[:, None])[:, 0], entropy_N
+        return logp_NV.gather(1, torch.searchsorted(columns_V, chosen_N)[:, None])[:, 0], entropy_N
 
-    def log_legal_mass(self, sequences: list[Sequence]) -> Tensor:
-        """Log of the unrestricted, untempered probability that each decision's answer stays legal (M).
+    def _allowed(self, allowed: list[list[int]]) -> tuple[Tensor, Tensor]:
+        """The ids that occur in ``allowed`` in order (V), and which of them each row allows (N, V)."""
+        columns_V, at = np.unique(np.fromiter(chain.from_iterable(allowed), np.int64), return_inverse=True)
+        mask_NV = np.zeros((len(allowed), len(columns_V)), dtype=bool)
+        mask_NV[np.repeat(np.arange(len(allowed)), [len(a) for a in allowed]), at] = True
+        return torch.from_numpy(columns_V).to(self.device), torch.from_numpy(mask_NV).to(self.device)
 
-        The product runs over all tokens of the answer, the end of the turn included; a token that left no
-        choice counts too. Needs ``answer_mode: constrained``; the sequences must fit one micro-batch.
-        """
-        allowed, owner, reads, m = [], [], [], 0
-        for sequence in sequences:
-            at = [p for d in sequence.decisions for p in range(d.start - 1, d.stop - 1)]
-            reads.append((sequence, at))
-            for d in sequence.decisions:
-                choices = dict(zip(d.positions, d.allowed or [], strict=True))
-                allowed += [choices.get(p, [sequence.ids[p + 1]]) for p in range(d.start - 1, d.stop - 1)]
-                owner += [m] * (d.stop - d.start)
-                m += 1
-        logits_NV = self.lm_head(self._hidden_at(reads)).float()
-        mask_NV = torch.zeros_like(logits_NV, dtype=torch.bool)
-        for n, tokens in enumerate(allowed):
-            mask_NV[n, tokens] = True
-        mass_N = logits_NV.masked_fill(~mask_NV, -torch.inf).logsumexp(-1) - logits_NV.logsumexp(-1)
-        return torch.zeros(m, device=self.device).index_add(0, torch.tensor(owner, device=self.device), mass_N)
+    def _legal_mass(self, sequences: list[Sequence]) -> tuple[Tensor]:
+        decisions = [d for s in sequences for d in s.decisions]
+        positions = [[p for d in s.decisions for p in range(d.start - 1, d.stop - 1)] for s in sequences]
+        hidden_ND = self.hidden_at(sequences, positions)
+        allowed = []
+        for s, at in zip(sequences, positions, strict=True):
+            choices = {p: a for d in s.decisions for p, a in zip(d.positions, d.allowed or [], strict=True)}
+            allowed += [choices.get(p, [s.ids[p + 1]]) for p in at]
+        columns_V, mask_NV = self._allowed(allowed)
+
+        def mass(hidden_ND: Tensor, mask_NV: Tensor) -> Tensor:
+            logits_NV = self.lm_head(hidden_ND).float()
+            legal_NV = logits_NV[:, columns_V].masked_fill(~mask_NV, -torch.inf)
+            return legal_NV.logsumexp(-1) - logits_NV.logsumexp(-1)
+
+        pieces = zip(hidden_ND.split(HEAD_ROWS), mask_NV.split(HEAD_ROWS), strict=True)
+        mass_N = torch.cat([checkpoint(mass, h, m, use_reentrant=False) for h, m in pieces])
+        lengths = torch.tensor([d.stop - d.start for d in decisions])
+        owner_N = torch.repeat_interleave(torch.arange(len(decisions)), lengths).to(self.device)
+        return (torch.zeros(len(decisions), device=self.device).index_add(0, owner_N, mass_N),)
 
     # -- files ---------------------------------------------------------------------------------------------------
 
@@ -490,24 +395,36 @@ class Policy:
         """Write the adapter as PEFT, vLLM and the Hub load it, with tokenizer, chat template and value head."""
         from safetensors.torch import save_file
 
-        self.peft_model.save_pretrained(folder, selected_adapters=["default"])
+        self.peft_model.save_pretrained(folder, selected_adapters=["default"], save_embedding_layers=False)
+        (folder / "README.md").unlink()  # PEFT's empty model card
         self.tokenizer.save_pretrained(folder)
         head = {name: p.detach().cpu().contiguous() for name, p in self.value_head.named_parameters()}
         save_file(head, folder / "value_head.safetensors")
 
     def load(self, folder: Path) -> None:
-        """Read adapter and value head written by ``save`` into this policy, bit for bit."""
+        """Read adapter and value head written by ``save`` into this policy, bit for bit.
+
+        Raises:
+            ConfigError: they are of another model or another LoRA configuration.
+        """
         from peft import set_peft_model_state_dict
         from safetensors.torch import load_file
 
-        set_peft_model_state_dict(self.peft_model, load_file(folder / "adapter_model.safetensors"))
-        self.value_head.load_state_dict(load_file(folder / "value_head.safetensors"))
+        state = load_file(folder / "adapter_model.safetensors")
+        try:
+            set_peft_model_state_dict(self.peft_model, state)
+            self.value_head.load_state_dict(load_file(folder / "value_head.safetensors"))
+        except (RuntimeError, KeyError) as error:
+            raise ConfigError(f"{folder}: does not fit {self.config.model_name} and lora ({error})") from error
         self.weights_changed()
 
     def add_adapter(self, name: str, folder: Path) -> None:
         """Load another adapter onto the same base, frozen: an earlier self to play against."""
+        if name in ("base", "default", "reference"):
+            raise ValueError(f"adapter name {name!r} is taken: choose another")
         if name not in self.peft_model.peft_config:
-            self.peft_model.load_adapter(str(folder), adapter_name=name, is_trainable=False)
+            with self._same_flags():
+                self.peft_model.load_adapter(str(folder), adapter_name=name, is_trainable=False)
 
 
 def load_policy(config: Any) -> Policy:

@@ -1,0 +1,299 @@
+"""Tokens through the layers: the trunk of a Qwen model run layer by layer, and what is read with it, in batches.
+
+The layers are the library's own modules, run one by one here so that cached keys, prefixes shared by many rows
+(gradients included) and "the last layer only where it is read" need no patching of the library.
+
+Shapes: B rows, T tokens, K read positions per row, P cached tokens, S keys attended to, L layers, H key-value heads,
+E head size, D hidden size, N reads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from collections.abc import Sequence as Seq
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from env_wrapper import Sequence
+
+SHARED_PREFIX_MIN = 32  # tokens; a shorter system message costs less to recompute than to share
+PREFIX_COST = 8  # in updates a row that attends to so many shared tokens takes the memory of one token of its own
+
+Cache = list[tuple[Tensor, Tensor]]  # per layer: keys and values (B, kv heads, P, head size), rotated
+
+
+def _rotate(x_BHTE: Tensor, cos_BTE: Tensor, sin_BTE: Tensor) -> Tensor:
+    half = x_BHTE.shape[-1] // 2
+    turned = torch.cat((-x_BHTE[..., half:], x_BHTE[..., :half]), dim=-1)
+    return x_BHTE * cos_BTE[:, None] + turned * sin_BTE[:, None]
+
+
+def _gather(x_BTD: Tensor, at_BK: Tensor) -> Tensor:
+    return x_BTD.expand(len(at_BK), -1, -1).gather(1, at_BK[..., None].expand(-1, -1, x_BTD.shape[-1]))
+
+
+def _run_layer(layer: Any, h_BTD: Tensor, rope: Any, past: Any, mask: Any, at_BK: Tensor | None):
+    """One decoder layer. With ``at_BK`` keys and values are made for all T tokens, everything else only there."""
+    attn = layer.self_attn
+    x = layer.input_layernorm(h_BTD)
+    heads = (*x.shape[:2], -1, attn.head_dim)
+    k, v = attn.k_proj(x).view(heads), attn.v_proj(x).view(heads).transpose(1, 2)
+    cos, sin = rope
+    k = _rotate((attn.k_norm(k) if hasattr(attn, "k_norm") else k).transpose(1, 2), cos, sin)
+    if at_BK is not None:
+        h_BTD, x, cos, sin = _gather(h_BTD, at_BK), _gather(x, at_BK), _gather(cos, at_BK), _gather(sin, at_BK)
+    q = attn.q_proj(x).view(*x.shape[:2], -1, attn.head_dim)
+    q = _rotate((attn.q_norm(q) if hasattr(attn, "q_norm") else q).transpose(1, 2), cos, sin)
+    keys, values = (k, v) if past is None else (torch.cat((past[0], k), 2), torch.cat((past[1], v), 2))
+    if mask is not None and q.is_cuda:  # CUDA's masked kernels do not broadcast grouped heads
+        keys, values = (t.repeat_interleave(attn.num_key_value_groups, 1) for t in (keys, values))
+    out = F.scaled_dot_product_attention(
+        q, keys, values, attn_mask=mask, is_causal=mask is None, scale=attn.scaling,
+        enable_gqa=keys.shape[1] != q.shape[1],
+    )  # fmt: skip
+    h = h_BTD + attn.o_proj(out.transpose(1, 2).reshape(*x.shape[:2], -1))
+    return h + layer.mlp(layer.post_attention_layernorm(h)), k, v
+
+
+def _masks(seen_BP: Tensor, T: int, at_BK: Tensor) -> tuple[Tensor, Tensor]:
+    """What T new tokens, and those at ``at_BK``, attend to: cached tokens that are real, and new ones up to here."""
+    steps_T = torch.arange(T, device=at_BK.device)
+    B, K = at_BK.shape
+    causal_BTT = (steps_T <= steps_T[:, None]).expand(len(seen_BP), T, T)
+    mask_BTS = torch.cat((seen_BP[:, None].expand(-1, T, -1), causal_BTT), -1)
+    read_BKS = torch.cat((seen_BP[:, None].expand(B, K, -1), steps_T <= at_BK[..., None]), -1)
+    return mask_BTS[:, None], read_BKS[:, None]
+
+
+def run_trunk(
+    model: Any,
+    ids_BT: Tensor,
+    at_BK: Tensor,
+    past: Cache | None = None,
+    past_len_B: Tensor | None = None,
+    recompute: bool = False,
+    keep: bool = True,
+) -> tuple[Tensor, Cache]:
+    """Run right-padded tokens through the layers and read hidden states at ``at_BK``.
+
+    Args:
+        model: the trunk (``Qwen2Model`` or ``Qwen3Model``).
+        ids_BT: token ids; padding on the right may hold any id.
+        at_BK: positions in ``ids_BT`` to read.
+        past: keys and values of what came before, right-padded to P.
+        past_len_B: how many of the P are real (None: all of them).
+        recompute: gradient checkpointing, a layer at a time.
+        keep: whether keys and values are wanted.
+
+    Returns:
+        Normed hidden states (B, K, D), and keys and values of the T new tokens (empty without ``keep``).
+    """
+    T, P = ids_BT.shape[1], past[0][0].shape[2] if past else 0
+    steps_T = torch.arange(T, device=ids_BT.device)
+    mask, last_mask = None, (steps_T <= at_BK[..., None])[:, None]
+    where_BT = P + steps_T[None]
+    if past:
+        seen_BP = torch.ones(1, P, dtype=torch.bool, device=ids_BT.device)
+        if past_len_B is not None:
+            where_BT = past_len_B[:, None] + steps_T
+            seen_BP = torch.arange(P, device=ids_BT.device) < past_len_B[:, None]
+        mask, last_mask = _masks(seen_BP, T, at_BK)
+    h = model.embed_tokens(ids_BT)
+    rope = model.rotary_emb(h, where_BT)
+    cache: Cache = []
+    for i, layer in enumerate(model.layers):
+        last = i == len(model.layers) - 1
+        args = (layer, h, rope, past[i] if past else None, last_mask if last else mask, at_BK if last else None)
+        h, k, v = checkpoint(_run_layer, *args, use_reentrant=False) if recompute else _run_layer(*args)
+        if keep:
+            cache.append((k, v))
+    return model.norm(h), cache
+
+
+def _pad(rows: Seq[Seq[int]], device: torch.device) -> Tensor:
+    """Right-pad lists of ints to a (B, T) tensor."""
+    out = np.zeros((len(rows), max(map(len, rows))), dtype=np.int64)
+    for i, row in enumerate(rows):
+        out[i, : len(row)] = row
+    return torch.from_numpy(out).to(device)
+
+
+def _first_batch(costs: Iterable[int], budget: int) -> int:
+    """How many rows, from the first on, stay within ``budget`` tokens when padded; at least one."""
+    longest = count = 0
+    for cost in costs:
+        longest = max(longest, cost)
+        if count and longest * (count + 1) > budget:
+            break
+        count += 1
+    return count
+
+
+def _size(read: Read) -> tuple[int, int]:
+    return len(read.ids) - read.cached, len(read.ids)
+
+
+def _expand(cache: Cache, rows: int) -> Cache:
+    """Keys and values of one row as those of many, without a copy."""
+    return [(k.expand(rows, -1, -1, -1), v.expand(rows, -1, -1, -1)) for k, v in cache]
+
+
+def shared_tokens(sequence: Sequence) -> int:
+    """Length of the prefix that is worth reading once for all sequences that have it."""
+    return sequence.shared if sequence.shared >= SHARED_PREFIX_MIN else 0
+
+
+class Read(NamedTuple):
+    """Tokens to read, of which the first have keys and values ``kv``; ``keep``: those of the others are wanted."""
+
+    ids: Seq[int]
+    kv: Tensor | None  # (2 L, H, P, E): layer by layer; never changed in place
+    keep: bool
+
+    @property
+    def cached(self) -> int:
+        """How many tokens need not be read again."""
+        return 0 if self.kv is None else self.kv.shape[2]
+
+
+class Reader:
+    """Reads rows of tokens with one model, as many at a time as ``tokens_per_batch`` allows.
+
+    Rollouts ``read`` what comes next after cached keys and values; updates read whole sequences, ``hidden_at``.
+    Where memory runs out and nothing is lost by it, batches are halved and what is missing is done again.
+    """
+
+    def __init__(self, trunk: Any, device: torch.device, tokens_per_batch: int, recompute: bool) -> None:
+        self.trunk, self.device = trunk, device
+        self.tokens_per_batch = tokens_per_batch
+        self._recompute, self._longest_row = recompute, 0
+
+    def halve_batches(self) -> bool:
+        """Halve ``tokens_per_batch`` after memory ran out; False where a batch was a single row already."""
+        if self.tokens_per_batch <= max(self._longest_row, 64):
+            return False
+        self.tokens_per_batch //= 2
+        return True
+
+    # -- rollouts ------------------------------------------------------------------------------------------------
+
+    def read(self, reads: list[Read]) -> tuple[Tensor, list[Any]]:
+        """Hidden state after the last token of each read (N, D), and keys and values; equal reads happen once."""
+        rows: dict[tuple, list[int]] = {}
+        for n, read in enumerate(reads):
+            rows.setdefault((id(read.kv), tuple(read.ids[read.cached :])), []).append(n)
+        todo = sorted(rows.values(), key=lambda members: _size(reads[members[0]]))
+        self._longest_row = max(len(read.ids) for read in reads)
+        results: list[Any] = [None] * len(reads)
+        while todo:
+            count = _first_batch((len(reads[members[0]].ids) for members in todo), self.tokens_per_batch)
+            batch = [reads[m[0]]._replace(keep=any(reads[n].keep for n in m)) for m in todo[:count]]
+            try:
+                read_now = self.forward(batch)
+            except torch.OutOfMemoryError:
+                if not self.halve_batches():
+                    raise
+                continue
+            for members, result in zip(todo[:count], read_now, strict=True):
+                for n in members:
+                    results[n] = result
+            del todo[:count]
+        return torch.stack([hidden_D for hidden_D, _ in results]), [kv for _, kv in results]
+
+    def forward(self, reads: list[Read]) -> list[tuple[Tensor, Tensor | None]]:
+        """``read`` for one batch: hidden state, and keys and values where wanted, of each."""
+        new = [read.ids[read.cached :] for read in reads]
+        at_BK = torch.tensor([[len(ids) - 1] for ids in new], device=self.device)
+        past, past_len_B = self._stack([read.kv for read in reads])
+        keep = any(read.keep for read in reads)
+        read_BKD, cache = run_trunk(self.trunk, _pad(new, self.device), at_BK, past, past_len_B, keep=keep)
+        results = []
+        for b, read in enumerate(reads):
+            kv = None
+            if read.keep:
+                kv = torch.stack([x[b, :, : len(new[b])] for pair in cache for x in pair])
+                kv = kv if read.kv is None else torch.cat((read.kv, kv), 2)
+            results.append((read_BKD[b, 0], kv))
+        return results
+
+    def _stack(self, kvs: list[Tensor | None]) -> tuple[Cache | None, Tensor | None]:
+        """Keys and values of several rows as one batch, layer by layer, padded, and their lengths."""
+        first = next((kv for kv in kvs if kv is not None), None)
+        if first is None:
+            return None, None
+        if all(kv is first for kv in kvs):
+            return _expand(list(zip(first[0::2, None], first[1::2, None], strict=True)), len(kvs)), None
+        lengths = [0 if kv is None else kv.shape[2] for kv in kvs]
+        batch = first.new_zeros(len(kvs), *first.shape[:2], max(lengths), first.shape[3])
+        for b, kv in enumerate(kvs):
+            if kv is not None:
+                batch[b, :, :, : lengths[b]] = kv
+        layers = batch.unbind(1)
+        return list(zip(layers[0::2], layers[1::2], strict=True)), torch.tensor(lengths, device=self.device)
+
+    # -- updates -------------------------------------------------------------------------------------------------
+
+    def micro_batches(self, sequences: Seq[Sequence]) -> list[list[int]]:
+        """Split sequences into groups of similar length that share a prefix and fit ``tokens_per_batch``."""
+        rows: dict[tuple[int, ...], list[int]] = {}
+        for i, sequence in enumerate(sequences):
+            decision = sequence.decisions[-1]
+            rows.setdefault(
+                tuple(sequence.ids[: max([decision.start, *(p + 1 for p in decision.positions)])]), []
+            ).append(i)
+        groups: dict[tuple[int, ...], list[tuple[int, list[int]]]] = {}
+        for row, members in rows.items():
+            shared = shared_tokens(sequences[members[0]])
+            groups.setdefault(row[:shared], []).append((len(row) - shared + shared // PREFIX_COST, members))
+        self._longest_row = max(cost for group in groups.values() for cost, _ in group)
+        batches = []
+        for group in groups.values():
+            group.sort(key=lambda row: row[0])
+            while group:
+                count = _first_batch((cost for cost, _ in group), self.tokens_per_batch)
+                batches.append([i for _, members in group[:count] for i in members])
+                del group[:count]
+        return batches
+
+    def in_micro_batches(self, score: Callable[[list[Sequence]], tuple[Tensor, ...]], sequences: Seq[Sequence]) -> list:
+        """Score in micro-batches and put the decisions back in order; without gradients it survives lack of memory."""
+        parts, order, todo = [], [], list(range(len(sequences)))
+        while todo:
+            try:
+                for members in self.micro_batches([sequences[i] for i in todo]):
+                    parts.append(score([sequences[todo[j]] for j in members]))
+                    order += [todo[j] for j in members]
+            except torch.OutOfMemoryError:
+                if torch.is_grad_enabled() or not self.halve_batches():
+                    raise
+            todo = sorted({*todo} - {*order})
+        first = np.cumsum([0] + [len(s.decisions) for s in sequences])
+        decisions = np.concatenate([np.arange(first[i], first[i + 1]) for i in order])
+        back = torch.from_numpy(np.argsort(decisions)).to(self.device)
+        return [torch.cat(column)[back] for column in zip(*parts, strict=True)]
+
+    def hidden_at(self, sequences: list[Sequence], positions: list[list[int]]) -> Tensor:
+        """Hidden states (sum of positions, D) of sequences with one prefix; equal rows and the prefix once."""
+        rows: dict[tuple[int, ...], tuple[int, dict[int, int]]] = {}
+        picks = []
+        for sequence, at in zip(sequences, positions, strict=True):
+            row = tuple(sequence.ids[: max(at) + 1])  # nothing after the last position matters
+            b, place = rows.setdefault(row, (len(rows), {}))
+            picks += [(b, place.setdefault(p, len(place))) for p in at]
+        recompute = self._recompute and torch.is_grad_enabled()
+        shared = shared_tokens(sequences[0]) if len(rows) > 1 else 0
+        past = None
+        if shared:
+            ids_BT = torch.tensor([sequences[0].ids[:shared]], device=self.device)
+            _, cache = run_trunk(self.trunk, ids_BT, torch.zeros_like(ids_BT[:, :1]), recompute=recompute)
+            past = _expand(cache, len(rows))
+        ids_BT = _pad([row[shared:] for row in rows], self.device)
+        at_BK = _pad([[p - shared for p in place] for _, place in rows.values()], self.device)
+        read_BKD, _ = run_trunk(self.trunk, ids_BT, at_BK, past, recompute=recompute, keep=False)
+        b_N, k_N = torch.tensor(picks, device=self.device).T
+        return read_BKD[b_N, k_N]
