@@ -30,7 +30,7 @@ test-all: .venv/installed models/tiny/recipe.json
 lint: .venv/installed
 	$(PYTHON) -m ruff check .
 	$(PYTHON) -m ruff format --check .
-	$(PYTHON) -m mypy .
+	$(PYTHON) -m mypy --explicit-package-bases .
 
 .venv/installed: requirements.txt
 	@bash scripts/setup.sh

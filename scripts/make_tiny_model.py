@@ -13,6 +13,7 @@ import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
@@ -75,7 +76,7 @@ def make_model(vocab_size: int, hidden: int, layers: int, init_range: float, see
     import torch
     from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
-    sizes = {
+    sizes: dict[str, Any] = {
         "vocab_size": vocab_size,
         "hidden_size": hidden,
         "intermediate_size": 2 * hidden,
