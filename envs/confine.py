@@ -172,6 +172,20 @@ def enter_namespaces(scratch_bytes: int) -> str:
     return "/tmp"
 
 
+def leave_root() -> None:
+    """Become ``nobody`` if it can read the standard library: what root owns and runs is then out of reach."""
+    if os.geteuid() != 0:
+        return
+    os.seteuid(NOBODY)
+    readable = os.access(os.__file__, os.R_OK, effective_ids=True)
+    os.seteuid(0)
+    if readable:
+        os.chown(".", NOBODY, NOBODY)
+        os.setgroups([])
+        os.setresgid(NOBODY, NOBODY, NOBODY)
+        os.setresuid(NOBODY, NOBODY, NOBODY)
+
+
 def become_first_process() -> None:
     """Go on as pid 1 of the new pid namespace; the process that stays outside only passes the exit status on."""
     child = os.fork()
@@ -272,7 +286,11 @@ def set_limits(settings: dict) -> None:
 def confine(settings: dict) -> None:
     """Lock this process in with the mechanisms named in ``settings["with"]``; OSError if one of them fails."""
     mechanisms = settings["with"].split("+")
-    scratch = enter_namespaces(int(settings["scratch"])) if "namespaces" in mechanisms else os.getcwd()
+    scratch = os.getcwd()
+    if "namespaces" in mechanisms:
+        scratch = enter_namespaces(int(settings["scratch"]))
+    else:
+        leave_root()
     prctl(PR_SET_PDEATHSIG, SIGKILL)  # not earlier: a change of user clears it
     if "namespaces" in mechanisms:
         become_first_process()

@@ -144,7 +144,8 @@ ATTACKS = {
     "all descriptors": Attack("x = [open('f', 'w') for _ in range(1000)]; print('ESCAPED')"),
     "many threads": Attack(
         "import threading, time\n"
-        "for _ in range(5000): threading.Thread(target=time.sleep, args=(60,), daemon=True).start()\nprint('ESCAPED')"
+        "threading.stack_size(32768)\n"
+        "for _ in range(20000): threading.Thread(target=time.sleep, args=(60,), daemon=True).start()\nprint('ESCAPED')"
     ),
     "endless loop": Attack("while True: pass", status="timeout"),
     "endless sleep": Attack("import time\ntime.sleep(3600)", status="timeout"),

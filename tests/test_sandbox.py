@@ -243,6 +243,12 @@ def test_probe_reaches_a_level():
     assert level_of(probe()) == max(level_of(mechanisms) for mechanisms in MECHANISMS if works(mechanisms))
 
 
+def test_probe_believes_what_it_sees(monkeypatch):
+    """Mechanisms that could be switched on but do not hold do not count."""
+    monkeypatch.setattr(sandbox_module, "PROBE", "print(False, False)")
+    assert probe.__wrapped__() == "none"
+
+
 def test_levels():
     assert [level_of(mechanisms) for mechanisms in MECHANISMS] == [2, 1, 1, 0, 0, 0]
     assert len(LEVELS) == 3
@@ -289,19 +295,77 @@ def test_interpreters_end_with_their_parent(tmp_path):
     assert not left
 
 
+def elsewhere(code, **user):
+    """What the system's interpreter prints, in words; every user can read that one."""
+    command = ["/usr/bin/python3", "-B", "-c", code]
+    if not Path(command[0]).exists():
+        pytest.skip("no system interpreter")
+    answer = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, **user)
+    if "SyntaxError" in answer.stderr or "nknown option" in answer.stderr:
+        pytest.skip("the system interpreter is too old")
+    assert answer.returncode == 0, answer.stderr
+    return answer.stdout.split()
+
+
+ALONE = {  # what one mechanism stops by itself
+    "namespaces": [
+        "read a secret",
+        "list home",
+        "read /etc/passwd",
+        "TCP",
+        "abstract Unix socket",
+        "signal to the parent",
+    ],
+    "landlock": ["read a secret", "read /etc/passwd", "write outside", "symbolic link", "dots"],
+    "seccomp": ["TCP", "UDP", "fork", "exec", "signal to the parent", "change a mode", "truncate by opening"],
+}
+
+
+@pytest.mark.parametrize("mechanism", ALONE)
+def test_each_mechanism_holds_by_itself(mechanism, places):
+    if not works(mechanism):
+        pytest.skip(f"this machine has no {mechanism}")
+    reset(places)
+    with Sandbox(LIMITS, min_level=0, mechanisms=mechanism) as box:
+        runs = box.run_many([(ATTACKS[name].program.format(**places), "") for name in ALONE[mechanism]])
+    assert ["ESCAPED" in run.stdout for run in runs] == [False] * len(runs)
+
+
+COUNT_THREADS = (
+    "import threading, time\nthreading.stack_size(32768)\ncount = 0\n"
+    "try:\n    while count < 999:\n"
+    "        threading.Thread(target=time.sleep, args=(9,), daemon=True).start(); count += 1\n"
+    "except RuntimeError: pass\nprint(count)"
+)
+
+
+def test_a_namespace_of_its_own():
+    if not works("namespaces"):
+        pytest.skip("this machine has no namespaces")
+    with Sandbox(LIMITS, min_level=0, spares=1, mechanisms="namespaces") as box:
+        assert box.run("import os\nprint(os.getpid(), os.getuid())").stdout == "1 65534\n"
+        assert "proc" not in box.run("import os\nprint(os.listdir('/'))").stdout
+        assert 0 < int(box.run(COUNT_THREADS).stdout) <= LIMITS.threads
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can be somebody else")
 def test_as_an_ordinary_user():
     """The same level without any privilege, where an interpreter is within that user's reach."""
-    interpreter = Path("/usr/bin/python3")
-    if not interpreter.exists():
-        pytest.skip("no system interpreter")
     code = (
         "import sys; sys.path.insert(0, '.')\n"
         "from envs.sandbox import Sandbox, probe\n"
         "print(probe(), Sandbox(min_level=0).run('print(7)').stdout)"
     )
     nobody: dict = {"user": 65534, "group": 65534, "extra_groups": []}
-    answer = subprocess.run([interpreter, "-B", "-c", code], cwd=PROJECT, capture_output=True, text=True, **nobody)
-    if "SyntaxError" in answer.stderr or "unknown option" in answer.stderr:
-        pytest.skip("the system interpreter is too old")
-    assert answer.stdout.split() == [probe(), "7"], answer.stderr
+    assert elsewhere(code, **nobody) == [probe(), "7"]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="root leaves root behind where everybody may read the interpreter")
+def test_root_is_left_without_namespaces_too():
+    code = (
+        "import sys; sys.path.insert(0, '.')\n"
+        "from envs.sandbox import Sandbox\n"
+        "box = Sandbox(min_level=0, mechanisms='seccomp')\n"
+        'print(box.run(\'import os; open("x", "w").close(); print(os.getuid(), os.getgid())\').stdout)'
+    )
+    assert elsewhere(code) == ["65534", "65534"]
