@@ -386,8 +386,9 @@ def _retain(run_dir: Path, keep_last: int, keep_best: int) -> None:
     newest, best = _first_verified(paths, keep_last), _first_verified(scored, keep_best)
     for path in paths:
         if newest and path not in newest + best and _step_of(path) < _step_of(newest[0]):
-            doomed = path.rename(path.with_name(f".tmp-{path.name}"))  # half-deleted, it must not look damaged
-            shutil.rmtree(doomed)
+            with _naming(f"{path.name} cannot be deleted: "):
+                # Under its own name, half-deleted, it would look damaged.
+                shutil.rmtree(path.rename(path.with_name(f".tmp-{path.name}")))
 
 
 def _first_verified(paths: list[Path], count: int) -> list[Path]:

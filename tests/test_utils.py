@@ -1,6 +1,7 @@
 """Random numbers without state, secrets, and what a checkpoint gives back and keeps."""
 
 import random
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -181,6 +182,21 @@ def test_the_last_verified_one_is_never_deleted(tmp_path, monkeypatch, keep_last
         save(tmp_path, step, score=0.2, keep_last=keep_last)
     assert latest_checkpoint(tmp_path) == good
     assert len(names(tmp_path)) == 5  # nor are newer ones, damaged as they are: they may hold what can be rescued
+
+
+def test_a_deletion_that_is_cut_short_leaves_no_damaged_checkpoint_in_sight(tmp_path, monkeypatch):
+    def give_up_halfway(path):
+        (path / "trainer_state.json").unlink()
+        raise OSError(5, "Input/output error")
+
+    for step in (1, 2):
+        save(tmp_path, step)
+    monkeypatch.setattr(shutil, "rmtree", give_up_halfway)
+    with pytest.raises(CheckpointError, match="checkpoint-000001 cannot be deleted: OSError"):
+        utils._retain(tmp_path, keep_last=1, keep_best=0)
+    monkeypatch.undo()
+    utils.sweep(tmp_path)
+    assert names(tmp_path) == ["checkpoint-000002"]
 
 
 def test_nothing_is_deleted_where_nothing_verifies(tmp_path):
