@@ -8,6 +8,7 @@ import torch
 from tiny import micro_config, rollout, tiny_policy
 from transformers.models.qwen2.modeling_qwen2 import Qwen2RMSNorm
 
+import network
 from env_wrapper import Sequence
 from options import PPOConfig
 from runlog import StopSignal
@@ -116,9 +117,12 @@ def test_the_whole_losss_gradient_is_that_of_finite_differences(tmp_path):
 
 
 @pytest.mark.usefixtures("float64")
-@pytest.mark.parametrize("tokens", [4096, 80])
+@pytest.mark.parametrize(("tokens", "shared"), [(4096, 10**6), (80, 10**6), (4096, 1), (80, 1)])
 @pytest.mark.parametrize(("mini", "accumulation"), [(8, 1), (4, 2), (1, 8)])
-def test_the_gradient_is_that_of_the_whole_step_however_it_is_cut(tmp_path, mini, accumulation, tokens):
+def test_the_gradient_is_that_of_the_whole_step_however_it_is_cut(
+    tmp_path, monkeypatch, mini, accumulation, tokens, shared
+):
+    """Into micro-batches, and with the system message read once for many sequences or anew for each."""
     policy = policy64(tmp_path)
     batch = played(policy)
     new = policy.evaluate_decisions(batch.sequences)
@@ -129,6 +133,7 @@ def test_the_gradient_is_that_of_the_whole_step_however_it_is_cut(tmp_path, mini
     expected = torch.cat(
         [g.flatten() for g in torch.autograd.grad(loss / len(batch.values_M), policy.trainable().values())]
     )
+    monkeypatch.setattr(network, "SHARED_PREFIX_MIN", shared)
     policy.tokens_per_batch = tokens
     got = gradient(policy, batch, replace(WHOLE, mini_batch_size=mini, gradient_accumulation_steps=accumulation))
     assert float((got - expected).norm() / expected.norm()) < 1e-10
@@ -312,14 +317,16 @@ def out_of_memory(monkeypatch, *calls):
 
 @pytest.mark.parametrize("at", [0, 1])
 def test_running_out_of_memory_halves_the_batch_and_changes_nothing_else(tmp_path, monkeypatch, at):
+    """In the first or in the second micro-batch of the first minibatch: the result is that of starting small."""
     results = []
-    for tokens, calls in ((512, (at,)), (256, ())):
-        policy = tiny_policy(tmp_path, model={"tokens_per_batch": tokens})
+    for tokens, calls in ((256, (at,)), (128, ())):
+        policy = tiny_policy(tmp_path)
         batch, optimizer = played(policy), adam(policy)
+        policy.tokens_per_batch = tokens
         out_of_memory(monkeypatch, *calls)
         stats = ppo_update(policy, optimizer, batch, replace(WHOLE, ppo_epochs=2, mini_batch_size=4), (0,))
         monkeypatch.undo()
-        assert policy.tokens_per_batch == 256
+        assert policy.tokens_per_batch == 128
         results.append((stats, weights(policy)))
     assert results[0] == results[1]
 
