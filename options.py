@@ -37,6 +37,7 @@ class PPOConfig:
     cliprange_value: float = knob(0.2, above=0)
     vf_coef: float = knob(0.1, min=0)
     entropy_coef: float = knob(0.0, min=0)
+    entropy_final: float = knob(1.0, min=0, max=1)  # share of it left at the last step (linear decay)
     legal_mass_coef: float = knob(0.0, min=0)
     gamma: float = knob(0.99, min=0, max=1)
     lam: float = knob(0.95, min=0, max=1)

@@ -19,7 +19,7 @@ import logging
 import subprocess
 import sys
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -362,8 +362,12 @@ def _with_less_memory(policy: Policy, optimizer: torch.optim.Optimizer, work: An
 def learning_rate(ppo: PPOConfig, step: int) -> float:
     """Learning rate of a step (0-based): up over ``lr_warmup_steps``, then linearly down to ``lr_final`` of it."""
     warm = min(1.0, (step + 1) / (ppo.lr_warmup_steps + 1))
-    done = step / max(ppo.num_train_steps - 1, 1)
-    return ppo.learning_rate * warm * (1 - (1 - ppo.lr_final) * done)
+    return ppo.learning_rate * warm * decay(ppo, step, ppo.lr_final)
+
+
+def decay(ppo: PPOConfig, step: int, final: float) -> float:
+    """Linear from 1 at the first step to ``final`` at the last."""
+    return 1 - (1 - final) * step / max(ppo.num_train_steps - 1, 1)
 
 
 def adapt_kl_coef(kl_coef: float, kl: float, decisions: int, ppo: PPOConfig) -> float:
@@ -414,7 +418,8 @@ class Trainer:
         moments = dict(self.state.moments) if ppo.standardise_rewards else None
         batch = collate(valid, self.policy, ppo, self.state.kl_coef, moments)
         self.set_learning_rate(step)  # after collate: reading the reference makes the whole adapter trainable again
-        stats = ppo_update(self.policy, self.optimizer, batch, ppo, (self.config.run.seed, step))
+        now = replace(ppo, entropy_coef=ppo.entropy_coef * decay(ppo, step, ppo.entropy_final))
+        stats = ppo_update(self.policy, self.optimizer, batch, now, (self.config.run.seed, step))
         self.count_bad_updates(stats)
         self.state.moments = moments or {}
         decisions = len(batch.values_M)
