@@ -63,9 +63,9 @@ def device_of(config: ModelConfig) -> str:
     return "cuda" if cuda and config.device != "cpu" else "cpu"
 
 
-def _model_error(config: ModelConfig, error: Exception) -> ConfigError:
-    cause = (str(error).splitlines() or [type(error).__name__])[0][:200]
-    return ConfigError(f"model.model_name: cannot load {config.model_name!r} ({cause})")
+def _cannot_load(key: str, name: str, error: Exception) -> ConfigError:
+    cause = " ".join(str(error).split())[:300] or type(error).__name__
+    return ConfigError(f"model.{key}: cannot load {name!r} ({cause})")
 
 
 def load_architecture(config: ModelConfig) -> Any:
@@ -81,8 +81,8 @@ def load_architecture(config: ModelConfig) -> Any:
         raise ConfigError(f"model.model_name: there is no folder {name} (scripts/make_tiny_model.py makes a tiny one)")
     try:
         architecture = AutoConfig.from_pretrained(config.model_name, revision=config.revision, trust_remote_code=False)
-    except (OSError, ValueError, KeyError) as error:
-        raise _model_error(config, error) from error
+    except Exception as error:  # whatever is wrong with somebody's files
+        raise _cannot_load("model_name", config.model_name, error) from error
     sliding = "sliding_attention" in (getattr(architecture, "layer_types", None) or [])
     if architecture.model_type not in ARCHITECTURES or sliding:
         raise ConfigError(
@@ -98,8 +98,8 @@ def load_tokenizer(config: ModelConfig) -> Any:
 
     try:
         return AutoTokenizer.from_pretrained(config.model_name, revision=config.revision, trust_remote_code=False)
-    except (OSError, ValueError, KeyError) as error:
-        raise _model_error(config, error) from error
+    except Exception as error:
+        raise _cannot_load("model_name", config.model_name, error) from error
 
 
 def _not_of_optional_kernels(record: logging.LogRecord) -> bool:
@@ -162,8 +162,8 @@ def _load_base(config: ModelConfig, device: str) -> Any:
         return AutoModelForCausalLM.from_pretrained(
             config.model_name, revision=config.revision, trust_remote_code=False, use_safetensors=True, **kwargs
         )
-    except (OSError, ValueError, ImportError, RuntimeError) as error:
-        raise _model_error(config, error) from error
+    except Exception as error:
+        raise _cannot_load("model_name", config.model_name, error) from error
 
 
 def _put_adapter_on(base: Any, config: ModelConfig, lora: LoraConfig) -> Any:
@@ -178,11 +178,8 @@ def _put_adapter_on(base: Any, config: ModelConfig, lora: LoraConfig) -> Any:
     try:
         model = peft.PeftModel.from_pretrained(base, config.adapter, is_trainable=True)
         model.load_adapter(config.adapter, adapter_name="reference", is_trainable=False)
-    except (OSError, ValueError, KeyError, RuntimeError) as error:
-        cause = " ".join(str(error).split())[:200]
-        raise ConfigError(
-            f"model.adapter: cannot load {config.adapter!r} onto {config.model_name} ({cause})"
-        ) from error
+    except Exception as error:
+        raise _cannot_load("adapter", config.adapter, error) from error
     if type(base.lm_head) is not nn.Linear:
         raise ConfigError(f"model.adapter: {config.adapter!r} changes the output layer, which is not supported")
     return model

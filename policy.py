@@ -396,7 +396,7 @@ class Policy(Reader):
         from safetensors.torch import save_file
 
         self.peft_model.save_pretrained(folder, selected_adapters=["default"], save_embedding_layers=False)
-        (folder / "README.md").unlink()  # PEFT's empty model card
+        (folder / "README.md").unlink(missing_ok=True)  # PEFT's empty model card
         self.tokenizer.save_pretrained(folder)
         head = {name: p.detach().cpu().contiguous() for name, p in self.value_head.named_parameters()}
         save_file(head, folder / "value_head.safetensors")
@@ -407,15 +407,16 @@ class Policy(Reader):
         Raises:
             ConfigError: they are of another model or another LoRA configuration.
         """
-        from peft import set_peft_model_state_dict
+        from peft import get_peft_model_state_dict, set_peft_model_state_dict
         from safetensors.torch import load_file
 
-        state = load_file(folder / "adapter_model.safetensors")
-        try:
-            set_peft_model_state_dict(self.peft_model, state)
-            self.value_head.load_state_dict(load_file(folder / "value_head.safetensors"))
-        except (RuntimeError, KeyError) as error:
-            raise ConfigError(f"{folder}: does not fit {self.config.model_name} and lora ({error})") from error
+        adapter, head = (load_file(folder / f"{name}.safetensors") for name in ("adapter_model", "value_head"))
+        mine = get_peft_model_state_dict(self.peft_model, save_embedding_layers=False)
+        pairs = ((adapter, mine), (head, self.value_head.state_dict()))
+        if any({n: t.shape for n, t in a.items()} != {n: t.shape for n, t in b.items()} for a, b in pairs):
+            raise ConfigError(f"{folder}: its adapter does not fit {self.config.model_name} with this lora section")
+        set_peft_model_state_dict(self.peft_model, adapter)
+        self.value_head.load_state_dict(head)
         self.weights_changed()
 
     def add_adapter(self, name: str, folder: Path) -> None:

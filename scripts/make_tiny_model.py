@@ -109,11 +109,14 @@ def main(argv: list[str] | None = None) -> int:
     args = parser.parse_args(argv)
     if args.hidden % 8 or args.hidden <= 0 or args.vocab < 300 or args.layers < 1:
         parser.error("--hidden must be a positive multiple of 8, --vocab at least 300, --layers at least 1")
+    from transformers.utils import logging
+
     recipe = {k: v for k, v in vars(args).items() if k != "output"}
     note = args.output / "recipe.json"
     if note.exists() and json.loads(note.read_text()) == recipe:
         print(f"{args.output} is already there")
         return 0
+    logging.disable_progress_bar()
     tokenizer = make_tokenizer(prompts(TEACHING_GAMES, 150), args.vocab)
     model = make_model(len(tokenizer), args.hidden, args.layers, args.init_range, args.seed, args.architecture)
     model.save_pretrained(args.output)

@@ -1,0 +1,49 @@
+"""Tiny Qwen models on disk, and policies on them, for all tests."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from env_wrapper import EnvConfig
+from model import LoraConfig, ModelConfig
+from options import PPOConfig, RunConfig
+from policy import load_policy
+from scripts import make_tiny_model
+
+
+@pytest.fixture(scope="session")
+def tiny_models(tmp_path_factory):
+    """Architecture -> folder of a random base of 32 hidden units and 3 layers; both have the same tokenizer."""
+    from transformers import AutoTokenizer
+
+    root = tmp_path_factory.mktemp("models")
+    folders = {name: root / name for name in ("qwen2", "qwen3")}
+    make_tiny_model.main([str(folders["qwen2"]), "--hidden", "32", "--layers", "3", "--vocab", "400"])
+    tokenizer = AutoTokenizer.from_pretrained(folders["qwen2"])
+    make_tiny_model.make_model(len(tokenizer), 32, 3, 0.15, 0, "qwen3").save_pretrained(folders["qwen3"])
+    tokenizer.save_pretrained(folders["qwen3"])
+    return folders
+
+
+@pytest.fixture(scope="session")
+def new_policy(tiny_models):
+    """A function that loads a policy whose adapter and value head are random (a fresh adapter changes nothing)."""
+
+    def new(architecture="qwen2", seed=0, *, fresh=False, model=None, lora=None, ppo=None, env=None):
+        name = str(tiny_models.get(architecture, architecture))
+        held = {"model_name": name, "use_4bit": False, "dtype": "float32", "device": "cpu"} | (model or {})
+        config = SimpleNamespace(
+            model=ModelConfig(**held),
+            lora=LoraConfig(**{"r": 4, "lora_alpha": 8} | (lora or {})),
+            ppo=PPOConfig(**{"max_seq_length": 2048} | (ppo or {})),
+            env=EnvConfig(**env or {}),
+            run=RunConfig(seed=seed),
+        )
+        policy = load_policy(config)
+        generator = torch.Generator().manual_seed(seed)
+        for parameter in () if fresh else policy.trainable().values():
+            parameter.data += 0.1 * torch.randn(parameter.shape, generator=generator)
+        return policy
+
+    return new

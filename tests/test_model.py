@@ -1,0 +1,276 @@
+"""The trunk against the library's own forward pass, chat formats against the templates, and what loading refuses."""
+
+import importlib.util
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch.testing import assert_close
+
+from chat import ChatFormat, answer_trie
+from model import LoraConfig, ModelConfig, device_of, load_architecture, load_model
+from network import run_trunk
+from utils import ConfigError, load_config
+
+BOTH = pytest.mark.parametrize("architecture", ["qwen2", "qwen3"])
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.fixture(scope="module", params=["qwen2", "qwen3"])
+def policy(request, new_policy):
+    return new_policy(request.param)
+
+
+def random_ids(*shape, seed=0):
+    return torch.randint(0, 300, shape, generator=torch.Generator().manual_seed(seed))
+
+
+def library_logits(policy, ids_BT):
+    return policy.peft_model(ids_BT).logits
+
+
+# ------------------------------------------------------------------------------------------------------------ trunk
+
+
+def test_logits_at_positions_equal_the_library_forward(policy):
+    ids_BT = random_ids(5, 40)
+    at_BK = random_ids(5, 7, seed=1) % 40
+    with torch.no_grad():
+        read_BKD, cache = run_trunk(policy.trunk, ids_BT, at_BK)
+        expected = library_logits(policy, ids_BT)
+    assert_close(policy.lm_head(read_BKD), torch.take_along_dim(expected, at_BK[..., None], 1), atol=1e-5, rtol=0)
+    assert [k.shape[2] for k, _ in cache] == [40] * 3
+
+
+def test_right_padding_changes_nothing(policy):
+    lengths = [13, 1, 40, 29]
+    ids_BT = random_ids(4, 40)
+    at_BK = torch.tensor([[0, n - 1] for n in lengths])
+    with torch.no_grad():
+        read_BKD, _ = run_trunk(policy.trunk, ids_BT, at_BK, keep=False)
+        for b, n in enumerate(lengths):
+            expected = library_logits(policy, ids_BT[b : b + 1, :n])[0, [0, n - 1]]
+            assert_close(policy.lm_head(read_BKD[b]), expected, atol=1e-5, rtol=0)
+
+
+def test_what_was_cached_need_not_be_read_again(policy):
+    """Rows with 0, 6, 17 and 30 cached tokens go on by 9, 3, 9 and 5 tokens in one batch."""
+    cached, new = [0, 6, 17, 30], [9, 3, 9, 5]
+    ids_BT = random_ids(4, 40)
+    with torch.no_grad():
+        _, cache = run_trunk(policy.trunk, ids_BT, torch.zeros(4, 1, dtype=torch.long))
+        past = [(k[:, :, :30], v[:, :, :30]) for k, v in cache]  # what stands beyond a row's own length is padding
+        later_BT = torch.stack([torch.cat((ids_BT[b, c:], ids_BT[b, :c]))[:9] for b, c in enumerate(cached)])
+        at_BK = torch.tensor([[n - 1, 0] for n in new])
+        read_BKD, fresh = run_trunk(policy.trunk, later_BT, at_BK, past, torch.tensor(cached))
+        for b, (c, n) in enumerate(zip(cached, new, strict=True)):
+            expected = library_logits(policy, ids_BT[b : b + 1, : c + n])[0, [c + n - 1, c]]
+            assert_close(policy.lm_head(read_BKD[b]), expected, atol=1e-5, rtol=0)
+            for (k, v), (fresh_k, fresh_v) in zip(cache, fresh, strict=True):
+                assert_close(fresh_k[b, :, :n], k[b, :, c : c + n], atol=1e-5, rtol=0)
+                assert_close(fresh_v[b, :, :n], v[b, :, c : c + n], atol=1e-5, rtol=0)
+
+
+def gradients(policy, logits, weight):
+    policy.peft_model.zero_grad()
+    (logits * weight).sum().backward()
+    return {name: p.grad.clone() for name, p in policy.peft_model.named_parameters() if p.requires_grad}
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+@pytest.mark.parametrize("shared", [0, 25])
+def test_adapter_gradients_equal_those_of_the_library_forward(policy, shared, recompute):
+    """With and without a prefix that is read once for all rows, with and without gradient checkpointing."""
+    ids_BT = random_ids(3, 40)
+    ids_BT[:, :shared] = ids_BT[0, :shared]
+    at_BK = torch.tensor([[39, 30], [26, 27], [35, 39]])
+    past = None
+    if shared:
+        prefix = ids_BT[:1, :shared]
+        _, cache = run_trunk(policy.trunk, prefix, torch.zeros(1, 1, dtype=torch.long), recompute=recompute)
+        past = [(k.expand(3, -1, -1, -1), v.expand(3, -1, -1, -1)) for k, v in cache]
+    read_BKD, _ = run_trunk(policy.trunk, ids_BT[:, shared:], at_BK - shared, past, recompute=recompute, keep=False)
+    logits = policy.lm_head(read_BKD)
+    expected_logits = torch.take_along_dim(library_logits(policy, ids_BT), at_BK[..., None], 1)
+    assert_close(logits, expected_logits, atol=1e-5, rtol=0)
+    weight = torch.randn(logits.shape, generator=torch.Generator().manual_seed(2))
+    expected = gradients(policy, expected_logits, weight)
+    found = gradients(policy, logits, weight)
+    assert len(expected) == 3 * 7 * 2
+    for name, gradient in expected.items():
+        assert gradient.abs().max() > 0
+        assert (found[name] - gradient).norm() <= 2e-5 * gradient.norm(), name
+
+
+def test_the_last_layer_runs_only_where_it_is_read(policy):
+    rows = []
+    hook = policy.trunk.layers[-1].mlp.register_forward_pre_hook(lambda module, inputs: rows.append(inputs[0].shape[1]))
+    run_trunk(policy.trunk, random_ids(2, 40), torch.tensor([[39], [12]]))
+    hook.remove()
+    assert rows == [1]
+
+
+# ------------------------------------------------------------------------------------------------------ chat format
+
+
+def template(name):
+    package = Path(importlib.util.find_spec("trl").origin).parent
+    return (package / "chat_templates" / f"{name}.jinja").read_text()
+
+
+def qwen_tokenizer(tiny_models, name):
+    """The tiny tokenizer with Qwen's template and the tokens it uses."""
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(tiny_models["qwen2"])
+    tokenizer.add_tokens(["<think>", "</think>", "<tool_call>", "</tool_call>"])
+    tokenizer.chat_template = template(name)
+    return tokenizer
+
+
+TALK = [
+    {"role": "system", "content": "You play a game.\nAnswer with an id."},
+    {"role": "user", "content": "Pot: 2\nLegal: 0 -> Fold, 12 -> Raise"},
+    {"role": "assistant", "content": "12"},
+    {"role": "user", "content": " a board\n...\n"},
+    {"role": "assistant", "content": "0"},
+    {"role": "user", "content": "7"},
+]
+
+
+@pytest.mark.parametrize(
+    ("name", "oracle"), [("qwen2_5", "qwen2_5"), ("qwen3", "qwen3_training"), ("qwen3_instruct_2507", None)]
+)
+def test_prompts_are_what_the_template_says(tiny_models, name, oracle):
+    """Turn by turn, every prompt extends the last, and is what the template gives for the whole conversation."""
+    tokenizer = qwen_tokenizer(tiny_models, name)
+    chat = ChatFormat(tokenizer)
+    reference = qwen_tokenizer(tiny_models, oracle or name)
+    ids = []
+    for turn in range(2, len(TALK) + 1, 2):
+        expected = reference.apply_chat_template(
+            TALK[:turn], add_generation_prompt=True, enable_thinking=False, return_dict=False
+        )
+        assert chat.first_prompt(TALK[:turn])[0] == expected
+        ids += chat.later(TALK[turn - 2 : turn]) if ids else expected
+        assert ids == expected
+    head = tokenizer.decode(ids[: chat.first_prompt(TALK)[1]])
+    assert head == "<|im_start|>system\n" + TALK[0]["content"]
+    assert tokenizer.decode([chat.end_id]) == "<|im_end|>"
+    assert ("<think>\n\n</think>\n\n" in tokenizer.decode(expected)) == (name == "qwen3")
+
+
+def test_the_template_that_was_used_is_the_one_that_is_saved(tiny_models):
+    tokenizer = qwen_tokenizer(tiny_models, "qwen3")
+    ChatFormat(tokenizer)
+    assert tokenizer.chat_template == template("qwen3_training")
+
+
+@pytest.mark.parametrize(
+    ("chat_template", "message"),
+    [
+        (None, "no chat template"),
+        ("{% for m in messages %}{{ m.content }}{% endfor %}".replace("m.content", "m.role"), "does not show"),
+        (
+            "{% for m in messages %}{% if m.role == 'assistant' and loop.index > messages|length - 3 %}(old){% endif %}"
+            "<|im_start|>{{ m.content }}<|im_end|>{% endfor %}{{ '!' if add_generation_prompt }}",
+            "rewrites history",
+        ),
+        ("{% for m in messages %}<|im_end|>{{ m.content.strip('a') }}{% endfor %}<|im_end|>", "around each message"),
+    ],
+)
+def test_templates_that_cannot_be_extended_are_refused(tiny_models, chat_template, message):
+    tokenizer = qwen_tokenizer(tiny_models, "qwen2_5")
+    tokenizer.chat_template = chat_template
+    with pytest.raises(ConfigError, match=message):
+        ChatFormat(tokenizer)
+
+
+def test_a_tokenizer_that_merges_digits_is_refused(tiny_models):
+    tokenizer = qwen_tokenizer(tiny_models, "qwen2_5")
+    tokenizer.add_tokens(["12"])
+    with pytest.raises(ConfigError, match="merges digits"):
+        ChatFormat(tokenizer)
+
+
+def test_answer_trie_holds_the_legal_ids_and_nothing_else():
+    trie = answer_trie((1, 12, 120, 30))
+    assert trie.follow == {"": "13", "1": ".2", "12": ".0", "120": ".", "3": "0", "30": "."}
+    assert (trie.longest, trie.last_choice) == (4, 2)
+    assert answer_trie((45,)).last_choice == -1
+
+
+# ---------------------------------------------------------------------------------------------------------- loading
+
+
+def refusal(config):
+    with pytest.raises(ConfigError) as error:
+        load_architecture(config)
+    message = str(error.value)
+    assert "\n" not in message
+    assert message.startswith("model.model_name: ")
+    return message
+
+
+@pytest.mark.parametrize("name", ["models/none", "./none", "/none", "~/none"])
+def test_a_missing_folder_is_told_in_one_line(name):
+    assert f"no folder {name.removeprefix('./')}" in refusal(ModelConfig(name))
+
+
+def test_other_architectures_are_refused(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama", "hidden_size": 64}))
+    assert "'llama'" in refusal(ModelConfig(str(tmp_path)))
+    sliding = {"model_type": "qwen2", "use_sliding_window": True, "max_window_layers": 1, "num_hidden_layers": 2}
+    (tmp_path / "config.json").write_text(json.dumps(sliding))
+    assert "allowed: qwen2, qwen3 without sliding windows" in refusal(ModelConfig(str(tmp_path)))
+    (tmp_path / "config.json").write_text("{")
+    refusal(ModelConfig(str(tmp_path)))
+
+
+def test_a_folder_without_weights_is_told_in_one_line(tiny_models, tmp_path):
+    for file in tiny_models["qwen2"].iterdir():
+        if file.suffix != ".safetensors":
+            (tmp_path / file.name).write_bytes(file.read_bytes())
+    config = ModelConfig(str(tmp_path), use_4bit=False, device="cpu")
+    with pytest.raises(ConfigError, match=r"^model\.model_name: cannot load .*\)$"):
+        load_model(config, LoraConfig(), 0)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"), [("lora_dropout", 0.1), ("target_modules", ["q_proj", "lm_head"]), ("r", 0), ("lora_alpha", -1)]
+)
+def test_adapters_that_ppo_cannot_train_are_refused(key, value):
+    with pytest.raises(ConfigError, match=f"lora.{key}"):
+        load_config({"lora": LoraConfig}, sets=[f"lora.{key}={json.dumps(value)}"])
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+def test_what_needs_a_cuda_device_is_refused_without_one():
+    with pytest.raises(ConfigError, match=r"^model\.use_4bit: .* needs a CUDA device .*tiny\.json$"):
+        device_of(ModelConfig())
+    with pytest.raises(ConfigError, match=r"^model\.device"):
+        device_of(ModelConfig(device="cuda", use_4bit=False))
+    assert device_of(ModelConfig(device="cpu")) == device_of(ModelConfig(use_4bit=False)) == "cpu"
+
+
+@pytest.mark.parametrize("broken", ["missing", "another"])
+def test_an_adapter_that_does_not_fit_is_told_in_one_line(new_policy, tmp_path, broken):
+    if broken == "another":
+        new_policy(lora={"target_modules": ("q_proj",)}).save(tmp_path / "adapter")
+        weights = tmp_path / "adapter" / "adapter_config.json"
+        weights.write_text(weights.read_text().replace('"r": 4', '"r": 5'))
+    with pytest.raises(ConfigError, match=r"^model\.adapter: cannot load .*\)$"):
+        new_policy(model={"adapter": str(tmp_path / "adapter")})
+
+
+def test_loading_says_nothing(tiny_models):
+    program = (
+        "from types import SimpleNamespace as S; from model import *; from options import *; from policy import *\n"
+        f"load_policy(S(model=ModelConfig({str(tiny_models['qwen2'])!r}, use_4bit=False, device='cpu'),\n"
+        "  lora=LoraConfig(), ppo=PPOConfig(), env=EnvConfig(), run=RunConfig()))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT, timeout=120)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
