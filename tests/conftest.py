@@ -30,7 +30,7 @@ def tiny_models(tmp_path_factory):
 def new_policy(tiny_models):
     """A function that loads a policy whose adapter and value head are random (a fresh adapter changes nothing)."""
 
-    def new(architecture="qwen2", seed=0, *, fresh=False, model=None, lora=None, ppo=None, env=None):
+    def new(architecture="qwen2", noise=0, *, fresh=False, model=None, lora=None, ppo=None, env=None):
         name = str(tiny_models.get(architecture, architecture))
         held = {"model_name": name, "use_4bit": False, "dtype": "float32", "device": "cpu"} | (model or {})
         config = SimpleNamespace(
@@ -38,10 +38,10 @@ def new_policy(tiny_models):
             lora=LoraConfig(**{"r": 4, "lora_alpha": 8} | (lora or {})),
             ppo=PPOConfig(**{"max_seq_length": 2048} | (ppo or {})),
             env=EnvConfig(**env or {}),
-            run=RunConfig(seed=seed),
+            run=RunConfig(),
         )
         policy = load_policy(config)
-        generator = torch.Generator().manual_seed(seed)
+        generator = torch.Generator().manual_seed(noise)
         for parameter in () if fresh else policy.trainable().values():
             parameter.data += 0.1 * torch.randn(parameter.shape, generator=generator)
         return policy

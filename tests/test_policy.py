@@ -446,7 +446,7 @@ def test_adapters_leave_no_trace(qwen2, tmp_path, trained):
 
 
 def test_nested_adapters(qwen2, new_policy, tmp_path):
-    new_policy(seed=5).save(tmp_path)
+    new_policy(noise=5).save(tmp_path)
     qwen2.add_adapter("past", tmp_path)
     ids_BT = torch.arange(30)[None]
 
@@ -470,7 +470,7 @@ def test_nested_adapters(qwen2, new_policy, tmp_path):
 
 def test_players_of_several_adapters_are_asked_together(qwen2, new_policy, tmp_path):
     """Two turns each, with one long system message: what one adapter has read must not serve another."""
-    others = {"past": new_policy(seed=5), "base": new_policy(fresh=True), None: new_policy()}
+    others = {"past": new_policy(noise=5), "base": new_policy(fresh=True), None: new_policy()}
     others["past"].save(tmp_path)
     qwen2.add_adapter("past", tmp_path)
     answers = {}
@@ -489,7 +489,7 @@ def test_players_of_several_adapters_are_asked_together(qwen2, new_policy, tmp_p
 
 def test_an_adapter_to_start_from_is_also_the_reference(qwen2, new_policy, tmp_path):
     qwen2.save(tmp_path)
-    policy = new_policy(fresh=True, seed=3, model={"adapter": str(tmp_path)})
+    policy = new_policy(fresh=True, model={"adapter": str(tmp_path)})
     assert policy.reference == "reference"
     sequences = [a.sequence for a in qwen2.act(MIXED)]
     expected = qwen2.evaluate_decisions(sequences).logprobs
@@ -596,7 +596,7 @@ def test_scoring_without_gradients_survives_lack_of_memory(qwen2, monkeypatch):
 
 
 def test_batches_are_halved_down_to_single_rows(qwen2):
-    [action] = qwen2.act([ask(talk("x" * 150, "y"), [1, 2])])
+    [action] = qwen2.act([ask(talk("1" * 150, "y"), [1, 2])])
     qwen2.evaluate_decisions([Sequence(action.sequence.ids, action.sequence.decisions)])
     qwen2.tokens_per_batch = 1000
     halved = [qwen2.tokens_per_batch for _ in range(9) if qwen2.halve_batches()]
