@@ -40,7 +40,11 @@ class EnvConfig:
     history_turns: int | str = "auto"  # past turns kept in the conversation; "all"; "auto": the game's default
     protocol: str = "native"  # affinetes: forced moves are asked too, as the public environment does
     max_attempts: int = 3  # answers per decision before the episode is forfeited
-    search_threads: int = 0  # threads of the searching opponents; 0: one per core
+    search_threads: int = 0  # threads of the searching opponents, or of the calls to a server; 0: one per core
+    env_url: str = ""  # url: the server, for example http://127.0.0.1:8765
+    env_timeout: float = 600.0  # url, docker: seconds a call may take, repetitions included
+    env_image: str = ""  # docker: the image of the server
+    env_host: str = ""  # docker: a remote machine with Docker, ssh://user@host; empty: this machine
 
     def __post_init__(self) -> None:
         for name, allowed in ALLOWED.items():
@@ -51,6 +55,10 @@ class EnvConfig:
                 raise ValueError(f"{name} {getattr(self, name)!r} is not allowed: an integer >= {least}")
         if self.history_turns not in ("auto", "all") and not _is_count(self.history_turns, 0):
             raise ValueError(f'history_turns {self.history_turns!r} is not allowed: "auto", "all" or an integer >= 0')
+        if self.env_mode != "local":
+            from envs.affinetes import check_config
+
+            check_config(self)
 
 
 @dataclass(frozen=True)

@@ -78,8 +78,7 @@ class Table:
 def _table(game: Game, params: tuple[tuple[str, Any], ...]) -> Table:
     with _silent_stderr():
         spiel = pyspiel.load_game(game.short_name, dict(params))
-    system = f"You are playing {game.name}.\n\n# Game Rules\n{game.rules(dict(params))}\n\n{ANSWER_FORMAT}"
-    return Table(game, spiel, spiel.num_players(), system)
+    return Table(game, spiel, spiel.num_players(), full_system(game.name, game.rules(dict(params))))
 
 
 def table(task_id: int) -> Table:
@@ -115,6 +114,20 @@ def score(pyspiel_game: Any, returns: list[float], seat: int) -> float:
     return 1 - sorted(returns, reverse=True).index(own) / (players - 1)
 
 
+def full_system(name: str, rules: str) -> str:
+    """Return the system message of the full prompt."""
+    return f"You are playing {name}.\n\n# Game Rules\n{rules}\n\n{ANSWER_FORMAT}"
+
+
+def full_user(description: str, seat: int, legal: dict[int, str]) -> str:
+    """Return the user message of the full prompt."""
+    lines = "\n".join([f"{action} -> {name}" for action, name in legal.items()])
+    return (
+        f"Current State:\n{description}\n\nYou are Player {seat}.\n"
+        f"Legal Actions:\n{lines}\n\nYour choice (ID only):"
+    )
+
+
 def system_message(table: Table, prompt: str) -> str:
     """Return the system message: rules and answer format (``full``) or the game's name (``compact``)."""
     return table.system_full if prompt == "full" else table.game.name
@@ -123,11 +136,7 @@ def system_message(table: Table, prompt: str) -> str:
 def user_message(game: Game, state: Any, seat: int, legal: dict[int, str], prompt: str) -> str:
     """Return the user message of a decision: what the seat may know and its legal actions."""
     if prompt == "full":
-        lines = "\n".join([f"{action} -> {name}" for action, name in legal.items()])
-        return (
-            f"Current State:\n{game.describe(state, seat)}\n\nYou are Player {seat}.\n"
-            f"Legal Actions:\n{lines}\n\nYour choice (ID only):"
-        )
+        return full_user(game.describe(state, seat), seat, legal)
     if game.compact_names:
         choices = ";".join([f"{action} {name}" for action, name in legal.items()])
     else:
