@@ -105,7 +105,7 @@ def test_training_never_draws_a_seed_of_the_evaluation():
 
 @pytest.mark.slow
 def test_training_never_draws_a_seed_of_the_evaluation_in_a_million_draws():
-    curriculum = Curriculum(one_stage(), 0)
+    curriculum = Curriculum(one_stage(failure_buffer_size=10), 0)
     assert all(t.seed in TRAIN_SEEDS for t in run(curriculum, range(1_000_000)))
 
 
