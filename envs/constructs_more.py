@@ -104,7 +104,7 @@ def _read_records(w: Writer) -> None:
 
 @construct(8)
 def _class(w: Writer) -> None:
-    kind, field, method = w.fresh("class"), w.fresh("int"), w.one_of("update", "step", "apply", "grow")
+    kind, field, method = w.fresh("class"), w.fresh("int"), w.one_of("update", "advance", "apply", "grow")
     start, target = w.small(0, 9), w.one_of("a_box", "thing", "obj", "it") + str(len(w.lines))
     with w.block(f"class {kind}:"):
         w.emit(

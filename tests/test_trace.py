@@ -115,6 +115,13 @@ def test_at_most_so_many_prints():
     assert inject(program, 1, 0) == program
 
 
+@pytest.mark.parametrize(("site", "probability"), [("if y:\n    pass", 0.4), ("y.z = 1", 0.6), ("y.z += 1", 0.6)])
+def test_how_often_a_site_gets_a_print(site, probability):
+    for seed in range(300):
+        drawn = random.Random(seed).random() < probability
+        assert ("__DBG_0__" in inject(f"for x in y:\n    pass\n{site}", seed)) == drawn
+
+
 def test_which_statements_get_prints():
     """Names of while, with, try, class and async bodies are not seen and they get no prints; for-else bodies do."""
     hidden = "while y:\n    a = 1\nwith y:\n    b = 1\ntry:\n    c = 1\nfinally:\n    d = 1\nclass C:\n    e = 1"
