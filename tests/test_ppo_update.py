@@ -9,10 +9,11 @@ from tiny import micro_config, rollout, tiny_policy
 from transformers.models.qwen2.modeling_qwen2 import Qwen2RMSNorm
 
 import network
+import train_ppo
 from env_wrapper import Sequence
 from options import PPOConfig
 from runlog import StopSignal
-from train_ppo import Trainer, TrainingError, _backward, collate, ppo_loss, ppo_update
+from train_ppo import Trainer, TrainingError, _backward, collate, minibatches, ppo_loss, ppo_update
 from utils import pack_optimizer
 
 WHOLE = PPOConfig(
@@ -189,6 +190,19 @@ def test_rollout_values_are_those_that_the_update_reads(tmp_path):
     assert batch.values_M.std() > 0.01
 
 
+def test_the_kl_is_taken_to_the_model_without_its_adapter(tmp_path):
+    policy = tiny_policy(tmp_path)
+    batch = collate(rollout(policy, 8), policy, WHOLE, 0.1)
+    with torch.no_grad():
+        own = policy.evaluate_decisions(batch.sequences).logprobs
+        for name, parameter in policy.trainable().items():
+            if "lora_B" in name:
+                parameter.zero_()
+        base = policy.evaluate_decisions(batch.sequences).logprobs
+    assert batch.kl_ref == pytest.approx(float((own - base).mean()), abs=1e-5)
+    assert abs(batch.kl_ref) > 0.01
+
+
 # ------------------------------------------------------------------------------------------------------ epochs
 
 
@@ -202,6 +216,19 @@ def test_epochs_end_when_the_policy_has_moved_far_enough(tmp_path):
     assert {target: stats["epochs"] for target, stats in runs.items()} == {None: 4, 1e-4: 1, 1e9: 4}
     assert runs[None]["updates"] == 8
     assert runs[None] == runs[1e9]
+
+
+def test_every_epoch_has_a_shuffle_of_its_own(tmp_path, monkeypatch):
+    policy, keys = tiny_policy(tmp_path), []
+    batch = played(policy)
+
+    def recorded(units, ppo, key):
+        keys.append(key)
+        return minibatches(units, ppo, key)
+
+    monkeypatch.setattr(train_ppo, "minibatches", recorded)
+    ppo_update(policy, adam(policy), batch, replace(WHOLE, ppo_epochs=3), (7, 5))
+    assert keys == [(7, 5, 0), (7, 5, 1), (7, 5, 2)]
 
 
 def test_statistics_are_means_over_decisions(tmp_path):
@@ -231,6 +258,18 @@ def test_the_learning_rate_and_the_clipped_norm_reach_the_parameters(tmp_path):
     after = torch.cat([p.detach().flatten() for p in policy.trainable().values()])
     torch.testing.assert_close(after, before - 0.5 * 0.01 * g / g.norm(), rtol=0, atol=1e-6)
     assert stats["grad_norm"] == pytest.approx(float(g.norm()), rel=1e-4)
+
+
+def test_legal_mass_is_rewarded(tmp_path):
+    policy = tiny_policy(tmp_path)
+    batch = played(policy)
+    batch = replace(batch, advantages_M=torch.zeros_like(batch.advantages_M))
+    with torch.no_grad():
+        before = policy.log_legal_mass(batch.sequences).mean()
+    ppo = replace(WHOLE, legal_mass_coef=1.0, vf_coef=0.0, entropy_coef=0.0)
+    ppo_update(policy, adam(policy), batch, ppo, (0,))
+    with torch.no_grad():
+        assert policy.log_legal_mass(batch.sequences).mean() > before + 0.1
 
 
 def test_warming_up_the_critic_moves_nothing_else(tmp_path):

@@ -4,7 +4,7 @@ import json
 import os
 
 import pytest
-from runs import (
+from tiny_runs import (
     ADAPTIVE,
     CLIMB,
     ROOT,

@@ -10,8 +10,8 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from runs import ADAPTIVE, ROOT, STEPS, Drawing, assert_same_run, final_bytes, rows, train, undisturbed_run
 from tiny import micro_file
+from tiny_runs import ADAPTIVE, ROOT, STEPS, Drawing, assert_same_run, final_bytes, rows, train, undisturbed_run
 
 import train_ppo
 
@@ -198,3 +198,9 @@ def test_forty_steps_of_the_tiny_preset_killed_after_step_25(tmp_path):
     assert resumed.returncode == 0, resumed.stderr
     assert rows(tmp_path / "killed") == rows(tmp_path / "whole")
     assert final_bytes(tmp_path / "killed", 40) == final_bytes(tmp_path / "whole", 40)
+
+
+@pytest.mark.slow
+def test_every_deliberate_fault_is_noticed():
+    done = process(["tests/mutants.py"])
+    assert done.returncode == 0, done.stdout + done.stderr

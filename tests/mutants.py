@@ -1,0 +1,250 @@
+"""Deliberate faults in the training code, each with the test that has to notice it.
+
+    python tests/mutants.py            # all of them, a table; exit 1 where one survives or no longer applies
+    python tests/mutants.py gae clip   # those whose description contains one of the words
+
+Each is applied to a copy of the tree, in which only the named test runs.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).resolve().parents[1]
+TRAIN, POLICY, NETWORK, RUNLOG = "train_ppo.py", "policy.py", "network.py", "runlog.py"
+PPO, BATCH, UPDATE = "tests/test_ppo.py::test_", "tests/test_ppo_batch.py::test_", "tests/test_ppo_update.py::test_"
+RUN, FAULTS = "tests/test_train.py::test_", "tests/test_train_faults.py::test_"
+
+
+class Mutant(NamedTuple):
+    """``old`` occurs once in ``file``; with ``new`` in its place the test must fail."""
+
+    fault: str
+    file: str
+    old: str
+    new: str
+
+
+MUTANTS = {
+    # ---- advantages and rewards
+    PPO + "gae_by_hand_when_the_game_ended_and_when_it_was_cut_off": [
+        Mutant("GAE: gamma squared", TRAIN, "+ gamma * next_value_S", "+ gamma**2 * next_value_S"),
+    ],
+    PPO + "gae_is_the_papers_sum": [
+        Mutant("GAE: lambda dropped", TRAIN, "gamma * lam * next", "gamma * next"),
+        Mutant("GAE: padding counts as decisions", TRAIN,
+               "next_value_S = torch.where(real_S, values_ST[:, t], next_value_S)", "next_value_S = values_ST[:, t]"),
+    ],
+    PPO + "gae_at_the_ends_of_gamma_and_lambda": [
+        Mutant("GAE: returns are the advantages", TRAIN,
+               "torch.where(mask_ST, advantages_ST + values_ST, 0.0)", "torch.where(mask_ST, advantages_ST, 0.0)"),
+    ],
+    PPO + "whitening_is_the_standard_score_of_the_population": [
+        Mutant("whitening: not centred", TRAIN, "(x_M - x_M.mean()) /", "x_M /"),
+    ],
+    BATCH + "advantages_are_whitened_per_game_without_what_is_not_trained": [
+        Mutant("whitening: over all games", TRAIN,
+               "whiten(advantages_M[trained_M], game_M[trained_M])", "whiten(advantages_M[trained_M])"),
+        Mutant("whitening: none", TRAIN,
+               "whiten(advantages_M[trained_M], game_M[trained_M])", "advantages_M[trained_M]"),
+    ],
+    BATCH + "an_end_is_final_but_a_cut_off_game_is_worth_what_was_expected": [
+        Mutant("bootstrap through termination", TRAIN,
+               "torch.where(cut_S, values_M[last_S], 0.0)", "values_M[last_S]"),
+        Mutant("no bootstrap after truncation", TRAIN,
+               "torch.where(cut_S, values_M[last_S], 0.0)", "torch.zeros(len(chains))"),
+        Mutant("the decision that was cut off is trained", TRAIN, "weights_M[last_S[cut_S]] = 0.0", "pass"),
+    ],
+    BATCH + "in_self_play_each_seat_is_paid_its_own_score": [
+        Mutant("another seat's reward", TRAIN, ".get(seat, e.score)", ".get(min(e.sequences), e.score)"),
+    ],
+    BATCH + "a_score_is_mapped_to_minus_one_to_one_and_paid_after_the_last_decision": [
+        Mutant("reward after the first decision", TRAIN,
+               "rewards_M[last_S[~cut_S]] +=", "rewards_M[(last_S - lengths_S + 1)[~cut_S]] +="),
+    ],
+    BATCH + "in_a_batch_the_moments_are_kept_apart_by_seat_and_the_reported_reward_is_the_games": [
+        Mutant("rewards of both seats mixed", TRAIN, 'f"{e.game}/{seat}"', 'f"{e.game}"'),
+    ],
+    BATCH + "the_kl_penalty_is_paid_decision_by_decision": [
+        Mutant("KL penalty: rewarded", TRAIN, "rewards_M = -kl_coef * kl_M", "rewards_M = kl_coef * kl_M"),
+    ],
+    PPO + "adaptive_kl_by_hand": [
+        Mutant("KL penalty: adapted backwards", TRAIN, "kl / ppo.target - 1", "1 - kl / ppo.target"),
+    ],
+    UPDATE + "the_kl_is_taken_to_the_model_without_its_adapter": [
+        Mutant("KL penalty: to the policy itself", POLICY,
+               "self.peft_model.base_model.disable_adapter_layers()", "pass"),
+    ],
+    # ---- loss
+    PPO + "loss_and_its_parts_are_the_papers": [
+        Mutant("policy loss: sign", TRAIN, "policy_M = torch.maximum", "policy_M = -torch.maximum"),
+        Mutant("policy loss: ratio to itself", TRAIN,
+               "log_ratio_M = logprobs_M - old_logprobs_M", "log_ratio_M = logprobs_M - logprobs_M.detach()"),
+    ],
+    PPO + "clipping_by_hand_with_a_higher_upper_bound": [
+        Mutant("policy loss: optimistic", TRAIN, "policy_M = torch.maximum", "policy_M = torch.minimum"),
+        Mutant("policy loss: clip bounds swapped", TRAIN,
+               "clamp(1 - ppo.cliprange, 1 + high)", "clamp(1 - high, 1 + ppo.cliprange)"),
+    ],
+    PPO + "value_clipping_by_hand": [
+        Mutant("value loss: optimistic", TRAIN, "0.5 * torch.maximum", "0.5 * torch.minimum"),
+        Mutant("value loss: clipped around the return", TRAIN, "near_M = old_values_M +", "near_M = returns_M +"),
+    ],
+    PPO + "entropy_is_rewarded_and_a_weight_of_zero_silences_a_decision": [
+        Mutant("entropy punished", TRAIN, "- ppo.entropy_coef", "+ ppo.entropy_coef"),
+        Mutant("weights missing", TRAIN, "loss = (weights_M * (", "loss = (1.0 * ("),
+    ],
+    PPO + "k3_estimates_the_kl_without_bias_and_is_never_negative": [
+        Mutant("KL estimated by k1", TRAIN, "ratio_M - 1 - log_ratio_M", "-log_ratio_M"),
+    ],
+    UPDATE + "legal_mass_is_rewarded": [
+        Mutant("legal mass punished", TRAIN, "loss - ppo.legal_mass_coef", "loss + ppo.legal_mass_coef"),
+    ],
+    # ---- update
+    UPDATE + "the_gradient_is_that_of_the_whole_step_however_it_is_cut": [
+        Mutant("mean over each micro-batch", TRAIN, "(loss / count).backward()", "(loss / len(at_M)).backward()"),
+        Mutant("only the last micro-batch counts", TRAIN, "        (loss / count).backward()",
+               "        policy.peft_model.zero_grad(), policy.value_head.zero_grad()\n"
+               "        (loss / count).backward()"),
+        Mutant("advantages of other sequences", TRAIN, "batch.spans[members[j]] for j", "batch.spans[j] for j"),
+        Mutant("decisions out of order", NETWORK, "np.argsort(decisions)", "np.arange(len(decisions))"),
+        Mutant("shared prefix: positions start anew", NETWORK,
+               "where_BT = P + steps_T[None]", "where_BT = steps_T[None]"),
+        Mutant("shared prefix: not attended to", NETWORK, "seen_BP = torch.ones(1, P,", "seen_BP = torch.zeros(1, P,"),
+    ],
+    UPDATE + "what_is_not_finite_changes_no_byte_and_is_counted": [
+        Mutant("no check of the loss", TRAIN, "if torch.isfinite(loss) and torch.isfinite(norm):", "if True:"),
+        Mutant("no check of the gradient", TRAIN,
+               "if torch.isfinite(loss) and torch.isfinite(norm):", "if torch.isfinite(loss):"),
+        Mutant("step before the check", TRAIN,
+               "            if torch.isfinite(loss)",
+               "            optimizer.step()\n            if torch.isfinite(loss)"),
+        Mutant("gradient kept after the step", TRAIN,
+               "            optimizer.zero_grad(set_to_none=True)\n        stats", "        stats"),
+    ],
+    UPDATE + "running_out_of_memory_halves_the_batch_and_changes_nothing_else": [
+        Mutant("gradient kept when memory runs out", TRAIN,
+               "            optimizer.zero_grad(set_to_none=True)\n            if not policy",
+               "            if not policy"),
+    ],
+    UPDATE + "epochs_end_when_the_policy_has_moved_far_enough": [
+        Mutant("KL never ends the epochs", TRAIN, "epoch_kl > ppo.target_kl", "False"),
+    ],
+    UPDATE + "every_epoch_has_a_shuffle_of_its_own": [
+        Mutant("every epoch in the same order", TRAIN, "(*key, epoch)", "key"),
+    ],
+    UPDATE + "warming_up_the_critic_moves_nothing_else": [
+        Mutant("warm-up moves the adapter", TRAIN, "step >= self.ppo.critic_warmup_steps", "True"),
+    ],
+    BATCH + "old_log_probabilities_are_the_rollouts_or_the_learners": [
+        Mutant("old log-probabilities never recomputed", TRAIN, "    if ppo.recompute_logprobs:", "    if False:"),
+    ],
+    # ---- the policy
+    UPDATE + "the_first_ratio_is_one": [
+        Mutant("mean over a decision's tokens", POLICY, "return zeros_M.index_add(0, owner_N, logp_N),",
+               "return zeros_M.index_add(0, owner_N, logp_N / counts[owner_N]),"),
+        Mutant("choices read one token late", POLICY,
+               "(d.start - 1, *d.positions)]", "(d.start - 1, *(p + 1 for p in d.positions))]"),
+        Mutant("temperature in the rollout only", POLICY,
+               "self.lm_head.weight[columns_V].float().T / self.temperature",
+               "self.lm_head.weight[columns_V].float().T"),
+        Mutant("constraint in the rollout only", POLICY,
+               "F.log_softmax(logits_NV.masked_fill(~mask_NV, -torch.inf), dim=-1)\n        entropy_N",
+               "F.log_softmax(logits_NV, dim=-1)\n        entropy_N"),
+        Mutant("another decision's choice is scored", POLICY,
+               "torch.searchsorted(columns_V, chosen_N)", "torch.searchsorted(columns_V, chosen_N.flip(0))"),
+        Mutant("equal rows read at the first one's position", NETWORK,
+               "place.setdefault(p, len(place)))", "place.setdefault(p, len(place)) * 0)"),
+        Mutant("cached tokens at wrong positions", NETWORK,
+               "where_BT = past_len_B[:, None] + steps_T", "where_BT = past_len_B[:, None] + steps_T - 1"),
+    ],
+    UPDATE + "rollout_values_are_those_that_the_update_reads": [
+        Mutant("value read one token late", POLICY, "(d.start - 1, *d.positions)]", "(d.start, *d.positions)]"),
+    ],
+    UPDATE + "the_whole_losss_gradient_is_that_of_finite_differences": [
+        Mutant("value loss without gradient", POLICY, "value_rows.to(self.device)].float()",
+               "value_rows.to(self.device)].detach().float()"),
+    ],
+    UPDATE + "a_game_in_one_sequence_is_scored_like_its_decisions_one_by_one": [
+        Mutant("the last layer sees what comes after", NETWORK,
+               "last_mask = None, (steps_T <= at_BK[..., None])",
+               "last_mask = None, (steps_T >= 0 * at_BK[..., None])"),
+    ],
+    # ---- the run
+    RUN + "resuming_after_any_step_is_exact": [
+        Mutant("optimizer not restored", TRAIN,
+               "        utils.unpack_optimizer(self.optimizer,", "        (lambda *ignored: None)(self.optimizer,"),
+        Mutant("curriculum not restored", TRAIN,
+               'self.curriculum.load_state_dict(saved.json("curriculum"))', "pass"),
+        Mutant("KL coefficient not restored", TRAIN,
+               "TrainerState(**state)", "TrainerState(**(state | {'kl_coef': self.ppo.init_kl_coef}))"),
+        Mutant("reward moments not restored", TRAIN,
+               "TrainerState(**state)", "TrainerState(**(state | {'moments': {}}))"),
+        Mutant("rows of metrics twice", TRAIN, "self.metrics.truncate_to(self.state.step)", "pass"),
+    ],
+    FAULTS + "a_signal_leaves_a_checkpoint_from_which_the_run_goes_on_exactly": [
+        Mutant("a signal does not end the rollout", RUNLOG,
+               "if self.stop.received:\n            raise", "if False:\n            raise"),
+    ],
+}  # fmt: skip
+
+
+def copy_tree(target: Path) -> None:
+    """Copy what the tests need."""
+    skipped = shutil.ignore_patterns(".*", "__pycache__", "runs", "models", "out", "wandb", "docs", "benchmarks")
+    shutil.copytree(ROOT, target, ignore=skipped)
+
+
+def passes(tree: Path, test: str) -> bool:
+    """Whether the test passes in the tree.
+
+    Raises:
+        RuntimeError: it did not run, which proves nothing.
+    """
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", test]
+    env = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
+    done = subprocess.run(command, cwd=tree, env=env, capture_output=True, text=True, timeout=600)
+    if done.returncode not in (0, 1):
+        raise RuntimeError(f"{test} did not run: {(done.stdout + done.stderr)[-500:]}")
+    return done.returncode == 0
+
+
+def outcome(tree: Path, mutant: Mutant, test: str) -> str:
+    """``killed``, or what is wrong."""
+    path = tree / mutant.file
+    text = path.read_text()
+    if text.count(mutant.old) != 1:
+        return f"NOT APPLIED: {mutant.old!r} occurs {text.count(mutant.old)} times"
+    try:
+        path.write_text(text.replace(mutant.old, mutant.new))
+        return "SURVIVED" if passes(tree, test) else "killed"
+    except RuntimeError as error:
+        return f"BROKEN: {error}"
+    finally:
+        path.write_text(text)
+
+
+def main(words: list[str]) -> int:
+    """Print the table; 0 where all are killed, each by a test that passes without the fault."""
+    results = []
+    with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
+        tree = Path(folder) / "tree"
+        copy_tree(tree)
+        for test, mutants in MUTANTS.items():
+            chosen = [m for m in mutants if not words or any(word in m.fault for word in words)]
+            sound = bool(chosen) and passes(tree, test)
+            for m in chosen:
+                results.append(outcome(tree, m, test) if sound else "BROKEN: the test fails without the fault")
+                print(f"{m.fault:<46} {m.file:<13} {test.partition('::')[2]:<88} {results[-1]}", flush=True)
+    print(f"{results.count('killed')} of {len(results)} killed")
+    return int(results.count("killed") < len(results))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
