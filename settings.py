@@ -234,6 +234,8 @@ def _describe(hint: Any, limits: Mapping[str, Any]) -> str:
     choices = kinds if origin is typing.Literal else limits.get("choices")
     if choices and hint is not type(None):
         return f"one of {', '.join(map(_show, choices))}"
+    if limits.get("min") is not None and limits.get("min") == limits.get("max"):
+        return _show(limits["min"])
     names = {int: "an integer", float: "a number", str: "a string", bool: "true or false", type(None): "null"}
     if hint not in (int, float):
         return names.get(hint, "any value")
