@@ -129,7 +129,7 @@ ATTACKS = {
     "no death signal": Attack(SYSCALL + "print('ESCAPED' if libc.prctl(1, 0, 0, 0, 0) == 0 else '')", bare=True),
     "memory file": Attack("import os\nos.memfd_create('x'); print('ESCAPED')", bare=True),
     "10 GB of memory": Attack("x = bytearray(10 << 30); print('ESCAPED')"),
-    "memory bit by bit": Attack("x = []\nwhile True: x.append(bytearray(1 << 20))", status="error"),
+    "memory bit by bit": Attack("x = []\nwhile True: x.append(bytearray(1 << 20))"),
     "memory in one number": Attack("x = 10 ** (10 ** 10); print('ESCAPED')"),
     "endless output": Attack("while True: print('x' * 1000)", status="output"),
     "endless errors": Attack("import sys\nwhile True: sys.stderr.write('x' * 1000)", status="timeout"),
