@@ -175,7 +175,7 @@ class ContainerConnection:
         self._started.wait()
         if self._problem:
             raise RuntimeError(f"env_mode docker: {image} cannot be started: {_line(str(self._problem))}")
-        atexit.register(self._clean_up)
+        atexit.register(self.close)
 
     def _run(self, image: str, host: str) -> None:
         import asyncio
@@ -205,7 +205,8 @@ class ContainerConnection:
         except Exception as error:
             raise ServerError(_line(str(error).split("Traceback")[0])) from error
 
-    def _clean_up(self) -> None:
+    def close(self) -> None:
+        """Stop the container."""
         import asyncio
 
         asyncio.run_coroutine_threadsafe(self._env.cleanup(), self._loop).result(STOP_SECONDS)

@@ -122,10 +122,7 @@ def full_system(name: str, rules: str) -> str:
 def full_user(description: str, seat: int, legal: dict[int, str]) -> str:
     """Return the user message of the full prompt."""
     lines = "\n".join([f"{action} -> {name}" for action, name in legal.items()])
-    return (
-        f"Current State:\n{description}\n\nYou are Player {seat}.\n"
-        f"Legal Actions:\n{lines}\n\nYour choice (ID only):"
-    )
+    return f"Current State:\n{description}\n\nYou are Player {seat}.\nLegal Actions:\n{lines}\n\nYour choice (ID only):"
 
 
 def system_message(table: Table, prompt: str) -> str:

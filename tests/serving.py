@@ -26,8 +26,8 @@ def running_server(*arguments):
 
 
 @contextlib.contextmanager
-def scripted_server(answer):
-    """Serve ``answer(method, kwargs) -> (status, object)`` on POST /call; give its address."""
+def scripted_server(answer, url="http://127.0.0.1:0"):
+    """Serve ``answer(method, kwargs) -> (status, object)`` on POST /call, None hangs up; give its address."""
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
@@ -35,7 +35,7 @@ def scripted_server(answer):
         def do_POST(self):
             request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
             reply = answer(request["method"], request["kwargs"])
-            if reply is None:  # hang up without an answer
+            if reply is None:
                 self.close_connection = True
                 return
             status, content = reply
@@ -48,7 +48,7 @@ def scripted_server(answer):
         def log_message(self, *args):
             pass
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server = ThreadingHTTPServer(("127.0.0.1", int(url.rpartition(":")[2])), Handler)
     server.daemon_threads = True
     threading.Thread(target=server.serve_forever, daemon=True).start()
     try:
