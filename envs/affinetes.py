@@ -212,8 +212,9 @@ class ContainerConnection:
         asyncio.run_coroutine_threadsafe(self._env.cleanup(), self._loop).result(STOP_SECONDS)
 
 
-_containers: dict[tuple[str, str], ContainerConnection] = {}
-_containers_lock = threading.Lock()
+@functools.cache
+def _container(image: str, host: str) -> ContainerConnection:
+    return ContainerConnection(image, host)
 
 
 def connect(config: EnvConfig) -> Connection:
@@ -228,11 +229,7 @@ def connect(config: EnvConfig) -> Connection:
         import affinetes  # noqa: F401
     except ImportError as error:
         raise RuntimeError("env_mode docker needs the affinetes package: pip install affinetes==0.2.0") from error
-    key = config.env_image, config.env_host
-    with _containers_lock:
-        if key not in _containers:
-            _containers[key] = ContainerConnection(*key)
-        return _containers[key]
+    return _container(config.env_image, config.env_host)
 
 
 class RemoteEnv:

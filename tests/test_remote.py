@@ -346,7 +346,7 @@ class Container:
 
 def test_docker_starts_one_container_for_all_games(monkeypatch):
     started = []
-    monkeypatch.setattr(affinetes, "_containers", {})
+    affinetes._container.cache_clear()
     with running_server() as url:
 
         def load_env(**kwargs):
@@ -359,7 +359,7 @@ def test_docker_starts_one_container_for_all_games(monkeypatch):
         episodes = play(docker, FunctionPlayer(lambda query: min(query.legal)), tasks)
         local = play({}, FunctionPlayer(lambda query: min(query.legal)), tasks)
         assert [(e.outcome, e.score) for e in episodes] == [(e.outcome, e.score) for e in local]
-        [connection] = affinetes._containers.values()
+        connection = affinetes._container("games:1", "ssh://me@gpu")
         connection.close()
         assert connection._env.cleaned
     assert started == [{"image": "games:1", "mode": "docker", "hosts": ["ssh://me@gpu"]}]
@@ -384,7 +384,7 @@ def test_a_container_that_hangs_or_raises_fails_the_call(monkeypatch):
         pass
 
     container = types.SimpleNamespace(reset=reset, cleanup=cleanup)
-    monkeypatch.setattr(affinetes, "_containers", {})
+    affinetes._container.cache_clear()
     monkeypatch.setitem(sys.modules, "affinetes", types.SimpleNamespace(load_env=lambda **kwargs: container))
     env = make_env({"env_mode": "docker", "env_image": "games:1", "env_timeout": 0.3})
     with pytest.raises(ServerError, match=r"reset: HTTP 500: bad$"):
