@@ -6,14 +6,18 @@ seeds from a range that training never uses, and every player compared gets the 
 
 from __future__ import annotations
 
-import math
+import re
 from collections import Counter
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
+from itertools import count
 from typing import Any
 
-from curriculum import CurriculumConfig, eval_tasks, pool
+from curriculum import CurriculumConfig, TaskRange, eval_tasks, pool
 from env_wrapper import Action, EnvConfig, Episode, Player, Query, Task, parse_action, play
+from intervals import mean_interval, pair_means
+
+DISTINCT = 60  # configurations of a game repeat after fewer
 
 
 @dataclass(frozen=True)
@@ -50,12 +54,57 @@ def label(task_id: int) -> str:
     return game.name + (f"#{config_id}" if config_id else "")
 
 
-def mean_interval(values: Seq[float]) -> tuple[float, float, float]:
-    """Mean and its 95 % interval by the normal approximation."""
-    n = len(values)
-    mean = sum(values) / n
-    spread = math.sqrt(sum((v - mean) ** 2 for v in values) / max(n - 1, 1) / n)
-    return mean, mean - 1.96 * spread, mean + 1.96 * spread
+def game_sets(items: Seq[Any]) -> dict[str, list[TaskRange]]:
+    """What to evaluate, one line of a table each: label -> tasks.
+
+    An item is a game's name (all its configurations), ``name#config``, a task id, ``first-last`` of task ids, or a
+    range of them as in a curriculum.
+
+    Raises:
+        ValueError: an item that is none of these, or does not exist.
+    """
+    found: dict[str, list[TaskRange]] = {}
+    for item in items:
+        for parts in pool([_game_set(item)]).values():
+            found[_range_label(*parts[0])] = parts
+    return found
+
+
+def _game_set(item: Any) -> Any:
+    from games import CONFIGS_PER_GAME, NAMES
+
+    if not isinstance(item, str):
+        return tuple(item)
+    if (match := re.fullmatch(r"(\w+)#(\d+)", item)) and match[1] in NAMES and int(match[2]) < CONFIGS_PER_GAME:
+        task_id = NAMES.index(match[1]) * CONFIGS_PER_GAME + int(match[2])
+        return task_id, task_id
+    if item not in NAMES and (match := re.fullmatch(r"(\d+)(?:-(\d+))?", item)):
+        return int(match[1]), int(match[2] or match[1])
+    return item
+
+
+def _range_label(first: int, last: int) -> str:
+    """A game's name and its configurations; the name alone where only the first one is meant, or there is but one."""
+    from games import CONFIGS_PER_GAME, decode_task_id
+
+    if first == last:
+        return label(first)
+    game, _ = decode_task_id(first)
+    low, high = first % CONFIGS_PER_GAME, last % CONFIGS_PER_GAME
+    if all(game.params(c) == game.params(low) for c in range(low, min(high, low + DISTINCT) + 1)):
+        return game.name
+    return game.name + ("#*" if high - low == CONFIGS_PER_GAME - 1 else f"#{low}-{high}")
+
+
+def paired_tasks(game_sets: Seq[Seq[TaskRange]], games: int, seed: int, opponent: str) -> list[list[Task]]:
+    """``games`` tasks (an even number) for each set: pairs of one task id, one game in each seat, on reserved seeds.
+
+    Every player that is given the same arguments gets the same deals. The tasks' indices are negative: random
+    streams that training never uses.
+    """
+    number = count(1)
+    drawn = [eval_tasks(game_set, games // 2, seed, opponent) for game_set in game_sets]
+    return [[replace(task, index=-next(number)) for task in tasks] for tasks in drawn]
 
 
 def exact_table(player: Any, env_config: EnvConfig, task_id: int) -> dict | None:
@@ -85,22 +134,25 @@ def exact_table(player: Any, env_config: EnvConfig, task_id: int) -> dict | None
     return exact.tabulate(shared.spiel, probs)
 
 
-def exact_values(player: Any, env_config: EnvConfig, task_id: int) -> tuple[float, float, float] | None:
-    """Exact value of the player, of random play and of the best response, against uniform random, seats averaged."""
+def table_values(table: dict, task_id: int) -> tuple[float, float, float]:
+    """Exact value of a tabular policy, of random play and of the best response, against uniform random, both seats."""
     from envs import exact
     from envs.openspiel import load_game
 
-    policy_table = exact_table(player, env_config, task_id)
-    if policy_table is None:
-        return None
     game = load_game(task_id)
     scale = 2 * game.max_utility()
     own, random, best = (
-        sum(exact.value_against_random(game, policy_table)) / scale,
+        sum(exact.value_against_random(game, table)) / scale,
         sum(exact.random_values(game)) / scale,
         sum(exact.best_response_values(game)) / scale,
     )
     return own, random, best
+
+
+def exact_values(player: Any, env_config: EnvConfig, task_id: int) -> tuple[float, float, float] | None:
+    """``table_values`` of a player; None where the game is too large."""
+    table = exact_table(player, env_config, task_id)
+    return None if table is None else table_values(table, task_id)
 
 
 def evaluate(
@@ -117,13 +169,11 @@ def evaluate(
     Raises:
         RuntimeError: every episode of a game failed.
     """
-    drawn = [task for t in task_ids for task in eval_tasks([(t, t)], games // 2, seed, opponent)]
-    tasks = [replace(task, index=-1 - i) for i, task in enumerate(drawn)]  # streams that training never uses
-    episodes = play(env_config, player, tasks)
-    games = len(tasks) // len(task_ids)
+    drawn = paired_tasks([[(t, t)] for t in task_ids], games, seed, opponent)
+    episodes = iter(play(env_config, player, [task for tasks in drawn for task in tasks]))
     results = []
-    for k, task_id in enumerate(task_ids):
-        mine = episodes[k * games : (k + 1) * games]
+    for task_id, tasks in zip(task_ids, drawn, strict=True):
+        mine = [next(episodes) for _ in tasks]
         exact = exact_values(player, env_config, task_id) if with_exact and hasattr(player, "action_probs") else None
         results.append(_result(label(task_id), mine, exact))
     return results
@@ -133,11 +183,12 @@ def _result(name: str, episodes: list[Episode], exact: tuple[float, float, float
     valid = [e for e in episodes if e.outcome != "failed"]
     if not valid:
         raise RuntimeError(f"every episode of {name} failed: {episodes[0].info.get('error')}")
-    value, low, high = mean_interval([2 * e.score - 1 for e in valid])
-    count = {o: sum(e.outcome == o for e in episodes) for o in ("truncated", "forfeited", "failed")}
+    units = pair_means([None if e.outcome == "failed" else e.score for e in episodes])
+    value, low, high = (2 * score - 1 for score in mean_interval([units], len(valid)))
+    outcomes = {o: sum(e.outcome == o for e in episodes) for o in ("truncated", "forfeited", "failed")}
     own, random, ceiling = exact or (None, None, None)
     success = sum(e.score > 0.5 for e in valid) / len(valid)
-    return GameResult(name, len(valid), value, low, high, success, own, random, ceiling, **count)
+    return GameResult(name, len(valid), value, low, high, success, own, random, ceiling, **outcomes)
 
 
 def result_table(before: list[dict[str, Any]], after: list[GameResult]) -> tuple[str, dict[str, Any]]:

@@ -1,0 +1,62 @@
+"""Ratings of players from the games between them, by OpenSpiel's Bradley-Terry fit, with bootstrap intervals."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import pyspiel
+
+# Wins and losses added to each pair of players: the Jeffreys prior of a won-or-lost game. Without it the rating of a
+# player that wins every game is infinite.
+PRIOR = 0.5
+RESAMPLES = 1000
+
+
+class Rating(NamedTuple):
+    """Points of the Elo scale, on which 400 points are odds of 10 to 1, and the ends of their 95 % interval."""
+
+    points: float
+    low: float
+    high: float
+
+
+def rate(
+    matches: Mapping[tuple[int, int], Sequence[np.ndarray]], players: int, anchor: int, seed: int = 0
+) -> list[Rating]:
+    """Return each player's rating relative to player ``anchor``, whose rating is 0.
+
+    The fit is that of Hunter 2004, "MM Algorithms for Generalized Bradley-Terry Models"; a draw is half a win for each.
+    The interval resamples the units of each match, in each game of its own.
+
+    Args:
+        matches: (i, j) -> for each game an array (units, games of a unit) of i's results: 1 won, 0.5 drawn, 0 lost.
+        players: how many there are.
+        anchor: the player whose rating is fixed.
+        seed: of the resampling.
+    """
+    rng = np.random.default_rng(seed)
+    fitted = _fit(matches, players, anchor)
+    samples = []
+    for _ in range(RESAMPLES):
+        drawn = {pair: [r[rng.integers(len(r), size=len(r))] for r in games] for pair, games in matches.items()}
+        samples.append(_fit(drawn, players, anchor))
+    lows, highs = np.quantile(samples, (0.025, 0.975), axis=0)
+    return [Rating(float(p), float(low), float(high)) for p, low, high in zip(fitted, lows, highs, strict=True)]
+
+
+def _fit(matches: Mapping[tuple[int, int], Sequence[np.ndarray]], players: int, anchor: int) -> np.ndarray:
+    wins, draws = np.zeros((players, players), dtype=int), np.zeros((players, players), dtype=int)
+    for (i, j), games in matches.items():
+        for results in games:
+            wins[i, j] += np.count_nonzero(results == 1)
+            wins[j, i] += np.count_nonzero(results == 0)
+            draws[i, j] += np.count_nonzero(results == 0.5)
+            draws[j, i] = draws[i, j]
+    options = pyspiel.elo.default_elo_options()
+    options.smoothing_factor = PRIOR
+    points = pyspiel.elo.compute_ratings_from_matrices(
+        win_matrix=wins.tolist(), draw_matrix=draws.tolist(), options=options
+    )
+    return np.array(points) - points[anchor]
