@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import difflib
 import os
 from collections import deque
 from collections.abc import Sequence as Seq
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+import settings
 from envs.parser import parse_action as parse_action
 
 RUNNING = "running"
@@ -40,25 +40,31 @@ class EnvConfig:
     history_turns: int | str = "auto"  # past turns kept in the conversation; "all"; "auto": the game's default
     protocol: str = "native"  # affinetes: forced moves are asked too, as the public environment does
     max_attempts: int = 3  # answers per decision before the episode is forfeited
+    games_at_once: int = 0  # games open together: the policy keeps what it has read of each; 0: all of a call
     search_threads: int = 0  # threads of the searching opponents, or of the calls to a server; 0: one per core
     env_url: str = ""  # url: the server, for example http://127.0.0.1:8765
     env_timeout: float = 600.0  # url, docker: seconds a call may take, repetitions included
     env_image: str = ""  # docker: the image of the server
     env_host: str = ""  # docker: a remote machine with Docker, ssh://user@host; empty: this machine
+    trace: dict[str, Any] = field(default_factory=dict, hash=False)  # of env_type trace: envs.trace.TraceConfig
 
     def __post_init__(self) -> None:
         for name, allowed in ALLOWED.items():
             if getattr(self, name) not in allowed:
                 raise ValueError(f"{name} {getattr(self, name)!r} is not allowed: choose {' or '.join(allowed)}")
-        for name, least in (("max_attempts", 1), ("search_threads", 0)):
+        for name, least in (("max_attempts", 1), ("search_threads", 0), ("games_at_once", 0)):
             if not _is_count(getattr(self, name), least):
                 raise ValueError(f"{name} {getattr(self, name)!r} is not allowed: an integer >= {least}")
         if self.history_turns not in ("auto", "all") and not _is_count(self.history_turns, 0):
             raise ValueError(f'history_turns {self.history_turns!r} is not allowed: "auto", "all" or an integer >= 0')
-        if self.env_mode != "local":
-            from envs.affinetes import check_config
+        if self.env_mode != "local" or os.environ.get("OPENSPIEL_AGENTS_PATH"):
+            from envs.contract import check_config
 
             check_config(self)
+        if self.env_type == "trace":
+            from envs.trace import TraceConfig
+
+            settings.make(TraceConfig, self.trace, "trace")
 
 
 @dataclass(frozen=True)
@@ -170,7 +176,8 @@ class Episode:
     """A played task. ``sequences[seat]`` are the sequences of each seat the current policy controlled.
 
     ``info``: seat (the task's), returns and scores of all seats (None unless the game ended), history, length,
-    n_decisions ({seat: decisions asked}), forced and retries (counts); of a failed episode only error.
+    n_decisions ({seat: decisions asked}), forced and retries (counts); of trace match, exact and share too; of a
+    failed episode only error.
     """
 
     task: Task
@@ -189,14 +196,7 @@ class Player(Protocol):
 
 
 def _checked(env_config: EnvConfig | dict[str, Any]) -> EnvConfig:
-    if isinstance(env_config, EnvConfig):
-        return env_config
-    known = [knob.name for knob in fields(EnvConfig)]
-    for key in env_config:
-        if key not in known:
-            nearest = difflib.get_close_matches(key, known, n=1, cutoff=0)[0]
-            raise ValueError(f"env config has no key {key!r}: did you mean {nearest!r}?")
-    return EnvConfig(**env_config)
+    return env_config if isinstance(env_config, EnvConfig) else settings.make(EnvConfig, env_config, "env")
 
 
 def make_env(env_config: EnvConfig | dict[str, Any]) -> Env:
@@ -213,7 +213,7 @@ def make_env(env_config: EnvConfig | dict[str, Any]) -> Env:
     if config.env_type == "trace":
         from envs.trace import TraceEnv
 
-        return TraceEnv(config)
+        return TraceEnv(config, config.trace)
     from envs.openspiel import OpenSpielEnv
 
     return OpenSpielEnv(config)
@@ -336,6 +336,7 @@ class _Run:
         self.env.close()
         info = self.step.info
         kept = {key: info.get(key) for key in ("seat", "returns", "scores", "history")}
+        kept |= {key: info[key] for key in ("match", "exact", "share") if key in info}  # of trace
         counted = {"n_decisions": self.n_decisions, "forced": self.forced, "retries": self.retries}
         self.episode.outcome, self.episode.score = outcome, score
         self.episode.info = kept | counted | {"length": len(info["history"])}
@@ -364,6 +365,9 @@ def play(env_config: EnvConfig | dict[str, Any], player: Player, tasks: Seq[Task
         ValueError: bad configuration or opponent, or a player that does not answer every query once.
     """
     config = _checked(env_config)
+    size = config.games_at_once or len(tasks)
+    if size < len(tasks):
+        return [e for i in range(0, len(tasks), size) for e in play(config, player, tasks[i : i + size])]
     slow = _is_slow(config, tasks)
     runs = [_Run(number, task, config) for number, task in enumerate(tasks)]
     halves = [runs[0::2], runs[1::2]] if slow else [runs]

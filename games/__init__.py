@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import os
 from importlib import import_module
 from typing import Any
 
 from games.base import Game
+from games.custom import extend
 
 CONFIGS_PER_GAME = 100_000_000
 
-NAMES = (
+NAMES: tuple[str, ...] = (
     "goofspiel", "liars_dice", "leduc_poker", "gin_rummy", "othello", "backgammon", "hex", "clobber",
     "hearts", "euchre", "dots_and_boxes", "go", "chess", "checkers", "quoridor", "blackjack",
     "phantom_ttt", "2048", "solitaire", "bridge", "amazons", "oware",
@@ -24,6 +26,10 @@ def _load(name: str) -> Game:
 
 
 GAMES: list[Game] = [_load(name) for name in NAMES]
+UNCHECKED: dict[str, str] = {}  # game -> the user's file that defines it, until envs.contract has checked it
+if os.environ.get("OPENSPIEL_AGENTS_PATH"):
+    GAMES, UNCHECKED = extend(GAMES, os.environ["OPENSPIEL_AGENTS_PATH"])
+    NAMES = tuple(game.name for game in GAMES)
 
 
 def decode_task_id(task_id: int) -> tuple[Game, dict[str, Any]]:

@@ -47,8 +47,7 @@ from envs.opponents import parse_opponent
 ILLEGAL_REWARD = -0.01
 MAX_BODY_BYTES = 2**20
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
-# The public reset/step path never forfeits: an illegal answer may be repeated without end.
-SERVED = EnvConfig(max_attempts=10**9)
+ATTEMPTS = 10**9  # the public reset/step path never forfeits: an illegal answer may be repeated without end
 
 
 class RequestError(ValueError):
@@ -70,7 +69,7 @@ class Episode:
     id: str
     task: Task
     pool: ThreadPoolExecutor
-    env: OpenSpielEnv = field(default_factory=lambda: OpenSpielEnv(SERVED))
+    env: OpenSpielEnv = field(default_factory=lambda: OpenSpielEnv(EnvConfig(max_attempts=ATTEMPTS)))
     step: Step | None = None  # the position to answer, or the end; None until the reset is through
     used: float = field(default_factory=time.monotonic)
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -352,9 +351,12 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         if not sound:
             parser.error(f"{name} {value} is not allowed: {allowed}")
     try:
+        EnvConfig()  # checks the user's own games
         _task(0, 0, args.opponent)
     except RequestError as error:
         parser.error(f"--opponent: {error}")
+    except ValueError as error:
+        parser.error(str(error))
     return args
 
 

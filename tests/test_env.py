@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 import pyspiel
 import pytest
-from contract import check_contract, random_legal, transcript
 from players import random_player
 
 import games
 from env_wrapper import EnvConfig, Task, make_env, parse_action, play
 from envs import openspiel, opponents
+from envs.contract import check_contract, random_legal, transcript
 from envs.openspiel import OpenSpielEnv, derive_seed
 from envs.opponents import OpponentSpec, Stream, make_bot, parse_opponent
 

@@ -1,6 +1,7 @@
 """The trace environment: golden rows, safe injection, scores, programs of every level, sources, contract."""
 
 import ast
+import dataclasses
 import json
 import random
 import re
@@ -8,11 +9,11 @@ import sys
 from pathlib import Path
 
 import pytest
-from contract import check_contract
 from players import FunctionPlayer
 
 from env_wrapper import EnvConfig, Task
 from envs import programs, trace
+from envs.contract import check_contract
 from envs.inject import clean, leading_share
 from envs.programs import CONSTRUCTS, LEVELS, generate
 from envs.sandbox import Run, Sandbox, SandboxError
@@ -437,8 +438,8 @@ def test_tasks_are_not_run_twice(box, monkeypatch):
 
 def test_configuration_file():
     file = Path(__file__).parents[1] / "config" / "trace_config.json"
-    configs = load_config({"env": EnvConfig, "trace": TraceConfig}, [file], skip_unknown_sections=True)
-    assert configs["trace"] == TraceConfig()
+    configs = load_config({"env": EnvConfig}, [file], skip_unknown_sections=True)
+    assert configs["env"].trace == dataclasses.asdict(TraceConfig())
     assert (configs["env"].env_type, configs["env"].answer_mode, configs["env"].protocol) == (
         "trace",
         "free",

@@ -1,0 +1,225 @@
+"""What every environment promises, checked by playing: repeatable, strict about answers, scores in [0, 1].
+
+``check_contract`` takes one task; ``check_game`` takes a game, as ``games.custom`` brings them in.
+"""
+
+from __future__ import annotations
+
+import functools
+import random
+from collections.abc import Callable
+from typing import Any
+
+from env_wrapper import Env, EnvConfig, Step, Task
+
+MANY_LEGAL = 30  # of more legal actions a sample is tried
+LONGEST = 5000  # decisions of an episode of random play
+PLAYOUTS = 30  # that look for positions a seat cannot tell apart
+VARIANTS = 100  # config ids that are looked at for different parameters
+CHECKED_VARIANTS = 5
+
+Answer = Callable[[Step, random.Random], str]
+
+
+class ContractError(ValueError):
+    """A promise that is not kept, in one line."""
+
+
+def _promise(kept: bool, broken: str) -> None:
+    if not kept:
+        raise ContractError(broken)
+
+
+def random_legal(step: Step, rng: random.Random) -> str:
+    """Answer with a legal action, drawn uniformly."""
+    return str(rng.choice(list(step.legal)))
+
+
+def _pollute(noise: int) -> None:
+    import numpy as np
+
+    random.seed(noise)
+    np.random.seed(noise)
+
+
+def transcript(env: Env, task: Task, answer: Answer, noise: int | None = None) -> list[Step]:
+    """Return all steps of an episode; ``noise`` reseeds the global generators before each.
+
+    Raises:
+        ContractError: the episode does not end.
+    """
+    steps: list[Step] = []
+    rng = random.Random(0)
+    while not steps or not steps[-1].done:
+        _promise(len(steps) <= LONGEST, f"an episode does not end within {LONGEST} decisions")
+        if noise is not None:
+            _pollute(noise + len(steps))
+        steps.append(env.step(answer(steps[-1], rng)) if steps else env.reset(task))
+        rng.random()
+    return steps
+
+
+def check_contract(new_env: Callable[[], Env], task: Task, answer: Answer = random_legal) -> list[Step]:
+    """Check an environment on one task and return the steps of an episode.
+
+    Args:
+        new_env: makes an environment.
+        task: what to play.
+        answer: gives a raw text for a decision; it may draw from the generator it is given.
+
+    Raises:
+        ContractError: a promise is not kept; what the environment raises itself passes through.
+    """
+    steps = transcript(new_env(), task, answer)
+    env = new_env()
+    _promise(transcript(env, task, answer, noise=1) == steps, "another environment plays another game")
+    _promise(transcript(env, task, answer, noise=2) == steps, "a second reset plays another game")
+    _check_end(env, new_env(), task, steps[-1])
+    for position in {0, len(steps) // 2} if len(steps) > 1 else ():
+        _check_answers(new_env, task, steps, position, answer)
+    return steps
+
+
+def _refuses(env: Env) -> bool:
+    try:
+        env.step("0")
+    except RuntimeError:
+        return True
+    return False
+
+
+def _check_end(finished: Env, fresh: Env, task: Task, last: Step) -> None:
+    _promise(last.legal == {} and last.info["outcome"] == "finished", "an episode of legal play is not finished")
+    for value in (last.score, *last.info["scores"].values()):
+        _promise(0 <= value <= 1, f"the score {value} is not in [0, 1]")
+    _promise(_refuses(finished), "a finished episode accepts a step")
+    _promise(_refuses(fresh), "an environment without an episode accepts a step")
+    fresh.reset(task)
+    fresh.close()
+    fresh.close()
+    _promise(_refuses(fresh), "a closed episode accepts a step")
+
+
+def _check_answers(new_env: Callable[[], Env], task: Task, steps: list[Step], position: int, answer: Answer) -> None:
+    """At one decision, every legal id moves on and an illegal one leaves the position as it was."""
+    asked = steps[position]
+    for action in random.Random(1).sample(list(asked.legal), min(len(asked.legal), MANY_LEGAL)):
+        after = _answered(new_env(), task, answer, position, str(action))
+        _promise(after.done or after.info["attempt"] == 1, f"the legal action {action} is refused")
+    if asked.legal:
+        illegal = max(asked.legal) + 1
+        after = _answered(new_env(), task, answer, position, str(illegal))
+        _promise(not after.done and after.info["attempt"] == 2, f"the illegal action {illegal} is accepted")
+        same = (after.legal, after.info["seat"], after.info["history"])
+        _promise(same == (asked.legal, asked.info["seat"], asked.info["history"]), "an illegal action changes the game")
+
+
+def _answered(env: Env, task: Task, answer: Answer, position: int, text: str) -> Step:
+    rng = random.Random(0)
+    step = env.reset(task)
+    rng.random()
+    for _ in range(position):
+        step = env.step(answer(step, rng))
+        rng.random()
+    return env.step(text)
+
+
+def check_config(config: EnvConfig) -> None:
+    """Check what a configuration needs beyond its own values: a server, or sound games of the user's own.
+
+    Raises:
+        ValueError: in one line.
+    """
+    if config.env_mode != "local":
+        from envs import affinetes
+
+        affinetes.check_config(config)
+    if config.env_type == "openspiel":
+        check_custom_games()
+
+
+def check_custom_games() -> None:
+    """Check the games of OPENSPIEL_AGENTS_PATH, once in a process.
+
+    Raises:
+        ContractError: names the file and what is wrong.
+    """
+    import games
+
+    unchecked, games.UNCHECKED = games.UNCHECKED, {}
+    try:
+        for name, file in unchecked.items():
+            try:
+                check_game(name)
+            except ContractError as error:
+                raise ContractError(f"{file}: {error}") from error
+    except ContractError:
+        games.UNCHECKED = unchecked
+        raise
+
+
+def check_game(name: str) -> None:
+    """Check a game of ``games.GAMES``: it loads, both prompts show it, its episodes keep the contract.
+
+    Up to 5 different sets of parameters are played, from both first seats.
+
+    Raises:
+        ContractError: names the task and what is wrong.
+    """
+    import games
+    from envs.openspiel import OpenSpielEnv
+
+    index = games.NAMES.index(name)
+    for config_id in _variants(games.GAMES[index].params):
+        task_id = index * games.CONFIGS_PER_GAME + config_id
+        try:
+            for prompt, seed in (("full", 0), ("compact", 1)):
+                new_env = functools.partial(OpenSpielEnv, EnvConfig(prompt=prompt))
+                _check_texts(check_contract(new_env, Task(task_id, seed)), prompt)
+            _check_hidden(task_id)
+        except ContractError as error:
+            raise ContractError(f"task {task_id}: {error}") from error
+        except Exception as error:
+            raise ContractError(f"task {task_id}: {type(error).__name__}: {' '.join(str(error).split())}") from error
+
+
+def _variants(params: Callable[[int], dict[str, Any]]) -> list[int]:
+    found: dict[str, int] = {}
+    for config_id in range(VARIANTS):
+        found.setdefault(str(params(config_id)), config_id)
+    return list(found.values())[:CHECKED_VARIANTS]
+
+
+def _check_texts(steps: list[Step], prompt: str) -> None:
+    _promise(len(steps) > 1, "the game ends before the first decision")
+    for step in steps[:-1]:
+        shown = step.text.partition("\n\nYou are Player ")[0].removeprefix("Current State:\n")
+        _promise(bool(shown.strip()), f"a position has an empty description ({prompt} prompt)")
+
+
+def _check_hidden(task_id: int) -> None:
+    """Positions that the engine says a seat cannot tell apart must be described to it alike."""
+    import pyspiel
+
+    from envs.openspiel import table
+
+    game, spiel = table(task_id).game, table(task_id).spiel
+    kind = spiel.get_type()
+    hides = kind.information == pyspiel.GameType.Information.IMPERFECT_INFORMATION
+    if not hides or not kind.provides_information_state_string:
+        return
+    seen: dict[tuple[int, str], tuple[str, str]] = {}
+    rng = random.Random(0)
+    for _ in range(PLAYOUTS):
+        state = spiel.new_initial_state()
+        while not state.is_terminal():
+            player = state.current_player()
+            if player >= 0:
+                texts = game.describe(state, player), game.compact(state, player)
+                known = seen.setdefault((player, state.information_state_string(player)), texts)
+                _promise(known == texts, f"the description shows seat {player} what the game hides from it")
+            if state.is_simultaneous_node():
+                legal = [state.legal_actions(p) for p in range(spiel.num_players())]
+                state.apply_actions([rng.choice(actions or [pyspiel.INVALID_ACTION]) for actions in legal])
+            else:
+                state.apply_action(rng.choice(state.legal_actions()))

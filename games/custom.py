@@ -1,0 +1,62 @@
+"""Games of users' own: the files of a folder that add games or replace built-in ones. See docs/adding_a_game.md."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import sys
+from pathlib import Path
+
+from games.base import Game
+
+
+def extend(games: list[Game], folder: str) -> tuple[list[Game], dict[str, str]]:
+    """Return the games with those of a folder, and the file of each of the folder's.
+
+    A game with a new name comes after the others, in the order of the file names; one with the name of a built-in
+    game takes its place. A file that is no game ends the program with one line and exit code 2.
+    """
+    files: dict[str, str] = {}
+    try:
+        for path in _files(folder):
+            game = _load(path)
+            if game.name in files:
+                raise ValueError(f"{path}: the game {game.name!r} is also in {files[game.name]}")
+            files[game.name] = str(path)
+            games = _with(games, game)
+    except ValueError as error:
+        print(f"OPENSPIEL_AGENTS_PATH: {error}", file=sys.stderr)
+        raise SystemExit(2) from error
+    return games, files
+
+
+def _with(games: list[Game], game: Game) -> list[Game]:
+    if any(known.name == game.name for known in games):
+        return [game if known.name == game.name else known for known in games]
+    return [*games, game]
+
+
+def _files(folder: str) -> list[Path]:
+    if not Path(folder).is_dir():
+        raise ValueError(f"{folder} is not a folder")
+    return sorted(path for path in Path(folder).glob("*.py") if not path.name.startswith("_"))
+
+
+def _load(path: Path) -> Game:
+    spec = importlib.util.spec_from_file_location(f"custom_game_{path.stem}", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        raise ValueError(f"{path}: {type(error).__name__}: {' '.join(str(error).split())}") from error
+    game = getattr(module, "GAME", None)
+    if not isinstance(game, Game):
+        raise ValueError(f"{path}: it must define GAME, a games.base.Game")
+    if not re.fullmatch("[a-z0-9_]+", str(game.name)):
+        raise ValueError(f"{path}: the name {game.name!r} may have lower-case letters, digits and _ only")
+    for field in ("params", "rules", "describe", "compact"):
+        if not callable(getattr(game, field)):
+            raise ValueError(f"{path}: {field} {getattr(game, field)!r} is not a function")
+    return game
