@@ -192,7 +192,7 @@ def collate(
     kl_M = torch.zeros_like(old_M)
     if kl_coef:
         kl_M = old_M - policy.evaluate_decisions(sequences, adapter=policy.reference or "base").logprobs.cpu()
-    rewards_S = torch.tensor([2 * e.info.get("scores", {}).get(seat, e.score) - 1 for _, e, seat in seats])
+    rewards_S = torch.tensor([2 * (e.info["scores"] or {}).get(seat, e.score) - 1 for _, e, seat in seats])
     cut_S = torch.tensor([e.outcome == "truncated" for _, e, _ in seats])
     rewards_S = rewards_S[~cut_S]  # of games that have one
     reward_mean = float(rewards_S.mean()) if len(rewards_S) else 0.0
