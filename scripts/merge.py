@@ -1,0 +1,300 @@
+"""Merge an adapter into the base it was trained on, prove that nothing was lost, and publish the result.
+
+    python scripts/merge.py --adapters runs/tiny-seed0 --output models/player
+    python scripts/merge.py --adapters runs/default/checkpoint-000500 --output models/player --base-weights original
+    python scripts/merge.py --adapters runs/default --output models/player --push me/player --dry-run
+
+The base is dequantised first: added to 4-bit weights, which are then rounded to 4 bits again, about half of an adapter
+is lost. The merged folder is then read from disk and compared with base and adapter apart: log-probabilities of the
+same decisions, and the same deals played greedily. Exit code 1 where the mean difference is not allowed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import hashlib
+import json
+import shutil
+import sys
+import warnings
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+import torch
+
+from model import LoraConfig
+from options import SECTIONS
+from runlog import setup_logging
+from scripts import publish
+from scripts.proof import ProofError, compare, observe, record_decisions, say
+from utils import ConfigError, latest_checkpoint, load_config, read_json, redact, verify_checkpoint
+
+REPORT = "merge_report.json"
+WEIGHTS = "adapter_model.safetensors"
+ROUNDING = {"float32": 1e-4, "float16": 0.01, "bfloat16": 0.02}  # nats a decision that arithmetic alone may cost
+LOSS = 0.02  # share of the adapter's own effect that may be lost where that is more
+STATE = ("optimizer.safetensors", "trainer_state.json", "curriculum.json", "run_config.json", "manifest.json")
+
+
+# --------------------------------------------------------------------------------------------------------- the merge
+
+
+def load(config: SimpleNamespace, **model: Any) -> Any:
+    """The policy of a run with differences in its model section."""
+    from policy import load_policy
+
+    lora = LoraConfig(r=1) if model.get("adapter", config.model.adapter) is None else config.lora
+    return load_policy(SimpleNamespace(**vars(config) | {"model": replace(config.model, **model), "lora": lora}))
+
+
+def write_merged(policy: Any, adapter: Path, output: Path, dtype: str) -> None:
+    """Turn the policy's base into plain weights, add the adapter, save. The policy is used up."""
+    from peft import PeftModel
+
+    base = policy.peft_model.unload()
+    if policy.config.use_4bit:
+        base = base.dequantize(dtype=getattr(torch, dtype))
+    merged = PeftModel.from_pretrained(base.to(getattr(torch, dtype)), adapter).merge_and_unload()
+    merged.save_pretrained(output)
+    policy.tokenizer.save_pretrained(output)
+
+
+def merge(
+    config: SimpleNamespace, adapter: Path, output: Path, base_weights: str, dtype: str, count: int
+) -> dict[str, Any]:
+    """Merge, read the result from disk, compare; return the report but for what it is made of."""
+    quantised = config.model.use_4bit
+    policy = load(config, adapter=str(adapter))
+    sequences = record_decisions(policy, config)
+    before = trained = observe(policy, config, sequences, count)
+    base_M = policy.evaluate_decisions(sequences, adapter="base").logprobs.float().cpu()
+    effect = float((before.logprobs_M - base_M).abs().mean())
+    if quantised and base_weights == "original":
+        del policy
+        _free()
+        policy = load(config, adapter=str(adapter), use_4bit=False)
+        before = observe(policy, config, sequences, count)
+    write_merged(policy, adapter, output, dtype)
+    del policy
+    _free()
+    merged = load(config, model_name=str(output), revision=None, adapter=None, use_4bit=False, dtype=dtype)
+    after = observe(merged, config, sequences, count)
+    proof = compare(before, after, effect)
+    moved = compare(trained, after, effect) if before is not trained else None
+    kinds = {dtype, config.model.dtype, *([config.model.bnb_4bit_compute_dtype] if quantised else [])}
+    return {"proof": proof, "moved": moved, "rounding": max(ROUNDING[kind] for kind in kinds)}
+
+
+def _free() -> None:
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+
+
+# ----------------------------------------------------------------------------------------------------------- folders
+
+
+def find_adapter(name: str) -> Path:
+    """The folder of an adapter: the one named, or the latest checkpoint of the run named.
+
+    Raises:
+        ConfigError: there is none, or it is damaged.
+    """
+    folder = Path(name)
+    if not folder.is_dir():
+        raise ConfigError(f"--adapters {name}: no such directory; expected a checkpoint's, or a run's")
+    if any(folder.glob("checkpoint-*")):
+        latest = latest_checkpoint(folder)
+        if latest is None:
+            raise ConfigError(f"--adapters {name}: no checkpoint in it verifies")
+        folder = latest
+    if not (folder / WEIGHTS).is_file():
+        raise ConfigError(f"--adapters {name}: there is no {WEIGHTS} in {folder}")
+    if (folder / "manifest.json").exists() and (problems := verify_checkpoint(folder)):
+        raise ConfigError(f"--adapters {name}: {'; '.join(problems)}")
+    return folder
+
+
+def run_config(adapter: Path, base: str | None) -> SimpleNamespace:
+    """The configuration the adapter was trained with, on this machine's device and with ``base`` for its base.
+
+    Raises:
+        ConfigError: it is not there or not readable.
+    """
+    found = [path for path in (adapter / "run_config.json", adapter.parent / "run_config.json") if path.is_file()]
+    if not found:
+        raise ConfigError(f"--adapters {adapter}: there is no run_config.json in it or above it, which says on what "
+                          "base it was trained")  # fmt: skip
+    config = SimpleNamespace(**load_config(SECTIONS, found[:1], skip_unknown_sections=True))
+    device = "cuda" if torch.cuda.is_available() and config.model.device != "cpu" else "cpu"
+    config.model, config.env = replace(config.model, device=device), replace(config.env, env_mode="local")
+    if base and base != config.model.model_name:
+        print(f"note: trained on {config.model.model_name}, and --base says {base}: they must be the same weights")
+        config.model = replace(config.model, model_name=base, revision=None)
+    return config
+
+
+def finished(output: Path, made_of: dict[str, Any]) -> dict[str, Any] | None:
+    """The report of the same merge where it is in ``output`` already; None: the folder is new or empty.
+
+    Raises:
+        ConfigError: it holds something else.
+    """
+    if (output / REPORT).is_file():
+        report = read_json(output / REPORT)
+        if report.get("made_of") == made_of:
+            return report
+        raise ConfigError(f"--output {output}: holds another merge; choose another directory or delete this one")
+    _must_be_empty(output)
+    return None
+
+
+def _must_be_empty(output: Path) -> None:
+    if output.exists() and (not output.is_dir() or any(output.iterdir())):
+        raise ConfigError(f"--output {output}: is not empty; expected a directory that is new or empty")
+
+
+def copy_adapter(adapter: Path, base: str, output: Path) -> None:
+    """Copy what others can use of a checkpoint: adapter, tokenizer, chat template, value head.
+
+    Raises:
+        ConfigError: ``output`` holds something else than this adapter.
+    """
+    there = output / WEIGHTS
+    if not (there.is_file() and there.read_bytes() == (adapter / WEIGHTS).read_bytes()):
+        _must_be_empty(output)
+    output.mkdir(parents=True, exist_ok=True)
+    for path in adapter.iterdir():
+        if path.is_file() and path.name not in STATE:
+            shutil.copy2(path, output)
+    file = output / "adapter_config.json"
+    settings = json.loads(file.read_text()) | {"base_model_name_or_path": publish.public_name(base)}
+    file.write_text(json.dumps(settings, indent=2, sort_keys=True))
+
+
+# ----------------------------------------------------------------------------------------------------------- program
+
+
+def parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
+    """Read the command line."""
+    rounding = ", ".join(f"{limit:g} in {dtype}" for dtype, limit in ROUNDING.items())
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--adapters", required=True, metavar="DIR", help="a checkpoint, or a run: its latest one")
+    parser.add_argument("--output", required=True, metavar="DIR", type=Path, help="a new folder")
+    parser.add_argument("--base", metavar="B", help="another copy of the base (default: as in the run)")
+    parser.add_argument("--base-weights", choices=("dequantised", "original"), default="dequantised")
+    parser.add_argument("--dtype", choices=tuple(ROUNDING), help="of the merged weights (default: the run's)")
+    parser.add_argument("--deals", type=int, default=200, metavar="N", help="played before and after (200)")
+    parser.add_argument("--tolerance", type=float, metavar="NATS", help="mean difference of log-probabilities "
+                        f"to allow (default: {rounding}; 2 %% of the adapter's effect if more)")  # fmt: skip
+    parser.add_argument("--adapter-only", action="store_true", help="do not merge: a folder with the adapter alone")
+    parser.add_argument("--push", metavar="OWNER/NAME", help="upload the folder to the Hub")
+    parser.add_argument("--private", action="store_true", help="make the repository a private one")
+    parser.add_argument("--dry-run", action="store_true", help="everything but the upload; list files, print the card")
+    args = parser.parse_args(argv)
+    if args.deals < 1:
+        parser.error(f"--deals {args.deals}: expected at least 1")
+    if args.tolerance is not None and not args.tolerance >= 0:
+        parser.error(f"--tolerance {args.tolerance}: expected at least 0")
+    return args
+
+
+def make_merge(adapter: Path, config: SimpleNamespace, args: argparse.Namespace) -> dict[str, Any]:
+    """Merge into the output folder, unless that was done before; return the report."""
+    model, dtype = config.model, args.dtype or config.model.dtype
+    made_of = {"base": publish.public_name(model.model_name), "revision": model.revision, "dtype": dtype,
+               "base_weights": args.base_weights if model.use_4bit else "original", "deals": args.deals,
+               "adapter_sha256": hashlib.sha256((adapter / WEIGHTS).read_bytes()).hexdigest()}  # fmt: skip
+    report = finished(args.output, made_of)
+    if report is not None:
+        print(f"{args.output} holds this merge already")
+    else:
+        args.output.mkdir(parents=True, exist_ok=True)
+        report = {"made_of": made_of} | merge(config, adapter, args.output, args.base_weights, dtype, args.deals)
+        (args.output / REPORT).write_text(json.dumps(report, indent=1))  # last: it says that all is there
+    return report
+
+
+def judge(report: dict[str, Any], args: argparse.Namespace) -> None:
+    """Say what the merge did to the model; ProofError where it lost too much."""
+    proof, moved = report["proof"], report["moved"]
+    print(f"{args.output}: merged model against base and adapter apart: {say(proof)}")
+    if moved:
+        print(f"against the model that was trained, on the quantised base: {say(moved)}")
+    mean, effect, rounding = proof["mean_difference"], proof["effect"], report["rounding"]
+    limit = max(rounding, LOSS * effect) if args.tolerance is None else args.tolerance
+    if not mean <= limit:
+        raise ProofError(f"{args.output}: the merged model is not the one that was trained: log-probabilities differ "
+                         f"by {mean:.2g} nats on average, allowed are {limit:.2g}")  # fmt: skip
+    print(f"passed: {mean:.2g} nats on average, allowed are {limit:.2g}")
+    if effect <= rounding:
+        print(f"note: the adapter itself moves log-probabilities by {effect:.2g} nats only, no more than rounding may")
+
+
+def finish(about: publish.Published, args: argparse.Namespace) -> None:
+    """Write the card, check the folder, and upload or show it."""
+    text = publish.card(about)
+    (args.output / "README.md").write_text(text, encoding="utf-8")
+    publish.check_public(args.output)
+    if args.dry_run:
+        print(f"\n{about.repo} would hold" if args.push else f"\n{args.output} holds")
+        for path in publish.published_files(args.output):
+            print(f"{path.stat().st_size:>15,}  {path.relative_to(args.output)}")
+        print(f"\nREADME.md:\n\n{text}")
+    if args.push and (warning := publish.licence_warning(about.base, about.licence)):
+        print(f"WARNING: {warning}", file=sys.stderr)
+    if args.push and not args.dry_run:
+        print(publish.upload(args.output, args.push, args.private))
+
+
+def run(args: argparse.Namespace) -> int:
+    """Merge, prove, write the card, upload; return the exit code."""
+    if args.push:
+        publish.check_repo(args.push)
+        if not args.dry_run:
+            print(f"uploading as {publish.who_uploads()}")
+    adapter = find_adapter(args.adapters)
+    config = run_config(adapter, args.base)
+    report = None
+    if args.adapter_only:
+        copy_adapter(adapter, config.model.model_name, args.output)
+    else:
+        report = make_merge(adapter, config, args)
+        judge(report, args)
+    file, base = adapter.parent / "summary.json", config.model.model_name
+    summary = read_json(file) if file.is_file() else None
+    licence = publish.licence_of(base, config.model.revision)
+    name = args.push or args.output.resolve().name
+    finish(publish.Published(name, base, licence, config, adapter.name, summary, report), args)
+    return 0
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the program; exit codes: 0 done, 1 the proof or the upload failed, 2 bad usage or configuration."""
+    from transformers.utils import logging
+
+    setup_logging()
+    warnings.simplefilter("ignore", FutureWarning)  # what the libraries tell each other
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        return run(parse_args(argv))
+    except ConfigError as error:
+        print(f"error: {redact(str(error))}", file=sys.stderr)
+        return 2
+    except (ProofError, publish.PublishError) as error:
+        print(f"failed: {redact(str(error))}", file=sys.stderr)
+        return 1
+    except torch.OutOfMemoryError:
+        print("failed: out of GPU memory; CUDA_VISIBLE_DEVICES= in front of the command uses the CPU", file=sys.stderr)
+        return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
