@@ -133,21 +133,16 @@ def test_a_description_that_shows_hidden_cards_is_refused(tmp_path):
     assert re.search(": the description shows seat [01] what the game hides from it$", result.stderr.strip())
 
 
-def test_training_refuses_a_bad_game_before_anything_else(tmp_path):
-    bad = write(tmp_path, bad=NIM.replace('"pile_sizes"', '"piles"').replace('params["piles"]', '"1"'))
+def test_training_and_serving_refuse_a_bad_game_before_anything_else(tmp_path):
+    bad = write(tmp_path, bad=nim_with('"is_misere"', '"is_misery"'))
     environment = os.environ | {"OPENSPIEL_AGENTS_PATH": str(bad)}
-    command = [
-        sys.executable,
-        "train_ppo.py",
-        "--config",
-        "config/presets/tiny.json",
-        "--output-dir",
-        str(tmp_path / "o"),
-    ]
-    result = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=ROOT)
-    assert result.returncode == 2
-    assert f"{tmp_path}/bad.py" in result.stderr.strip().splitlines()[-1]
-    assert not (tmp_path / "o").exists()
+    train = ["train_ppo.py", "--config", "config/presets/tiny.json", "--output-dir", str(tmp_path / "out")]
+    for program in (train, ["scripts/serve.py", "--port", "0"]):
+        command = [sys.executable, *program]
+        result = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=ROOT, timeout=60)
+        assert result.returncode == 2
+        assert f"{tmp_path}/bad.py: task 2800000000: " in result.stderr.strip().splitlines()[-1]
+    assert not (tmp_path / "out").exists()
 
 
 def test_the_built_in_games_pass_the_check():
