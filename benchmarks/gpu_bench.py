@@ -1,0 +1,257 @@
+"""Memory, speed and correctness of whole PPO steps at the true model shapes; see gpu.sh.
+
+    python benchmarks/gpu_bench.py --out out/gpu [--budget 500] [--cpu-smoke]
+
+Weights are random, prompts are recorded games against random opponents (benchmarks/prompts.json): full prompts,
+constrained answers, 4 epochs, KL to the reference, old log-probabilities recomputed. Every row is written when it is
+measured: ``gpu.json`` and ``gpu.md`` in ``--out`` are complete at any time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+import torch
+
+from benchmarks import gpu_checks
+from benchmarks.common import Clock, Row, machine, table, write
+from benchmarks.gpu_models import SHAPES, TOYS, Shape, forget, make_peft_model, make_policy, settings
+from benchmarks.limit import bare_seconds, recorded_calls
+from benchmarks.recorded import play_recorded, tasks
+from env_wrapper import Episode
+from options import PPOConfig
+from policy import Policy
+from train_ppo import collate, ppo_update
+
+CARDS = ["leduc_poker", "liars_dice"]
+FIVE = [*CARDS, "goofspiel", "hex-5", "clobber-5"]
+GB = 1e9
+
+
+@dataclass(frozen=True)
+class Workload:
+    """The games of a step and how the update holds them in memory."""
+
+    name: str
+    games: list[str]
+    batch: int
+    checkpointing: bool = True
+    tokens_per_batch: int = 4096
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is measured where."""
+
+    shapes: tuple[Shape, ...]
+    workloads: tuple[Workload, ...]
+    epochs: int
+    timed_steps: int
+    memory_steps: int
+    device: str
+
+
+GPU_PLAN = Plan(
+    SHAPES,
+    (
+        Workload("cards", CARDS, 8),
+        Workload("five games", FIVE, 8),
+        Workload("five games", FIVE, 16),
+        Workload("five games", FIVE, 8, checkpointing=False),
+    ),
+    epochs=4, timed_steps=1, memory_steps=50, device="cuda",
+)  # fmt: skip
+SMOKE_PLAN = Plan(
+    TOYS, (Workload("cards", CARDS, 2), Workload("five games", FIVE, 4, checkpointing=False)),
+    epochs=2, timed_steps=1, memory_steps=6, device="cpu",
+)  # fmt: skip
+
+
+class Report:
+    """The rows so far, on disk and on screen, and what was skipped and why."""
+
+    def __init__(self, out: Path, budget: float) -> None:
+        self.out, self.rows, self.skipped = out, list[Row](), list[str]()
+        self._end = time.monotonic() + budget
+        self._longest: dict[str, float] = {}
+        out.mkdir(parents=True, exist_ok=True)
+
+    def measure(self, kind: str, name: Row, work: Callable[[], list[Row]]) -> None:
+        """Add what ``work`` measures, unless time is running out; its failure is a row too and stops nothing."""
+        what, start = " ".join([kind, *map(str, name.values())]), time.monotonic()
+        if start + self._longest.get(kind, 0) > self._end:
+            self.skip(f"{what}: no time left")
+            return
+        try:
+            rows = work()
+        except Exception as error:
+            traceback.print_exc()
+            rows = [{"failed": f"{type(error).__name__}: {error}".splitlines()[0][:200]}]
+            forget()
+        took = time.monotonic() - start
+        self._longest[kind] = max(took, self._longest.get(kind, 0))
+        self.rows += [{"kind": kind, **name, **row} for row in rows]
+        print(table([name | row for row in rows]), f"({took:.0f} s)", flush=True)
+        self.save()
+
+    def skip(self, what: str) -> None:
+        """Say what is not measured."""
+        print(f"skipped: {what}", flush=True)
+        self.skipped.append(what)
+        self.save()
+
+    def save(self) -> None:
+        """Write gpu.json and gpu.md."""
+        workload = {"weights": "random", "prompts": "recorded, full", "answers": "constrained", "skipped": self.skipped}
+        steps = [row for row in self.rows if row["kind"] == "step" and "failed" not in row]
+        ratios = {" ".join(str(row[k]) for k in ("model", "precision", "games", "batch", "checkpointing")):
+                  {k: row[k] for k in ("rollout_of_limit", "update_of_limit")} for row in steps}  # fmt: skip
+        write(self.out / "gpu.json", workload, self.rows, ratios)
+        parts = ["# True shapes, random weights", ", ".join(f"{k} {v}" for k, v in machine().items())]
+        for kind in dict.fromkeys(row["kind"] for row in self.rows):
+            rows = [{k: v for k, v in row.items() if k != "kind"} for row in self.rows if row["kind"] == kind]
+            parts += [f"## {kind}", table(rows)]
+        parts += ["## skipped", "\n".join(f"* {what}" for what in self.skipped)] if self.skipped else []
+        (self.out / "gpu.md").write_text("\n\n".join(parts) + "\n")
+
+
+def memory(reset: bool = False) -> tuple[float | None, float | None]:
+    """Peak of what tensors take and of what the allocator holds, in GB; None without CUDA."""
+    if not torch.cuda.is_available():
+        return None, None
+    peaks = torch.cuda.max_memory_allocated() / GB, torch.cuda.max_memory_reserved() / GB
+    if reset:
+        torch.cuda.reset_peak_memory_stats()
+    return peaks
+
+
+def config_of(shape: Shape, four_bit: bool, work: Workload, plan: Plan) -> SimpleNamespace:
+    """The program's configuration for a workload."""
+    ppo = PPOConfig(batch_size=work.batch, mini_batch_size=2, ppo_epochs=plan.epochs, target_kl=None)
+    return settings(shape, four_bit, ppo, device=plan.device, gradient_checkpointing=work.checkpointing,
+                    tokens_per_batch=work.tokens_per_batch)  # fmt: skip
+
+
+def roll(policy: Policy, work: Workload, clock: Clock) -> list[Episode]:
+    """The rollout of a step; raises RuntimeError where a game fails."""
+    with clock("rollout"):
+        episodes = play_recorded(policy, tasks(work.games, work.batch))
+    failed = [e.info["error"] for e in episodes if e.outcome == "failed"]
+    if failed:
+        raise RuntimeError(f"{len(failed)} of {len(episodes)} episodes failed: {failed[0]}")
+    return episodes
+
+
+def learn(policy: Policy, optimizer: Any, episodes: list[Episode], ppo: PPOConfig, clock: Clock) -> Row:
+    """The rest of a step, as the trainer does it; counts."""
+    score = policy.evaluate_decisions
+
+    def timed(sequences: Any, adapter: str | None = None) -> Any:
+        with clock("reference" if adapter else "old_logprobs"):
+            return score(sequences, adapter=adapter)
+
+    with mock.patch.object(policy, "evaluate_decisions", timed):
+        batch = collate(episodes, policy, ppo, ppo.init_kl_coef, {})
+    with clock("update"):
+        not_finite = ppo_update(policy, optimizer, batch, ppo, (0, 0))["skipped"]
+    tokens = sum(len(sequence.ids) for sequence in batch.sequences)
+    return {"decisions": len(batch.values_M), "tokens": tokens, "not_finite": not_finite}
+
+
+def step_rows(peft_model: Any, shape: Shape, four_bit: bool, work: Workload, plan: Plan) -> list[Row]:
+    """A step that warms up and is recorded, ``plan.timed_steps`` that are timed, and the bare model on the same."""
+    config, cuda = config_of(shape, four_bit, work, plan), plan.device == "cuda"
+    policy = make_policy(peft_model, shape, config)
+    optimizer = torch.optim.AdamW(policy.trainable().values(), lr=1e-5)
+    with recorded_calls() as acting:
+        episodes = roll(policy, work, Clock())
+    with recorded_calls() as learning:
+        learn(policy, optimizer, episodes, config.ppo, Clock())
+    clock, peaks = Clock(cuda), Row()
+    for _ in range(plan.timed_steps):
+        memory(reset=True)
+        episodes = roll(policy, work, clock)
+        peaks["rollout_gb"] = memory(reset=True)[0]
+        counts = learn(policy, optimizer, episodes, config.ppo, clock)
+        peaks["update_gb"], peaks["held_gb"] = memory()
+    seconds = {part: total / plan.timed_steps for part, total in clock.seconds.items()}
+    read = sum(call.tokens for call in acting)
+    limits = [bare_seconds(policy.trunk, calls, cuda) for calls in (acting, [c for c in learning if c.grad])]
+    return [{
+        **counts, **peaks, **{f"{part}_s": s for part, s in seconds.items()}, "step_s": sum(seconds.values()),
+        "decisions_per_s": counts["decisions"] / seconds["rollout"], "read_tokens": read,
+        "read_tokens_per_s": read / seconds["rollout"], "rollout_of_limit": limits[0] / seconds["rollout"],
+        "update_of_limit": limits[1] / seconds["update"],
+    }]  # fmt: skip
+
+
+def measure_model(report: Report, shape: Shape, precision: str, plan: Plan) -> None:
+    """All rows of one model in one precision."""
+    name, four_bit = {"model": shape.name, "precision": precision}, precision == "nf4"
+    held: list[Any] = []
+
+    def load() -> list[Row]:
+        memory(reset=True)
+        start = time.monotonic()
+        held.append(make_peft_model(shape, four_bit, plan.device))
+        trained = sum(p.numel() for p in held[0].parameters() if p.requires_grad)
+        peak = memory(reset=True)[0]
+        now = torch.cuda.memory_allocated() / GB if plan.device == "cuda" else None
+        return [{"loaded_gb": now, "peak_gb": peak, "seconds": time.monotonic() - start, "trained": trained}]
+
+    report.measure("load", name, load)
+    if not held:
+        return
+    for work in plan.workloads:
+        label = name | {"games": work.name, "batch": work.batch, "checkpointing": work.checkpointing}
+        report.measure("step", label, partial(step_rows, held[0], shape, four_bit, work, plan))
+        forget()
+    first = replace(plan.workloads[0], checkpointing=False)
+    config = config_of(shape, four_bit, first, plan)
+    policy = make_policy(held[0], shape, config)
+    report.measure("check", name, lambda: gpu_checks.gradients_and_gaps(policy, tasks(FIVE, 5)))
+    if shape is plan.shapes[0]:
+        report.measure("prompts", name, lambda: gpu_checks.prompts(policy, {game: tasks([game], 8) for game in FIVE}))
+        report.measure("profile", name, lambda: gpu_checks.profile(policy, tasks(FIVE, 8), plan.device == "cuda"))
+        report.measure("memory", name, lambda: gpu_checks.flat_memory(policy, tasks(CARDS, 2), plan.memory_steps))
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Measure all models within the budget."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=Path("out/gpu"))
+    parser.add_argument("--budget", type=float, default=500.0, help="seconds; nothing is begun that may end later")
+    parser.add_argument("--cpu-smoke", action="store_true", help="everything on a CPU, with toy shapes")
+    args = parser.parse_args(argv)
+    if not args.cpu_smoke and not torch.cuda.is_available():
+        print("error: torch finds no CUDA device; --cpu-smoke runs everything on toy shapes", file=sys.stderr)
+        return 2
+    plan, report = SMOKE_PLAN if args.cpu_smoke else GPU_PLAN, Report(args.out, args.budget)
+    precisions = ["nf4", "bf16"]
+    if not importlib.util.find_spec("bitsandbytes"):
+        report.skip("nf4: bitsandbytes is not installed")
+        precisions.remove("nf4")
+    for precision in precisions:
+        for shape in plan.shapes:
+            measure_model(report, shape, precision, plan)
+            forget()
+    report.save()
+    print(f"\n{(args.out / 'gpu.md').read_text()}\nwritten: {args.out / 'gpu.md'}, {args.out / 'gpu.json'}")
+    return 1 if any("failed" in row for row in report.rows) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
