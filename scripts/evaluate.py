@@ -108,7 +108,8 @@ def differences(ours: dict[str, list[Row]], theirs: dict[str, list[Row]]) -> lis
     if not units:
         raise EvaluationError("no deal was played to its end by both players")
     results = []
-    for game, strata in [*((game, [u]) for game, u in units.items()), (OVERALL, list(units.values()))]:
+    every = [(OVERALL, list(units.values()))] if len(units) > 1 else []
+    for game, strata in [*((game, [deltas]) for game, deltas in units.items()), *every]:
         found = paired_difference(strata)
         results.append({"game": game, "pairs": sum(map(len, strata)), "difference": found.estimate,
                         "interval": [found.low, found.high], "p": found.p})  # fmt: skip
@@ -173,8 +174,9 @@ class Evaluation:
         self.names = self._names()
         opponent = args.opponent or ("mcts" if affinetes else "random")
         self.opponent_name = opponent.removeprefix("past:")
+        wanted = args.games or self._curriculum_games()
         try:
-            self.rows = game_sets(args.games or self._curriculum_games())
+            self.rows = game_sets(wanted)
         except ValueError as error:
             raise ConfigError(f"--games: {error}") from error
         self.players = [self.roster.contestant(name, self.names) for name in self.names]

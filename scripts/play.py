@@ -120,9 +120,13 @@ def play_one(opponent: Contestant, task: Task) -> Episode:
 
     Raises:
         QuitError: the person ended it.
+        ConfigError: a bot that cannot play this game.
     """
     config = replace(opponent.env, env_mode="local")
-    table = Table(config, task)
+    try:
+        table = Table(config, task)
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
     others = {} if opponent.player is None else {opponent.label: opponent.player}
     seats = Seats(Person(table, opponent.player), others)
     [episode] = play(config, Followed(seats, table), [task])
@@ -143,7 +147,7 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
     add("--checkpoint", "--opponent", dest="opponent", metavar="PLAYER", default="base",
-        help="whom to play against: a checkpoint, a run, base, random, mcts:SIMSxROLLOUTS or an http(s) address")  # fmt: skip
+        help="whom to play against: a checkpoint, a run, base, a bot or an http(s) address")  # fmt: skip
     add("--game", default="tic_tac_toe", help="NAME, NAME#CONFIG or a task id (default tic_tac_toe)")
     add("--seat", type=int, choices=(0, 1), default=0, help="yours (default 0)")
     add("--seed", type=int, default=0, help="of the deal and of the opponent (default 0)")

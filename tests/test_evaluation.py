@@ -46,14 +46,15 @@ class TablePlayer:
 
 def outcomes_against_random(task_id, table, seat):
     """Return -> probability of the player in ``seat``, by walking the whole game (positions met twice once)."""
-    game, known = load_game(task_id), {}
+    game = load_game(task_id)
+    known: dict[str, Counter] = {}
     uniform_table = exact.uniform_table(game)
     perfect = task_id == TIC_TAC_TOE
 
     def walk(state):
         key = str(state) if perfect else state.history_str()
         if key not in known:
-            known[key] = total = Counter()
+            known[key] = total = Counter[float]()
             if state.is_terminal():
                 total[state.returns()[seat]] = 1.0
                 return total
@@ -240,7 +241,7 @@ def test_an_item_is_a_name_a_configuration_a_task_or_a_range():
 
 @pytest.mark.parametrize("item", ["ches", "hex#x", "ches#1", "5-3", "9900000000", f"hex#{10**8}", "hex#-1"])
 def test_an_item_that_does_not_exist_is_refused(item):
-    with pytest.raises(ValueError, match="known|out of range"):
+    with pytest.raises(ValueError, match=r"known|out of range"):
         game_sets([item])
 
 
@@ -252,6 +253,7 @@ def test_everyone_gets_the_same_deals_in_both_seats_and_on_reserved_seeds():
         assert (ours.task_id, ours.seed, ours.index) == (theirs.task_id, theirs.seed, theirs.index)
     for even, odd in zip(hexes[::2], hexes[1::2], strict=True):
         assert even.task_id == odd.task_id
+        assert even.seed is not None
         assert (even.seed % 2, odd.seed) == (0, even.seed + 1)
     tasks = leduc + hexes
     assert all(task.seed in EVAL_SEEDS for task in tasks)
