@@ -174,8 +174,11 @@ def evaluate(
     results = []
     for task_id, tasks in zip(task_ids, drawn, strict=True):
         mine = [next(episodes) for _ in tasks]
-        exact = exact_values(player, env_config, task_id) if with_exact and hasattr(player, "action_probs") else None
-        results.append(_result(label(task_id), mine, exact))
+        trace = env_config.env_type == "trace"
+        exactly = with_exact and not trace and hasattr(player, "action_probs")
+        exact = exact_values(player, env_config, task_id) if exactly else None
+        name = next((e.game for e in mine if e.outcome != "failed"), "trace") if trace else label(task_id)
+        results.append(_result(name, mine, exact))
     return results
 
 
@@ -216,10 +219,14 @@ def result_table(before: list[dict[str, Any]], after: list[GameResult]) -> tuple
     return "\n".join(lines), summary
 
 
-def first_tasks(config: CurriculumConfig) -> list[int]:
-    """The first task id of every game in the stages: what evaluations before and after are made on."""
-    ids = {ranges[0][0] for stage in config.stages for ranges in pool(stage.games).values()}
-    return sorted(ids)
+def first_tasks(config: CurriculumConfig, env_type: str = "openspiel") -> list[int]:
+    """The first task id of every game, or level of trace, in the stages: what evaluations are made on."""
+    played = [ranges for stage in config.stages for ranges in pool(stage.games).values()]
+    if env_type == "trace":
+        from envs.trace import level_starts
+
+        return sorted({start for ranges in played for part in ranges for start in level_starts(*part)})
+    return sorted({ranges[0][0] for ranges in played})
 
 
 def summarise(episodes: Seq[Episode]) -> dict[str, Any]:

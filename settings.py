@@ -58,6 +58,12 @@ def load_config(
     return {name: reader.make(cls, values[name], name) for name, cls in sections.items()}
 
 
+def make(cls: type, data: Any, path: str) -> Any:
+    """Return the dataclass that ``data`` describes; ConfigError names the key below ``path``."""
+    reader = _Reader("", {path: cls})
+    return reader.make(cls, reader.arguments(cls, data, path), path)
+
+
 def config_dict(configs: Mapping[str, Any]) -> dict[str, Any]:
     """Return the resolved configuration as JSON-able objects; ``load_config`` reads them back to equal instances."""
     return json.loads(json.dumps({name: dataclasses.asdict(config) for name, config in configs.items()}))
@@ -140,7 +146,10 @@ class _Reader:
         for name, part in data.items():
             if name not in self.sections:
                 raise self.unknown(name, part, self.sections)
-            values[name].update(self.arguments(self.sections[name], part, name))
+            knobs = _knobs(self.sections[name])
+            for key, value in self.arguments(self.sections[name], part, name).items():
+                settings = knobs[key][0] == dict[str, Any]  # they too are laid key by key
+                values[name][key] = values[name].get(key, {}) | value if settings else value
 
     def arguments(self, cls: type, data: Any, path: str) -> dict[str, Any]:
         knobs = _knobs(cls)

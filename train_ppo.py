@@ -393,6 +393,11 @@ class TrainerState:
     before: list[dict[str, Any]] = field(default_factory=list)
 
 
+def tasks_of(config: SimpleNamespace) -> list[int]:
+    """The task ids that evaluations before and after are made on."""
+    return first_tasks(config.curriculum, config.env.env_type)
+
+
 class Trainer:
     """One run: the objects of a configuration, one method a chapter."""
 
@@ -467,7 +472,7 @@ class Trainer:
 
     def evaluate(self) -> list[GameResult]:
         """Evaluate against uniform random on the games of the curriculum's stages, on reserved seeds."""
-        return evaluate(self.policy, self.config.env, first_tasks(self.config.curriculum), self.ppo.eval_games)
+        return evaluate(self.policy, self.config.env, tasks_of(self.config), self.ppo.eval_games)
 
     # -- files ---------------------------------------------------------------------------------------------------
 
@@ -568,7 +573,7 @@ def training_loop(trainer: Trainer, stop: StopSignal, console: Console, wandb: W
 def finish(trainer: Trainer, console: Console) -> None:
     """Evaluate, write the summary, sample games, the final adapter and the curves, and show them."""
     results = trainer.evaluate()
-    tasks = [task for t in first_tasks(trainer.config.curriculum) for task in eval_tasks([(t, t)], 3, 1)]
+    tasks = [task for t in tasks_of(trainer.config) for task in eval_tasks([(t, t)], 3, 1)]
     rows = record(trainer.policy, trainer.config.env, tasks, trainer.state.step)
     (trainer.run_dir / "episodes.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     checkpoint = trainer.save()
@@ -605,6 +610,10 @@ def main(argv: list[str] | None = None) -> int:
         device_of(config.model)
         if config.run.threads:
             torch.set_num_threads(config.run.threads)
+        if config.env.env_type == "trace":
+            from envs.trace import check_config
+
+            check_config(config.env, tasks_of(config))
         return train(config, args.resume, args.force_config)
     except ConfigError as error:
         print(f"error: {utils.redact(str(error))}", file=sys.stderr)

@@ -16,7 +16,7 @@ import functools
 import hashlib
 import json
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -24,8 +24,8 @@ from typing import Any, NamedTuple
 from env_wrapper import EnvConfig, Step, Task
 from envs.inject import MAX_PRINTS, inject, inject_safe, leading_share, score
 from envs.programs import LEVELS, Program, generate
-from envs.sandbox import Limits, Run, Sandbox
-from settings import knob
+from envs.sandbox import Limits, Run, Sandbox, SandboxError
+from settings import ConfigError, knob
 
 __all__ = ["TraceConfig", "TraceEnv", "inject", "inject_safe", "score"]
 
@@ -136,6 +136,22 @@ class TraceEnv:
         return known | {"history": [] if outcome is None else [[0, 0]], "outcome": outcome}
 
 
+def check_config(config: EnvConfig, task_ids: Iterable[int]) -> None:
+    """Try the first program of each task id, so that what cannot work is told before a model is loaded.
+
+    Raises:
+        ConfigError: answers that are not free, no such source, a task id out of range, or a sandbox that is too weak.
+    """
+    if config.answer_mode != "free":
+        raise ConfigError(f'env.answer_mode = "{config.answer_mode}": expected "free" with env_type trace')
+    try:
+        env = TraceEnv(config, config.trace)
+        for task_id in task_ids:
+            env.reset(Task(task_id))
+    except (ValueError, SandboxError) as error:
+        raise ConfigError(f"env.trace: {error}") from error
+
+
 class _Workshop:
     """Where tasks are made ready. Shared by all environments of one configuration; safe to use from many threads."""
 
@@ -180,6 +196,12 @@ def _made(trace: TraceConfig) -> _Workshop:
 def _workshop(trace: TraceConfig) -> _Workshop:
     with _lock:
         return _made(trace)
+
+
+def level_starts(first: int, last: int) -> list[int]:
+    """The first task id of each level that the range touches."""
+    size = TASKS_PER_LEVEL
+    return [max(first, level * size) for level in range(first // size, last // size + 1)]
 
 
 def _level(task_id: int) -> int:
