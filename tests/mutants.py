@@ -188,6 +188,31 @@ MUTANTS = {
                "TrainerState(**state)", "TrainerState(**(state | {'moments': {}}))"),
         Mutant("rows of metrics twice", TRAIN, "self.metrics.truncate_to(self.state.step)", "pass"),
     ],
+    RUN + "resuming_a_finished_run_does_nothing": [
+        Mutant("a finished run ends again", TRAIN, "if state.step >= ppo.num_train_steps and", "if False and"),
+    ],
+    RUN + "a_run_in_use_is_refused": [
+        Mutant("two runs in one folder", RUNLOG, "fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)", "pass"),
+    ],
+    RUN + "a_changed_knob_is_refused_with_the_difference_unless_forced": [
+        Mutant("changed knobs go unnoticed", RUNLOG, "if changed and not force_config:", "if False:"),
+    ],
+    RUN + "evaluation_never_sees_a_seed_or_a_random_stream_of_training": [
+        Mutant("evaluation on training's random streams", "evaluation.py", "index=-next(number)", "index=next(number)"),
+        Mutant("evaluation on training's seeds", "curriculum.py", "pair = EVAL_SEEDS.start + 2 *", "pair = 2 *"),
+    ],
+    BATCH + "failed_episodes_are_left_out_and_too_many_end_the_run": [
+        Mutant("failed episodes are losses", TRAIN,
+               'return [e for e in episodes if e.outcome != "failed"]', "return episodes"),
+        Mutant("nothing but failures is no failure", TRAIN,
+               "> self.ppo.max_failed_share * len(episodes)", "> len(episodes)"),
+    ],
+    FAULTS + "games_that_do_not_fit_are_counted_and_the_run_goes_on": [
+        Mutant("games that were cut off must have scores", TRAIN, '(e.info["scores"] or {})', 'e.info["scores"]'),
+    ],
+    FAULTS + "training_does_not_need_wandb": [
+        Mutant("wandb ends the run", RUNLOG, "        except Exception as exc:", "        except KeyError as exc:"),
+    ],
     FAULTS + "a_signal_leaves_a_checkpoint_from_which_the_run_goes_on_exactly": [
         Mutant("a signal does not end the rollout", RUNLOG,
                "if self.stop.received:\n            raise", "if False:\n            raise"),

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from options import PPOConfig
-from train_ppo import adapt_kl_coef, learning_rate, minibatches, ppo_loss, turn_gae, whiten
+from train_ppo import adapt_kl_coef, decay, learning_rate, minibatches, ppo_loss, turn_gae, whiten
 
 settings.register_profile("formulas", max_examples=60, deadline=None, derandomize=True)
 settings.load_profile("formulas")
@@ -243,6 +243,12 @@ def test_learning_rate_falls_linearly_from_the_first_step_to_the_last():
     assert learning_rate(PPOConfig(learning_rate=1e-3, lr_final=1), 5000) == 1e-3
     rising = PPOConfig(learning_rate=1e-3, lr_warmup_steps=3)
     assert [learning_rate(rising, step) for step in (0, 1, 3, 4)] == pytest.approx([2.5e-4, 5e-4, 1e-3, 1e-3])
+
+
+def test_what_decays_does_so_linearly_over_the_run():
+    ppo = PPOConfig(num_train_steps=5)
+    assert [decay(ppo, step, 0.2) for step in range(5)] == pytest.approx([1, 0.8, 0.6, 0.4, 0.2])
+    assert decay(PPOConfig(num_train_steps=1), 0, 0.2) == 1
 
 
 def test_minibatches_are_a_new_shuffle_every_epoch_and_step():

@@ -33,7 +33,7 @@ def episode(game, values, scores, outcome="finished", per_sequence=1):
         cut = range(0, len(chain), per_sequence)
         sequences[seat] = [Sequence([1], chain[i : i + per_sequence]) for i in cut]
     own = min(values)
-    return Episode(Task(0), game, scores.get(own, 0.0), outcome, sequences, {"scores": scores})
+    return Episode(Task(0), game, scores.get(own, 0.0), outcome, sequences, {"scores": scores or None})
 
 
 def gathered(episodes, kl_coef=0.0, moments=None, **knobs):

@@ -132,7 +132,7 @@ def test_the_gradient_is_that_of_the_whole_step_however_it_is_cut(
         batch.returns_M, batch.weights_M, WHOLE,
     )  # fmt: skip
     expected = torch.cat(
-        [g.flatten() for g in torch.autograd.grad(loss / len(batch.values_M), policy.trainable().values())]
+        [g.flatten() for g in torch.autograd.grad(loss / batch.weights_M.sum(), policy.trainable().values())]
     )
     monkeypatch.setattr(network, "SHARED_PREFIX_MIN", shared)
     policy.tokens_per_batch = tokens
@@ -242,7 +242,7 @@ def test_statistics_are_means_over_decisions(tmp_path):
     )  # fmt: skip
     stats = ppo_update(policy, adam(policy, 0.0), batch, replace(WHOLE, ppo_epochs=3, mini_batch_size=2), (0,))
     for name, total in sums.items():
-        scale = 1 if name == "ratio_max" else len(batch.values_M)
+        scale = 1 if name == "ratio_max" else float(batch.weights_M.sum())
         assert stats[name] == pytest.approx(float(total) / scale, rel=1e-4, abs=1e-6), name
     assert stats["updates"] == 12
 
