@@ -32,8 +32,8 @@ class ModelConfig:
     bnb_4bit_quant_type: str = knob("nf4", choices=("nf4", "fp4"))
     bnb_4bit_compute_dtype: str = knob("bfloat16", choices=("bfloat16", "float16", "float32"))
     dtype: str = knob("bfloat16", choices=("bfloat16", "float16", "float32"))  # of everything not quantised
-    gradient_checkpointing: bool = False
-    tokens_per_batch: int = knob(16384, min=64)  # padded tokens in one forward pass; memory against speed
+    gradient_checkpointing: bool = True  # recompute layers in the backward pass: slower, far less memory
+    tokens_per_batch: int = knob(4096, min=64)  # padded tokens in one forward pass; memory against speed
 
 
 @dataclass(frozen=True)

@@ -121,7 +121,7 @@ def weight_bytes(parameters: Parameters, model: ModelConfig) -> int:
 class Prompts:
     """Token counts of one game from random play."""
 
-    game: str
+    game: str = ""
     first: list[int] = field(default_factory=list)  # of the first prompt of each conversation
     later: list[int] = field(default_factory=list)  # read anew at each later turn
     longest: list[int] = field(default_factory=list)  # of the longest prompt of each conversation, and the answer
@@ -153,7 +153,7 @@ class _Reader:
 
     def answer(self, query: Query) -> Action:
         tokens = len(self.chat.first_prompt(query.conversation)[0])
-        answer = self.free_answer or max(len(str(action)) for action in query.legal) + 1  # a token a digit, and the end
+        answer = self.free_answer or max(map(len, map(str, query.legal))) + 1  # a token a digit, and the end
         before = self.seen.get(query.seat)
         goes_on = before is not None and len(query.conversation) > before[0]
         new = tokens - before[1] if before and goes_on else tokens
@@ -161,8 +161,8 @@ class _Reader:
         self.prompts.answer = max(self.prompts.answer, answer)
         self.seen[query.seat] = len(query.conversation), tokens
         self.longest[query.seat] = max(self.longest.get(query.seat, 0), tokens + answer)
-        pick = list(query.legal)[int(uniform(*query.rng_key) * len(query.legal))]
-        return Action(str(pick), truncated=self.peek)
+        choices = [*map(str, query.legal)] or [""]  # a task without legal actions takes any text
+        return Action(choices[int(uniform(*query.rng_key) * len(choices))], truncated=self.peek)
 
 
 def measure_prompts(config: SimpleNamespace, chat: ChatFormat, peek: bool = False) -> dict[int, Prompts]:
@@ -176,7 +176,7 @@ def measure_prompts(config: SimpleNamespace, chat: ChatFormat, peek: bool = Fals
     tasks: dict[int, list[Task]] = defaultdict(list)
     for task in eval_tasks(everything, 2, config.run.seed, opponent):
         tasks[task.task_id // CONFIGS_PER_GAME].append(task)
-    measured = {index: _measure(config, chat, GAMES[index].name, tasks[index], peek) for index in tasks}
+    measured = {index: _measure(config, chat, tasks[index], peek) for index in tasks}
     needed, game = max((max(p.first, default=0) + p.answer, p.game) for p in measured.values())
     if needed > config.ppo.max_seq_length:
         raise ConfigError(
@@ -186,13 +186,14 @@ def measure_prompts(config: SimpleNamespace, chat: ChatFormat, peek: bool = Fals
     return measured
 
 
-def _measure(config: SimpleNamespace, chat: ChatFormat, game: str, tasks: list[Task], peek: bool) -> Prompts:
-    prompts, deadline = Prompts(game), time.perf_counter() + PLAYOUT_SECONDS
+def _measure(config: SimpleNamespace, chat: ChatFormat, tasks: list[Task], peek: bool) -> Prompts:
+    prompts, deadline = Prompts(), time.perf_counter() + PLAYOUT_SECONDS
     for task in tasks:
         reader = _Reader(chat, config, prompts, peek)
         (episode,) = play(config.env, reader, [task])
         if episode.outcome == "failed":
-            raise ConfigError(f"curriculum.stages: a game of {game} failed: {episode.info['error']}")
+            raise ConfigError(f"curriculum.stages: task {task.task_id} failed: {episode.info['error']}")
+        prompts.game = episode.game
         prompts.episodes.append(episode)
         prompts.longest += reader.longest.values()
         if time.perf_counter() > deadline:
@@ -251,6 +252,7 @@ def memory(
     longest = min(max(max(p.longest) for p in measured.values()), ppo.max_seq_length)
 
     def reading(games: int) -> float:
+        games = min(games, config.env.games_at_once or games)
         at_work = max(longest, min(games * game_tokens, model.tokens_per_batch))
         return (2 * games * game_tokens + at_work) * kv * layers + at_work * layer
 
@@ -265,7 +267,7 @@ def memory(
         "workspace": CONTEXT_BYTES * (model.device != "cpu")
         + 2 * max(parameters.linears) * _size(model.bnb_4bit_compute_dtype) * model.use_4bit,
         "rollout": reading(ppo.batch_size),
-        "evaluation": reading(ppo.eval_games * len(first_tasks(config.curriculum))),
+        "evaluation": reading(ppo.eval_games * len(first_tasks(config.curriculum, config.env.env_type))),
         "update: activations": tokens * (kept * layers + 2 * layer),
         "update: logits": choices * columns * LOGITS_BYTES,
     }
