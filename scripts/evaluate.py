@@ -24,6 +24,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import numpy as np
 
+from curriculum import TaskRange
 from evaluation import exact_table, game_sets, paired_tasks, table_values
 from intervals import mean_interval, pair_means, paired_difference, wilson
 from runlog import Console, setup_logging
@@ -174,11 +175,7 @@ class Evaluation:
         self.names = self._names()
         opponent = args.opponent or ("mcts" if affinetes else "random")
         self.opponent_name = opponent.removeprefix("past:")
-        wanted = args.games or self._curriculum_games()
-        try:
-            self.rows = game_sets(wanted)
-        except ValueError as error:
-            raise ConfigError(f"--games: {error}") from error
+        self.rows = self._rows()
         self.players = [self.roster.contestant(name, self.names) for name in self.names]
 
     def _names(self) -> list[str]:
@@ -192,10 +189,18 @@ class Evaluation:
             names = ["base"]
         return list(dict.fromkeys(names)) if args.ladder is not None else names
 
-    def _curriculum_games(self) -> list[Any]:
+    def _rows(self) -> dict[str, list[TaskRange]]:
+        """Line of the table -> tasks, from --games or the run's curriculum."""
         folders = [name for name in self.names if Path(name).is_dir()]
         config = self.roster.config(folders[0] if folders else None)
-        return [item for stage in config.curriculum.stages for item in stage.games]
+        wanted = self.args.games or [item for stage in config.curriculum.stages for item in stage.games]
+        try:
+            rows = game_sets(wanted)
+        except ValueError as error:
+            raise ConfigError(f"--games: {error}") from error
+        if config.env.env_type == "trace":  # its task ids have the same form, and are programs
+            return {f"trace {first}-{last}": [(first, last)] for [(first, last)] in rows.values()}
+        return rows
 
     def settings(self, opponents: Sequence[Contestant]) -> dict[str, Any]:
         """All that determines the games, for the head of the file that can be continued."""

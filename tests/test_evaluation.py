@@ -1,6 +1,6 @@
 """Intervals, tests of differences, ratings and the tasks of an evaluation: against published and exact values."""
 
-from collections import Counter
+from collections import Counter, defaultdict
 from itertools import product
 
 import numpy as np
@@ -47,14 +47,15 @@ class TablePlayer:
 def outcomes_against_random(task_id, table, seat):
     """Return -> probability of the player in ``seat``, by walking the whole game (positions met twice once)."""
     game = load_game(task_id)
-    known: dict[str, Counter] = {}
+    known: dict[str, dict[float, float]] = {}
     uniform_table = exact.uniform_table(game)
     perfect = task_id == TIC_TAC_TOE
 
     def walk(state):
         key = str(state) if perfect else state.history_str()
         if key not in known:
-            known[key] = total = Counter[float]()
+            total: dict[float, float] = defaultdict(float)
+            known[key] = total
             if state.is_terminal():
                 total[state.returns()[seat]] = 1.0
                 return total
