@@ -269,14 +269,20 @@ class _Recorder:
 
 def record(player: Any, env_config: EnvConfig, tasks: Seq[Task], step: int) -> list[dict[str, Any]]:
     """Play tasks and return them turn by turn, as rows of ``episodes.jsonl`` for the replay viewer."""
+    size = env_config.games_at_once or len(tasks)
+    if size < len(tasks):  # players see episodes numbered anew in each part
+        parts = [tasks[i : i + size] for i in range(0, len(tasks), size)]
+        return [row for part in parts for row in record(player, env_config, part, step)]
     recorder = _Recorder(player)
     episodes = play(env_config, recorder, tasks)
     rows = []
     for number, episode in enumerate(episodes):
         turns, info = recorder.turns.get(number, []), episode.info
-        if env_config.env_type == "openspiel" and episode.outcome != "failed":
-            _add_states(episode, turns)
         kept = {key: info.get(key) for key in ("seat", "returns", "history")}
+        if env_config.env_type == "trace":
+            kept["history"] = None  # there is no game to replay
+        elif episode.outcome != "failed":
+            _add_states(episode, turns)
         rows.append({"step": step, "game": episode.game, "task_id": episode.task.task_id, "seed": episode.task.seed,
                      "opponent": episode.task.opponent, "score": episode.score, "outcome": episode.outcome,
                      **kept, "turns": turns})  # fmt: skip

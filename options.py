@@ -32,6 +32,7 @@ class PPOConfig:
     mini_batch_size: int = knob(2, min=1)  # games in one forward and backward pass
     gradient_accumulation_steps: int = knob(1, min=1)  # such passes per optimizer step
     ppo_epochs: int = knob(4, min=1)
+    ratio: str = knob("decision", choices=("decision", "token"))  # what is clipped: whole answers, or each token
     cliprange: float = knob(0.2, above=0, max=1)
     cliprange_high: float | None = knob(None, above=0)  # upper clip range where it differs
     cliprange_value: float = knob(0.2, above=0)

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from collections.abc import Sequence as Seq
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -31,11 +31,15 @@ HEAD_ROWS = 256  # rows of whole-vocabulary logits in memory at a time, where th
 
 
 class Evaluation(NamedTuple):
-    """Per decision (M), with gradients: log-probability and entropy in nats (sums over its tokens), value."""
+    """Per decision (M), with gradients: log-probability and entropy in nats (sums over its tokens), value.
+
+    ``tokens`` (M, A): the log-probability of each token that was a choice, zero after a decision's last.
+    """
 
     logprobs: Tensor
     entropies: Tensor
     values: Tensor
+    tokens: Tensor
 
 
 @lru_cache(maxsize=4096)
@@ -322,7 +326,8 @@ class Policy(Reader):
         ``adapter``: score with another adapter (``"base"``: none) and without gradients.
         """
         with self.using(adapter):
-            return Evaluation(*self.in_micro_batches(self._evaluate, sequences))
+            width = max((len(d.positions) for s in sequences for d in s.decisions), default=0)
+            return Evaluation(*self.in_micro_batches(partial(self._evaluate, width=max(width, 1)), sequences))
 
     def log_legal_mass(self, sequences: Seq[Sequence]) -> Tensor:
         """Log of the unrestricted, untempered probability that each decision's answer stays legal (M), with gradients.
@@ -332,7 +337,7 @@ class Policy(Reader):
         """
         return self.in_micro_batches(self._legal_mass, sequences)[0]
 
-    def _evaluate(self, sequences: list[Sequence]) -> tuple[Tensor, ...]:
+    def _evaluate(self, sequences: list[Sequence], width: int) -> tuple[Tensor, ...]:
         decisions = [d for s in sequences for d in s.decisions]
         hidden_ND = self.hidden_at(
             sequences, [[p for d in s.decisions for p in (d.start - 1, *d.positions)] for s in sequences]
@@ -343,11 +348,14 @@ class Policy(Reader):
         is_choice[value_rows] = False
         values_M = self.value_head(hidden_ND[value_rows.to(self.device)].float())[:, 0]
         zeros_M = torch.zeros(len(decisions), device=self.device)
+        tokens_MA = zeros_M[:, None].repeat(1, width)
         if not counts.any():
-            return zeros_M, zeros_M, values_M
+            return zeros_M, zeros_M, values_M, tokens_MA
         logp_N, entropy_N = self._choices(hidden_ND[is_choice.to(self.device)], decisions)
         owner_N = torch.repeat_interleave(torch.arange(len(decisions)), counts).to(self.device)
-        return zeros_M.index_add(0, owner_N, logp_N), zeros_M.index_add(0, owner_N, entropy_N), values_M
+        place_N = torch.cat([torch.arange(n) for n in counts.tolist()]).to(self.device)
+        tokens_MA = tokens_MA.index_put((owner_N, place_N), logp_N)
+        return zeros_M.index_add(0, owner_N, logp_N), zeros_M.index_add(0, owner_N, entropy_N), values_M, tokens_MA
 
     def _choices(self, hidden_ND: Tensor, decisions: list[Decision]) -> tuple[Tensor, Tensor]:
         """Log-probability of what was chosen and entropy, per token-level choice (N)."""

@@ -5,9 +5,11 @@
     python train_ppo.py --resume                               # go on exactly where the last checkpoint was
 
 A decision (one answer of the model, whole) is the unit of credit: generalised advantage estimation runs over a
-seat's own decisions, and the ratio is exp(sum of new - sum of old log-probabilities over the answer's tokens).
+seat's own decisions, and the ratio is exp(sum of new - sum of old log-probabilities over the answer's tokens);
+with ``ppo.ratio: token`` each token has its own, with the advantage of its decision.
 
-Shapes: S seats played (trajectories), T decisions of the longest, M decisions of the batch in a row.
+Shapes: S seats played (trajectories), T decisions of the longest, M decisions of the batch in a row, A tokens of the
+longest answer.
 References: PPO https://arxiv.org/abs/1707.06347, GAE https://arxiv.org/abs/1506.02438,
 adaptive KL https://arxiv.org/abs/1909.08593, clip-higher https://arxiv.org/abs/2503.14476.
 """
@@ -124,6 +126,8 @@ class Batch:
     weights_M: Tensor  # 0 for decisions that are not trained
     reward_mean: float  # terminal reward of a seat, in [-1, 1]
     kl_ref: float  # mean of log p - log p_ref over the decisions, in nats
+    old_tokens_MA: Tensor | None = None  # ratio "token": log-probability of each of a decision's tokens, 0 after them
+    token_mask_MA: Tensor | None = None  # ratio "token": 1 for those tokens
 
     def __post_init__(self) -> None:
         ends = np.cumsum([len(sequence.decisions) for sequence in self.sequences])
@@ -157,6 +161,16 @@ def standardise(rewards_S: Tensor, keys: list[str], moments: dict[str, list[floa
     return out_S
 
 
+def by_token(rows: list[list[float]]) -> tuple[Tensor, Tensor]:
+    """Lay rows of different lengths below each other, zeros after each, and mask what is real."""
+    values_MA = torch.zeros(len(rows), max(1, *map(len, rows)))
+    mask_MA = torch.zeros_like(values_MA)
+    for m, row in enumerate(rows):
+        values_MA[m, : len(row)] = torch.tensor(row)
+        mask_MA[m, : len(row)] = 1.0
+    return values_MA, mask_MA
+
+
 def collate(
     episodes: list[Episode],
     policy: Policy,
@@ -185,9 +199,11 @@ def collate(
         return out_ST
 
     old_M = torch.tensor([d.logprob for chain in chains for d in chain])
+    old_MA, mask_MA = by_token([d.token_logprobs for chain in chains for d in chain])
     if ppo.recompute_logprobs:
         with torch.no_grad():
-            old_M = policy.evaluate_decisions(sequences).logprobs.cpu()
+            old = policy.evaluate_decisions(sequences)
+        old_M, old_MA = old.logprobs.cpu(), old.tokens
     values_M = torch.tensor([d.value for chain in chains for d in chain])
     kl_M = torch.zeros_like(old_M)
     if kl_coef:
@@ -224,6 +240,7 @@ def collate(
         weights_M,
         reward_mean,
         float(kl_M.mean()),
+        *((old_MA.to(policy.device), mask_MA.to(policy.device)) if ppo.ratio == "token" else (None, None)),
     )
 
 
@@ -240,11 +257,16 @@ def ppo_loss(
     returns_M: Tensor,
     weights_M: Tensor,
     ppo: PPOConfig,
+    token_mask_AM: Tensor | None = None,
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Clipped surrogate, clipped value loss and entropy bonus (https://arxiv.org/abs/1707.06347, eqs. 7 and 9).
 
     Every term is a sum over decisions weighted by ``weights_M``: the caller divides by the number of decisions
     of the whole optimizer step, so that the gradient does not depend on how it was cut into micro-batches.
+
+    With ``token_mask_AM`` both log-probabilities are (A, M), a row for each token of the longest answer: each token
+    has a ratio of its own, clipped alone, with the advantage of its decision. A decision's loss is the sum over its
+    tokens, so that at ratio 1 the gradient is that of the whole answer's ratio.
 
     Returns:
         The loss (scalar) and the detached sums of its parts.
@@ -254,6 +276,8 @@ def ppo_loss(
     high = ppo.cliprange if ppo.cliprange_high is None else ppo.cliprange_high
     clipped_M = ratio_M.clamp(1 - ppo.cliprange, 1 + high)
     policy_M = torch.maximum(-advantages_M * ratio_M, -advantages_M * clipped_M)
+    if token_mask_AM is not None:
+        policy_M = (token_mask_AM * policy_M).sum(0)
     near_M = old_values_M + (values_M - old_values_M).clamp(-ppo.cliprange_value, ppo.cliprange_value)
     value_M = 0.5 * torch.maximum((values_M - returns_M) ** 2, (near_M - returns_M) ** 2)
     loss = (weights_M * (policy_M + ppo.vf_coef * value_M - ppo.entropy_coef * entropies_M)).sum()
@@ -265,6 +289,9 @@ def ppo_loss(
             "approx_kl": ratio_M - 1 - log_ratio_M,  # http://joschu.net/blog/kl-approx.html, k3
             "clip_fraction": (ratio_M != clipped_M).float(),
         }
+        if token_mask_AM is not None:
+            parts["approx_kl"] = parts["approx_kl"].sum(0)
+            parts["clip_fraction"] = parts["clip_fraction"].sum(0) / token_mask_AM.sum(0).clamp(min=1)
         stats = {name: (weights_M * part).sum() for name, part in parts.items()}
         stats["ratio_max"] = (weights_M * (ratio_M - 1).abs()).max()
     return loss, stats
@@ -290,9 +317,13 @@ def _backward(policy: Policy, batch: Batch, members: list[int], ppo: PPOConfig) 
         sequences = [batch.sequences[members[j]] for j in micro]
         at_M = torch.cat([batch.spans[members[j]] for j in micro])
         new = policy.evaluate_decisions(sequences)
+        logprobs, old, mask_AM = new.logprobs, batch.old_logprobs_M[at_M], None
+        if batch.old_tokens_MA is not None and batch.token_mask_MA is not None:
+            logprobs, width = new.tokens.T, new.tokens.shape[1]
+            old, mask_AM = batch.old_tokens_MA[at_M, :width].T, batch.token_mask_MA[at_M, :width].T
         loss, stats = ppo_loss(
-            new.logprobs, new.values, new.entropies, batch.old_logprobs_M[at_M], batch.values_M[at_M],
-            batch.advantages_M[at_M], batch.returns_M[at_M], batch.weights_M[at_M], ppo,
+            logprobs, new.values, new.entropies, old, batch.values_M[at_M], batch.advantages_M[at_M],
+            batch.returns_M[at_M], batch.weights_M[at_M], ppo, mask_AM,
         )  # fmt: skip
         if ppo.legal_mass_coef:
             loss = loss - ppo.legal_mass_coef * (batch.weights_M[at_M] * policy.log_legal_mass(sequences)).sum()

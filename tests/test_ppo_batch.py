@@ -22,7 +22,7 @@ class Recorded:
         logged = [d.logprob for s in sequences for d in s.decisions]
         shift = [0.01 if adapter is None else 0.5 * k for k in range(len(logged))]
         logprobs = torch.tensor(logged) - torch.tensor(shift)
-        return Evaluation(logprobs, logprobs, logprobs)
+        return Evaluation(logprobs, logprobs, logprobs, logprobs[:, None])
 
 
 def episode(game, values, scores, outcome="finished", per_sequence=1):
