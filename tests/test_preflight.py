@@ -142,19 +142,20 @@ def saved_bytes(policy, tokens):
     return sum(storage.nbytes() for storage in kept.values())
 
 
+# In fp32 adapter and base may be merged for the product, which keeps a matrix a layer instead of r numbers a token.
+@pytest.mark.parametrize(("dtype", "off"), [("float32", 0.06), ("bfloat16", 0.001)])
 @pytest.mark.parametrize("targets", LINEAR_SETS, ids=["two", "all"])
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("architecture", ["qwen2", "qwen3"])
-def test_a_layer_keeps_the_activations_that_were_estimated(tmp_path, architecture, dtype, targets):
-    tokens, saved = 256, []
+def test_a_layer_keeps_the_activations_that_were_estimated(tmp_path, architecture, targets, dtype, off):
+    tokens, saved = 2048, []
     for layers in (3, 4):
         folder = model_folder(tmp_path / f"base{layers}", architecture, layers)
         load_tokenizer(micro_config(tmp_path).model).save_pretrained(folder)
-        model, lora = {"model_name": folder, "dtype": dtype}, {"target_modules": targets}
-        config = micro_config(tmp_path, model=model, lora=lora, ppo={"max_seq_length": 512})
+        model = {"model_name": folder, "dtype": dtype, "gradient_checkpointing": False}
+        config = micro_config(tmp_path, model=model, lora={"target_modules": targets}, ppo={"max_seq_length": 4096})
         saved.append(saved_bytes(load_policy(config), tokens))
     estimate = preflight.activation_bytes(load_architecture(config.model), config.lora, dtype) * tokens
-    assert estimate == pytest.approx(saved[1] - saved[0], rel=0.001)
+    assert estimate == pytest.approx(saved[1] - saved[0], rel=off)
 
 
 def estimated(folder, **sections):
@@ -165,16 +166,19 @@ def estimated(folder, **sections):
 
 
 def test_memory_follows_the_knobs_that_are_there_to_save_it(tmp_path):
-    plain = estimated(tmp_path, ppo={"batch_size": 64, "mini_batch_size": 64})
-    thrifty = estimated(tmp_path, ppo={"batch_size": 64, "mini_batch_size": 64}, model={"gradient_checkpointing": True})
-    small = estimated(tmp_path, ppo={"batch_size": 64, "mini_batch_size": 64}, model={"tokens_per_batch": 256})
-    free = estimated(tmp_path, ppo={"batch_size": 64, "mini_batch_size": 64}, env={"answer_mode": "free"})
-    bigger = estimated(tmp_path, ppo={"batch_size": 128, "mini_batch_size": 64})
-    update = "update: activations"
-    assert thrifty[update] < plain[update]
-    assert small[update] < plain[update] / 2
-    assert free["update: logits"] > 10 * plain["update: logits"]
-    assert 1.5 * plain["rollout"] < bigger["rollout"] <= 2 * plain["rollout"]
+    def parts(**differences):
+        ppo = {"batch_size": 64, "mini_batch_size": 64} | differences.get("ppo", {})
+        model = {"gradient_checkpointing": False, "tokens_per_batch": 16384} | differences.get("model", {})
+        env = {"games_at_once": 0} | differences.get("env", {})
+        return estimated(tmp_path, ppo=ppo, model=model, env=env)
+
+    plain, update = parts(), "update: activations"
+    assert parts(model={"gradient_checkpointing": True})[update] < plain[update]
+    assert parts(model={"tokens_per_batch": 256})[update] < plain[update] / 2
+    assert parts(env={"answer_mode": "free"})["update: logits"] > 10 * plain["update: logits"]
+    assert 1.5 * plain["rollout"] < parts(ppo={"batch_size": 128})["rollout"] <= 2 * plain["rollout"]
+    few = parts(env={"games_at_once": 4})
+    assert few["rollout"] == few["evaluation"] < plain["rollout"] / 2
     assert preflight.peak(plain) == pytest.approx(
         plain["base weights"] + plain["adapter, gradient, Adam"] + plain[update] + plain["update: logits"]
     )
@@ -202,6 +206,17 @@ def test_self_play_counts_both_seats(tmp_path):
     config = micro_config(tmp_path, curriculum=stage("kuhn_poker", opponent="self"))
     (prompts,) = preflight.measure_prompts(config, chat_of(config)).values()
     assert len(prompts.longest) > len(prompts.episodes)
+
+
+def test_programs_are_read_like_games(tmp_path):
+    env = {"env_type": "trace", "answer_mode": "free", "prompt": "full", "history_turns": "auto"}
+    levels = {"stages": [{"name": "only", "games": [[0, 99]]}]}
+    config = micro_config(tmp_path, env=env, ppo={"max_seq_length": 8192, "max_new_tokens": 100}, curriculum=levels)
+    (prompts,) = preflight.measure_prompts(config, chat_of(config)).values()
+    assert prompts.game.startswith("trace")
+    assert prompts.answer == 100
+    assert min(prompts.first) > 100
+    assert "evaluation" in preflight.describe(config)
 
 
 @pytest.mark.parametrize("check", [preflight.describe, preflight.check_prompts])
