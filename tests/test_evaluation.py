@@ -131,6 +131,9 @@ def test_games_that_all_end_alike_still_leave_doubt(score):
 def test_strata_have_equal_weights_whatever_their_size():
     many, few = np.full(400, 0.9), np.linspace(0.0, 0.2, 10)
     assert mean_interval([many, few], 820).estimate == pytest.approx(0.5)
+    units = np.random.default_rng(0).normal(0.5, 0.1, 100)
+    one, two = mean_interval([units], 200), mean_interval([units, units], 400)
+    assert (two.high - two.low) / (one.high - one.low) == pytest.approx(0.5**0.5, rel=0.02)
 
 
 @pytest.mark.parametrize("task_id", [LEDUC, TIC_TAC_TOE])
@@ -218,6 +221,8 @@ def test_draws_count_half_for_each_and_unbeaten_players_have_finite_ratings():
     ratings = rate({(0, 1): [drawn], (0, 2): [unbeaten], (1, 2): [unbeaten]}, 3, anchor=2)
     assert ratings[0].points == pytest.approx(ratings[1].points, abs=1)
     assert 400 < ratings[0].points < 2000
+    half_drawn = np.array([[1.0, 0.5]] * 1000)  # three points of four, as three wins in four games
+    assert rate({(0, 1): [half_drawn]}, 2, anchor=1)[0].points == pytest.approx(190.85, abs=1)
 
 
 def test_a_rating_uses_all_games_and_orders_players_that_met_only_through_others():
