@@ -1,0 +1,189 @@
+"""The wizard: for every machine a file that passes --dry-run and fits, its costs told, bad answers refused."""
+
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+
+import preflight
+import train_ppo
+from model import load_architecture
+from options import parse_args, read_config
+from scripts import configure
+from tests.shapes import write_model
+from utils import ConfigError, read_json
+
+GB = 1e9
+
+
+@pytest.fixture(scope="module")
+def qwen3_4b(tmp_path_factory):
+    """Everything of Qwen3-4B but its weights."""
+    return str(write_model("Qwen3-4B", tmp_path_factory.mktemp("shape") / "Qwen3-4B"))
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(preflight, "SEARCH_SECONDS", 0.01)
+    monkeypatch.setenv("COLUMNS", "120")
+
+
+def configured(folder, *arguments):
+    file = folder / "mine.json"
+    assert configure.main(["--yes", "--output", str(file), "--games", "kuhn_poker", "tic_tac_toe", *arguments]) == 0
+    return file
+
+
+def config_of(file):
+    return read_config(parse_args(["--config", str(file)], None))
+
+
+def peak_of(config):
+    architecture = load_architecture(config.model)
+    parameters = preflight.count_parameters(config.model, config.lora, architecture)
+    measured = preflight.measure_prompts(config, preflight.ChatFormat(preflight.load_tokenizer(config.model)))
+    return preflight.peak(preflight.memory(config, parameters, architecture, measured)) / GB
+
+
+@pytest.mark.parametrize(("gpu", "four_bits"), [("8", True), ("12", True), ("24", False), ("80", False)])
+def test_gpus(qwen3_4b, tmp_path, capsys, gpu, four_bits):
+    file = configured(tmp_path, "--gpu-memory", gpu, "--cores", "8", "--model", qwen3_4b, "--budget", "3200")
+    told = capsys.readouterr().out
+    config = config_of(file)
+    assert config.model.use_4bit == four_bits
+    assert peak_of(config) <= 0.9 * float(gpu)
+    assert config.ppo.num_train_steps == 100
+    assert f"Machine: a GPU with {gpu} GB, 8 cores" in told
+    assert told.count("chosen") == 1
+    assert "3,200 games are 100 steps of 32" in told
+    assert train_ppo.main(["--config", str(file), "--dry-run"]) == 0
+    assert f"{peak_of(config):.2f}" in told
+
+
+def test_without_a_gpu(tiny_models, tmp_path, capsys):
+    folder = str(tiny_models["qwen2"])
+    file = configured(tmp_path, "--gpu-memory", "0", "--cores", "2", "--model", folder, "--budget", "5120")
+    config = config_of(file)
+    tiny = read_config(parse_args(["--config", str(configure.TINY)], None))
+    assert config.model == replace(tiny.model, model_name=folder)
+    assert config.env == tiny.env
+    assert config.ppo == replace(tiny.ppo, num_train_steps=10, save_freq=1)
+    assert [stage.games for stage in config.curriculum.stages] == [["kuhn_poker", "tic_tac_toe"]] * 2
+    assert train_ppo.main(["--config", str(file), "--dry-run"]) == 0
+    assert "no GPU" in capsys.readouterr().out
+
+
+def test_a_big_model_without_a_gpu_is_held_plain(qwen3_4b, tmp_path, monkeypatch):
+    monkeypatch.setattr(configure, "ROOM", 100.0)
+    config = config_of(configured(tmp_path, "--gpu-memory", "0", "--model", qwen3_4b))
+    assert (config.model.device, config.model.use_4bit, config.model.dtype) == ("cpu", False, "float32")
+
+
+def test_the_largest_that_fits_is_taken(qwen3_4b, tmp_path):
+    plan = configure.Plan(qwen3_4b, ["connect_four"], ["random"], 100)
+    for gpu in (12.0, 16.0, 40.0):
+        machine = configure.Machine(gpu, gpu, 8)
+        found, _, _ = configure.options(plan, machine, "mine")
+        chosen = configure.choose(found, machine)
+        assert chosen.peak <= 0.9 * gpu
+        larger = [o for o in found if o.label == chosen.label and o.games_at_once > chosen.games_at_once]
+        assert all(o.peak > 0.9 * gpu for o in larger)
+        assert chosen.peak == pytest.approx(peak_of(configure.resolve(chosen.overlay)))
+
+
+def option(label, games, four_bits, peak):
+    return configure.Option(label, games, {"model": {"use_4bit": four_bits}}, {}, peak)
+
+
+def test_choice():
+    plain = [option("plain", games, False, peak) for games, peak in ((32, 30.0), (16, 20.0), (8, 14.0), (4, 12.0))]
+    four = [option("4", games, True, peak) for games, peak in ((32, 24.0), (16, 14.0), (8, 9.0), (4, 7.0))]
+
+    def chosen(room, found=(*plain, *four)):
+        return configure.choose(found, configure.Machine(room, room, 8))
+
+    assert chosen(34) is plain[0]
+    assert chosen(24) is plain[1]
+    assert chosen(16) is plain[2]
+    assert chosen(15) is four[2]  # 13.5 GB: four games beside plain weights are too few
+    assert chosen(8) is four[3]
+    assert chosen(14, plain) is plain[3]  # no other way
+    with pytest.raises(ConfigError, match=r"at least 7\.8 GB are needed, and there are 7\.0"):
+        chosen(7)
+
+
+def test_search_time_is_told(tiny_models, tmp_path, capsys, monkeypatch):
+    index = configure.NAMES.index("kuhn_poker")
+    seconds = {("mcts:50x1", index): (1.0, 3.0), ("mcts:50x1", index + 1): (1.0, 1.0)}
+    monkeypatch.setattr(preflight, "search_seconds", lambda *_: seconds)
+    configured(tmp_path, "--model", str(tiny_models["qwen2"]), "--gpu-memory", "0", "--cores", "4", "--budget", "36000")
+    told = capsys.readouterr().out
+    assert "random: no search" in told
+    assert "mcts:50x1: 5.0 h of search on 4 cores" in told  # 36,000 games of 2 s on 4 cores
+
+
+def test_self_play_is_gated_by_random(tiny_models, tmp_path):
+    config = config_of(configured(tmp_path, "--model", str(tiny_models["qwen2"]), "--opponents", "random", "self"))
+    first, second = config.curriculum.stages
+    assert (first.opponent, first.gate) == ("random", "random")
+    assert (second.gate, set(second.mixture)) == ("random", {"self", "random"})  # else no game would count
+
+
+def test_questions(tiny_models, tmp_path, monkeypatch, capsys):
+    """Typed answers end in the file; a wrong one is said and asked again."""
+    model = str(tiny_models["qwen2"])
+    answers = iter(["two names", model, "ches", "leduc_poker, kuhn_poker", "mtcs", "random", "0", "512"])
+    monkeypatch.setattr("builtins.input", lambda *_: next(answers))
+    file = tmp_path / "mine.json"
+    assert configure.main(["--output", str(file), "--gpu-memory", "0"]) == 0
+    assert not list(answers)
+    told = capsys.readouterr().out
+    assert "game 'ches' is not known" in told
+    assert "opponent 'mtcs' is not known" in told
+    config = config_of(file)
+    assert [(s.opponent, s.games) for s in config.curriculum.stages] == [("random", ["leduc_poker", "kuhn_poker"])]
+    assert config.ppo.num_train_steps == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (("--games", "ches"), "--games: game 'ches' is not known: allowed are goofspiel"),
+        (("--opponents", "mtcs"), "--opponents: opponent 'mtcs' is not known"),
+        (("--opponents", "past:x"), "--opponents: past:x needs checkpoints"),
+        (("--model", "./nothing"), "model.model_name: there is no folder nothing"),
+        (("--gpu-memory", "1"), "nothing fits: at least"),
+    ],
+)
+def test_bad_usage_is_told_in_one_line(qwen3_4b, tmp_path, capsys, arguments, expected):
+    model = () if "--model" in arguments else ("--model", qwen3_4b)
+    file = tmp_path / "mine.json"
+    assert configure.main(["--yes", "--output", str(file), "--games", "kuhn_poker", *model, *arguments]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith(f"error: {expected}"), error
+    assert error.count("\n") == 1
+    assert not file.exists()
+
+
+@pytest.mark.parametrize(
+    "arguments", [("--budget", "0"), ("--cores", "0"), ("--gpu-memory", "-1"), ("--gpu-memory", "nan")]
+)
+def test_impossible_numbers(arguments, capsys):
+    with pytest.raises(SystemExit, match="2"):
+        configure.parse_args(arguments)
+    assert "expected at least" in capsys.readouterr().err
+
+
+def test_a_file_that_is_there_is_kept(tiny_models, tmp_path, monkeypatch):
+    file = tmp_path / "mine.json"
+    file.write_text("{}")
+    flags = ["--model", str(tiny_models["qwen2"]), "--games", "kuhn_poker", "--opponents", "random", "--budget", "10"]
+    monkeypatch.setattr("builtins.input", lambda *_: "n")
+    assert configure.main([*flags, "--gpu-memory", "0", "--output", str(file)]) == 2
+    assert file.read_text() == "{}"
+    monkeypatch.setattr("builtins.input", lambda *_: "y")
+    assert configure.main([*flags, "--gpu-memory", "0", "--output", str(file)]) == 0
+    assert read_json(file)["ppo"]["num_train_steps"] == 1
+    assert json.loads(file.read_text())["run"]["output_dir"] == "runs/mine"
