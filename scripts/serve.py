@@ -141,7 +141,7 @@ def _task(task_id: Any, seed: Any, opponent: Any) -> Task:
 def _step_back() -> None:
     """Let the calling thread give way to those that answer requests (Linux knows priorities of threads)."""
     if sys.platform == "linux":
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 10)
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 5)
 
 
 class Actor:

@@ -298,7 +298,7 @@ def test_games_without_search_do_not_wait_for_one_with():
         httpx.Client(base_url=url, timeout=120) as client,
     ):
         searching = [
-            pool.submit(call, client, "reset", task_id=task_id("hex"), seed=1, opponent="mcts:2000x20")
+            pool.submit(call, client, "reset", task_id=task_id("hex"), seed=1, opponent="mcts:1000x10")
             for _ in range(4)
         ]
         time.sleep(0.2)
