@@ -252,7 +252,7 @@ def test_a_long_search_is_scaled_from_a_short_one(tmp_path, monkeypatch):
 
 
 def test_a_game_takes_a_search_for_each_reply(tmp_path):
-    seconds, measured = searched(tmp_path, "mcts:10x1", "tic_tac_toe")
+    seconds, measured = searched(tmp_path, "mcts:10x1", "leduc_poker")
     ((move, game),), (prompts,) = seconds.values(), measured.values()
     replies = [sum(player not in (-1, e.info["seat"]) for player, _ in e.info["history"]) for e in prompts.episodes]
     assert game == pytest.approx(move * sum(replies) / 4)
