@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from env_wrapper import Sequence
@@ -37,17 +37,50 @@ def _gather(x_BTD: Tensor, at_BK: Tensor) -> Tensor:
     return x_BTD.expand(len(at_BK), -1, -1).gather(1, at_BK[..., None].expand(-1, -1, x_BTD.shape[-1]))
 
 
+class _Merged(torch.autograd.Function):
+    """x (W + s B A)^T + bias, W and bias frozen: one product each way where adapter and base apart take three."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, W: Tensor, bias: Tensor | None, A: Tensor, B: Tensor, scale: float) -> Tensor:
+        merged = torch.addmm(W, B, A, alpha=scale)
+        ctx.save_for_backward(x, merged, A, B)
+        ctx.scale = scale
+        return F.linear(x, merged, bias)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        x, merged, A, B = ctx.saved_tensors
+        g, x_ND = grads[0].flatten(0, -2), x.flatten(0, -2)
+        grad_x = (g @ merged).view_as(x) if ctx.needs_input_grad[0] else None
+        grad_A = (g @ B).T @ x_ND * ctx.scale if ctx.needs_input_grad[3] else None
+        grad_B = g.T @ (x_ND @ A.T) * ctx.scale if ctx.needs_input_grad[4] else None
+        return grad_x, None, None, grad_A, grad_B, None
+
+
+def _linear(module: Any, x: Tensor) -> Tensor:
+    """A linear layer with its adapter; in fp32, and where rows are many, the two as one matrix."""
+    base = getattr(module, "base_layer", None)
+    if type(base) is not nn.Linear or module.disable_adapters or len(module.active_adapters) != 1:
+        return module(x)
+    name = module.active_adapters[0]
+    plain = name in module.lora_A and name not in module.lora_variant and base.weight.dtype == torch.float32
+    if not plain or x.shape[:-1].numel() < base.in_features:
+        return module(x)
+    A, B = module.lora_A[name].weight, module.lora_B[name].weight
+    return _Merged.apply(x, base.weight, base.bias, A, B, module.scaling[name])
+
+
 def _run_layer(layer: Any, h_BTD: Tensor, rope: Any, past: Any, mask: Any, at_BK: Tensor | None):
     """One decoder layer. With ``at_BK`` keys and values are made for all T tokens, everything else only there."""
     attn = layer.self_attn
     x = layer.input_layernorm(h_BTD)
     heads = (*x.shape[:2], -1, attn.head_dim)
-    k, v = attn.k_proj(x).view(heads), attn.v_proj(x).view(heads).transpose(1, 2)
+    k, v = _linear(attn.k_proj, x).view(heads), _linear(attn.v_proj, x).view(heads).transpose(1, 2)
     cos, sin = rope
     k = _rotate((attn.k_norm(k) if hasattr(attn, "k_norm") else k).transpose(1, 2), cos, sin)
     if at_BK is not None:
         h_BTD, x, cos, sin = _gather(h_BTD, at_BK), _gather(x, at_BK), _gather(cos, at_BK), _gather(sin, at_BK)
-    q = attn.q_proj(x).view(*x.shape[:2], -1, attn.head_dim)
+    q = _linear(attn.q_proj, x).view(*x.shape[:2], -1, attn.head_dim)
     q = _rotate((attn.q_norm(q) if hasattr(attn, "q_norm") else q).transpose(1, 2), cos, sin)
     keys, values = (k, v) if past is None else (torch.cat((past[0], k), 2), torch.cat((past[1], v), 2))
     if mask is not None and q.is_cuda:  # CUDA's masked kernels do not broadcast grouped heads
@@ -56,8 +89,9 @@ def _run_layer(layer: Any, h_BTD: Tensor, rope: Any, past: Any, mask: Any, at_BK
         q, keys, values, attn_mask=mask, is_causal=mask is None, scale=attn.scaling,
         enable_gqa=keys.shape[1] != q.shape[1],
     )  # fmt: skip
-    h = h_BTD + attn.o_proj(out.transpose(1, 2).reshape(*x.shape[:2], -1))
-    return h + layer.mlp(layer.post_attention_layernorm(h)), k, v
+    h = h_BTD + _linear(attn.o_proj, out.transpose(1, 2).reshape(*x.shape[:2], -1))
+    x, mlp = layer.post_attention_layernorm(h), layer.mlp
+    return h + _linear(mlp.down_proj, mlp.act_fn(_linear(mlp.gate_proj, x)) * _linear(mlp.up_proj, x)), k, v
 
 
 def _masks(seen_BP: Tensor, T: int, at_BK: Tensor) -> tuple[Tensor, Tensor]:

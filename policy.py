@@ -101,7 +101,7 @@ class Policy(Reader):
         self.reference = "reference" if "reference" in peft_model.peft_config else None
         self._active = "default"
         self._answer_weight_VD = self.lm_head.weight.detach()[[*self.chat.answer_ids.values()]].float()
-        self._sessions: dict[tuple[int, int, str], _Session] = {}
+        self._sessions: dict[tuple[int, int], _Session] = {}
         self._prefixes: dict[tuple[str, tuple[int, ...]], Tensor | None] = {}
 
     # -- weights -------------------------------------------------------------------------------------------------
@@ -124,21 +124,13 @@ class Policy(Reader):
         if adapter != "base" and adapter not in self.peft_model.peft_config:
             raise ValueError(f"no adapter {adapter!r}: there are base, {', '.join(self.peft_model.peft_config)}")
         before = self._active
-        with self._same_flags():
-            try:
-                self._activate(adapter)
-                with torch.no_grad():
-                    yield
-            finally:
-                self._activate(before)
-
-    @contextmanager
-    def _same_flags(self) -> Iterator[None]:
-        """Undo what PEFT does to requires_grad whenever adapters are switched or added."""
-        flags = [(parameter, parameter.requires_grad) for parameter in self.peft_model.parameters()]
+        flags = [(p, p.requires_grad) for p in self.peft_model.parameters()]  # PEFT sets them when it switches
         try:
-            yield
+            self._activate(adapter)
+            with torch.no_grad():
+                yield
         finally:
+            self._activate(before)
             for parameter, flag in flags:
                 parameter.requires_grad_(flag)
 
@@ -187,8 +179,7 @@ class Policy(Reader):
     def _open(self, query: Query) -> _Turn | None:
         """Add the prompt's tokens to the conversation already read, or start one; None where they do not fit."""
         trie = answer_trie(tuple(query.legal)) if self.constrained else None
-        key = (query.episode, query.seat, self._active)
-        messages, sequence, kv = self._sessions.pop(key, _NO_SESSION)
+        messages, sequence, kv = self._sessions.pop((query.episode, query.seat), _NO_SESSION)
         if messages and query.conversation[: len(messages)] == messages:
             prompt = self.chat.later(query.conversation[len(messages) :])
         else:
@@ -292,7 +283,7 @@ class Policy(Reader):
         if turn.stays:
             messages = [*query.conversation, {"role": "assistant", "content": text}]
             kv = turn.kv if query.continues else None  # a second attempt is too rare to keep them for
-            self._sessions[query.episode, query.seat, self._active] = (messages, turn.sequence, kv)
+            self._sessions[query.episode, query.seat] = (messages, turn.sequence, kv)
         return Action(text, tokens, decision.logprob, decision.value, turn.sequence)
 
     @torch.no_grad()
@@ -432,8 +423,7 @@ class Policy(Reader):
         if name in ("base", "default", "reference"):
             raise ValueError(f"adapter name {name!r} is taken: choose another")
         if name not in self.peft_model.peft_config:
-            with self._same_flags():
-                self.peft_model.load_adapter(str(folder), adapter_name=name, is_trainable=False)
+            self.peft_model.load_adapter(str(folder), adapter_name=name, is_trainable=False)
 
 
 def load_policy(config: Any) -> Policy:

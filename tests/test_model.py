@@ -107,7 +107,9 @@ def test_adapter_gradients_equal_those_of_the_library_forward(policy, shared, re
 
 def test_the_last_layer_runs_only_where_it_is_read(policy):
     rows = []
-    hook = policy.trunk.layers[-1].mlp.register_forward_pre_hook(lambda module, inputs: rows.append(inputs[0].shape[1]))
+    hook = policy.trunk.layers[-1].post_attention_layernorm.register_forward_pre_hook(
+        lambda module, inputs: rows.append(inputs[0].shape[1])
+    )
     run_trunk(policy.trunk, random_ids(2, 40), torch.tensor([[39], [12]]))
     hook.remove()
     assert rows == [1]

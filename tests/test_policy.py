@@ -73,7 +73,8 @@ def brute_force(policy, sequence):
     """Per decision: log-probability, entropy, value, log legal mass."""
     with torch.no_grad():
         out = policy.peft_model(torch.tensor([sequence.ids]), output_hidden_states=True)
-    logits, hidden = out.logits[0].double(), out.hidden_states[-1][0]
+        values = policy.value_head(out.hidden_states[-1][0])[:, 0].tolist()
+    logits = out.logits[0].double()
     rows = []
     for d in sequence.decisions:
         logprob = entropy = mass = 0.0
@@ -88,7 +89,7 @@ def brute_force(policy, sequence):
                 logp = (logits[p, columns] / policy.temperature).log_softmax(-1)
                 logprob += float(logp[columns.index(token)])
                 entropy -= float((logp.exp() * logp).sum())
-        rows.append((logprob, entropy, float(policy.value_head(hidden[d.start - 1])), mass))
+        rows.append((logprob, entropy, values[d.start - 1], mass))
     return rows
 
 
@@ -163,6 +164,12 @@ def test_answers_are_drawn_as_action_probs_says(new_policy, legal, temperature):
     assert chi_square < {2: 13.8, 5: 20.5}[len(legal) - 1], "p < 0.001"
     for action in actions[:50]:
         assert action.logprob == pytest.approx(math.log(probs[int(action.text)]), abs=1e-5)
+
+
+@pytest.mark.parametrize(("u", "answer"), [(0.0, "12"), (1 - 2**-53, "30")])
+def test_the_ends_of_the_unit_interval_are_legal_too(qwen2, monkeypatch, u, answer):
+    monkeypatch.setattr("policy.uniform", lambda *key: u)
+    assert qwen2.act([ask(talk("s", "u"), [12, 13, 20, 30])])[0].text == answer
 
 
 def test_action_probs_answers_each_query_even_the_same_one_twice(qwen2):
@@ -319,19 +326,30 @@ def test_a_prompt_that_does_not_fit_ends_the_episode(new_policy):
 # ----------------------------------------------------------------------------------------------------- free answers
 
 
+FREE = [ask(talk(RULES, f"state {i % 5}"), [1], (i, 0, 0, 1), i) for i in range(60)]
+
+
+def ends(policy, actions):
+    return [action for action in actions if action.token_ids[-1] == policy.chat.end_id]
+
+
 @pytest.fixture
 def free(new_policy):
-    """Ends about half of its answers by itself, within 6 tokens."""
+    """Ends a part of its answers by itself within 6 tokens: a random model has to be pushed to."""
     policy = new_policy(env={"answer_mode": "free"}, ppo={"max_new_tokens": 6, "temperature": 1.5})
-    policy.lm_head.weight.data[policy.chat.end_id] *= 6
-    return policy
+    end = policy.lm_head.weight.data[policy.chat.end_id]
+    row = end.clone()
+    for factor in (1, 2, 3, 4, 6, 8, -1, -2, -3, -4, -6, -8):
+        end.copy_(factor * row)
+        policy.weights_changed()
+        if 10 < len(ends(policy, policy.act(FREE))) < 50:
+            return policy
+    raise AssertionError("no factor leaves some answers open")
 
 
 def test_free_answers_are_drawn_from_the_whole_vocabulary(free):
-    actions = free.act([ask(talk(RULES, f"state {i % 5}"), [1], (i, 0, 0, 1), i) for i in range(60)])
-    end = free.chat.end_id
-    ended = [a for a in actions if a.token_ids[-1] == end]
-    assert 5 < len(ended) < 55
+    actions, end = free.act(FREE), free.chat.end_id
+    ended = ends(free, actions)
     for action in actions:
         [decision] = action.sequence.decisions
         assert decision.allowed is None
@@ -489,8 +507,11 @@ def test_players_of_several_adapters_are_asked_together(qwen2, new_policy, tmp_p
 
 def test_an_adapter_to_start_from_is_also_the_reference(qwen2, new_policy, tmp_path):
     qwen2.save(tmp_path)
+    note = tmp_path / "adapter_config.json"
+    note.write_text(note.read_text().replace(qwen2.config.model_name, "/elsewhere/base"))
     policy = new_policy(fresh=True, model={"adapter": str(tmp_path)})
     assert policy.reference == "reference"
+    assert policy.peft_model.peft_config["default"].base_model_name_or_path == policy.config.model_name
     sequences = [a.sequence for a in qwen2.act(MIXED)]
     expected = qwen2.evaluate_decisions(sequences).logprobs
     assert torch.equal(policy.evaluate_decisions(sequences).logprobs, expected)
