@@ -306,7 +306,7 @@ def test_nothing_to_play():
 
 def test_unknown_keys_and_values_are_one_line():
     cases: list[tuple[dict, str]] = [
-        ({"env_typ": "openspiel"}, "'env_typ'.*'env_type'"),
+        ({"env_typ": "openspiel"}, "env.env_typ .*nearest is env.env_type"),
         ({"env_type": "atari"}, "env_type 'atari'.*openspiel or trace"),
         ({"prompt": "long"}, "prompt 'long'.*full or compact"),
         ({"history_turns": -1}, "history_turns -1.*integer >= 0"),
