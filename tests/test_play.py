@@ -310,9 +310,9 @@ def test_unknown_keys_and_values_are_one_line():
         ({"env_type": "atari"}, "env_type 'atari'.*openspiel or trace"),
         ({"prompt": "long"}, "prompt 'long'.*full or compact"),
         ({"history_turns": -1}, "history_turns -1.*integer >= 0"),
-        ({"history_turns": True}, "history_turns True"),
+        ({"history_turns": True}, "history_turns = true: expected an integer or a string"),
         ({"max_attempts": 0}, "max_attempts 0.*>= 1"),
-        ({"search_threads": 1.5}, "search_threads 1.5"),
+        ({"search_threads": 1.5}, "search_threads = 1.5: expected an integer"),
     ]
     for config, message in cases:
         with pytest.raises(ValueError, match=message) as error:
