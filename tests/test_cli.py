@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from tiny import micro_file
 
 import train_ppo
-from tests.tiny import micro_file
 
 ROOT = Path(train_ppo.__file__).parent
 SLOWEST_REFUSAL = 3.0  # CPU seconds of the whole process, most of them the import of torch

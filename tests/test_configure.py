@@ -5,13 +5,13 @@ from dataclasses import replace
 
 import pytest
 import torch
+from shapes import write_model
 
 import preflight
 import train_ppo
 from model import load_architecture
 from options import parse_args, read_config
 from scripts import configure
-from tests.shapes import write_model
 from utils import ConfigError, read_json
 
 GB = 1e9

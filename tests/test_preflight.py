@@ -2,6 +2,8 @@
 
 import pytest
 import torch
+from shapes import SHAPES, write_model
+from tiny import micro_config
 
 import preflight
 from chat import ChatFormat
@@ -11,8 +13,6 @@ from model import LoraConfig, load_architecture, load_model, load_tokenizer
 from options import SECTIONS
 from policy import load_policy
 from scripts.make_tiny_model import make_model
-from tests.shapes import SHAPES, write_model
-from tests.tiny import micro_config
 from utils import ConfigError
 
 LINEAR_SETS = [["q_proj", "v_proj"], list(LoraConfig().target_modules)]

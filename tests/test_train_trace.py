@@ -2,6 +2,7 @@
 
 import json
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -16,7 +17,7 @@ from options import PPOConfig
 from settings import ConfigError, load_config
 from train_ppo import by_token, collate, ppo_loss, ppo_update
 
-TRACE = {"env_type": "trace", "answer_mode": "free", "protocol": "affinetes", "max_attempts": 1}
+TRACE: dict[str, Any] = {"env_type": "trace", "answer_mode": "free", "protocol": "affinetes", "max_attempts": 1}
 LEVELS = {"stages": [{"name": "sums", "games": [[0, 2 * TASKS_PER_LEVEL - 1]]}]}
 SECTIONS = {
     "env": TRACE,
@@ -141,7 +142,7 @@ def test_the_first_update_of_both_ratios_is_the_same(tmp_path, recompute):
                         max_grad_norm=1e9)  # fmt: skip
         batch = collate(episodes, policy, ppo, 0.0)
         assert (batch.old_tokens_MA is None) == (ratio == "decision")
-        recorded = []
+        recorded: list[torch.Tensor] = []
 
         class Recorder:
             def step(self, recorded=recorded):
@@ -151,7 +152,8 @@ def test_the_first_update_of_both_ratios_is_the_same(tmp_path, recompute):
                 for parameter in policy.trainable().values():
                     parameter.grad = None
 
-        stats = ppo_update(policy, Recorder(), batch, ppo, (0,))
+        recorder: Any = Recorder()
+        stats = ppo_update(policy, recorder, batch, ppo, (0,))
         assert stats["ratio_max"] < 1e-4
         gradients += recorded
     assert gradients[0].abs().max() > 0
