@@ -29,8 +29,8 @@ class PPOConfig:
     lr_warmup_steps: int = knob(0, min=0)
     num_train_steps: int = knob(10_000, min=1)
     batch_size: int = knob(8, min=1)  # games a step
-    mini_batch_size: int = knob(2, min=1)  # games in one forward and backward pass
-    gradient_accumulation_steps: int = knob(1, min=1)  # such passes per optimizer step
+    mini_batch_size: int = knob(2, min=1)  # games; model.tokens_per_batch cuts them into forward passes
+    gradient_accumulation_steps: int = knob(1, min=1)  # times that many games make one optimizer step
     ppo_epochs: int = knob(4, min=1)
     ratio: str = knob("decision", choices=("decision", "token"))  # what is clipped: whole answers, or each token
     cliprange: float = knob(0.2, above=0, max=1)

@@ -39,6 +39,7 @@ from options import SECTIONS as SECTIONS  # part of the public names, for progra
 from options import PPOConfig, parse_args, read_config
 from options import RunConfig as RunConfig
 from policy import Policy, load_policy
+from preflight import check_prompts, describe
 from runlog import (
     Console,
     InterruptedRolloutError,
@@ -634,8 +635,6 @@ def main(argv: list[str] | None = None) -> int:
     try:
         config = read_config(args)
         if args.dry_run:
-            from preflight import describe
-
             print(describe(config))
             return 0
         device_of(config.model)
@@ -645,6 +644,7 @@ def main(argv: list[str] | None = None) -> int:
             from envs.trace import check_config
 
             check_config(config.env, tasks_of(config))
+        check_prompts(config)
         return train(config, args.resume, args.force_config)
     except ConfigError as error:
         print(f"error: {utils.redact(str(error))}", file=sys.stderr)
