@@ -177,7 +177,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"error: {redact(str(error))}", file=sys.stderr)
         return 2
     except ServerError as error:
-        print(f"the game failed: {error}", file=sys.stderr)
+        print(f"the game failed: {redact(str(error))}", file=sys.stderr)
         return 1
     except QuitError:
         print("\nbye")

@@ -20,7 +20,7 @@ from env_wrapper import Action, EnvConfig, Player, Query
 from env_wrapper import Sequence as Tokens
 from envs.opponents import parse_opponent
 from options import DEFAULT_FILES, SECTIONS
-from utils import ConfigError, latest_checkpoint, load_config, redact, uniform, verify_checkpoint
+from utils import ConfigError, latest_checkpoint, load_config, uniform, verify_checkpoint
 
 ROOT = Path(__file__).resolve().parents[1]
 BOTS = ("random", "mcts", "ismcts")
@@ -101,7 +101,7 @@ class ChatPlayer:
                 break
             if attempt < REPEATS:
                 time.sleep(2**attempt)
-        raise ServerError(redact(f"{self.url}: {f'HTTP {status}: ' if status else ''}{' '.join(text.split())[:200]}"))
+        raise ServerError(f"{self.url}: {f'HTTP {status}: ' if status else ''}{' '.join(text.split())[:200]}")
 
     def _post(self, body: dict[str, Any]) -> tuple[int, str]:
         """Return (status, text); status 0: no answer."""

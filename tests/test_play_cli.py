@@ -107,6 +107,22 @@ def test_forced_moves_are_played_and_the_two_tables_stay_together(person, capsys
     assert episode.score == 1.0
 
 
+def test_the_person_sees_the_position_that_is_asked_about_after_forced_moves_too(monkeypatch):
+    seen = []
+
+    def first_legal(self, queries):
+        seen.append((self.table.step.legal, queries[0].legal))
+        return [Action(str(next(iter(queries[0].legal))))]
+
+    monkeypatch.setattr(play.Person, "act", first_legal)
+    opponent = Contestant("first", {}, EnvConfig(), FirstLegal())
+    episode = play.play_one(opponent, Task(task_of("checkers"), 0, opponent.opponent))
+    assert episode.outcome == "finished"
+    assert episode.info["forced"] > 0
+    assert len(seen) > 10
+    assert all(shown == asked for shown, asked in seen)
+
+
 def test_both_bid_at_once_and_unseen(person, capsys):
     person("3", "0", "1")
     opponent = Contestant("first", {}, EnvConfig(prompt="compact"), FirstLegal())
