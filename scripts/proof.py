@@ -56,7 +56,7 @@ class _Moves:
 
 def deals(config: SimpleNamespace, count: int, seed: int) -> list[Task]:
     """At least ``count`` deals of the run's games against uniform random, in pairs of seats, on reserved seeds."""
-    ids = first_tasks(config.curriculum)
+    ids = first_tasks(config.curriculum, config.env.env_type)
     each = 2 * math.ceil(count / 2 / len(ids))
     return [task for tasks in paired_tasks([[(i, i)] for i in ids], each, seed, "random") for task in tasks]
 

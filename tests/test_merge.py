@@ -7,10 +7,10 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from tiny import base_model, micro_config, tiny_policy
 
 import evaluation
 from scripts import merge, proof, publish
-from tests.tiny import base_model, micro_config, tiny_policy
 from utils import ConfigError, config_dict, read_json, save_checkpoint
 
 FOUR_BITS = {"use_4bit": True, "dtype": "bfloat16"}
@@ -165,6 +165,18 @@ def test_the_tolerance_can_be_stated(run_4bit, merged_4bit, tmp_path, capsys):
     assert merge_in(tmp_path / "out", run_4bit, "--tolerance", "0.5") == 0
 
 
+def test_deals_are_replayed_greedily(run_plain):
+    """The recorded games are sampled, and differ from seed to seed; the replays do not."""
+    config = merge.run_config(run_plain / "checkpoint-000006", None)
+    policy = merge.load(config, adapter=str(run_plain / "checkpoint-000006"))
+    found = []
+    for policy.seed in (0, 1):
+        sequences = proof.record_decisions(policy, config)
+        found.append(([s.ids for s in sequences], proof.observe(policy, config, sequences, 20).moves))
+    assert found[0][0] != found[1][0]
+    assert found[0][1] == found[1][1]
+
+
 def played(logprobs, moves, scores):
     return proof.Played(torch.tensor(logprobs), moves, scores, ["a"] * len(moves))
 
@@ -219,13 +231,14 @@ def test_dry_run_lists_the_files_and_the_card_without_secrets_and_paths(run_plai
     ("name", "text", "found"),
     [
         ("README.md", "one\nsee {tmp}/notes", "line 2 holds a path of this machine"),
+        ("README.md", "see /elsewhere/me/notes", "line 1 holds a path of this machine"),
         ("config.json", '{{"_name_or_path": "/home/somebody/models/base"}}', "line 1 holds a path of this machine"),
         ("notes/a.txt", "key hush-hush-12345", "holds a secret"),
     ],
 )
 def test_what_gives_something_away_is_not_published(tmp_path, monkeypatch, name, text, found):
     monkeypatch.setenv("SOME_API_KEY", "hush-hush-12345")
-    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(publish.Path, "home", lambda: publish.Path("/elsewhere/me"))
     file = tmp_path / "out" / name
     file.parent.mkdir(parents=True)
     (tmp_path / "out" / "tokenizer.json").write_text('{"/home/": 1}')  # words of the vocabulary are no paths
@@ -259,6 +272,16 @@ def test_push_uploads_the_folder(run_4bit, merged_4bit, monkeypatch, capsys):
     assert Hub.calls[0] == ("me/player", {"private": True, "exist_ok": True})
     assert Hub.calls[1] == ("me/player", sorted(path.name for path in merged_4bit.iterdir()))
     assert "https://hub/me/player" in capsys.readouterr().out
+
+
+def test_a_folder_that_gives_something_away_is_not_pushed(run_4bit, merged_4bit, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("huggingface_hub.HfApi", Hub)
+    monkeypatch.setattr(Hub, "calls", [])
+    shutil.copytree(merged_4bit, tmp_path / "out")
+    (tmp_path / "out" / "notes.txt").write_text("see /home/somebody/notes")
+    assert merge_in(tmp_path / "out", run_4bit, "--push", "me/player") == 1
+    assert "notes.txt: line 1 holds a path of this machine" in capsys.readouterr().err
+    assert not Hub.calls
 
 
 def test_without_access_nothing_is_merged(run_plain, tmp_path, monkeypatch, capsys):
