@@ -203,6 +203,7 @@ def _measure(config: SimpleNamespace, chat: ChatFormat, tasks: list[Task], peek:
 
 def check_prompts(config: SimpleNamespace) -> None:
     """Raise ConfigError where a game would always be cut off before its first answer; a second's work."""
+    load_architecture(config.model)  # first: it tells a folder that is missing from a name on the Hub
     measure_prompts(config, ChatFormat(load_tokenizer(config.model)), peek=True)
 
 

@@ -103,7 +103,10 @@ class Interpreter:
 
     def exited(self) -> bool:
         """Whether the process has ended; it is not reaped, so that its group can still be killed by number."""
-        return os.waitid(os.P_PID, self.process.pid, os.WEXITED | os.WNOWAIT | os.WNOHANG) is not None
+        try:
+            return os.waitid(os.P_PID, self.process.pid, os.WEXITED | os.WNOWAIT | os.WNOHANG) is not None
+        except ChildProcessError:  # it ended, and something else in this process has waited for any child
+            return True
 
     def write(self) -> None:
         """Send what the pipe takes; forget the rest when nobody reads."""
