@@ -12,6 +12,8 @@ NAME := $(basename $(notdir $(CONFIG)))-seed$(SEED)
 # The first name that is free: runs/tiny-seed0, runs/tiny-seed0-2, ...
 OUT ?= $(shell out=runs/$(NAME) n=1; while [ -e $$out ]; do n=$$((n + 1)); out=runs/$(NAME)-$$n; done; echo $$out)
 PYTHON := .venv/bin/python
+# Two processes of one thread each: with more, threads of the small models wait for each other.
+test test-all: export OMP_NUM_THREADS = 1
 
 .PHONY: help train test test-all lint
 
@@ -22,10 +24,10 @@ train: .venv/installed models/tiny/recipe.json
 	$(PYTHON) train_ppo.py --config $(CONFIG) --seed $(SEED) --output-dir $(OUT) $(ARGS)
 
 test: .venv/installed models/tiny/recipe.json
-	$(PYTHON) -m pytest $(ARGS)
+	$(PYTHON) -m pytest -n 2 $(ARGS)
 
 test-all: .venv/installed models/tiny/recipe.json
-	$(PYTHON) -m pytest -m "slow or not slow" $(ARGS)
+	$(PYTHON) -m pytest -n 2 -m "slow or not slow" $(ARGS)
 
 lint: .venv/installed
 	$(PYTHON) -m ruff check .
