@@ -11,18 +11,20 @@ from options import PPOConfig, RunConfig
 from policy import load_policy
 from scripts import make_tiny_model
 
+# The tokenizer's words. Not the games' own: a change of their texts would make another model of every seed.
+WORDS = """You are playing a game. Rules: two players take turns; the player with the higher card or the longest line
+wins the pot. Your move must be the id of one legal action: answer with the number only, nothing else. Legal actions:
+board round cards hand chips raise call fold pass bid dice face row column x o empty state player private public"""
+
 
 @pytest.fixture(scope="session")
 def tiny_models(tmp_path_factory):
     """Architecture -> folder of a random base of 32 hidden units and 3 layers; both have the same tokenizer."""
-    from transformers import AutoTokenizer
-
-    root = tmp_path_factory.mktemp("models")
-    folders = {name: root / name for name in ("qwen2", "qwen3")}
-    make_tiny_model.main([str(folders["qwen2"]), "--hidden", "32", "--layers", "3", "--vocab", "400"])
-    tokenizer = AutoTokenizer.from_pretrained(folders["qwen2"])
-    make_tiny_model.make_model(len(tokenizer), 32, 3, 0.15, 0, "qwen3").save_pretrained(folders["qwen3"])
-    tokenizer.save_pretrained(folders["qwen3"])
+    tokenizer = make_tiny_model.make_tokenizer(iter([WORDS] * 3), 400)
+    folders = {name: tmp_path_factory.mktemp(name) for name in ("qwen2", "qwen3")}
+    for name, folder in folders.items():
+        make_tiny_model.make_model(len(tokenizer), 32, 3, 0.15, 0, name).save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
     return folders
 
 

@@ -1,6 +1,6 @@
 """The trunk against the library's own forward pass, chat formats against the templates, and what loading refuses."""
 
-import importlib.util
+import importlib.resources
 import json
 import subprocess
 import sys
@@ -119,8 +119,7 @@ def test_the_last_layer_runs_only_where_it_is_read(policy):
 
 
 def template(name):
-    package = Path(importlib.util.find_spec("trl").origin).parent
-    return (package / "chat_templates" / f"{name}.jinja").read_text()
+    return importlib.resources.files("trl").joinpath("chat_templates", f"{name}.jinja").read_text()
 
 
 def qwen_tokenizer(tiny_models, name):
@@ -151,7 +150,7 @@ def test_prompts_are_what_the_template_says(tiny_models, name, oracle):
     tokenizer = qwen_tokenizer(tiny_models, name)
     chat = ChatFormat(tokenizer)
     reference = qwen_tokenizer(tiny_models, oracle or name)
-    ids = []
+    ids: list[int] = []
     for turn in range(2, len(TALK) + 1, 2):
         expected = reference.apply_chat_template(
             TALK[:turn], add_generation_prompt=True, enable_thinking=False, return_dict=False
