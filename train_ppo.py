@@ -58,6 +58,7 @@ from utils import ConfigError
 log = logging.getLogger(__name__)
 
 LOSS_PARTS = ("policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction")
+LEGAL_MASS_SAMPLE = 64  # sequences whose legal mass is read each step, for the log
 MOMENTS_RATE = 0.05  # of the running moments of rewards: about the last 20 steps count
 
 
@@ -454,6 +455,7 @@ class Trainer:
         valid = self.without_failed(episodes)
         moments = dict(self.state.moments) if ppo.standardise_rewards else None
         batch = collate(valid, self.policy, ppo, self.state.kl_coef, moments)
+        legal = self.legal_mass(batch)
         self.set_learning_rate(step)  # after collate: reading the reference makes the whole adapter trainable again
         now = replace(ppo, entropy_coef=ppo.entropy_coef * decay(ppo, step, ppo.entropy_final))
         stats = ppo_update(self.policy, self.optimizer, batch, now, (self.config.run.seed, step))
@@ -468,7 +470,7 @@ class Trainer:
                 self.curriculum.update(episode.task, episode.score)
         self.state.step += 1
         ended = time.perf_counter()
-        row = {"step": self.state.step, "stage": stage, **summarise(episodes), **batch.summary(), **stats}
+        row = {"step": self.state.step, "stage": stage, **summarise(episodes), **batch.summary(), **legal, **stats}
         row |= {"kl_coef": self.state.kl_coef, "learning_rate": self.optimizer.param_groups[0]["lr"],
                 "buffer_size": self.curriculum.buffer_size, "window_success": self.curriculum.success_rate,
                 "time_rollout": played - started, "time_update": ended - played, "time_total": ended - started,
@@ -477,6 +479,14 @@ class Trainer:
         if len(self.curriculum.events) > events:
             row["stage_change"] = self.curriculum.stage.name
         return row
+
+    def legal_mass(self, batch: Batch) -> dict[str, float]:
+        """Probability that an unconstrained answer would have been legal, over the step's first decisions."""
+        if not self.policy.constrained:
+            return {}
+        with torch.no_grad():
+            mass = self.policy.log_legal_mass(batch.sequences[:LEGAL_MASS_SAMPLE]).exp().mean()
+        return {"legal_mass": float(mass)}
 
     def without_failed(self, episodes: list[Episode]) -> list[Episode]:
         """Leave out what infrastructure lost; too much of it ends the run."""
@@ -649,7 +659,7 @@ def main(argv: list[str] | None = None) -> int:
     except ConfigError as error:
         print(f"error: {utils.redact(str(error))}", file=sys.stderr)
         return 2
-    except (TrainingError, utils.CheckpointError) as error:
+    except (TrainingError, utils.CheckpointError, torch.OutOfMemoryError) as error:
         print(f"training failed: {utils.redact(str(error))}", file=sys.stderr)
         return 1
 
