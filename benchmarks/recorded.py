@@ -32,8 +32,12 @@ def tokenizer(architecture: str) -> Any:
     return fast
 
 
+Games = dict[int, list[dict[str, Any]]]  # task id -> by seed: seat, system, score, turns ([text, legal ids])
+
+
 @functools.cache
-def _games() -> dict[int, list[dict[str, Any]]]:
+def recorded_games() -> Games:
+    """The games of prompts.json."""
     games = json.loads((HERE / "prompts.json").read_text())
     return {GAMES[name]: [episodes[0] | episode for episode in episodes] for name, episodes in games.items()}
 
@@ -46,9 +50,12 @@ def tasks(names: list[str], count: int) -> list[Task]:
 class RecordedEnv:
     """Shows the turns of a recorded game one after the other, whatever is answered."""
 
+    def __init__(self, games: Games) -> None:
+        self._games = games
+
     def reset(self, task: Task) -> Step:
         """Start the recorded game ``task.seed``."""
-        self._game = _games()[task.task_id][task.seed or 0]
+        self._game = self._games[task.task_id][task.seed or 0]
         self._name, self._turn = decode_task_id(task.task_id)[0].name, -1
         return self.step("")
 
@@ -68,7 +75,8 @@ class RecordedEnv:
         """Nothing is held."""
 
 
-def play_recorded(player: Player, games: list[Task]) -> list[Episode]:
-    """Play recorded games with the program's own loop."""
-    with mock.patch.object(env_wrapper, "make_env", side_effect=lambda config: RecordedEnv()):
-        return env_wrapper.play(EnvConfig(), player, games)
+def play_recorded(player: Player, some: list[Task], games: Games | None = None) -> list[Episode]:
+    """Play recorded games (None: those of prompts.json) with the program's own loop."""
+    library = recorded_games() if games is None else games
+    with mock.patch.object(env_wrapper, "make_env", side_effect=lambda config: RecordedEnv(library)):
+        return env_wrapper.play(EnvConfig(), player, some)

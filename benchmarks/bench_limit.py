@@ -1,0 +1,77 @@
+"""The program against the bare model on the tokens that must be computed: 1 is a program that is nothing but the model.
+
+    python benchmarks/bench_limit.py [--steps 3] [--set KEY=VALUE] [--json FILE]
+
+Steps of the tiny preset are played and updated; their forward passes are recorded and done again by the library's own
+forward (and backward) pass without padding, sampling or bookkeeping (``benchmarks/limit.py``). Equal rows and shared
+prefixes count once in both. CPU seconds of the process, one thread.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+from pathlib import Path
+from unittest import mock
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+import train_ppo
+from benchmarks.bench_train import PRESET, make_trainer, timed
+from benchmarks.common import Clock, Row, table, write
+from benchmarks.limit import Call, bare_seconds, recorded_calls
+from runlog import StopSignal
+
+
+def one_step(trainer: train_ppo.Trainer, stop: StopSignal, clock: Clock) -> None:
+    """A step of training: ``act`` inside rollouts and ``ppo_update`` are timed."""
+    with (
+        mock.patch.object(trainer.policy, "act", timed(clock, "rollout", trainer.policy.act)),
+        mock.patch.object(train_ppo, "ppo_update", timed(clock, "update", train_ppo.ppo_update)),
+    ):
+        trainer.step(stop)
+
+
+def measure(trainer: train_ppo.Trainer, stop: StopSignal) -> list[Row]:
+    """One step, and the bare model on its forward passes (recorded in the step itself: that takes microseconds)."""
+    clock = Clock()
+    with recorded_calls() as calls:
+        one_step(trainer, stop, clock)
+    parts: dict[str, list[Call]] = {
+        "rollout": [c for c in calls if not c.grad], "update": [c for c in calls if c.grad],
+    }  # fmt: skip
+    rows = []
+    for part, some in parts.items():
+        ours, bare = clock.seconds[part], bare_seconds(trainer.policy.trunk, some, cuda=False)
+        tokens = sum(call.tokens for call in some)
+        rows.append({"part": part, "calls": len(some), "tokens": tokens, "ours_s": ours, "bare_s": bare,
+                     "of_limit": bare / ours})  # fmt: skip
+    return rows
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Measure; print rows and ratios (of the sums over all steps)."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--steps", type=int, default=3)
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")
+    parser.add_argument("--json", type=Path)
+    args = parser.parse_args(argv)
+    rows: list[Row] = []
+    with tempfile.TemporaryDirectory() as folder, StopSignal() as stop:
+        trainer = make_trainer(folder, args.set)
+        measure(trainer, stop)
+        for step in range(args.steps):
+            rows += [{"step": step, **row} for row in measure(trainer, stop)]
+        trainer.metrics.close()
+    ratios = {}
+    for part in ("rollout", "update"):
+        some = [row for row in rows if row["part"] == part]
+        ratios[part] = sum(row["bare_s"] for row in some) / sum(row["ours_s"] for row in some)
+    print(table(rows), "\n", {part: round(ratio, 3) for part, ratio in ratios.items()})
+    write(args.json, {"preset": PRESET, "set": args.set}, rows, ratios)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
