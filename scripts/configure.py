@@ -257,8 +257,9 @@ class Wizard:
         if not self.args.yes:
             self.console.print("  " + " ".join(NAMES), style="dim")
         games = self.ask("games", " ".join(DEFAULT_GAMES), "Games", check_games)
-        opponents = self.ask("opponents", " ".join(DEFAULT_OPPONENTS), "Opponents, a stage each, in order "
-                             "(random, mcts, mcts:SIMSxROLLOUTS, ismcts, self)", check_opponents)  # fmt: skip
+        if not self.args.yes:
+            self.console.print("  random mcts mcts:SIMSxROLLOUTS ismcts self", style="dim")
+        opponents = self.ask("opponents", " ".join(DEFAULT_OPPONENTS), "Opponents, a stage each", check_opponents)
         budget = self.args.budget
         while budget is None or budget < 1:
             budget = 20_000 if self.args.yes else IntPrompt.ask("Games to play", default=20_000, console=self.console)
