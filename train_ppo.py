@@ -16,6 +16,7 @@ adaptive KL https://arxiv.org/abs/1909.08593, clip-higher https://arxiv.org/abs/
 
 from __future__ import annotations
 
+import gc
 import json
 import logging
 import subprocess
@@ -563,6 +564,7 @@ def train(config: SimpleNamespace, resume: str | None, force_config: bool = Fals
     if state.step >= ppo.num_train_steps and (run_dir / "summary.json").exists():
         print(f"{run_dir} is finished: {state.step} of {ppo.num_train_steps} steps, see {run_dir / 'summary.json'}")
         return 0
+    gc.freeze()  # else each full collection walks the libraries' objects, for longer than a tiny rollout takes
     wandb = WandbLog(config.run.wandb_mode, run_dir, resolved, project=config.run.wandb_project)
     console = Console(ppo.num_train_steps, state.step)
     code = 1
