@@ -3,8 +3,9 @@
     python benchmarks/bench_mcts.py [--positions 24] [--games 16] [--json FILE]
 
 Moves: the same random positions, each searched by a bot of its own with the game's public budget; the comparison with
-Python has a fiftieth of the simulations on both sides. Step: games against ``mcts`` with the tiny model, wall time of the
-rollout over max(M, (M + S) / cores), where M is the model's time and S the rest, in CPU seconds. Needs a quiet machine.
+Python has a fiftieth of the simulations on both sides. Step: games against ``mcts`` with the tiny model, wall time of
+the rollout over max(M, (M + S) / cores), where M is the model's time and S the rest, in CPU seconds. Needs a quiet
+machine.
 """
 
 from __future__ import annotations
