@@ -90,7 +90,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--venvs", type=Path, default=Path("out/venvs"))
     parser.add_argument("--json", type=Path)
     args = parser.parse_args(argv)
-    scripts = {"ours": (sys.executable, "ours.py", ("w1", "w2", "w3"))}
+    scripts: dict[str, tuple[str, str, tuple[str, ...]]] = {"ours": (sys.executable, "ours.py", ("w1", "w2", "w3"))}
     for name in args.peers:
         peer = KNOWN[name]
         scripts[name] = (interpreter(name, peer, args.venvs), peer.script, peer.workloads)

@@ -42,7 +42,8 @@ SHAPES = (Shape("Qwen2.5-3B", "qwen2", 2048, 36, 16, 2, 11008), Shape("Qwen3-4B"
 TOYS = tuple(replace(s, hidden=64, layers=2, heads=4, kv_heads=2, mlp=128, head=16) for s in SHAPES)
 
 
-def _config(shape: Shape) -> Any:
+def config_of(shape: Shape) -> Any:
+    """The library's configuration of a shape."""
     from transformers import Qwen2Config, Qwen3Config
 
     kind = {"qwen2": Qwen2Config, "qwen3": Qwen3Config}[shape.architecture]
@@ -80,7 +81,7 @@ def make_base(shape: Shape, four_bit: bool, device: str) -> Any:
     """A causal language model of this shape; the output layer and the embedding stay in bf16."""
     from transformers import AutoModelForCausalLM
 
-    config = _config(shape)
+    config = config_of(shape)
     with torch.device("meta"):
         base = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
     base.model.rotary_emb = type(base.model.rotary_emb)(config).to(device)

@@ -9,9 +9,11 @@ from pathlib import Path
 import pytest
 import torch
 from players import random_player
+from transformers import AutoModelForCausalLM
 
 from benchmarks import bench_growth, bench_limit, bench_mcts, bench_peers, bench_train, gpu_bench
 from benchmarks.common import Clock
+from benchmarks.gpu_models import SHAPES, config_of
 from benchmarks.limit import bare_seconds, recorded_calls
 from benchmarks.record_prompts import GAMES
 from benchmarks.recorded import play_recorded, recorded_games, tasks, tokenizer
@@ -37,12 +39,19 @@ def test_a_recorded_game_begins_as_the_real_one(name):
 
 def test_recorded_games_are_played_by_the_episode_loop():
     player, games = random_player(), tasks(["clobber-5", "hex-5"], 4)
-    turns = [recorded_games()[task.task_id][task.seed]["turns"] for task in games]
+    turns = [recorded_games()[task.task_id][task.seed or 0]["turns"] for task in games]
     episodes = play_recorded(player, games)
     for number, episode in enumerate(episodes):
         asked = [(q.conversation[-1]["content"], list(q.legal)) for q in player.queries if q.episode == number]
         assert episode.outcome == "finished"
         assert asked == [(text, legal) for text, legal in turns[number] if len(legal) > 1]
+
+
+@pytest.mark.parametrize(("shape", "parameters"), zip(SHAPES, (3_085_938_688, 4_022_468_096), strict=True))
+def test_the_shapes_are_the_true_ones(shape, parameters):
+    with torch.device("meta"):
+        base = AutoModelForCausalLM.from_config(config_of(shape))
+    assert base.num_parameters() == parameters
 
 
 @pytest.mark.parametrize("architecture", ["qwen2", "qwen3"])
