@@ -4,7 +4,7 @@
     python scripts/merge.py --adapters runs/default/checkpoint-000500 --output models/player --base-weights original
     python scripts/merge.py --adapters runs/default --output models/player --push me/player --dry-run
 
-The base is dequantised first: added to 4-bit weights, which are then rounded to 4 bits again, about half of an adapter
+The base is dequantised first: added to 4-bit weights, which are then rounded to 4 bits again, a good part of an adapter
 is lost. The merged folder is then read from disk and compared with base and adapter apart: log-probabilities of the
 same decisions, and the same deals played greedily. Exit code 1 where the mean difference is not allowed.
 """
