@@ -69,7 +69,7 @@ class MetricsLog:
         if type(row["step"]) is not int:
             raise TypeError(f"step must be an int, not {row['step']!r}")
         self._file = self._file or self.path.open("ab")
-        self._file.write(json.dumps(_finite(redact(dict(row))), allow_nan=False).encode() + b"\n")
+        self._file.write(json.dumps(finite(redact(dict(row))), allow_nan=False).encode() + b"\n")
         self._file.flush()
 
     def sync(self) -> None:
@@ -92,11 +92,12 @@ def _step_of(line: bytes) -> int | None:
     return step if type(step) is int else None
 
 
-def _finite(value: Any) -> Any:
+def finite(value: Any) -> Any:
+    """Return nested dicts and lists with None for every number that is not finite: what strict JSON can hold."""
     if isinstance(value, Mapping):
-        return {key: _finite(item) for key, item in value.items()}
+        return {key: finite(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
+        return [finite(item) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
@@ -160,7 +161,7 @@ class InterruptedRolloutError(Exception):
 
 @dataclass
 class StoppablePlayer:
-    """The policy, leaving the rollout when a signal has arrived: the step has changed nothing so far."""
+    """The policy, leaving the rollout or the evaluation when a signal has arrived: it has changed nothing so far."""
 
     policy: Any
     stop: StopSignal
@@ -170,6 +171,12 @@ class StoppablePlayer:
         if self.stop.received:
             raise InterruptedRolloutError
         return self.policy.act(queries)
+
+    def action_probs(self, queries: Sequence[Query]) -> list[dict[int, float]]:
+        """Probability of every legal action, unless the run is to stop."""
+        if self.stop.received:
+            raise InterruptedRolloutError
+        return self.policy.action_probs(queries)
 
     def release(self, episodes: list[int]) -> None:
         """Pass on which episodes ended."""

@@ -49,6 +49,7 @@ from runlog import (
     StopSignal,
     WandbLog,
     find_checkpoint,
+    finite,
     lock_run,
     peak_memory_mb,
     progress_line,
@@ -65,6 +66,10 @@ MOMENTS_RATE = 0.05  # of the running moments of rewards: about the last 20 step
 
 class TrainingError(RuntimeError):
     """Training cannot go on; the message is the last line of the program."""
+
+
+class BrokenStepError(TrainingError):
+    """Training cannot go on, and the weights are between two steps: nothing of it is worth a checkpoint."""
 
 
 # ------------------------------------------------------------------------------------------------------ advantages
@@ -342,12 +347,14 @@ def _add(sums: dict[str, Any], stats: dict[str, Any]) -> None:
 
 
 def ppo_update(
-    policy: Policy, optimizer: torch.optim.Optimizer, batch: Batch, ppo: PPOConfig, key: tuple[int, ...]
+    policy: Policy, optimizer: torch.optim.Optimizer, batch: Batch, ppo: PPOConfig, key: tuple[int, ...], bad: int = 0
 ) -> dict[str, float]:
     """Run the epochs of one step; return means over the decisions seen.
 
-    A minibatch whose loss or gradient is not finite changes nothing and is counted (``skipped``). When memory
-    runs out the minibatch is done again with half as many tokens at a time. ``key`` seeds the shuffling.
+    A minibatch whose loss or gradient is not finite changes nothing and is counted (``skipped``); after
+    ``max_bad_updates`` of them in a row, ``bad`` before this step included, the step is over (``bad_updates``: how
+    many there were in a row at its end). When memory runs out the minibatch is done again with half as many tokens
+    at a time. ``key`` seeds the shuffling.
     """
     of_unit: dict[int, list[int]] = {}
     for i, unit in enumerate(batch.unit):
@@ -355,7 +362,7 @@ def ppo_update(
     units = list(of_unit)
     parameters = list(policy.trainable().values())
     totals: dict[str, Any] = dict.fromkeys((*LOSS_PARTS, "ratio_max", "decisions"), 0.0)
-    stats = {"skipped": 0.0, "grad_norm": 0.0, "updates": 0.0, "epochs": 0.0}
+    stats = {"skipped": 0.0, "grad_norm": 0.0, "updates": 0.0, "epochs": 0.0, "bad_updates": bad}
     for epoch in range(ppo.ppo_epochs):
         before = (totals["approx_kl"], totals["decisions"])
         for games in minibatches(len(units), ppo, (*key, epoch)):
@@ -367,12 +374,17 @@ def ppo_update(
                 _add(totals, sums)
                 stats["updates"] += 1
                 stats["grad_norm"] += float(norm)
+                stats["bad_updates"] = 0
             else:
                 stats["skipped"] += 1
+                stats["bad_updates"] += 1
             optimizer.zero_grad(set_to_none=True)
+            if stats["bad_updates"] >= ppo.max_bad_updates:
+                break
         stats["epochs"] += 1
         epoch_kl = float(totals["approx_kl"] - before[0]) / max(float(totals["decisions"] - before[1]), 1)
-        if ppo.target_kl is not None and epoch_kl > ppo.target_kl:
+        over_kl = ppo.target_kl is not None and epoch_kl > ppo.target_kl
+        if over_kl or stats["bad_updates"] >= ppo.max_bad_updates:
             break
     policy.weights_changed()
     stats["grad_norm"] /= max(stats["updates"], 1)
@@ -388,7 +400,7 @@ def _with_less_memory(policy: Policy, optimizer: torch.optim.Optimizer, work: An
         except torch.OutOfMemoryError as error:
             optimizer.zero_grad(set_to_none=True)
             if not policy.halve_batches():
-                raise TrainingError(
+                raise BrokenStepError(
                     "out of memory with a single sequence at a time: lower ppo.max_seq_length"
                 ) from error
 
@@ -424,7 +436,8 @@ class TrainerState:
     bad_updates: int = 0
     tokens_per_batch: int = 0
     moments: dict[str, list[float]] = field(default_factory=dict)  # of terminal rewards, per game and seat
-    before: list[dict[str, Any]] = field(default_factory=list)
+    before: list[dict[str, Any]] = field(default_factory=list)  # results of the first evaluation
+    row: dict[str, Any] | None = None  # metrics of a step whose evaluation a signal cut short
 
 
 def tasks_of(config: SimpleNamespace) -> list[int]:
@@ -459,8 +472,11 @@ class Trainer:
         legal = self.legal_mass(batch)
         self.set_learning_rate(step)  # after collate: reading the reference makes the whole adapter trainable again
         now = replace(ppo, entropy_coef=ppo.entropy_coef * decay(ppo, step, ppo.entropy_final))
-        stats = ppo_update(self.policy, self.optimizer, batch, now, (self.config.run.seed, step))
-        self.count_bad_updates(stats)
+        key = (self.config.run.seed, step)
+        stats = ppo_update(self.policy, self.optimizer, batch, now, key, self.state.bad_updates)
+        self.state.bad_updates = int(stats.pop("bad_updates"))
+        if self.state.bad_updates >= ppo.max_bad_updates:
+            self.dump(batch, valid)
         self.state.moments = moments or {}
         decisions = len(batch.values_M)
         self.state.kl_coef = adapt_kl_coef(self.state.kl_coef, batch.kl_ref, decisions, ppo)
@@ -503,27 +519,29 @@ class Trainer:
         for name, parameter in self.policy.trainable().items():
             parameter.requires_grad_(name.startswith("value_head.") or step >= self.ppo.critic_warmup_steps)
 
-    def count_bad_updates(self, stats: dict[str, float]) -> None:
-        """Stop after too many minibatches in a row without a finite loss and gradient."""
-        self.state.bad_updates = 0 if stats["updates"] else self.state.bad_updates + int(stats["skipped"])
-        if self.state.bad_updates >= self.ppo.max_bad_updates:
-            raise TrainingError(
-                f"{self.state.bad_updates} minibatches in a row gave a loss or gradient that is not finite"
-            )
-
     # -- evaluation ----------------------------------------------------------------------------------------------
 
-    def evaluate(self) -> list[GameResult]:
+    def evaluate(self, stop: StopSignal) -> list[GameResult]:
         """Evaluate against uniform random on the games of the curriculum's stages, on reserved seeds."""
-        return evaluate(self.policy, self.config.env, tasks_of(self.config), self.ppo.eval_games)
+        player = StoppablePlayer(self.policy, stop)
+        return evaluate(player, self.config.env, tasks_of(self.config), self.ppo.eval_games)
 
     # -- files ---------------------------------------------------------------------------------------------------
+
+    def dump(self, batch: Batch, episodes: list[Episode]) -> None:
+        """Write what the updates that were not finite were made of to ``bad_batch.json``, for whoever looks into it."""
+        tasks = [{"task_id": e.task.task_id, "seed": e.task.seed, "opponent": e.task.opponent} for e in episodes]
+        rows = [{"task": tasks[unit], "ids": sequence.ids, "decisions": [vars(d) for d in sequence.decisions],
+                 "advantages": batch.advantages_M[span].tolist(), "returns": batch.returns_M[span].tolist(),
+                 "old_logprobs": batch.old_logprobs_M[span].tolist()}
+                for unit, sequence, span in zip(batch.unit, batch.sequences, batch.spans, strict=True)]  # fmt: skip
+        (self.run_dir / "bad_batch.json").write_text(json.dumps({"step": self.state.step + 1, "sequences": rows}))
 
     def save(self, score: float | None = None) -> Path:
         """Write a checkpoint of everything; the metrics are on disk first, so that a resume finds no gap."""
         self.metrics.sync()
         tensors, rest = utils.pack_optimizer(self.optimizer, self.names)
-        state = vars(self.state) | {"optimizer": rest, "threads": torch.get_num_threads()}
+        state = finite(vars(self.state)) | {"optimizer": rest, "threads": torch.get_num_threads()}
         return utils.save_checkpoint(
             self.run_dir, self.state.step, self.policy.save,
             documents={"trainer_state": state, "curriculum": self.curriculum.state_dict(),
@@ -544,6 +562,8 @@ class Trainer:
             log.warning("saved with %d threads, now %d: the resumed run will not be identical to the bit",
                         threads, torch.get_num_threads())  # fmt: skip
         self.state = TrainerState(**state)
+        if self.state.row:
+            self.state.row = {key: np.nan if value is None else value for key, value in self.state.row.items()}
         self.policy.tokens_per_batch = self.state.tokens_per_batch
         self.curriculum.load_state_dict(saved.json("curriculum"))
         utils.abandon_after(self.run_dir, self.state.step)
@@ -572,7 +592,6 @@ def train(config: SimpleNamespace, resume: str | None, force_config: bool = Fals
         with StopSignal() as stop:
             if start is None:
                 trainer.metrics.truncate_to(0)
-                state.before = [vars(r) | {"share": r.share} for r in trainer.evaluate()]
             code = training_loop(trainer, stop, console, wandb)
         return code
     finally:
@@ -585,40 +604,47 @@ def train(config: SimpleNamespace, resume: str | None, force_config: bool = Fals
 def training_loop(trainer: Trainer, stop: StopSignal, console: Console, wandb: WandbLog) -> int:
     """Step until done, interrupted or unable to go on; checkpoint between steps only."""
     ppo, state, started, first = trainer.ppo, trainer.state, time.perf_counter(), trainer.state.step
-    while state.step < ppo.num_train_steps:
-        try:
-            row = trainer.step(stop)
-        except InterruptedRolloutError:
-            break
-        except TrainingError as error:
-            raise TrainingError(f"step {state.step + 1}: {error}; checkpoint: {trainer.save()}") from error
-        score = None
-        if ppo.eval_freq and state.step % ppo.eval_freq == 0 and state.step < ppo.num_train_steps:
-            results = trainer.evaluate()
-            score = float(np.mean([r.value if r.share is None else r.share for r in results]))
-            row |= {f"eval/{r.game}": r.value if r.share is None else r.share for r in results}
-        trainer.metrics.append(row)
-        wandb.log(row)
-        pace = (time.perf_counter() - started) / (state.step - first)
-        console.update(state.step, progress_line(row, ppo.num_train_steps, pace * (ppo.num_train_steps - state.step)))
-        if "stage_change" in row:
-            console.say(f"stage {row['stage']} is passed: now {row['stage_change']}")
-        if state.step % ppo.save_freq == 0 or score is not None:
-            trainer.save(score)
-        if stop.received:
-            break
-    if stop.received:
+    try:
+        if not state.before:
+            state.before = [vars(r) | {"share": r.share} for r in trainer.evaluate(stop)]
+        while state.step < ppo.num_train_steps or state.row:
+            row = state.row = state.row or trainer.step(stop)
+            score = None
+            if ppo.eval_freq and state.step % ppo.eval_freq == 0 and state.step < ppo.num_train_steps:
+                results = trainer.evaluate(stop)
+                score = float(np.mean([r.value if r.share is None else r.share for r in results]))
+                row |= {f"eval/{r.game}": r.value if r.share is None else r.share for r in results}
+            state.row = None
+            trainer.metrics.append(row)
+            wandb.log(row)
+            left = (ppo.num_train_steps - state.step) * (time.perf_counter() - started) / max(state.step - first, 1)
+            console.update(state.step, progress_line(row, ppo.num_train_steps, left))
+            if "stage_change" in row:
+                console.say(f"stage {row['stage']} is passed: now {row['stage_change']}")
+            if state.bad_updates >= ppo.max_bad_updates:
+                raise TrainingError(f"{state.bad_updates} minibatches in a row gave a loss or gradient that is not "
+                                    f"finite; the last are in {trainer.run_dir / 'bad_batch.json'}")  # fmt: skip
+            if state.step % ppo.save_freq == 0 or score is not None:
+                trainer.save(score)
+            if stop.received:
+                raise InterruptedRolloutError
+        finish(trainer, stop, console)
+        return 0
+    except InterruptedRolloutError:
         console.say(f"interrupted after step {state.step}; checkpoint: {trainer.save()}")
         return stop.exit_code
-    finish(trainer, console)
-    return 0
+    except BrokenStepError as error:
+        kept = utils.latest_checkpoint(trainer.run_dir) or "none yet"
+        raise TrainingError(f"in step {state.step + 1}: {error}; checkpoint: {kept}") from error
+    except TrainingError as error:
+        raise TrainingError(f"after step {state.step}: {error}; checkpoint: {trainer.save()}") from error
 
 
-def finish(trainer: Trainer, console: Console) -> None:
+def finish(trainer: Trainer, stop: StopSignal, console: Console) -> None:
     """Evaluate, write the summary, sample games, the final adapter and the curves, and show them."""
-    results = trainer.evaluate()
+    results = trainer.evaluate(stop)
     tasks = [task for t in tasks_of(trainer.config) for task in eval_tasks([(t, t)], 3, 1)]
-    rows = record(trainer.policy, trainer.config.env, tasks, trainer.state.step)
+    rows = record(StoppablePlayer(trainer.policy, stop), trainer.config.env, tasks, trainer.state.step)
     (trainer.run_dir / "episodes.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     checkpoint = trainer.save()
     final = utils.write_directory(trainer.run_dir / "final", trainer.policy.save)

@@ -13,7 +13,7 @@ import train_ppo
 from env_wrapper import Sequence
 from options import PPOConfig
 from runlog import StopSignal
-from train_ppo import Trainer, TrainingError, _backward, collate, minibatches, ppo_loss, ppo_update
+from train_ppo import BrokenStepError, Trainer, _backward, collate, minibatches, ppo_loss, ppo_update
 from utils import pack_optimizer
 
 WHOLE = PPOConfig(
@@ -333,13 +333,22 @@ def test_one_bad_minibatch_leaves_the_others_and_their_statistics_alone(tmp_path
     assert all(np.isfinite(value) for value in stats.values())
 
 
-def test_too_many_bad_minibatches_in_a_row_end_the_run(tmp_path):
-    trainer = Trainer(micro_config(tmp_path, ppo={"max_bad_updates": 3}), tmp_path)
-    trainer.count_bad_updates({"updates": 0, "skipped": 2})
-    trainer.count_bad_updates({"updates": 1, "skipped": 0})
-    trainer.count_bad_updates({"updates": 0, "skipped": 2})
-    with pytest.raises(TrainingError, match="3 minibatches in a row gave a loss or gradient that is not finite"):
-        trainer.count_bad_updates({"updates": 0, "skipped": 1})
+def test_bad_minibatches_are_counted_in_a_row_across_steps_and_end_the_step(tmp_path):
+    policy = tiny_policy(tmp_path)
+    batch, optimizer = played(policy), adam(policy)
+    bad, _ = spoiled(batch, policy, "loss")
+    ppo = replace(WHOLE, mini_batch_size=1, ppo_epochs=2, max_bad_updates=3)  # one game of eight is bad
+    last = [games for epoch in range(2) for games in minibatches(8, ppo, (0, epoch))].index([7])
+    stats = ppo_update(policy, optimizer, bad, ppo, (0,), 2)
+    assert (stats["skipped"], stats["updates"], stats["bad_updates"]) == ((1, 0, 3) if last == 0 else (2, 14, 0))
+    whole = replace(ppo, mini_batch_size=8)
+    stats = ppo_update(policy, optimizer, bad, whole, (0,), 0)
+    assert (stats["skipped"], stats["bad_updates"]) == (2, 2)
+    before = weights(policy)
+    stats = ppo_update(policy, optimizer, bad, whole, (0,), 2)
+    assert (stats["skipped"], stats["bad_updates"], stats["epochs"]) == (1, 3, 1)
+    assert weights(policy) == before
+    assert ppo_update(policy, optimizer, batch, whole, (0,), 2)["bad_updates"] == 0
 
 
 def out_of_memory(monkeypatch, *calls):
@@ -374,5 +383,5 @@ def test_no_memory_for_a_single_sequence_is_an_error_that_says_what_to_do(tmp_pa
     policy = tiny_policy(tmp_path)
     batch = played(policy)
     out_of_memory(monkeypatch, *range(100))
-    with pytest.raises(TrainingError, match=r"lower ppo\.max_seq_length"):
+    with pytest.raises(BrokenStepError, match=r"lower ppo\.max_seq_length"):
         ppo_update(policy, adam(policy), batch, WHOLE, (0,))

@@ -59,9 +59,24 @@ def signal_in_update(number, step):
     return ppo_update
 
 
+def signal_in_evaluation(number, nth):
+    """``evaluate`` whose player gets a signal at its first answer of one evaluation."""
+    evaluations, real = iter(range(10**6)), train_ppo.evaluate
+
+    def evaluate(player, *args):
+        if next(evaluations) == nth:
+            os.kill(os.getpid(), number)
+        return real(player, *args)
+
+    return evaluate
+
+
 @pytest.mark.parametrize(
     ("name", "patched", "number", "step", "done"),
     [
+        ("evaluate", signal_in_evaluation, signal.SIGTERM, 0, 0),  # before the first step
+        ("evaluate", signal_in_evaluation, signal.SIGTERM, 1, 4),  # of step 4, whose row waits for it
+        ("evaluate", signal_in_evaluation, signal.SIGINT, 2, 6),  # after the last step
         ("play", signal_in_rollout, signal.SIGTERM, 0, 0),
         ("play", signal_in_rollout, signal.SIGTERM, 3, 3),
         ("ppo_update", signal_in_update, signal.SIGTERM, 2, 3),
@@ -71,12 +86,12 @@ def signal_in_update(number, step):
 def test_a_signal_leaves_a_checkpoint_from_which_the_run_goes_on_exactly(
     undisturbed, tmp_path, monkeypatch, capsys, name, patched, number, step, done
 ):
-    """In the rollout the step is dropped, in the update it is finished: nothing is ever half applied."""
+    """In the rollout the step is dropped, in the update it is finished, an evaluation is done again on resume."""
     with monkeypatch.context() as patch:
         patch.setattr(train_ppo, name, patched(number, step))
         assert train(tmp_path, "--set", "ppo.save_freq=100", **ADAPTIVE) == 128 + number
     assert f"interrupted after step {done}; checkpoint: {tmp_path / 'run'}" in capsys.readouterr().out
-    assert len(rows(tmp_path)) == done
+    assert len(rows(tmp_path)) == done - (name == "evaluate" and done == 4)
     assert train(tmp_path, "--resume", "--set", "ppo.save_freq=100", **ADAPTIVE) == 0
     assert_same_run(tmp_path, undisturbed)
 
@@ -95,11 +110,39 @@ def test_a_loss_that_stays_not_finite_ends_the_run_with_the_last_good_state(tmp_
     monkeypatch.setattr(train_ppo, "ppo_loss", loss)
     assert train(tmp_path, "--set", "ppo.max_bad_updates=4") == 1
     message = capsys.readouterr().err.splitlines()[-1]
-    assert "4 minibatches in a row gave a loss or gradient that is not finite; checkpoint: " in message
+    assert "4 minibatches in a row gave a loss or gradient that is not finite; the last are in " in message
     last = Path(message.rpartition("checkpoint: ")[2])
-    good = json.loads((last / "trainer_state.json").read_text())["step"]
-    assert 1 <= good < STEPS
-    assert len(rows(tmp_path)) == good
+    step = json.loads((last / "trainer_state.json").read_text())["step"]
+    assert 1 <= step < STEPS
+    assert len(rows(tmp_path)) == step  # the step is whole: its good minibatches, and what was played
+    dumped = json.loads((tmp_path / "run" / "bad_batch.json").read_text())
+    assert dumped["step"] == step
+    assert sum(len(s["decisions"]) for s in dumped["sequences"]) == rows(tmp_path)[-1]["decisions"]
+    assert {len(s["advantages"]) - len(s["decisions"]) for s in dumped["sequences"]} == {0}
+
+
+def test_no_memory_in_the_middle_of_a_step_leaves_the_last_checkpoint_alone(undisturbed, tmp_path, monkeypatch, capsys):
+    """Some minibatches of step 5 are applied when it fails: that state must not be saved as if it were step 4's."""
+    real, calls = train_ppo._backward, iter(range(10**6))
+    limit = 1 + int(sum(row["updates"] + row["skipped"] for row in rows(undisturbed)[:4]))
+
+    def backward(*args):
+        if next(calls) == limit:
+            args[0].tokens_per_batch = 1  # nothing is left to halve
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return real(*args)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(train_ppo, "_backward", backward)
+        assert train(tmp_path, **ADAPTIVE) == 1
+    message = capsys.readouterr().err.splitlines()[-1]
+    assert (
+        "in step 5: out of memory with a single sequence at a time: lower ppo.max_seq_length; checkpoint: " in message
+    )
+    assert message.endswith("checkpoint-000004")
+    assert final_bytes(tmp_path, 4) == final_bytes(undisturbed, 4)
+    assert train(tmp_path, "--resume", **ADAPTIVE) == 0
+    assert_same_run(tmp_path, undisturbed)
 
 
 def test_failing_environments_end_the_run_with_the_cause_and_a_checkpoint(tmp_path, monkeypatch, capsys):
