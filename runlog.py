@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import math
@@ -23,6 +24,7 @@ from utils import (
     config_diff,
     latest_checkpoint,
     load_checkpoint,
+    naming,
     redact,
     sweep,
 )
@@ -44,15 +46,20 @@ def setup_logging(level: int = logging.INFO) -> None:
 
 
 class MetricsLog:
-    """A file of JSON lines, each with its ``step``, in the order of steps. Numbers that are not finite become null."""
+    """A file of JSON lines, each with its ``step``, in the order of steps. Numbers that are not finite become null.
+
+    Rows that cannot be written, the disk being full, are kept in memory and written with a later one.
+    """
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
         self._file: IO[bytes] | None = None
+        self._waiting = b""
 
     def truncate_to(self, step: int) -> int:
         """Drop all rows after ``step`` and a torn last line; return the step of the last row kept (0: none)."""
         self.close()
+        self._waiting = b""
         kept, last = 0, 0
         lines = self.path.read_bytes().splitlines(keepends=True) if self.path.exists() else []
         for line in lines:
@@ -65,20 +72,37 @@ class MetricsLog:
         return last
 
     def append(self, row: Mapping[str, Any]) -> None:
-        """Write one row (with an integer ``step``) and flush it to the operating system."""
+        """Hand one row (with an integer ``step``) to the operating system."""
         if type(row["step"]) is not int:
             raise TypeError(f"step must be an int, not {row['step']!r}")
-        self._file = self._file or self.path.open("ab")
-        self._file.write(json.dumps(finite(redact(dict(row))), allow_nan=False).encode() + b"\n")
-        self._file.flush()
+        told = bool(self._waiting)
+        self._waiting += json.dumps(finite(redact(dict(row))), allow_nan=False).encode() + b"\n"
+        try:
+            self._write()
+        except OSError as error:
+            if not told:
+                log.warning("%s cannot be written, its rows wait in memory: %s", self.path, error)
+
+    def _write(self) -> None:
+        while self._waiting:
+            self._file = self._file or self.path.open("ab", buffering=0)
+            self._waiting = self._waiting[self._file.write(self._waiting) :]
 
     def sync(self) -> None:
-        """Force the rows to disk: before the checkpoint of their step, so that a resume finds no gap."""
-        if self._file:
-            os.fsync(self._file.fileno())
+        """Force the rows to disk: before the checkpoint of their step, so that a resume finds no gap.
+
+        Raises:
+            CheckpointError: they cannot be written.
+        """
+        with naming(f"{self.path.name}: "):
+            self._write()
+            if self._file:
+                os.fsync(self._file.fileno())
 
     def close(self) -> None:
         """Close the file; ``append`` opens it again."""
+        with contextlib.suppress(OSError):
+            self._write()
         if self._file:
             self._file.close()
             self._file = None
@@ -296,8 +320,10 @@ def find_checkpoint(run_dir: Path, resume: str | None, resolved: dict[str, Any],
         saved = load_checkpoint(path).json("run_config")
     except CheckpointError as error:
         raise ConfigError(f"--resume: {error}") from error
+    if not isinstance(saved, dict):
+        raise ConfigError(f"--resume: {path / 'run_config.json'}: is no configuration")
     harmless = ("run.output_dir", "run.wandb", "run.keep", "ppo.save_freq", "ppo.eval_freq")
-    changed = [line for line in config_diff(saved, resolved) if not line.startswith(harmless)]
+    changed = [line for line in config_diff(saved, redact(resolved)) if not line.startswith(harmless)]
     if changed and not force_config:
         raise ConfigError(f"--resume: the configuration has changed since {path.name}: {'; '.join(changed)}; "
                           "--force-config goes on with the new one")  # fmt: skip

@@ -24,8 +24,9 @@ from settings import ConfigError, config_dict, config_diff, knob, load_config, r
 
 __all__ = [
     "Checkpoint", "CheckpointError", "ConfigError", "abandon_after", "config_dict", "config_diff", "knob",
-    "latest_checkpoint", "load_checkpoint", "load_config", "pack_optimizer", "read_json", "redact", "save_checkpoint",
-    "seed_everything", "sweep", "uniform", "unpack_optimizer", "verify_checkpoint", "write_directory",
+    "latest_checkpoint", "load_checkpoint", "load_config", "naming", "pack_optimizer", "read_json", "redact",
+    "save_checkpoint", "seed_everything", "sweep", "uniform", "unpack_optimizer", "verify_checkpoint",
+    "write_directory",
 ]  # fmt: skip
 
 log = logging.getLogger(__name__)
@@ -93,7 +94,7 @@ def write_directory(target: Path, fill: Callable[[Path], None]) -> Path:
     tmp, old = target.with_name(f".tmp-{target.name}"), target.with_name(f".old-{target.name}")
     sweep(target.parent)
     try:
-        with _naming(f"{target.name}: "):
+        with naming(f"{target.name}: "):
             tmp.mkdir(parents=True)
             fill(tmp)
             for path in [*sorted(tmp.rglob("*")), tmp]:
@@ -120,7 +121,7 @@ def sweep(directory: Path) -> None:
 
 
 def _fsync(path: Path) -> None:
-    with _naming(f"{path.name}: "):
+    with naming(f"{path.name}: "):
         descriptor = os.open(path, os.O_RDONLY)
         try:
             os.fsync(descriptor)
@@ -129,10 +130,12 @@ def _fsync(path: Path) -> None:
 
 
 @contextmanager
-def _naming(what: str) -> Iterator[None]:
+def naming(what: str) -> Iterator[None]:
     """Prefix a failure with where it happened, keeping the cause."""
     try:
         yield
+    except ConfigError:  # a line of its own
+        raise
     except Exception as exc:
         text = str(exc) if isinstance(exc, CheckpointError) else f"{type(exc).__name__}: {exc}"
         cause = exc.__cause__ if isinstance(exc, CheckpointError) else exc
@@ -166,7 +169,7 @@ class Checkpoint:
         """Return the tensors saved as ``name``, on the CPU."""
         from safetensors.torch import load_file
 
-        with _naming(f"{self.path.name}: {name}.safetensors: "):
+        with naming(f"{self.path.name}: {name}.safetensors: "):
             return load_file(self.path / f"{name}.safetensors")
 
 
@@ -203,15 +206,16 @@ def save_checkpoint(
     """
 
     def fill(tmp: Path) -> None:
-        with _naming("adapter and tokenizer: "):
+        with naming("adapter and tokenizer: "):
             write(tmp)
         for name, document in documents.items():
-            with _naming(f"{name}.json: "):
-                (tmp / f"{name}.json").write_text(_dumps(document, indent=1), encoding="utf-8")
+            with naming(f"{name}.json: "):
+                text = json.dumps(redact(document), indent=1, allow_nan=False)
+                (tmp / f"{name}.json").write_text(text, encoding="utf-8")
         for name, flat in tensors.items():
-            with _naming(f"{name}.safetensors: "):
+            with naming(f"{name}.safetensors: "):
                 _save_tensors(flat, tmp / f"{name}.safetensors")
-        with _naming(f"{MANIFEST}: "):
+        with naming(f"{MANIFEST}: "):
             manifest = {"schema": SCHEMA, "step": step, "score": score, "base": dict(base or {})}
             manifest |= {"versions": _versions(), "files": {n: _fingerprint(tmp / n) for n in _files(tmp)}}
             (tmp / MANIFEST).write_text(_seal(manifest), encoding="utf-8")
@@ -298,7 +302,7 @@ def unpack_optimizer(optimizer: Any, tensors: Mapping[str, Any], rest: Mapping[s
     Raises:
         CheckpointError: the parameters are not those that were saved.
     """
-    with _naming("optimizer: "):
+    with naming("optimizer: "):
         if list(names) != rest["names"]:
             changed = sorted(set(names) ^ set(rest["names"])) or ["their order"]
             raise ValueError(f"saved for other parameters than the model's: {changed[0]} differs")
@@ -314,10 +318,6 @@ def _save_tensors(flat: Mapping[str, Any], path: Path) -> None:
     from safetensors.torch import save_file
 
     save_file({key: tensor.detach().cpu().contiguous() for key, tensor in flat.items()}, path)
-
-
-def _dumps(value: Any, indent: int | None = None) -> str:
-    return json.dumps(redact(value), indent=indent, allow_nan=False)
 
 
 def _seal(manifest: dict[str, Any]) -> str:
@@ -386,7 +386,7 @@ def _retain(run_dir: Path, keep_last: int, keep_best: int) -> None:
     newest, best = _first_verified(paths, keep_last), _first_verified(scored, keep_best)
     for path in paths:
         if newest and path not in newest + best and _step_of(path) < _step_of(newest[0]):
-            with _naming(f"{path.name} cannot be deleted: "):
+            with naming(f"{path.name} cannot be deleted: "):
                 # Under its own name, half-deleted, it would look damaged.
                 shutil.rmtree(path.rename(path.with_name(f".tmp-{path.name}")))
 

@@ -28,6 +28,8 @@ STOP_SECONDS = 10.0
 # Connections idle for longer are not used again: servers close them after some 5 s, perhaps while a step is sent.
 KEEPALIVE_SECONDS = 2.0
 MAX_ANSWER_BYTES = 2**24
+MOST_PLAYERS = 10  # of any game of OpenSpiel
+ID_DIGITS = 9  # of an action's id
 
 EVALUATE_PATH = "evaluate"  # info["path"] of servers on which (task_id, seed, opponent) mean what they mean locally
 
@@ -143,21 +145,23 @@ def _result(text: str) -> Any:
         answer = json.loads(text)
         if answer["status"] == "success":
             return answer["result"]
-    except (ValueError, TypeError, KeyError):
+    except (ValueError, TypeError, KeyError, RecursionError):
         pass
-    raise ServerError(f"not the affinetes protocol, or a failed call: {_line(text)}")
+    raise ServerError(f"not the affinetes protocol, or a failed call: {one_line(text)}")
 
 
 def _detail(text: str) -> str:
     """Return the first line of a public server's ``{"detail": "message\\ntraceback"}``."""
     try:
-        return _line(str(json.loads(text)["detail"]).split("Traceback")[0])
-    except (ValueError, TypeError, KeyError):
-        return _line(text)
+        return one_line(str(json.loads(text)["detail"]).split("Traceback")[0])
+    except (ValueError, TypeError, KeyError, RecursionError):
+        return one_line(text)
 
 
-def _line(text: str) -> str:
-    return " ".join(text.split())[:200]
+def one_line(text: str, most: int = 200) -> str:
+    """Return what a server sent as a line that does no harm on a terminal, at most so many characters."""
+    line = " ".join(text.split())[:most]
+    return "".join(character if character.isprintable() else "�" for character in line)
 
 
 class ContainerConnection:
@@ -174,7 +178,7 @@ class ContainerConnection:
         threading.Thread(target=self._run, args=(image, host), name="affinetes", daemon=True).start()
         self._started.wait()
         if self._problem:
-            raise RuntimeError(f"env_mode docker: {image} cannot be started: {_line(str(self._problem))}")
+            raise RuntimeError(f"env_mode docker: {image} cannot be started: {one_line(str(self._problem))}")
         atexit.register(self.close)
 
     def _run(self, image: str, host: str) -> None:
@@ -203,7 +207,7 @@ class ContainerConnection:
             pending.cancel()
             raise ServerError(f"no answer within {seconds:g} s") from None
         except Exception as error:
-            raise ServerError(_line(str(error).split("Traceback")[0])) from error
+            raise ServerError(one_line(str(error).split("Traceback")[0])) from error
 
     def close(self) -> None:
         """Stop the container."""
@@ -301,9 +305,9 @@ class RemoteEnv:
         except ServerError as error:
             raise self._error(f"{method}: {error}") from error
         if not isinstance(answer, dict) or not isinstance(answer.get("info"), dict):
-            raise self._error(f"{method} was answered with {_line(str(answer))!r}")
+            raise self._error(f"{method} was answered with {one_line(str(answer))!r}")
         if refusal := answer["info"].get("error"):
-            raise self._error(f"{method}: {_line(str(refusal))}")
+            raise self._error(f"{method}: {one_line(str(refusal))}")
         if not isinstance(answer.get("observation"), str) or not isinstance(answer.get("episode_id"), str):
             raise self._error(f"{method} was answered without an observation or an episode_id")
         return answer
@@ -311,7 +315,7 @@ class RemoteEnv:
     def _error(self, problem: str) -> ServerError:
         defect = DEFECTS.get(self._game.name)
         known = f" (known of public servers: {defect}; scripts/serve.py plays it)" if defect else ""
-        return ServerError(f"{self._game.name} on {self._server.name}: {problem}{known}")
+        return ServerError(f"{self._game.name} on {self._server.name}: {one_line(problem, 400)}{known}")
 
     def _check_echo(self, asked: dict[str, Any], info: dict[str, Any]) -> None:
         """Raise unless the server says that it plays the task that was asked for."""
@@ -320,7 +324,7 @@ class RemoteEnv:
             raise self._error(f"asked for {asked}, the server plays {info.get('game_name')} with {told}")
         if asked["opponent"] not in ("random", "mcts") and info.get("path") != EVALUATE_PATH:
             raise self._error(f"public servers silently play at random for opponent {asked['opponent']!r}")
-        if type(info.get("llm_player_id")) is not int:
+        if type(info.get("llm_player_id")) is not int or info["llm_player_id"] not in range(MOST_PLAYERS):
             raise self._error(f"the server does not tell the seat: {info.get('llm_player_id')!r}")
 
     def _show(self, answer: dict[str, Any]) -> Step:
@@ -328,13 +332,16 @@ class RemoteEnv:
             raise self._error("the server ended the episode early")
         if answer.get("done"):
             score = answer.get("reward")
-            if not isinstance(score, int | float) or not 0 <= score <= 1:
+            if type(score) not in (int, float) or not 0 <= score <= 1:
                 raise self._error(f"the score {score!r} is not in [0, 1]")
+            if not isinstance(answer["info"].get("history", []), list):
+                raise self._error(f"the history {answer['info']['history']!r} is not a list")
             return self._end("finished", float(score), answer["info"])
         position = POSITION.search(answer["observation"])
-        self._legal = {int(action): name for action, name in ACTION.findall(position["legal"] if position else "")}
-        if position is None or not self._legal:
-            raise self._error(f"no legal actions in an observation that ends {_line(answer['observation'][-80:])!r}")
+        listed = ACTION.findall(position["legal"] if position else "")
+        self._legal = {int(action): name for action, name in listed if len(action) <= ID_DIGITS}
+        if position is None or not self._legal or len(self._legal) < len(listed):
+            raise self._error(f"no legal actions in an observation that ends {one_line(answer['observation'][-80:])!r}")
         return Step(full_user(position["state"], self._seat, self._legal), self._legal, False, 0.0, self._info(None))
 
     def _info(self, outcome: str | None) -> dict[str, Any]:

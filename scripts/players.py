@@ -18,6 +18,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from env_wrapper import Action, EnvConfig, Player, Query
 from env_wrapper import Sequence as Tokens
+from envs.affinetes import one_line
 from envs.opponents import parse_opponent
 from options import DEFAULT_FILES, SECTIONS
 from utils import ConfigError, latest_checkpoint, load_config, uniform, verify_checkpoint
@@ -101,7 +102,7 @@ class ChatPlayer:
                 break
             if attempt < REPEATS:
                 time.sleep(2**attempt)
-        raise ServerError(f"{self.url}: {f'HTTP {status}: ' if status else ''}{' '.join(text.split())[:200]}")
+        raise ServerError(f"{self.url}: {f'HTTP {status}: ' if status else ''}{one_line(text)}")
 
     def _post(self, body: dict[str, Any]) -> tuple[int, str]:
         """Return (status, text); status 0: no answer."""
@@ -116,9 +117,12 @@ class ChatPlayer:
 
 def _content(text: str) -> str:
     try:
-        return json.loads(text)["choices"][0]["message"]["content"] or ""
-    except (ValueError, LookupError, TypeError) as error:
-        raise ServerError(f"not the answer of an OpenAI-compatible server: {' '.join(text.split())[:200]}") from error
+        content = json.loads(text)["choices"][0]["message"]["content"] or ""
+        if isinstance(content, str):
+            return content
+        raise TypeError(f"content is no text: {content!r}")
+    except (ValueError, LookupError, TypeError, RecursionError) as error:
+        raise ServerError(f"not the answer of an OpenAI-compatible server: {one_line(text)}") from error
 
 
 class Seats:
