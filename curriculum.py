@@ -21,9 +21,10 @@ EVAL_SEEDS = range(2**31, 2**32 - 4096)
 SUCCESS = 0.5  # a score above it is a success: a draw is not
 FORGIVEN_AFTER = 2  # successes in a row that take a task out of the failure buffer
 RATE_STEP = 0.05  # of the moving success rate behind learnability: about the last 20 games count
+PAST_STEP = 0.01  # of the moving mean score against each past self: about the last 100 games count
 
 # First keys of random streams, so that no two uses share numbers.
-_REPLAY, _ENTRY, _CELL, _TASK, _SEED, _EVAL = range(101, 107)
+_REPLAY, _ENTRY, _CELL, _TASK, _SEED, _EVAL, _PAST = range(101, 108)
 
 TaskRange = tuple[int, int]  # first and last task id, both included
 Key = tuple[int, int | None, str]  # task id, seed (None where replays get a fresh one), opponent
@@ -79,6 +80,13 @@ class CurriculumConfig:
     replay_seed: Literal["same", "fresh"] = "same"  # replay the very deal, or the task with a new one
     sampling: Literal["uniform", "learnability"] = "uniform"
     learnability_floor: float = knob(0.05, above=0, max=0.25)  # least weight of a game; p(1-p) is at most 0.25
+    past_every: int = knob(100, min=1)  # steps between two past selves that ``past`` chooses from
+    past_size: int = knob(5, min=1)  # of them that are kept; the one beaten most makes room
+
+    @property
+    def plays_past(self) -> bool:
+        """Whether any stage plays against past selves."""
+        return any("past" in stage.mixture for stage in self.stages)
 
     def __post_init__(self) -> None:
         names = [stage.name for stage in self.stages]
@@ -141,6 +149,7 @@ class Curriculum:
 
     Attributes:
         events: one entry a stage change: {index, from, to, success_rate, episodes}.
+        past: name of each past self -> moving mean of the score against it, oldest first.
     """
 
     def __init__(self, config: CurriculumConfig, run_seed: int) -> None:
@@ -152,6 +161,7 @@ class Curriculum:
         self._window: deque[tuple[int, int]] = deque(maxlen=config.window)  # (game index, 1 for a success)
         self._buffer: dict[Key, Entry] = {}  # task -> its last failure
         self._rates: dict[tuple[int, str], float] = {}  # (game index, opponent) -> moving success rate
+        self.past: dict[str, float] = {}
         self._pools = [pool(stage.games) for stage in config.stages]
 
     @property
@@ -202,7 +212,27 @@ class Curriculum:
         cells = [(game, opponent) for game in ranges for opponent in self.stage.mixture]
         game, opponent = _choose(cells, [self._weight(*cell) for cell in cells], uniform(_CELL, self.run_seed, index))
         task_id = _draw_task(ranges[game], uniform(_TASK, self.run_seed, index))
-        return Task(task_id, fresh_seed, opponent, index)
+        return Task(task_id, fresh_seed, self._past_self(index) if opponent == "past" else opponent, index)
+
+    def _past_self(self, index: int) -> str:
+        """Choose among the past selves, those that still win first; itself while there is none.
+
+        The weight (1 - score)^2 is that of prioritised fictitious self-play
+        (https://doi.org/10.1038/s41586-019-1724-z, "hard" opponents), with a floor.
+        """
+        if not self.past:
+            return "self"
+        weights = [max((1 - score) ** 2, self.config.learnability_floor) for score in self.past.values()]
+        return f"past:{_choose(list(self.past), weights, uniform(_PAST, self.run_seed, index))}"
+
+    def add_past(self, name: str) -> list[str]:
+        """Take in a past self; return those that had to make room for it, the most beaten ones."""
+        gone = []
+        while len(self.past) >= self.config.past_size:
+            gone.append(max(self.past, key=lambda known: self.past[known]))
+            del self.past[gone[-1]]
+        self.past[name] = 0.5
+        return gone
 
     def update(self, task: Task, score: float) -> None:
         """Take the result of a game, its task as ``next`` gave it. Truncated and failed games are not for here.
@@ -221,7 +251,10 @@ class Curriculum:
         self._update_buffer(task, score, may_enter=counts)
         if replay:
             return
-        cell = (task.task_id // games.CONFIGS_PER_GAME, task.opponent)
+        kind, _, name = task.opponent.partition(":")
+        if kind == "past" and name in self.past:
+            self.past[name] += PAST_STEP * (score - self.past[name])
+        cell = (task.task_id // games.CONFIGS_PER_GAME, "past" if kind == "past" else task.opponent)
         rate = self._rates.get(cell, 0.5)
         self._rates[cell] = rate + RATE_STEP * (success - rate)
         if counts and cell[0] in self._pools[self._stage]:
@@ -238,6 +271,7 @@ class Curriculum:
             "failure_buffer": [[*key, *entry] for key, entry in self._buffer.items()],
             "rates": [[*cell, rate] for cell, rate in self._rates.items()],
             "events": [dict(event) for event in self.events],
+            "past": [[name, score] for name, score in self.past.items()],
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -257,11 +291,12 @@ class Curriculum:
             }
             rates = {(int(game), str(opponent)): float(rate) for game, opponent, rate in state["rates"]}
             events = [dict(event) for event in state["events"]]
+            past = {str(name): float(score) for name, score in state.get("past", [])}
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as exc:
             raise ConfigError(f"curriculum state does not fit the stages {', '.join(names)}: {exc!r}") from exc
         self._stage, self._episodes, self._rates, self.events = stage, episodes, rates, events
         self._window = deque(window, maxlen=self.config.window)
-        self._buffer = buffer
+        self._buffer, self.past = buffer, past
         self._trim_buffer()
 
     def _is_replay(self, index: int) -> bool:

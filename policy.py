@@ -418,6 +418,28 @@ class Policy(Reader):
         self.value_head.load_state_dict(head)
         self.weights_changed()
 
+    def keep_past(self, name: str, tensors: dict[str, Tensor] | None = None) -> None:
+        """Add a frozen adapter to the base: the current one as it is now, or one that ``past_adapter`` returned."""
+        from peft import set_peft_model_state_dict
+
+        tensors = self.past_adapter("default") if tensors is None else tensors
+        trained = {p: p.requires_grad for p in self.peft_model.parameters()}
+        self.peft_model.add_adapter(name, self.peft_model.peft_config["default"])
+        set_peft_model_state_dict(self.peft_model, tensors, adapter_name=name)
+        for parameter in self.peft_model.parameters():
+            parameter.requires_grad_(trained.get(parameter, False))
+
+    def past_adapter(self, name: str) -> dict[str, Tensor]:
+        """The tensors of an adapter, under the names that PEFT gives them in a file."""
+        from peft import get_peft_model_state_dict
+
+        state = get_peft_model_state_dict(self.peft_model, adapter_name=name, save_embedding_layers=False)
+        return {key: tensor.detach().cpu().clone() for key, tensor in state.items()}
+
+    def forget_past(self, name: str) -> None:
+        """Take a past self off the base."""
+        self.peft_model.delete_adapter(name)
+
     def add_adapter(self, name: str, folder: Path) -> None:
         """Load another adapter onto the same base, frozen: an earlier self to play against."""
         if name in ("base", "default", "reference"):

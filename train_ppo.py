@@ -179,6 +179,12 @@ def by_token(rows: list[list[float]]) -> tuple[Tensor, Tensor]:
     return values_MA, mask_MA
 
 
+def _baseline_key(episode: Episode, seat: int) -> str:
+    """Games against oneself have another mean than those against a bot."""
+    kind = episode.task.opponent.partition(":")[0]
+    return f"{episode.game}/{seat}" + (f"/{kind}" if kind in ("self", "past") else "")
+
+
 def collate(
     episodes: list[Episode],
     policy: Policy,
@@ -221,7 +227,7 @@ def collate(
     rewards_S = rewards_S[~cut_S]  # of games that have one
     reward_mean = float(rewards_S.mean()) if len(rewards_S) else 0.0
     if moments is not None:
-        keys = [f"{e.game}/{seat}" for _, e, seat in seats if e.outcome != "truncated"]
+        keys = [_baseline_key(e, seat) for _, e, seat in seats if e.outcome != "truncated"]
         rewards_S = standardise(rewards_S, keys, moments)
     rewards_M = -kl_coef * kl_M
     rewards_M[last_S[~cut_S]] += rewards_S
@@ -486,6 +492,7 @@ class Trainer:
             if episode.outcome != "truncated":
                 self.curriculum.update(episode.task, episode.score)
         self.state.step += 1
+        self.keep_past()
         ended = time.perf_counter()
         row = {"step": self.state.step, "stage": stage, **summarise(episodes), **batch.summary(), **legal, **stats}
         row |= {"kl_coef": self.state.kl_coef, "learning_rate": self.optimizer.param_groups[0]["lr"],
@@ -496,6 +503,14 @@ class Trainer:
         if len(self.curriculum.events) > events:
             row["stage_change"] = self.curriculum.stage.name
         return row
+
+    def keep_past(self) -> None:
+        """Every ``past_every`` steps the policy as it is becomes one of the opponents called ``past``."""
+        if self.config.curriculum.plays_past and self.state.step % self.config.curriculum.past_every == 0:
+            name = f"step-{self.state.step:06d}"
+            for gone in self.curriculum.add_past(name):
+                self.policy.forget_past(gone)
+            self.policy.keep_past(name)
 
     def legal_mass(self, batch: Batch) -> dict[str, float]:
         """Probability that an unconstrained answer would have been legal, over the step's first decisions."""
@@ -541,12 +556,14 @@ class Trainer:
         """Write a checkpoint of everything; the metrics are on disk first, so that a resume finds no gap."""
         self.metrics.sync()
         tensors, rest = utils.pack_optimizer(self.optimizer, self.names)
+        past = {f"{name}/{key}": tensor for name in self.curriculum.past
+                for key, tensor in self.policy.past_adapter(name).items()}  # fmt: skip
         state = finite(vars(self.state)) | {"optimizer": rest, "threads": torch.get_num_threads()}
         return utils.save_checkpoint(
             self.run_dir, self.state.step, self.policy.save,
             documents={"trainer_state": state, "curriculum": self.curriculum.state_dict(),
                        "run_config": utils.config_dict(vars(self.config))},
-            tensors={"optimizer": tensors},
+            tensors={"optimizer": tensors} | ({"past": past} if past else {}),
             base={"model": self.config.model.model_name, "revision": self.config.model.revision},
             score=score, keep_last=self.config.run.keep_last, keep_best=int(self.config.run.keep_best),
         )  # fmt: skip
@@ -566,6 +583,10 @@ class Trainer:
             self.state.row = {key: np.nan if value is None else value for key, value in self.state.row.items()}
         self.policy.tokens_per_batch = self.state.tokens_per_batch
         self.curriculum.load_state_dict(saved.json("curriculum"))
+        past = saved.tensors("past") if self.curriculum.past else {}
+        for name in self.curriculum.past:
+            mine = {key.removeprefix(f"{name}/"): t for key, t in past.items() if key.startswith(f"{name}/")}
+            self.policy.keep_past(name, mine)
         utils.abandon_after(self.run_dir, self.state.step)
         self.metrics.truncate_to(self.state.step)
 

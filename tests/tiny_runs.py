@@ -19,13 +19,15 @@ import train_ppo
 VOLATILE = {"time_rollout", "time_update", "time_total", "games_per_s", "decisions_per_s", "memory_mb"}
 TENSORS = ("adapter_model.safetensors", "value_head.safetensors", "optimizer.safetensors")
 STEPS = 6
-# Everything that adapts is in play: two stages, replays, self-play, an evaluation in between, both warm-ups.
+# Everything that adapts is in play: two stages, replays, self-play, a pool of past selves, an evaluation in between, both warm-ups.
 CLIMB: dict[str, Any] = {
     "stages": [
         {"name": "low", "games": [[KUHN, KUHN], [LEDUC, LEDUC]], "threshold": 0.0, "min_episodes": 30},
-        {"name": "high", "games": [[LEDUC, LEDUC]], "opponent": {"random": 1.0, "self": 1.0}},
+        {"name": "high", "games": [[LEDUC, LEDUC]], "opponent": {"random": 1.0, "self": 1.0, "past": 1.0}},
     ],
     "failure_replay_prob": 0.3,
+    "past_every": 1,
+    "past_size": 2,
 }
 ADAPTIVE: dict[str, dict[str, Any]] = {"ppo": {"critic_warmup_steps": 1, "eval_freq": 4}, "curriculum": CLIMB}
 ROOT = Path(train_ppo.__file__).parent
