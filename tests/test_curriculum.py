@@ -432,3 +432,58 @@ def test_a_stage_that_could_never_be_left_is_refused(stage):
 def test_stage_names_are_unique():
     with pytest.raises(ValueError, match="a name of its own"):
         CurriculumConfig([Stage("x", ["hex"]), Stage("x", ["hex"])])
+
+
+# ---------------------------------------------------------------------------------------------------------- past selves
+
+PAST = {"opponent": {"random": 1.0, "past": 3.0}, "gate_opponent": "random"}
+
+
+def with_past(scores, **options):
+    """A curriculum with past selves a, b, c, ... against which the mean score is known."""
+    curriculum = Curriculum(CurriculumConfig([Stage("only", ["leduc_poker"], **PAST)], **options), 0)
+    for name in "abcdefg"[: len(scores)]:
+        curriculum.add_past(name)
+    for _ in range(1200):
+        for name, score in zip("abcdefg", scores, strict=False):
+            curriculum.update(task(10_000, opponent=f"past:{name}"), score)
+    return curriculum
+
+
+def test_before_there_is_a_past_self_the_policy_plays_itself():
+    curriculum = Curriculum(CurriculumConfig([Stage("only", ["leduc_poker"], **PAST)]), 0)
+    drawn = Counter(curriculum.next(i).opponent for i in range(4000))
+    assert drawn.keys() == {"random", "self"}
+    assert drawn["self"] / 4000 == pytest.approx(0.75, abs=0.03)
+
+
+def test_past_selves_that_still_win_are_chosen_first():
+    curriculum = with_past([0.25, 0.5, 0.99], failure_replay_prob=0.0)
+    assert curriculum.past == pytest.approx({"a": 0.25, "b": 0.5, "c": 0.99}, abs=1e-3)
+    drawn = Counter(curriculum.next(i).opponent for i in range(8000))
+    weights = {"past:a": 0.75**2, "past:b": 0.5**2, "past:c": 0.05}  # the last by the floor
+    for opponent, weight in weights.items():
+        share = 0.75 * weight / sum(weights.values())
+        assert drawn[opponent] / 8000 == pytest.approx(share, abs=0.02), opponent
+
+
+def test_the_most_beaten_past_self_makes_room():
+    curriculum = with_past([0.5, 0.8, 0.6], past_size=3)
+    assert curriculum.add_past("new") == ["b"]
+    assert list(curriculum.past) == ["a", "c", "new"]
+    assert curriculum.past["new"] == 0.5
+
+
+def test_games_against_the_past_feed_neither_window_nor_failures():
+    curriculum = with_past([0.0])
+    assert (curriculum.window_size, curriculum.buffer_size) == (0, 0)
+    curriculum.update(task(1, opponent="past:forgotten"), 0.0)  # it made room in the very step it was played in
+    assert list(curriculum.past) == ["a"]
+
+
+def test_past_selves_survive_a_resume():
+    before = with_past([0.25, 0.5, 0.9])
+    after = Curriculum(before.config, 0)
+    after.load_state_dict(json.loads(json.dumps(before.state_dict())))
+    assert (after.past, list(after.past)) == (before.past, list(before.past))
+    assert [after.next(i) for i in range(200)] == [before.next(i) for i in range(200)]

@@ -465,6 +465,31 @@ def test_adapters_leave_no_trace(qwen2, tmp_path, trained):
         qwen2.add_adapter("base", tmp_path)
 
 
+def test_a_past_self_stays_as_it_was_and_can_be_written_and_forgotten(qwen2, new_policy):
+    """Kept at one moment, it answers later as the policy did then; so does its copy on another base."""
+    sequences = [a.sequence for a in qwen2.act(MIXED)]
+    flags = {name: p.requires_grad for name, p in qwen2.peft_model.named_parameters()}
+    with torch.no_grad():
+        then = qwen2.evaluate_decisions(sequences).logprobs
+    qwen2.keep_past("step-000010")
+    assert {n: p.requires_grad for n, p in qwen2.peft_model.named_parameters() if n in flags} == flags
+    with torch.no_grad():
+        for parameter in qwen2.trainable().values():
+            parameter.add_(0.1)
+        assert not torch.allclose(qwen2.evaluate_decisions(sequences).logprobs, then)
+    assert torch.equal(qwen2.evaluate_decisions(sequences, adapter="step-000010").logprobs, then)
+    other = new_policy(noise=9)
+    names = list(other.trainable())
+    other.keep_past("step-000010", qwen2.past_adapter("step-000010"))
+    assert list(other.trainable()) == names
+    assert torch.equal(other.evaluate_decisions(sequences, adapter="step-000010").logprobs, then)
+    assert not any(p.requires_grad for n, p in other.peft_model.named_parameters() if "step-000010" in n)
+    other.forget_past("step-000010")
+    with pytest.raises(ValueError, match="no adapter"), other.using("step-000010"):
+        pass
+    assert len(other.evaluate_decisions(sequences).logprobs) == len(then)
+
+
 def test_nested_adapters(qwen2, new_policy, tmp_path):
     new_policy(noise=5).save(tmp_path)
     qwen2.add_adapter("past", tmp_path)
