@@ -76,20 +76,26 @@ def mean_interval(strata: Sequence[np.ndarray], games: int) -> Interval:
 def paired_difference(strata: Sequence[np.ndarray], seed: int = 0) -> Difference:
     """Mean of the units' differences over strata, with a paired bootstrap interval and a sign-flip p-value.
 
-    The interval is the percentile bootstrap that resamples units within each stratum (Efron 1979). The p-value is
-    that of the randomisation test: were both players the same, each unit's difference could as well have had the
-    other sign (Fisher 1935). ``seed`` fixes the resampling.
+    The interval is the percentile bootstrap that resamples units within each stratum (Efron 1979), expanded as
+    Student's interval is against the normal one, without which it is too narrow for a few dozen units (Hesterberg
+    2015, "What Teachers Should Know About the Bootstrap"); a single unit says nothing: [-1, 1]. The p-value is that
+    of the randomisation test: were both players the same, each unit's difference could as well have had the other
+    sign (Fisher 1935). ``seed`` fixes the resampling.
     """
     rng = np.random.default_rng(seed)
     estimate = float(np.mean([units.mean() for units in strata]))
+    degrees = sum(len(units) - 1 for units in strata)
     resampled, flipped = np.zeros(RESAMPLES), np.zeros(RESAMPLES)
     for units in strata:
         rows = max(1, CELLS // len(units))
+        wider = math.sqrt(len(units) / max(len(units) - 1, 1))  # resampling has the variance of n, not of n - 1
         for start in range(0, RESAMPLES, rows):
             part = slice(start, min(start + rows, RESAMPLES))
             size = (part.stop - part.start, len(units))
-            resampled[part] += units[rng.integers(len(units), size=size)].mean(axis=1) / len(strata)
+            deviation = units[rng.integers(len(units), size=size)].mean(axis=1) - units.mean()
+            resampled[part] += deviation * wider / len(strata)
             flipped[part] += (rng.integers(2, size=size) * 2 - 1) @ units / len(units) / len(strata)
-    low, high = np.quantile(resampled, (0.025, 0.975))
+    tail = math.erfc(student(degrees) / math.sqrt(2)) / 2 if degrees else 0.0
+    low, high = estimate + np.quantile(resampled, (tail, 1 - tail)) if degrees else (-1.0, 1.0)
     extreme = np.count_nonzero(np.abs(flipped) >= abs(estimate) - 1e-12)
     return Difference(estimate, float(low), float(high), (extreme + 1) / (RESAMPLES + 1))

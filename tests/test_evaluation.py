@@ -2,9 +2,11 @@
 
 from collections import Counter, defaultdict
 from itertools import product
+from typing import Any
 
 import numpy as np
 import pytest
+from tiny import micro_config, tiny_policy
 
 import games
 from curriculum import EVAL_SEEDS
@@ -185,22 +187,41 @@ def test_the_bootstrap_interval_is_as_wide_as_the_standard_error_says():
     assert found == paired_difference([units])
 
 
+def test_intervals_of_differences_of_few_deals_are_not_too_narrow():
+    """Of normal differences, 10 deals: without the expansion 10 % of the intervals miss the truth."""
+    rng = np.random.default_rng(0)
+    missed = 0
+    for _ in range(600):
+        found = paired_difference([rng.normal(0.1, 0.2, 10)])
+        missed += not found.low <= 0.1 <= found.high
+    assert 15 <= missed <= 45
+
+
+def test_a_single_deal_says_nothing():
+    assert paired_difference([np.array([0.5])])[:3] == (0.5, -1.0, 1.0)
+
+
 def test_strata_of_a_difference_are_averaged_and_players_that_play_alike_do_not_differ():
     assert paired_difference([np.full(10, 0.4), np.full(300, 0.2)]).estimate == pytest.approx(0.3)
     assert paired_difference([np.zeros(20)]) == (0.0, 0.0, 0.0, 1.0)
 
 
 @pytest.mark.slow
-def test_a_player_is_seldom_found_better_than_itself():
+@pytest.mark.parametrize("kind", ["table", "model"])
+def test_a_player_is_seldom_found_better_than_itself(kind, tmp_path):
     """500 comparisons of one player with itself, 60 real games each, the two sampling with different seeds."""
-    table, false = mixture(LEDUC, 0.5), {"p": 0, "interval": 0}
+    player: Any = TablePlayer(LEDUC, mixture(LEDUC, 0.5)) if kind == "table" else tiny_policy(tmp_path)
+    config = EnvConfig() if kind == "table" else micro_config(tmp_path).env
+    false = {"p": 0, "interval": 0}
     for trial in range(500):
         [tasks] = paired_tasks([[(LEDUC, LEDUC)]], 60, trial, "random")
-        a, b = ([e.score for e in play(EnvConfig(), TablePlayer(LEDUC, table, seed), tasks)] for seed in (1, 2))
-        found = paired_difference([pair_means(np.subtract(a, b).tolist())])
-        false["p"] += found.p < 0.05
-        false["interval"] += not found.low <= 0 <= found.high
-    print(f"false positives of 500: {false}")
+        scores = []
+        for player.seed in (1, 2):
+            scores.append([episode.score for episode in play(config, player, tasks)])
+        found = paired_difference([pair_means(np.subtract(*scores).tolist())])
+        false["p"] += int(found.p < 0.05)
+        false["interval"] += int(not found.low <= 0 <= found.high)
+    print(f"{kind}: false positives of 500: {false}")
     assert max(false.values()) <= 35
 
 

@@ -27,13 +27,21 @@ SHOWN = (
     "go",
     "hearts",
     "clobber",
+    "othello",
+    "checkers",
+    "amazons",
+    "2048",
+    "phantom_ttt",
+    "kuhn_poker",
+    "backgammon",
 )
+AS_TEXT = ("hearts", "backgammon")
 
 
-def play(name, seed, step=0):
+def play(name, seed, step=0, config_id=None):
     """A real game of a soft random player against a random opponent, as an episodes.jsonl row."""
     rng = random.Random(seed)
-    task_id = games.NAMES.index(name) * games.CONFIGS_PER_GAME + seed
+    task_id = games.NAMES.index(name) * games.CONFIGS_PER_GAME + (seed if config_id is None else config_id)
     game, spiel = games.GAMES[games.NAMES.index(name)], load_game(task_id)
     seat, history = seed % spiel.num_players(), []
     turns: list[dict] = []
@@ -47,7 +55,7 @@ def play(name, seed, step=0):
             action = rng.choices(list(probs), list(probs.values()))[0]
             turn = {"seat": seat, "user": user_message(game, state, seat, legal, "full"), "answer": str(action)}
             turn |= {"action": action, "legal": legal, "probs": probs, "value": rng.uniform(-1, 1), "state": str(state)}
-            turns.append({"system": game.rules({}) if name != "go" else "Go.", **turn} if not turns else turn)
+            turns.append({"system": game.rules(game.params(task_id % games.CONFIGS_PER_GAME)), **turn} if not turns else turn)
         return action
 
     state = spiel.new_initial_state()
@@ -207,6 +215,16 @@ def test_a_replay_shows_every_position_and_every_decision(name):
     assert [f["turns"] for f in replayable(without_states)["frames"]] == [f["turns"] for f in shown["frames"]]
 
 
+def test_every_chance_event_that_is_drawn_can_be_replayed():
+    """In hearts without passing, legal_actions names one pass direction and chance draws all four."""
+    task_id = games.NAMES.index("hearts") * games.CONFIGS_PER_GAME
+    drawn = [play("hearts", seed, config_id=0) for seed in range(8)]
+    assert len({episode["history"][0][1] for episode in drawn}) > 1
+    assert load_game(task_id).new_initial_state().legal_actions() == [0]
+    for episode in drawn:
+        assert replayable(episode)["frames"][-1]["moves"] == []
+
+
 def test_failed_answers_belong_to_the_decision_they_failed():
     episode = play("tic_tac_toe", seed=4)
     failed = {**episode["turns"][1], "answer": "well", "action": None}
@@ -359,7 +377,8 @@ def test_positions_are_drawn(page, name):
         f".map((i) => {{ show(i); return {picture}; }})"
     )
     assert len(drawn) > 2
-    assert all(drawn) is (name != "hearts")
+    assert len(set(drawn)) == 1
+    assert drawn[0] is (name not in AS_TEXT)
 
 
 def test_a_decision_shows_bars_and_the_conversation(page):
@@ -367,11 +386,23 @@ def test_a_decision_shows_bars_and_the_conversation(page):
     page.js("show(view.episode.frames.findIndex((f) => f.turns.length))")
     turn = page.js("view.episode.turns[0]")
     bars = page.js("[...document.querySelectorAll('.choice .p')].map((e) => parseFloat(e.textContent))")
+    taken = turn["probs"][str(turn["action"])]
     assert len(bars) == len(turn["legal"])
     assert sum(bars) == pytest.approx(100, abs=0.5)
     assert bars == sorted(bars, reverse=True)
+    answer = page.js("document.querySelector('#choice .note').textContent")
+    assert answer == f"Answer: {turn['action']} · {turn['legal'][str(turn['action'])]} {100 * taken:.1f} %"
     said = page.js("[...document.querySelectorAll('.said pre')].map((e) => e.textContent)")
     assert said == [turn["system"], turn["user"], turn["answer"]]
+
+
+def test_names_that_begin_with_their_number_are_said_once(page):
+    page.choose("#pick-game", "backgammon")
+    page.js("show(view.episode.frames.findIndex((f) => f.turns.length))")
+    action, name = page.js("(() => { const t = view.episode.turns[0]; return [t.action, t.legal[t.action]]; })()")
+    assert name.startswith(f"{action} - ")
+    said = page.js("document.querySelector('#choice .note b').textContent")
+    assert said == name.replace(" - ", " · ", 1)
 
 
 def test_theme_follows_the_system_and_the_button(page, report):

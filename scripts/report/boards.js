@@ -2,6 +2,10 @@
 const CELL = 44;
 const lettered = (n) => [..."abcdefghijklmnopqrstuvwxyz"].slice(0, n);
 const numbered = (n) => Array.from({length: n}, (_, i) => n - i);
+const counted = (first) => (cells) => { // rows and columns as in names like x(0,2)
+  const from = (items) => Array.from(items, (_, i) => i + first);
+  return {rows: from(cells), columns: from(cells[0]), top: true};
+};
 const textRows = (state) => state.split("\n").filter((row) => row.trim());
 
 const disc = (x, y, player) => {
@@ -16,8 +20,10 @@ const glyph = (x, y, text, size, fill = "var(--ink)") => `<text x="${x}" y="${y}
 
 function board(width, height, body, columns, rows, top) {
   const left = rows.length ? 24 : 0, foot = columns.length ? 24 : 0;
-  const labels = columns.map((c, i) => `<text x="${left + i * CELL + CELL / 2}" y="${top ? 11 : height + 12}">${c}</text>`).join("")
-    + rows.map((r, i) => `<text x="10" y="${(top ? foot : 0) + i * CELL + CELL / 2}">${r}</text>`).join("");
+  const size = 13 * (width + left) / 440; // boards are drawn equally wide, and labels equally large
+  const label = (x, y, text) => glyph(x, y, text, size, "var(--soft)");
+  const labels = columns.map((c, i) => label(left + i * CELL + CELL / 2, top ? 11 : height + 12, c)).join("")
+    + rows.map((r, i) => label(10, (top ? foot : 0) + i * CELL + CELL / 2, r)).join("");
   return `<svg viewBox="-2 -2 ${width + left + 4} ${height + foot + 4}" role="img">${labels}
     <g transform="translate(${left} ${top ? foot : 0})">${body}</g></svg>`;
 }
@@ -125,9 +131,10 @@ function leduc(state) {
   const value = (name) => (state.match(new RegExp(`${name}:(.*)`)) || ["", ""])[1].trim();
   const [open, first, second] = value("Cards \\(public player_0 player_1\\)").split(/\s+/).map(Number);
   const face = (c) => (c < 0 ? card("?", "hidden") : card("JQK"[c >> 1] + (c % 2 ? "♥" : "♠"), c % 2 ? "red" : ""));
+  const said = (name) => escapeText(value(name).split(/[\s,]+/).filter(Boolean).join(" · ") || "–");
   const money = value("Money \\(player_0 player_1\\)").split(/\s+/);
   return line("Public", [face(open)]) + line("Player 0", [face(first), `money ${money[0]}`]) + line("Player 1", [face(second), `money ${money[1]}`])
-    + line("Pot", [value("Pot")]) + line("Round 1", [value("Round 1 sequence") || "–"]) + line("Round 2", [value("Round 2 sequence") || "–"]);
+    + line("Pot", [value("Pot")]) + line("Round 1", [said("Round 1 sequence")]) + line("Round 2", [said("Round 2 sequence")]);
 }
 
 function goofspiel(state) {
@@ -147,14 +154,14 @@ function liarsDice(state) {
 }
 
 const BOARDS = {
-  tic_tac_toe: grid(plainCells, marks, {}),
-  phantom_ttt: grid(plainCells, marks, {}),
-  connect_four: grid(plainCells, discs, {}),
+  tic_tac_toe: grid(plainCells, marks, counted(0)),
+  phantom_ttt: grid(plainCells, marks, counted(0)),
+  connect_four: grid(plainCells, discs, (cells) => ({columns: counted(0)(cells).columns})),
   othello: grid(othelloCells, (s, x, y) => ({x: stone(x, y, 0), o: stone(x, y, 1)})[s] ?? "", {columns: lettered(8), rows: [1, 2, 3, 4, 5, 6, 7, 8], top: true}),
   chess: grid(fenCells, chessPiece, (cells) => ({...sides(cells), wood: true})),
   checkers: grid(chequeredCells, checker, sides),
   clobber: grid(chequeredCells, (s, x, y) => ({o: disc(x, y, 0), x: disc(x, y, 1)})[s] ?? "", sides),
-  amazons: grid(plainCells, amazon, {chequered: true}),
+  amazons: grid(plainCells, amazon, (cells) => ({chequered: true, ...counted(1)(cells)})),
   2048: grid((state) => textRows(state).map((row) => row.trim().split(/\s+/)), tile, {}),
   go, hex, hex_small: hex, kuhn_poker: kuhn, leduc_poker: leduc,
   goofspiel, goofspiel_small: goofspiel, liars_dice: liarsDice, liars_dice_small: liarsDice,

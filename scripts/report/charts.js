@@ -76,7 +76,7 @@ function drawAxes(s, stages) {
     out += `<line class="axis" x1="${PAD.left}" x2="${W - PAD.right}" y1="${s.sy(y)}" y2="${s.sy(y)}"/>`;
     out += `<text x="${PAD.left - 6}" y="${s.sy(y) + 3.5}" text-anchor="end">${short(y)}</text>`;
   }
-  for (const x of ticks(s.x0, s.x1 > s.x0 ? s.x1 : s.x0 + 1, 5).filter((t) => t <= s.x1)) {
+  for (const x of ticks(s.x0, s.x1 > s.x0 ? s.x1 : s.x0 + 1, 5).filter((t) => t <= s.x1 && Number.isInteger(t))) {
     out += `<text x="${s.sx(x)}" y="${H - 6}" text-anchor="middle">${short(x)}</text>`;
   }
   for (const [step, text] of stages) {

@@ -92,9 +92,12 @@ function pickEpisode() {
   show(0);
 }
 
+// Backgammon's names begin with the action's number.
+const named = (id, name) => (name.startsWith(`${id} - `) ? name.slice(`${id} - `.length) : name);
+
 function moveText(frame, index) {
   const players = [...new Set(frame.moves.map((m) => m.player))];
-  const made = (player) => escapeText(frame.moves.filter((m) => m.player === player).map((m) => m.name).join(", "));
+  const made = (player) => escapeText(frame.moves.filter((m) => m.player === player).map((m) => named(m.action, m.name)).join(", "));
   if (players.length) return players.map((p) => `<div><span class="who">${escapeText(who(p))}</span><span>${made(p)}</span></div>`).join("");
   return frame.turns?.length ? `turn ${index + 1}` : "end";
 }
@@ -107,14 +110,16 @@ function who(player) {
 }
 
 function bars(turn) {
-  const probs = turn.probs || {}, taken = String(turn.action);
-  const rows = Object.entries(turn.legal || {}).sort(([a], [b]) => (probs[b] ?? 0) - (probs[a] ?? 0)).map(([id, name]) => {
+  const probs = turn.probs || {}, taken = String(turn.action), legal = turn.legal || {};
+  const option = (id) => escapeText(`${id} · ${named(id, legal[id])}`), share = (p) => (typeof p === "number" ? `${(100 * p).toFixed(1)} %` : "");
+  const rows = Object.keys(legal).sort((a, b) => (probs[b] ?? 0) - (probs[a] ?? 0)).map((id) => {
     const mark = id === taken ? "taken" : "", p = probs[id], width = typeof p === "number" ? p * 100 : 0;
-    return `<span class="${mark}">${escapeText(id)} · ${escapeText(name)}</span><span class="track ${mark}"><i style="width:${width}%"></i></span><span class="p ${mark}">${typeof p === "number" ? `${(100 * p).toFixed(1)} %` : ""}</span>`;
+    return `<span class="${mark}">${option(id)}</span><span class="track ${mark}"><i style="width:${width}%"></i></span><span class="p ${mark}">${share(p)}</span>`;
   });
   const value = typeof turn.value === "number" ? `<p class="note">Value: ${turn.value.toFixed(3)} (expected outcome, −1 to 1)</p>` : "";
   const lost = turn.action === null ? `<p class="note loss">This answer was not a legal action.</p>` : "";
-  return `${value}${lost}<div class="scroll"><div class="choice">${rows.join("")}</div></div>`;
+  const answer = taken in legal ? `<p class="note">Answer: <b>${option(taken)}</b> ${share(probs[taken])}</p>` : "";
+  return `${answer}${value}${lost}<div class="scroll"><div class="choice">${rows.join("")}</div></div>`;
 }
 
 function conversation(upTo, seat) {

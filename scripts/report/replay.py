@@ -45,7 +45,9 @@ def _apply(state: Any, moves: Sequence[tuple[int, int]]) -> None:
         state.apply_actions([action for _, action in moves])
         return
     (player, action) = moves[0]
-    if player != state.current_player() or action not in state.legal_actions():
+    # Of a chance node legal_actions is not always the whole: in hearts it leaves out pass directions that are drawn.
+    legal = [a for a, _ in state.chance_outcomes()] if state.is_chance_node() else state.legal_actions()
+    if player != state.current_player() or action not in legal:
         raise ValueError(f"player {player} cannot play {action} after {state.history()}")
     state.apply_action(action)
 
