@@ -55,7 +55,8 @@ def play(name, seed, step=0, config_id=None):
             action = rng.choices(list(probs), list(probs.values()))[0]
             turn = {"seat": seat, "user": user_message(game, state, seat, legal, "full"), "answer": str(action)}
             turn |= {"action": action, "legal": legal, "probs": probs, "value": rng.uniform(-1, 1), "state": str(state)}
-            turns.append({"system": game.rules(game.params(task_id % games.CONFIGS_PER_GAME)), **turn} if not turns else turn)
+            rules = game.rules(game.params(task_id % games.CONFIGS_PER_GAME))
+            turns.append(turn if turns else {"system": rules, **turn})
         return action
 
     state = spiel.new_initial_state()
