@@ -47,7 +47,7 @@ class Panel:
 
 PANELS = (
     Panel("Score", ("score_mean",), "mean score of a step, 0 to 1", smooth=True),
-    Panel("Success", ("success_rate", "window_success"), "share of games", smooth=True, limits=(0, 1)),
+    Panel("Success", ("window_success", "success_rate"), "share of games", smooth=True, limits=(0, 1)),
     Panel("Evaluation", ("eval/",), "share of the ceiling; value where that is unknown", marks=True),
     Panel("Score by game", ("score/",), "rolling mean", smooth=True),
     Panel("Success by game", ("success/",), "rolling mean", smooth=True, limits=(0, 1)),

@@ -19,11 +19,11 @@ const crown = (x, y) => `<text x="${x}" y="${y}" style="fill:var(--panel);font-s
 const glyph = (x, y, text, size, fill = "var(--ink)") => `<text x="${x}" y="${y}" style="font-size:${size}px;fill:${fill}">${text}</text>`;
 
 function board(width, height, body, columns, rows, top) {
-  const left = rows.length ? 24 : 0, foot = columns.length ? 24 : 0;
-  const size = 13 * (width + left) / 440; // boards are drawn equally wide, and labels equally large
+  const gap = 0.06 * width, size = gap / 2; // boards are drawn equally wide, so that labels are equally large
+  const left = rows.length ? gap : 0, foot = columns.length ? gap : 0;
   const label = (x, y, text) => glyph(x, y, text, size, "var(--soft)");
-  const labels = columns.map((c, i) => label(left + i * CELL + CELL / 2, top ? 11 : height + 12, c)).join("")
-    + rows.map((r, i) => label(10, (top ? foot : 0) + i * CELL + CELL / 2, r)).join("");
+  const labels = columns.map((c, i) => label(left + i * CELL + CELL / 2, top ? 0.45 * gap : height + 0.55 * gap, c)).join("")
+    + rows.map((r, i) => label(0.4 * gap, (top ? foot : 0) + i * CELL + CELL / 2, r)).join("");
   return `<svg viewBox="-2 -2 ${width + left + 4} ${height + foot + 4}" role="img">${labels}
     <g transform="translate(${left} ${top ? foot : 0})">${body}</g></svg>`;
 }
