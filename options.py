@@ -27,6 +27,9 @@ class PPOConfig:
     learning_rate: float = knob(1e-5, above=0)
     lr_final: float = knob(1.0, min=0, max=1)  # share of the learning rate left at the last step (linear decay)
     lr_warmup_steps: int = knob(0, min=0)
+    lr_target_kl: float | None = knob(
+        None, above=0
+    )  # halve the rate above twice this approximate KL, raise it below half
     num_train_steps: int = knob(10_000, min=1)
     batch_size: int = knob(8, min=1)  # games a step
     mini_batch_size: int = knob(2, min=1)  # games; model.tokens_per_batch cuts them into forward passes
@@ -42,6 +45,7 @@ class PPOConfig:
     legal_mass_coef: float = knob(0.0, min=0)
     gamma: float = knob(0.99, min=0, max=1)
     lam: float = knob(0.95, min=0, max=1)
+    lam_critic: float | None = knob(None, min=0, max=1)  # lambda of the critic's returns where it differs
     adap_kl_ctrl: bool = True
     init_kl_coef: float = knob(0.2, min=0)  # per nat and decision; 0: no KL penalty and no reference pass
     target: float = knob(0.1, above=0)  # nats a decision, for the adaptive controller
@@ -49,6 +53,7 @@ class PPOConfig:
     target_kl: float | None = knob(0.1, above=0)  # approximate KL to the rollout policy that ends a step's epochs
     max_grad_norm: float = knob(1.0, above=0)
     critic_warmup_steps: int = knob(0, min=0)  # first steps that move the value head only
+    critic_warmup_ev: float | None = knob(None, max=1)  # explained variance that ends them early
     standardise_rewards: bool = True  # by running mean and deviation of each (game, seat)
     recompute_logprobs: bool = True  # old log-probabilities by the training forward (bf16 decoding differs)
     temperature: float = knob(1.0, above=0)
@@ -59,6 +64,9 @@ class PPOConfig:
     eval_games: int = knob(200, min=2)  # per game of the evaluation, half of them in each seat
     max_failed_share: float = knob(0.2, min=0, max=1)  # of a step's episodes lost to infrastructure
     max_bad_updates: int = knob(5, min=1)  # non-finite minibatches in a row before the run stops
+    alarms: str = knob(
+        "warn", choices=("off", "warn", "act")
+    )  # act: lower the learning rate or stop, as alarms.py says
 
     def __post_init__(self) -> None:
         per_update = self.mini_batch_size * self.gradient_accumulation_steps

@@ -31,6 +31,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+import alarms
 import utils
 from curriculum import Curriculum, eval_tasks
 from env_wrapper import Episode, Sequence, play
@@ -134,6 +135,7 @@ class Batch:
     weights_M: Tensor  # 0 for decisions that are not trained
     reward_mean: float  # terminal reward of a seat, in [-1, 1]
     kl_ref: float  # mean of log p - log p_ref over the decisions, in nats
+    gap_M: Tensor | None = None  # |learner's - sampler's| log-probability before the update, where both were computed
     old_tokens_MA: Tensor | None = None  # ratio "token": log-probability of each of a decision's tokens, 0 after them
     token_mask_MA: Tensor | None = None  # ratio "token": 1 for those tokens
 
@@ -146,8 +148,11 @@ class Batch:
         returns_M, values_M = self.returns_M[self.weights_M > 0], self.values_M[self.weights_M > 0]
         variance = float(returns_M.var(correction=0)) if len(returns_M) else 0.0
         unexplained = float((returns_M - values_M).var(correction=0)) / variance if variance > 1e-12 else 1.0
-        return {"decisions": len(self.values_M), "reward_mean": self.reward_mean, "kl_ref": self.kl_ref,
-                "explained_variance": 1 - unexplained}  # fmt: skip
+        out = {"decisions": len(self.values_M), "reward_mean": self.reward_mean, "kl_ref": self.kl_ref,
+               "explained_variance": 1 - unexplained}  # fmt: skip
+        if self.gap_M is not None:
+            out |= {"logprob_gap_mean": float(self.gap_M.mean()), "logprob_gap_max": float(self.gap_M.max())}
+        return out
 
 
 def standardise(rewards_S: Tensor, keys: list[str], moments: dict[str, list[float]]) -> Tensor:
@@ -214,9 +219,11 @@ def collate(
 
     old_M = torch.tensor([d.logprob for chain in chains for d in chain])
     old_MA, mask_MA = by_token([d.token_logprobs for chain in chains for d in chain])
+    gap_M = None
     if ppo.recompute_logprobs:
         with torch.no_grad():
             old = policy.evaluate_decisions(sequences)
+        gap_M = (old.logprobs.cpu() - old_M).abs()
         old_M, old_MA = old.logprobs.cpu(), old.tokens
     values_M = torch.tensor([d.value for chain in chains for d in chain])
     kl_M = torch.zeros_like(old_M)
@@ -234,8 +241,11 @@ def collate(
     weights_M = torch.ones_like(values_M)
     weights_M[last_S[cut_S]] = 0.0
     bootstrap_S = torch.where(cut_S, values_M[last_S], 0.0)
-    grids = turn_gae(grid(rewards_M), grid(values_M), grid(weights_M) > 0, bootstrap_S, ppo.gamma, ppo.lam)
-    advantages_M, returns_M = (x_ST[s_M, t_M] for x_ST in grids)
+    chains_ST = (grid(rewards_M), grid(values_M), grid(weights_M) > 0, bootstrap_S, ppo.gamma)
+    advantages_ST, returns_ST = turn_gae(*chains_ST, ppo.lam)
+    if ppo.lam_critic is not None:  # https://arxiv.org/abs/2503.01491: long answers want less bias in the critic
+        returns_ST = turn_gae(*chains_ST, ppo.lam_critic)[1]
+    advantages_M, returns_M = advantages_ST[s_M, t_M], returns_ST[s_M, t_M]
     names = sorted({e.game for e in episodes})
     game_M = torch.tensor([names.index(e.game) for _, e, _ in seats])[s_M]
     trained_M = weights_M > 0
@@ -254,6 +264,7 @@ def collate(
         weights_M,
         reward_mean,
         float(kl_M.mean()),
+        gap_M,
         *((old_MA.to(policy.device), mask_MA.to(policy.device)) if ppo.ratio == "token" else (None, None)),
     )
 
@@ -444,6 +455,9 @@ class TrainerState:
     moments: dict[str, list[float]] = field(default_factory=dict)  # of terminal rewards, per game and seat
     before: list[dict[str, Any]] = field(default_factory=list)  # results of the first evaluation
     row: dict[str, Any] | None = None  # metrics of a step whose evaluation a signal cut short
+    lr_scale: float = 1.0  # on the learning rate: what alarms and lr_target_kl made of it
+    critic_ready: bool = False  # the critic explains enough: its warm-up is over
+    alarms: dict[str, float] = field(default_factory=dict)  # what the alarms remember
 
 
 def tasks_of(config: SimpleNamespace) -> list[int]:
@@ -502,7 +516,30 @@ class Trainer:
                 "memory_mb": peak_memory_mb()}  # fmt: skip
         if len(self.curriculum.events) > events:
             row["stage_change"] = self.curriculum.stage.name
+        self.respond(row)
         return row
+
+    def respond(self, row: dict[str, Any]) -> None:
+        """Adapt the learning rate to what the step did, end the critic's warm-up, raise alarms."""
+        ppo, state = self.ppo, self.state
+        if (
+            ppo.lr_target_kl is not None
+        ):  # the rule of thumb of https://arxiv.org/abs/1707.06347, section 4, on the rate
+            if row["approx_kl"] > 2 * ppo.lr_target_kl:
+                state.lr_scale = max(state.lr_scale / 1.5, alarms.LEAST_SCALE)
+            elif row["approx_kl"] < ppo.lr_target_kl / 2:
+                state.lr_scale = min(state.lr_scale * 1.5, 1.0)
+        if ppo.critic_warmup_ev is not None and row["explained_variance"] >= ppo.critic_warmup_ev:
+            state.critic_ready = True
+        if ppo.alarms == "off" or not row["updates"] or state.step <= ppo.critic_warmup_steps:
+            return
+        raised = alarms.watch(row, state.alarms)
+        if raised:
+            row["alarms"] = [alarm.name for alarm in raised]
+        for alarm in raised:
+            log.warning("step %d: alarm %s: %s", state.step, alarm.name, alarm.meaning)
+            if ppo.alarms == "act" and alarm.action == "slow":
+                state.lr_scale = max(state.lr_scale * alarms.SLOWER, alarms.LEAST_SCALE)
 
     def keep_past(self) -> None:
         """Every ``past_every`` steps the policy as it is becomes one of the opponents called ``past``."""
@@ -530,9 +567,10 @@ class Trainer:
 
     def set_learning_rate(self, step: int) -> None:
         """Set the step's learning rate; during the critic's warm-up only the value head moves."""
-        self.optimizer.param_groups[0]["lr"] = learning_rate(self.ppo, step)
+        self.optimizer.param_groups[0]["lr"] = learning_rate(self.ppo, step) * self.state.lr_scale
+        warm = step >= self.ppo.critic_warmup_steps or self.state.critic_ready
         for name, parameter in self.policy.trainable().items():
-            parameter.requires_grad_(name.startswith("value_head.") or step >= self.ppo.critic_warmup_steps)
+            parameter.requires_grad_(warm or name.startswith("value_head."))
 
     # -- evaluation ----------------------------------------------------------------------------------------------
 
@@ -645,6 +683,9 @@ def training_loop(trainer: Trainer, stop: StopSignal, console: Console, wandb: W
             if state.bad_updates >= ppo.max_bad_updates:
                 raise TrainingError(f"{state.bad_updates} minibatches in a row gave a loss or gradient that is not "
                                     f"finite; the last are in {trainer.run_dir / 'bad_batch.json'}")  # fmt: skip
+            fatal = [a for a in alarms.ALARMS if a.name in row.get("alarms", ()) and a.action == "stop"]
+            if fatal and ppo.alarms == "act":
+                raise TrainingError(f"alarm {fatal[0].name}: {fatal[0].meaning}")
             if state.step % ppo.save_freq == 0 or score is not None:
                 trainer.save(score)
             if stop.received:

@@ -69,7 +69,8 @@ MUTANTS = {
                "rewards_M[last_S[~cut_S]] +=", "rewards_M[(last_S - lengths_S + 1)[~cut_S]] +="),
     ],
     BATCH + "in_a_batch_the_moments_are_kept_apart_by_seat_and_the_reported_reward_is_the_games": [
-        Mutant("rewards of both seats mixed", TRAIN, 'f"{e.game}/{seat}"', 'f"{e.game}"'),
+        Mutant("rewards of both seats mixed", TRAIN,
+               'return f"{episode.game}/{seat}"', 'return f"{episode.game}"'),
     ],
     BATCH + "the_kl_penalty_is_paid_decision_by_decision": [
         Mutant("KL penalty: rewarded", TRAIN, "rewards_M = -kl_coef * kl_M", "rewards_M = kl_coef * kl_M"),
@@ -126,7 +127,7 @@ MUTANTS = {
                "            if torch.isfinite(loss)",
                "            optimizer.step()\n            if torch.isfinite(loss)"),
         Mutant("gradient kept after the step", TRAIN,
-               "            optimizer.zero_grad(set_to_none=True)\n        stats", "        stats"),
+               "            optimizer.zero_grad(set_to_none=True)\n            if stats", "            if stats"),
     ],
     UPDATE + "running_out_of_memory_halves_the_batch_and_changes_nothing_else": [
         Mutant("gradient kept when memory runs out", TRAIN,
@@ -215,9 +216,43 @@ MUTANTS = {
     ],
     FAULTS + "a_signal_leaves_a_checkpoint_from_which_the_run_goes_on_exactly": [
         Mutant("a signal does not end the rollout", RUNLOG,
-               "if self.stop.received:\n            raise", "if False:\n            raise"),
+               "raise InterruptedRolloutError\n        return self.policy.act", "pass\n        return self.policy.act"),
+        Mutant("a signal does not end the evaluation", TRAIN,
+               "player = StoppablePlayer(self.policy, stop)", "player = self.policy"),
+        Mutant("the row of an interrupted evaluation is lost", TRAIN, "row = state.row = state.row or", "row ="),
+    ],
+    FAULTS + "no_memory_in_the_middle_of_a_step_leaves_the_last_checkpoint_alone": [
+        Mutant("half a step is saved as a whole one", TRAIN,
+               'utils.latest_checkpoint(trainer.run_dir) or "none yet"', "trainer.save()"),
+    ],
+    UPDATE + "bad_minibatches_are_counted_in_a_row_across_steps_and_end_the_step": [
+        Mutant("bad minibatches are forgotten between steps", TRAIN, '"bad_updates": bad}', '"bad_updates": 0}'),
+    ],
+    # ---- past selves
+    "tests/test_policy.py::test_a_past_self_stays_as_it_was_and_can_be_written_and_forgotten": [
+        Mutant("past selves are trained on", POLICY, "trained.get(parameter, False)", "trained.get(parameter, True)"),
+        Mutant("a past self is a fresh adapter", POLICY,
+               "set_peft_model_state_dict(self.peft_model, tensors, adapter_name=name)", "pass"),
+    ],
+    "tests/test_curriculum.py::test_past_selves_that_still_win_are_chosen_first": [
+        Mutant("past selves are chosen blindly", "curriculum.py",
+               "max((1 - score) ** 2, self.config.learnability_floor)", "1.0"),
+    ],
+    BATCH + "games_against_oneself_have_moments_of_their_own": [
+        Mutant("one baseline for all opponents", TRAIN, 'if kind in ("self", "past") else ""', 'if False else ""'),
+    ],
+    BATCH + "the_critic_may_have_a_lambda_of_its_own": [
+        Mutant("the actor follows the critic's lambda", TRAIN,
+               "returns_ST = turn_gae(*chains_ST, ppo.lam_critic)[1]",
+               "advantages_ST, returns_ST = turn_gae(*chains_ST, ppo.lam_critic)"),
     ],
 }  # fmt: skip
+
+
+def not_applicable() -> list[str]:
+    """The faults whose place in the code is gone or no longer unique."""
+    every = [mutant for mutants in MUTANTS.values() for mutant in mutants]
+    return [m.fault for m in every if (ROOT / m.file).read_text().count(m.old) != 1]
 
 
 def copy_tree(target: Path) -> None:

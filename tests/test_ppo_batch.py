@@ -80,6 +80,30 @@ def test_the_kl_penalty_is_paid_decision_by_decision():
     assert gathered([episode("a", {0: [0, 0]}, {0: 1.0})]).kl_ref == 0
 
 
+def test_the_critic_may_have_a_lambda_of_its_own():
+    """By hand: with lambda 1 a return is the final reward, with 0 the next value; advantages keep theirs."""
+    game = [episode("a", {0: [0.1, 0.3, 0.7]}, {0: 1.0})]
+    assert gathered(game, lam=0.0).returns_M.tolist() == pytest.approx([0.3, 0.7, 1.0])
+    assert gathered(game, lam=0.0, lam_critic=1.0).returns_M.tolist() == pytest.approx([1.0, 1.0, 1.0])
+    assert torch.equal(gathered(game, lam=0.0, lam_critic=1.0).advantages_M, gathered(game, lam=0.0).advantages_M)
+
+
+def test_the_gap_between_sampler_and_learner_is_measured_where_both_are_known():
+    game = [episode("a", {0: [0, 0]}, {0: 1.0})]
+    row = gathered(game, recompute_logprobs=True).summary()
+    assert (row["logprob_gap_mean"], row["logprob_gap_max"]) == pytest.approx((0.01, 0.01), abs=1e-6)
+    assert "logprob_gap_mean" not in gathered(game).summary()
+
+
+def test_games_against_oneself_have_moments_of_their_own():
+    moments: dict[str, list[float]] = {}
+    games = [episode("a", {0: [0], 1: [0]}, {0: 1.0, 1: 0.0}) for _ in range(3)]
+    for game, opponent in zip(games, ("random", "self", "past:step-000010"), strict=True):
+        game.task = Task(0, opponent=opponent)
+    gathered(games, moments=moments)
+    assert set(moments) == {"a/0", "a/1", "a/0/self", "a/1/self", "a/0/past", "a/1/past"}
+
+
 def test_an_end_is_final_but_a_cut_off_game_is_worth_what_was_expected():
     values = {0: [0.25, 0.5, 0.75]}
     ended = gathered([episode("a", values, {0: 0.0})])

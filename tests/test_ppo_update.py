@@ -290,6 +290,29 @@ def test_warming_up_the_critic_moves_nothing_else(tmp_path):
     assert len(moved) > 10
 
 
+def test_a_critic_that_explains_enough_ends_its_warm_up_early(tmp_path):
+    ppo = {"critic_warmup_steps": 5, "critic_warmup_ev": 0.2}
+    trainer = Trainer(micro_config(tmp_path, ppo=ppo), tmp_path)
+    row = {"updates": 1, "approx_kl": 0.0, "explained_variance": 0.1}
+    adapter = [p for name, p in trainer.policy.trainable().items() if not name.startswith("value_head.")]
+    for explained, moves in ((0.1, False), (0.3, True), (0.1, True)):  # once is enough
+        trainer.respond(row | {"explained_variance": explained})
+        trainer.set_learning_rate(1)
+        assert {p.requires_grad for p in adapter} == {moves}
+
+
+def test_the_learning_rate_answers_to_the_kl(tmp_path):
+    trainer = Trainer(micro_config(tmp_path, ppo={"lr_target_kl": 0.02, "alarms": "off"}), tmp_path)
+    scales = []
+    for kl in (0.05, 0.05, 0.02, 0.005, 0.005, 0.005):
+        trainer.respond({"updates": 1, "approx_kl": kl, "explained_variance": 0.0})
+        scales.append(trainer.state.lr_scale)
+    assert scales == pytest.approx([1 / 1.5, 1 / 2.25, 1 / 2.25, 1 / 1.5, 1, 1])
+    trainer.state.lr_scale = 0.5
+    trainer.set_learning_rate(0)
+    assert trainer.optimizer.param_groups[0]["lr"] == pytest.approx(0.5 * trainer.ppo.learning_rate)
+
+
 # ------------------------------------------------------------------------------------------------------ faults
 
 

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 
+import mutants
 import pytest
 import torch
 from tiny import micro_file
@@ -247,6 +248,10 @@ def test_forty_steps_of_the_tiny_preset_killed_after_step_25(tmp_path):
     assert resumed.returncode == 0, resumed.stderr
     assert rows(tmp_path / "killed") == rows(tmp_path / "whole")
     assert final_bytes(tmp_path / "killed", 40) == final_bytes(tmp_path / "whole", 40)
+
+
+def test_every_deliberate_fault_still_has_its_place_in_the_code():
+    assert mutants.not_applicable() == []
 
 
 @pytest.mark.slow

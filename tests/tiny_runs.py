@@ -19,7 +19,7 @@ import train_ppo
 VOLATILE = {"time_rollout", "time_update", "time_total", "games_per_s", "decisions_per_s", "memory_mb"}
 TENSORS = ("adapter_model.safetensors", "value_head.safetensors", "optimizer.safetensors")
 STEPS = 6
-# Everything that adapts is in play: two stages, replays, self-play, a pool of past selves, an evaluation in between, both warm-ups.
+# Everything that adapts is in play: two stages, replays, self-play, past selves, an evaluation, both warm-ups.
 CLIMB: dict[str, Any] = {
     "stages": [
         {"name": "low", "games": [[KUHN, KUHN], [LEDUC, LEDUC]], "threshold": 0.0, "min_episodes": 30},

@@ -1,0 +1,80 @@
+"""Signs that a run is going wrong: what each looks like in the metrics, what it means, and what the run does then.
+
+Every alarm has to hold for ``patience`` steps in a row; it is raised once and again only after it has been quiet.
+What an alarm remembers is a flat dict of numbers that belongs into the checkpoint.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+SLOWER = 0.5  # factor on the learning rate when an alarm asks for it
+LEAST_SCALE = 0.05  # of the configured learning rate; below that slowing down is no longer an answer
+SMOOTHING = 0.05  # of the running score and gradient norm: about the last 20 steps count
+
+Row = Mapping[str, Any]
+Memory = dict[str, float]
+
+
+class Alarm(NamedTuple):
+    """``sign`` looks at a row of metrics and what is remembered; ``action`` is warn, slow (halve the rate) or stop."""
+
+    name: str
+    meaning: str
+    patience: int
+    action: str
+    sign: Callable[[Row, Memory], bool]
+
+
+ALARMS = (
+    Alarm("entropy", "the policy has all but stopped exploring: raise ppo.entropy_coef or lower the learning rate",
+          10, "warn", lambda row, m: row["entropy"] < 0.05 * m["entropy_first"]),
+    Alarm("legal_mass", "unconstrained answers are no longer legal: raise ppo.legal_mass_coef", 5, "warn",
+          lambda row, m: row.get("legal_mass", 1.0) < 0.5 * m.get("legal_mass_best", 0.0)),
+    Alarm("kl", "one step moves the policy too far from the one that played", 3, "slow",
+          lambda row, m: row["approx_kl"] > 0.3),
+    Alarm("logprob_gap", "sampler and learner disagree about what was played: the ratios start wrong", 3, "stop",
+          lambda row, m: row.get("logprob_gap_mean", 0.0) > 0.2),
+    Alarm("explained_variance", "the critic predicts worse than a constant: lower ppo.vf_coef or the learning rate",
+          20, "warn", lambda row, m: row["explained_variance"] < -0.5),
+    Alarm("grad_norm", "the gradient is ten times its usual size", 3, "slow",
+          lambda row, m: row["grad_norm"] > 10 * m["grad_norm_usual"] > 0),
+    Alarm("score_drop", "the score has fallen far below the best of this stage: go back to an earlier checkpoint",
+          10, "stop", lambda row, m: m["score_now"] < m["score_best"] - 0.2),
+)  # fmt: skip
+
+
+def watch(row: Row, memory: Memory) -> list[Alarm]:
+    """Take one step's metrics, update ``memory`` in place, and return the alarms that this step raises.
+
+    A change of stage starts score and gradient anew: another opponent is no collapse.
+    """
+    raised = []
+    _remember(row, memory)
+    for alarm in ALARMS:
+        count = f"{alarm.name}_steps"
+        memory[count] = memory.get(count, 0) + 1 if alarm.sign(row, memory) else 0
+        if memory[count] == alarm.patience:
+            raised.append(alarm)
+    _follow(row, memory)
+    return raised
+
+
+def _remember(row: Row, memory: Memory) -> None:
+    memory.setdefault("entropy_first", row["entropy"])
+    memory.setdefault("grad_norm_usual", 0.0)
+    now = memory.get("score_now", row["score_mean"])
+    memory["score_now"] = now + SMOOTHING * (row["score_mean"] - now)
+    memory["score_best"] = max(memory.get("score_best", 0.0), memory["score_now"])
+    if "legal_mass" in row:
+        memory["legal_mass_best"] = max(memory.get("legal_mass_best", 0.0), row["legal_mass"])
+
+
+def _follow(row: Row, memory: Memory) -> None:
+    """What the step was, for those after it: an outlier must not be part of what it is compared with."""
+    usual = memory["grad_norm_usual"] or row["grad_norm"]
+    memory["grad_norm_usual"] = usual + SMOOTHING * (min(row["grad_norm"], 2 * usual) - usual)
+    if "stage_change" in row:
+        for name in ("score_now", "score_best", "score_drop_steps"):
+            memory.pop(name, None)
