@@ -17,6 +17,7 @@ adaptive KL https://arxiv.org/abs/1909.08593, clip-higher https://arxiv.org/abs/
 from __future__ import annotations
 
 import gc
+import io
 import json
 import logging
 import subprocess
@@ -40,8 +41,9 @@ from model import device_of
 from options import SECTIONS as SECTIONS  # part of the public names, for programs built on the trainer
 from options import PPOConfig, parse_args, read_config
 from options import RunConfig as RunConfig
-from policy import Policy, load_policy
+from policy import Evaluation, Policy, load_policy
 from preflight import check_prompts, describe
+from ranks import Ranks
 from runlog import (
     Console,
     InterruptedRolloutError,
@@ -61,6 +63,7 @@ from utils import ConfigError
 log = logging.getLogger(__name__)
 
 LOSS_PARTS = ("policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction")
+LONE = Ranks()
 LEGAL_MASS_SAMPLE = 64  # sequences whose legal mass is read each step, for the log
 MOMENTS_RATE = 0.05  # of the running moments of rewards: about the last 20 steps count
 
@@ -184,6 +187,21 @@ def by_token(rows: list[list[float]]) -> tuple[Tensor, Tensor]:
     return values_MA, mask_MA
 
 
+def _scored(policy: Policy, sequences: list[Sequence], ranks: Ranks, adapter: str | None = None) -> Evaluation:
+    """``evaluate_decisions`` without gradients (CPU); of several processes each reads its share of the sequences."""
+    mine, rows = ranks.share(sequences), []
+    with torch.no_grad():
+        read = Evaluation(*(x.cpu() for x in policy.evaluate_decisions(mine, adapter=adapter))) if mine else None
+    if ranks.world == 1 and read:
+        return read
+    if read:
+        sizes = [len(s.decisions) for s in mine]
+        rows = list(zip(*([part.tolist() for part in x.split(sizes)] for x in read), strict=True))
+    columns = [[m for part in column for m in part] for column in zip(*ranks.gather(rows), strict=True)]
+    logprobs_M, entropies_M, values_M = (torch.tensor(column) for column in columns[:3])
+    return Evaluation(logprobs_M, entropies_M, values_M, by_token(columns[3])[0])
+
+
 def _baseline_key(episode: Episode, seat: int) -> str:
     """Games against oneself have another mean than those against a bot."""
     kind = episode.task.opponent.partition(":")[0]
@@ -196,6 +214,7 @@ def collate(
     ppo: PPOConfig,
     kl_coef: float,
     moments: dict[str, list[float]] | None = None,
+    ranks: Ranks = LONE,
 ) -> Batch:
     """Turn episodes into decisions with advantages. Failed episodes must have been taken out.
 
@@ -221,14 +240,13 @@ def collate(
     old_MA, mask_MA = by_token([d.token_logprobs for chain in chains for d in chain])
     gap_M = None
     if ppo.recompute_logprobs:
-        with torch.no_grad():
-            old = policy.evaluate_decisions(sequences)
-        gap_M = (old.logprobs.cpu() - old_M).abs()
-        old_M, old_MA = old.logprobs.cpu(), old.tokens
+        old = _scored(policy, sequences, ranks)
+        gap_M = (old.logprobs - old_M).abs()
+        old_M, old_MA = old.logprobs, old.tokens
     values_M = torch.tensor([d.value for chain in chains for d in chain])
     kl_M = torch.zeros_like(old_M)
     if kl_coef:
-        kl_M = old_M - policy.evaluate_decisions(sequences, adapter=policy.reference or "base").logprobs.cpu()
+        kl_M = old_M - _scored(policy, sequences, ranks, adapter=policy.reference or "base").logprobs
     rewards_S = torch.tensor([2 * (e.info["scores"] or {}).get(seat, e.score) - 1 for _, e, seat in seats])
     cut_S = torch.tensor([e.outcome == "truncated" for _, e, _ in seats])
     rewards_S = rewards_S[~cut_S]  # of games that have one
@@ -329,15 +347,18 @@ def minibatches(units: int, ppo: PPOConfig, key: tuple[int, ...]) -> list[list[i
     return [order[i : i + size] for i in range(0, units, size)]
 
 
-def _backward(policy: Policy, batch: Batch, members: list[int], ppo: PPOConfig) -> tuple[Tensor, dict[str, Any]]:
-    """Add the gradient of one optimizer step's sequences, micro-batch by micro-batch.
+def _backward(
+    policy: Policy, batch: Batch, members: list[int], ppo: PPOConfig, ranks: Ranks = LONE
+) -> tuple[Tensor, dict[str, Any]]:
+    """Add the gradient of this process's share of one optimizer step's sequences, micro-batch by micro-batch.
 
     Returns:
         The loss, and the sums of the statistics over the decisions.
     """
     count = batch.weights_M[torch.cat([batch.spans[i] for i in members])].sum().clamp(min=1)
     loss_sum = torch.zeros((), device=policy.device)
-    sums: dict[str, Any] = {"decisions": count}
+    sums: dict[str, Any] = {"decisions": count / ranks.world}
+    members = ranks.share(members)
     for micro in policy.micro_batches([batch.sequences[i] for i in members]):
         sequences = [batch.sequences[members[j]] for j in micro]
         at_M = torch.cat([batch.spans[members[j]] for j in micro])
@@ -364,7 +385,13 @@ def _add(sums: dict[str, Any], stats: dict[str, Any]) -> None:
 
 
 def ppo_update(
-    policy: Policy, optimizer: torch.optim.Optimizer, batch: Batch, ppo: PPOConfig, key: tuple[int, ...], bad: int = 0
+    policy: Policy,
+    optimizer: torch.optim.Optimizer,
+    batch: Batch,
+    ppo: PPOConfig,
+    key: tuple[int, ...],
+    bad: int = 0,
+    ranks: Ranks = LONE,
 ) -> dict[str, float]:
     """Run the epochs of one step; return means over the decisions seen.
 
@@ -384,7 +411,9 @@ def ppo_update(
         before = (totals["approx_kl"], totals["decisions"])
         for games in minibatches(len(units), ppo, (*key, epoch)):
             members = [i for game in games for i in of_unit[units[game]]]
-            loss, sums = _with_less_memory(policy, optimizer, lambda m=members: _backward(policy, batch, m, ppo))
+            loss, sums = _with_less_memory(policy, optimizer, lambda m=members: _backward(policy, batch, m, ppo, ranks))
+            if ranks.world > 1:
+                _add_up(ranks, parameters, loss, sums)
             norm = torch.nn.utils.clip_grad_norm_([p for p in parameters if p.grad is not None], ppo.max_grad_norm)
             if torch.isfinite(loss) and torch.isfinite(norm):
                 optimizer.step()
@@ -408,6 +437,19 @@ def ppo_update(
     stats["ratio_max"] = float(totals.pop("ratio_max"))
     decisions = float(totals.pop("decisions"))
     return stats | {name: float(total) / decisions if decisions else np.nan for name, total in totals.items()}
+
+
+def _add_up(ranks: Ranks, parameters: list[torch.nn.Parameter], loss: Tensor, sums: dict[str, Any]) -> None:
+    """Put together what the processes found for their shares of a minibatch: gradients, loss and statistics."""
+    trained = [p for p in parameters if p.requires_grad]
+    for parameter in trained:
+        if parameter.grad is None:  # this process had no share, or none that reaches it
+            parameter.grad = torch.zeros_like(parameter)
+    largest = ranks.largest(float(sums.pop("ratio_max", 0.0)))
+    for name in (*LOSS_PARTS, "decisions"):
+        sums[name] = torch.as_tensor(sums.get(name, 0.0), device=loss.device, dtype=torch.float32).clone()
+    ranks.add_up([*(p.grad for p in trained if p.grad is not None), loss, *sums.values()])
+    sums["ratio_max"] = largest
 
 
 def _with_less_memory(policy: Policy, optimizer: torch.optim.Optimizer, work: Any) -> tuple[Tensor, dict[str, Any]]:
@@ -468,8 +510,8 @@ def tasks_of(config: SimpleNamespace) -> list[int]:
 class Trainer:
     """One run: the objects of a configuration, one method a chapter."""
 
-    def __init__(self, config: SimpleNamespace, run_dir: Path) -> None:
-        self.config, self.ppo, self.run_dir = config, config.ppo, run_dir
+    def __init__(self, config: SimpleNamespace, run_dir: Path, ranks: Ranks = LONE) -> None:
+        self.config, self.ppo, self.run_dir, self.ranks = config, config.ppo, run_dir, ranks
         self.policy = load_policy(config)
         self.names = list(self.policy.trainable())
         parameters = list(self.policy.trainable().values())
@@ -484,18 +526,18 @@ class Trainer:
         """Draw tasks, play them, update, tell the curriculum; return the row of metrics."""
         step, ppo, started = self.state.step, self.ppo, time.perf_counter()
         tasks = [self.curriculum.next(step * ppo.batch_size + i) for i in range(ppo.batch_size)]
-        episodes = play(self.config.env, StoppablePlayer(self.policy, stop), tasks)
+        episodes = self.ranks.gather(play(self.config.env, self.player(stop), self.ranks.share(tasks)))
         played = time.perf_counter()
         valid = self.without_failed(episodes)
         moments = dict(self.state.moments) if ppo.standardise_rewards else None
-        batch = collate(valid, self.policy, ppo, self.state.kl_coef, moments)
+        batch = collate(valid, self.policy, ppo, self.state.kl_coef, moments, self.ranks)
         legal = self.legal_mass(batch)
         self.set_learning_rate(step)  # after collate: reading the reference makes the whole adapter trainable again
         now = replace(ppo, entropy_coef=ppo.entropy_coef * decay(ppo, step, ppo.entropy_final))
         key = (self.config.run.seed, step)
-        stats = ppo_update(self.policy, self.optimizer, batch, now, key, self.state.bad_updates)
+        stats = ppo_update(self.policy, self.optimizer, batch, now, key, self.state.bad_updates, self.ranks)
         self.state.bad_updates = int(stats.pop("bad_updates"))
-        if self.state.bad_updates >= ppo.max_bad_updates:
+        if self.state.bad_updates >= ppo.max_bad_updates and self.ranks.first:
             self.dump(batch, valid)
         self.state.moments = moments or {}
         decisions = len(batch.values_M)
@@ -541,6 +583,10 @@ class Trainer:
             if ppo.alarms == "act" and alarm.action == "slow":
                 state.lr_scale = max(state.lr_scale * alarms.SLOWER, alarms.LEAST_SCALE)
 
+    def player(self, stop: StopSignal) -> Any:
+        """The policy, leaving a rollout or an evaluation on a signal; several processes agree on it between steps."""
+        return StoppablePlayer(self.policy, stop) if self.ranks.world == 1 else self.policy
+
     def keep_past(self) -> None:
         """Every ``past_every`` steps the policy as it is becomes one of the opponents called ``past``."""
         if self.config.curriculum.plays_past and self.state.step % self.config.curriculum.past_every == 0:
@@ -576,8 +622,8 @@ class Trainer:
 
     def evaluate(self, stop: StopSignal) -> list[GameResult]:
         """Evaluate against uniform random on the games of the curriculum's stages, on reserved seeds."""
-        player = StoppablePlayer(self.policy, stop)
-        return evaluate(player, self.config.env, tasks_of(self.config), self.ppo.eval_games)
+        player, tasks = self.player(stop), tasks_of(self.config)
+        return self.ranks.alone(lambda: evaluate(player, self.config.env, tasks, self.ppo.eval_games))
 
     # -- files ---------------------------------------------------------------------------------------------------
 
@@ -592,6 +638,8 @@ class Trainer:
 
     def save(self, score: float | None = None) -> Path:
         """Write a checkpoint of everything; the metrics are on disk first, so that a resume finds no gap."""
+        if not self.ranks.first:
+            return self.run_dir
         self.metrics.sync()
         tensors, rest = utils.pack_optimizer(self.optimizer, self.names)
         past = {f"{name}/{key}": tensor for name in self.curriculum.past
@@ -625,18 +673,20 @@ class Trainer:
         for name in self.curriculum.past:
             mine = {key.removeprefix(f"{name}/"): t for key, t in past.items() if key.startswith(f"{name}/")}
             self.policy.keep_past(name, mine)
-        utils.abandon_after(self.run_dir, self.state.step)
-        self.metrics.truncate_to(self.state.step)
+        if self.ranks.first:
+            utils.abandon_after(self.run_dir, self.state.step)
+            self.metrics.truncate_to(self.state.step)
 
 
-def train(config: SimpleNamespace, resume: str | None, force_config: bool = False) -> int:
+def train(config: SimpleNamespace, resume: str | None, force_config: bool = False, ranks: Ranks = LONE) -> int:
     """Run the training loop; return the exit code."""
     run_dir = Path(config.run.output_dir)
-    lock = lock_run(run_dir)
     resolved = utils.config_dict(vars(config))
-    start = find_checkpoint(run_dir, resume, resolved, force_config)
-    (run_dir / "run_config.json").write_text(json.dumps(resolved, indent=1))
-    trainer = Trainer(config, run_dir)
+    lock = lock_run(run_dir) if ranks.first else None
+    start = ranks.alone(lambda: find_checkpoint(run_dir, resume, resolved, force_config))
+    if ranks.first:
+        (run_dir / "run_config.json").write_text(json.dumps(resolved, indent=1))
+    trainer = Trainer(config, run_dir, ranks)
     if start is not None:
         trainer.load(start)
     ppo, state = config.ppo, trainer.state
@@ -644,12 +694,13 @@ def train(config: SimpleNamespace, resume: str | None, force_config: bool = Fals
         print(f"{run_dir} is finished: {state.step} of {ppo.num_train_steps} steps, see {run_dir / 'summary.json'}")
         return 0
     gc.freeze()  # else each full collection walks the libraries' objects, for longer than a tiny rollout takes
-    wandb = WandbLog(config.run.wandb_mode, run_dir, resolved, project=config.run.wandb_project)
-    console = Console(ppo.num_train_steps, state.step)
+    mode = config.run.wandb_mode if ranks.first else "disabled"
+    wandb = WandbLog(mode, run_dir, resolved, project=config.run.wandb_project)
+    console = Console(ppo.num_train_steps, state.step, None if ranks.first else io.StringIO())
     code = 1
     try:
         with StopSignal() as stop:
-            if start is None:
+            if start is None and ranks.first:
                 trainer.metrics.truncate_to(0)
             code = training_loop(trainer, stop, console, wandb)
         return code
@@ -657,7 +708,8 @@ def train(config: SimpleNamespace, resume: str | None, force_config: bool = Fals
         console.close()
         wandb.close(code)
         trainer.metrics.close()
-        lock.close()
+        if lock:
+            lock.close()
 
 
 def training_loop(trainer: Trainer, stop: StopSignal, console: Console, wandb: WandbLog) -> int:
@@ -674,7 +726,8 @@ def training_loop(trainer: Trainer, stop: StopSignal, console: Console, wandb: W
                 score = float(np.mean([r.value if r.share is None else r.share for r in results]))
                 row |= {f"eval/{r.game}": r.value if r.share is None else r.share for r in results}
             state.row = None
-            trainer.metrics.append(row)
+            if trainer.ranks.first:
+                trainer.metrics.append(row)
             wandb.log(row)
             left = (ppo.num_train_steps - state.step) * (time.perf_counter() - started) / max(state.step - first, 1)
             console.update(state.step, progress_line(row, ppo.num_train_steps, left))
@@ -688,9 +741,10 @@ def training_loop(trainer: Trainer, stop: StopSignal, console: Console, wandb: W
                 raise TrainingError(f"alarm {fatal[0].name}: {fatal[0].meaning}")
             if state.step % ppo.save_freq == 0 or score is not None:
                 trainer.save(score)
+            stop.received = int(trainer.ranks.largest(stop.received))
             if stop.received:
                 raise InterruptedRolloutError
-        finish(trainer, stop, console)
+        trainer.ranks.alone(lambda: finish(trainer, stop, console))
         return 0
     except InterruptedRolloutError:
         console.say(f"interrupted after step {state.step}; checkpoint: {trainer.save()}")
@@ -704,9 +758,10 @@ def training_loop(trainer: Trainer, stop: StopSignal, console: Console, wandb: W
 
 def finish(trainer: Trainer, stop: StopSignal, console: Console) -> None:
     """Evaluate, write the summary, sample games, the final adapter and the curves, and show them."""
-    results = trainer.evaluate(stop)
+    player = trainer.player(stop)
+    results = evaluate(player, trainer.config.env, tasks_of(trainer.config), trainer.ppo.eval_games)
     tasks = [task for t in tasks_of(trainer.config) for task in eval_tasks([(t, t)], 3, 1)]
-    rows = record(StoppablePlayer(trainer.policy, stop), trainer.config.env, tasks, trainer.state.step)
+    rows = record(player, trainer.config.env, tasks, trainer.state.step)
     (trainer.run_dir / "episodes.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     checkpoint = trainer.save()
     final = utils.write_directory(trainer.run_dir / "final", trainer.policy.save)
@@ -737,7 +792,7 @@ def main(argv: list[str] | None = None) -> int:
         if args.dry_run:
             print(describe(config))
             return 0
-        device_of(config.model)
+        ranks = Ranks.join(device_of(config.model))
         if config.run.threads:
             torch.set_num_threads(config.run.threads)
         if config.env.env_type == "trace":
@@ -745,7 +800,7 @@ def main(argv: list[str] | None = None) -> int:
 
             check_config(config.env, tasks_of(config))
         check_prompts(config)
-        return train(config, args.resume, args.force_config)
+        return train(config, args.resume, args.force_config, ranks)
     except ConfigError as error:
         print(f"error: {utils.redact(str(error))}", file=sys.stderr)
         return 2

@@ -216,9 +216,10 @@ MUTANTS = {
     ],
     FAULTS + "a_signal_leaves_a_checkpoint_from_which_the_run_goes_on_exactly": [
         Mutant("a signal does not end the rollout", RUNLOG,
-               "raise InterruptedRolloutError\n        return self.policy.act", "pass\n        return self.policy.act"),
+               "raise InterruptedRolloutError\n        return self.policy.act(queries)",
+               "pass\n        return self.policy.act(queries)"),
         Mutant("a signal does not end the evaluation", TRAIN,
-               "player = StoppablePlayer(self.policy, stop)", "player = self.policy"),
+               "player, tasks = self.player(stop),", "player, tasks = self.policy,"),
         Mutant("the row of an interrupted evaluation is lost", TRAIN, "row = state.row = state.row or", "row ="),
     ],
     FAULTS + "no_memory_in_the_middle_of_a_step_leaves_the_last_checkpoint_alone": [
@@ -227,6 +228,13 @@ MUTANTS = {
     ],
     UPDATE + "bad_minibatches_are_counted_in_a_row_across_steps_and_end_the_step": [
         Mutant("bad minibatches are forgotten between steps", TRAIN, '"bad_updates": bad}', '"bad_updates": 0}'),
+    ],
+    "tests/test_ranks.py::test_two_processes_make_the_run_of_one": [
+        Mutant("each process follows its own gradient", TRAIN,
+               "                _add_up(ranks, parameters, loss, sums)\n", "                pass\n"),
+        Mutant("a minibatch's mean is taken per process", TRAIN,
+               "    members = ranks.share(members)\n",
+               "    members = ranks.share(members)\n    count = count / ranks.world\n"),
     ],
     # ---- past selves
     "tests/test_policy.py::test_a_past_self_stays_as_it_was_and_can_be_written_and_forgotten": [
