@@ -166,7 +166,7 @@ def _training(about: Published) -> str:
         f"| base | {public_name(about.base)}, {held} |",
         f"| adapter | LoRA r {config.lora.r}, alpha {config.lora.lora_alpha}, on {len(config.lora.target_modules)} "
         "kinds of linear layers |",
-        f"| steps | up to {ppo.num_train_steps:,} of {ppo.batch_size} games, {ppo.ppo_epochs} epochs each |",
+        f"| steps | up to {ppo.num_train_steps:,} of {ppo.batch_size} games, epochs a step: {ppo.ppo_epochs} |",
         f"| learning rate | {ppo.learning_rate:g} |",
         f"| KL penalty | {ppo.init_kl_coef:g} a nat at first, target {ppo.target:g} a decision |",
         f"| prompt, answers | {config.env.prompt}, {config.env.answer_mode} |",

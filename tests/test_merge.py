@@ -409,6 +409,20 @@ def test_another_merge_in_the_folder_is_kept(run_plain, merged_4bit, capsys):
     assert "holds another merge" in capsys.readouterr().err
 
 
+def test_another_adapter_of_the_same_base_is_another_merge(run_plain, tmp_path, capsys):
+    from safetensors.torch import load_file, save_file
+
+    assert merge_in(tmp_path / "out", run_plain) == 0
+    other = tmp_path / "other"
+    shutil.copytree(run_plain / "checkpoint-000006", other)
+    (other / "manifest.json").unlink()
+    weights = {name: 2 * tensor for name, tensor in load_file(other / merge.WEIGHTS).items()}
+    save_file(weights, other / merge.WEIGHTS)
+    capsys.readouterr()
+    assert merge_in(tmp_path / "out", other) == 2
+    assert "holds another merge" in capsys.readouterr().err
+
+
 def test_config_errors_of_the_base_name_the_key(run_plain):
     with pytest.raises(ConfigError, match="model_name"):
         merge.load(merge.run_config(run_plain / "checkpoint-000006", "./nothing/here"), adapter="x")
