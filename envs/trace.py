@@ -161,7 +161,11 @@ class _Workshop:
         limits = Limits(wall_s=trace.time_limit_s, memory_mb=trace.memory_mb, output_kb=trace.output_kb)
         self.sandbox = Sandbox(limits, min_level=0 if self.rows is None else trace.sandbox_min_level)
         atexit.register(self.sandbox.close)
-        self.prepare = functools.lru_cache(CACHED_TASKS)(self._prepare)
+        self._cached = functools.lru_cache(CACHED_TASKS)(self._prepare)
+
+    def prepare(self, task_id: int, seed: int | None) -> Traced:
+        """The task as it is shown, and what it prints; the seed is for the generator, rows ignore it."""
+        return self._cached(task_id, seed if self.rows is None else None)
 
     def _prepare(self, task_id: int, seed: int | None) -> Traced:
         if self.rows is None:

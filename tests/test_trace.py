@@ -362,6 +362,16 @@ def test_programs_of_a_folder(folder):
     assert answers == ["42", "b", "cba", "42"]
 
 
+def test_a_program_of_a_file_runs_once_whatever_the_seed(tmp_path, monkeypatch):
+    """Its output is known after the first time: thousands of episodes of a small file must not pay for it again."""
+    (tmp_path / "a.jsonl").write_text('{"program": "print(3)"}\n')
+    runs, real = [], Sandbox.run
+    monkeypatch.setattr(Sandbox, "run", lambda self, *args: runs.append(args) or real(self, *args))
+    source = str(tmp_path / "a.jsonl")
+    shown = {new_env(source=source, max_prints=0).reset(Task(0, seed)).text for seed in (None, 1, 2)}
+    assert (len(shown), len(runs)) == (1, 1)
+
+
 BAD = [
     ("nowhere", "is not there: generator, a folder"),
     ("./a/b", "is not there"),
