@@ -116,6 +116,7 @@ class Query:
     """A decision asked of a player. ``rng_key`` is (task index, seat, decision, attempt).
 
     ``continues``: the next conversation of this (episode, seat) extends this one, so what was read is worth keeping.
+    ``history``: the game so far, [[player, action], ...] with -1 for chance: for teachers, who may know what is hidden.
     """
 
     episode: int
@@ -125,6 +126,7 @@ class Query:
     rng_key: tuple[int, ...]
     adapter: str | None = None
     continues: bool = False
+    history: list[list[int]] = field(default_factory=list, compare=False)
 
 
 @dataclass
@@ -275,13 +277,15 @@ class _Run:
         key = (self.episode.task.index, seat, self.n_decisions[seat] - 1, info["attempt"])
         conversation = self.conversations[seat].window(self.past_turns)
         continues = self.past_turns is None or len(self.conversations[seat].turn_starts) <= self.past_turns
-        return Query(self.number, seat, conversation, self.step.legal, key, info["adapter"], continues)
+        return Query(self.number, seat, conversation, self.step.legal, key, info["adapter"], continues, info["history"])
 
     def advance(self, action: Action | None) -> None:
         """Start the episode (None) or play the action, then the forced moves. What fails ends this episode only."""
         try:
             if action is None:
                 self._show(self.env.reset(self.episode.task))
+            elif action.error:
+                raise RuntimeError(action.error)
             else:
                 self._collect(action.sequence)
                 if action.truncated:
