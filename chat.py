@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from env_wrapper import Message
+from env_wrapper import Message, Sequence
 from utils import ConfigError
 
 END = "."  # stands for the end-of-turn token in an answer
@@ -93,6 +93,47 @@ class ChatFormat:
         head = self.encode(self.before_system + system)
         ids = [*head, *self.encode(self.after_system + user + self.after_user)]
         return ids + self.later(conversation[2:]), len(head)
+
+    def extend(
+        self, conversation: list[Message], messages: list[Message], sequence: Sequence
+    ) -> tuple[Sequence, list[int]]:
+        """The tokens a conversation adds, and to which sequence: what was read already, or a new one.
+
+        ``sequence`` holds ``messages``; it is gone on with where the conversation begins with them.
+        """
+        if messages and conversation[: len(messages)] == messages:
+            return sequence, self.later(conversation[len(messages) :])
+        prompt, shared = self.first_prompt(conversation)
+        return Sequence([], shared=shared), prompt
+
+    def answer_text(self, tokens: list[int]) -> tuple[str, bool]:
+        """The text of a sampled answer, and whether it ends its turn."""
+        ended = tokens[-1:] == [self.end_id]
+        return self.tokenizer.decode(tokens[:-1] if ended else tokens, skip_special_tokens=True), ended
+
+    def answer_tokens(self, text: str) -> list[int]:
+        """Tokens of a legal answer, the end of its turn included."""
+        return [self.answer_ids[char] for char in text + END]
+
+    def legal_answer(self, trie: AnswerTrie, tokens: list[int]) -> tuple[str, dict[int, list[int]]]:
+        """The text of an answer sampled among legal ones, and of each token that was a choice: index -> allowed ids.
+
+        Raises:
+            ValueError: the tokens are no legal answer; what leaves no choice may be missing at their end.
+        """
+        chars, text, choices = {token: char for char, token in self.answer_ids.items()}, "", {}
+        for i, token in enumerate(tokens):
+            follow = trie.follow.get(text, "")
+            if token not in chars or chars[token] not in follow:
+                raise ValueError(f"token {token} after {text!r} is no legal answer")
+            if len(follow) > 1:
+                choices[i] = [self.answer_ids[char] for char in follow]
+            text += chars[token]
+        while len(follow := trie.follow.get(text, "")) == 1:
+            text += follow
+        if not text.endswith(END):
+            raise ValueError(f"the answer {text!r} is not finished")
+        return text.removesuffix(END), choices
 
     def later(self, messages: list[Message]) -> list[int]:
         """Tokens of messages that follow a prompt: answers that were given for the model, and user turns."""

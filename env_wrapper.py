@@ -46,6 +46,10 @@ class EnvConfig:
     env_timeout: float = 600.0  # url, docker: seconds a call may take, repetitions included
     env_image: str = ""  # docker: the image of the server
     env_host: str = ""  # docker: a remote machine with Docker, ssh://user@host; empty: this machine
+    use_vllm: bool = False  # training's games are played through vLLM servers, see docs/scaling.md
+    vllm_base_url: str | list[str] = "http://127.0.0.1:8000/v1"  # one server, or several
+    vllm_timeout: float = settings.knob(600.0, above=0)  # seconds until an answer counts as lost, repetitions included
+    max_staleness: int = settings.knob(0, min=0)  # updates by which the weights that play may be behind
     trace: dict[str, Any] = field(default_factory=dict, hash=False)  # of env_type trace: envs.trace.TraceConfig
 
     def __post_init__(self) -> None:
@@ -147,6 +151,7 @@ class Decision:
     token_logprobs: list[float] = field(default_factory=list)
     logprob: float = 0.0
     value: float = 0.0
+    version: int | None = None  # of the adapter that answered, where a server did
 
 
 @dataclass
@@ -171,6 +176,7 @@ class Action:
     value: float = 0.0
     sequence: Sequence | None = None
     truncated: bool = False  # the prompt no longer fits: the episode ends here
+    error: str = ""  # nobody could answer: the episode has failed
 
 
 @dataclass
@@ -277,7 +283,9 @@ class _Run:
         key = (self.episode.task.index, seat, self.n_decisions[seat] - 1, info["attempt"])
         conversation = self.conversations[seat].window(self.past_turns)
         continues = self.past_turns is None or len(self.conversations[seat].turn_starts) <= self.past_turns
-        return Query(self.number, seat, conversation, self.step.legal, key, info["adapter"], continues, info["history"])
+        return Query(
+            self.number, seat, conversation, self.step.legal, key, info["adapter"], continues, info.get("history", [])
+        )
 
     def advance(self, action: Action | None) -> None:
         """Start the episode (None) or play the action, then the forced moves. What fails ends this episode only."""

@@ -179,12 +179,9 @@ class Policy(Reader):
     def _open(self, query: Query) -> _Turn | None:
         """Add the prompt's tokens to the conversation already read, or start one; None where they do not fit."""
         trie = answer_trie(tuple(query.legal)) if self.constrained else None
-        messages, sequence, kv = self._sessions.pop((query.episode, query.seat), _NO_SESSION)
-        if messages and query.conversation[: len(messages)] == messages:
-            prompt = self.chat.later(query.conversation[len(messages) :])
-        else:
-            prompt, shared = self.chat.first_prompt(query.conversation)
-            sequence, kv = Sequence([], shared=shared), None
+        messages, known, kv = self._sessions.pop((query.episode, query.seat), _NO_SESSION)
+        sequence, prompt = self.chat.extend(query.conversation, messages, known)
+        kv = kv if sequence is known else None
         start = len(sequence.ids) + len(prompt)
         if start + (trie.longest if trie else self.max_new_tokens) > self.max_seq_length:
             return None
@@ -273,8 +270,7 @@ class Policy(Reader):
     def _close(self, turn: _Turn) -> Action:
         tokens, text = turn.tokens, turn.text.removesuffix(END)
         if turn.trie is None:
-            ended = tokens[-1] == self.chat.end_id
-            text = self.tokenizer.decode(tokens[:-1] if ended else tokens, skip_special_tokens=True)
+            text, ended = self.chat.answer_text(tokens)
             if not ended:  # cut at the limit: the conversation still needs the end of the turn
                 turn.sequence.ids.append(self.chat.end_id)
         query, decision = turn.query, turn.decision

@@ -35,6 +35,7 @@ from torch import Tensor
 import alarms
 import utils
 from curriculum import Curriculum, eval_tasks
+from engine import Engine, EngineError
 from env_wrapper import Episode, Sequence, play
 from evaluation import GameResult, evaluate, first_tasks, record, result_table, summarise
 from model import device_of
@@ -58,6 +59,7 @@ from runlog import (
     progress_line,
     setup_logging,
 )
+from servers import check_servers
 from utils import ConfigError
 
 log = logging.getLogger(__name__)
@@ -65,6 +67,7 @@ log = logging.getLogger(__name__)
 LOSS_PARTS = ("policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction")
 LONE = Ranks()
 LEGAL_MASS_SAMPLE = 64  # sequences whose legal mass is read each step, for the log
+IMPORTANCE_CAP = 2.0  # truncated importance sampling, https://doi.org/10.1198/106186008X320456
 MOMENTS_RATE = 0.05  # of the running moments of rewards: about the last 20 steps count
 
 
@@ -238,12 +241,15 @@ def collate(
 
     old_M = torch.tensor([d.logprob for chain in chains for d in chain])
     old_MA, mask_MA = by_token([d.token_logprobs for chain in chains for d in chain])
-    gap_M = None
-    if ppo.recompute_logprobs:
+    gap_M, importance_M = None, torch.ones_like(old_M)
+    values_M = torch.tensor([d.value for chain in chains for d in chain])
+    served = chains[0][0].version is not None
+    if ppo.recompute_logprobs or served:
         old = _scored(policy, sequences, ranks)
         gap_M = (old.logprobs - old_M).abs()
+        if served:  # by a server, whose arithmetic is another, and which knows no values
+            importance_M, values_M = (old.logprobs - old_M).exp().clamp(max=IMPORTANCE_CAP), old.values
         old_M, old_MA = old.logprobs, old.tokens
-    values_M = torch.tensor([d.value for chain in chains for d in chain])
     kl_M = torch.zeros_like(old_M)
     if kl_coef:
         kl_M = old_M - _scored(policy, sequences, ranks, adapter=policy.reference or "base").logprobs
@@ -268,6 +274,7 @@ def collate(
     game_M = torch.tensor([names.index(e.game) for _, e, _ in seats])[s_M]
     trained_M = weights_M > 0
     advantages_M[trained_M] = whiten(advantages_M[trained_M], game_M[trained_M])
+    weights_M = weights_M * importance_M
     unit = [n for n, e, seat in seats for _ in e.sequences[seat]]
     old_M, values_M, advantages_M, returns_M, weights_M = (
         x_M.to(policy.device) for x_M in (old_M, values_M, advantages_M, returns_M, weights_M)
@@ -519,6 +526,7 @@ class Trainer:
         self.curriculum = Curriculum(config.curriculum, config.run.seed)
         self.state = TrainerState(kl_coef=self.ppo.init_kl_coef, tokens_per_batch=self.policy.tokens_per_batch)
         self.metrics = MetricsLog(run_dir / "metrics.jsonl")
+        self.engine = Engine(self.policy, config.env, run_dir) if config.env.use_vllm else None
 
     # -- one step ------------------------------------------------------------------------------------------------
 
@@ -529,6 +537,8 @@ class Trainer:
         episodes = self.ranks.gather(play(self.config.env, self.player(stop), self.ranks.share(tasks)))
         played = time.perf_counter()
         valid = self.without_failed(episodes)
+        if self.engine:
+            self.engine.check_age(s for e in valid for sequences in e.sequences.values() for s in sequences)
         moments = dict(self.state.moments) if ppo.standardise_rewards else None
         batch = collate(valid, self.policy, ppo, self.state.kl_coef, moments, self.ranks)
         legal = self.legal_mass(batch)
@@ -584,7 +594,14 @@ class Trainer:
                 state.lr_scale = max(state.lr_scale * alarms.SLOWER, alarms.LEAST_SCALE)
 
     def player(self, stop: StopSignal) -> Any:
-        """The policy, leaving a rollout or an evaluation on a signal; several processes agree on it between steps."""
+        """The policy, leaving a rollout or an evaluation on a signal; several processes agree on it between steps.
+
+        With ``env.use_vllm`` servers play, with the policy's weights as they are now.
+        """
+        if self.engine:
+            self.engine.stop = lambda: stop.received
+            self.engine.publish(self.state.step)
+            return StoppablePlayer(self.engine, stop)
         return StoppablePlayer(self.policy, stop) if self.ranks.world == 1 else self.policy
 
     def keep_past(self) -> None:
@@ -708,6 +725,8 @@ def train(config: SimpleNamespace, resume: str | None, force_config: bool = Fals
         console.close()
         wandb.close(code)
         trainer.metrics.close()
+        if trainer.engine:
+            trainer.engine.close()
         if lock:
             lock.close()
 
@@ -752,7 +771,7 @@ def training_loop(trainer: Trainer, stop: StopSignal, console: Console, wandb: W
     except BrokenStepError as error:
         kept = utils.latest_checkpoint(trainer.run_dir) or "none yet"
         raise TrainingError(f"in step {state.step + 1}: {error}; checkpoint: {kept}") from error
-    except TrainingError as error:
+    except (TrainingError, EngineError) as error:
         raise TrainingError(f"after step {state.step}: {error}; checkpoint: {trainer.save()}") from error
 
 
@@ -800,6 +819,8 @@ def main(argv: list[str] | None = None) -> int:
 
             check_config(config.env, tasks_of(config))
         check_prompts(config)
+        if config.env.use_vllm:
+            check_servers(config, ranks.world)
         return train(config, args.resume, args.force_config, ranks)
     except ConfigError as error:
         print(f"error: {utils.redact(str(error))}", file=sys.stderr)
