@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import warnings
 from collections.abc import Iterator
@@ -183,6 +184,22 @@ def _put_adapter_on(base: Any, config: ModelConfig, lora: LoraConfig) -> Any:
     if type(base.lm_head) is not nn.Linear:
         raise ConfigError(f"model.adapter: {config.adapter!r} changes the output layer, which is not supported")
     return model
+
+
+def identity(base: Any, tokenizer: Any) -> dict[str, str]:
+    """Digests of what an adapter belongs to: the base's weights and the tokenizer with its chat template.
+
+    Of the weights, those that are not quantised, 64 values a tensor: every other training leaves others. The
+    quantised ones are made from the same files, but not alike on all devices.
+    """
+    weights = hashlib.sha256()
+    for name, tensor in base.named_parameters():
+        if "lora_" not in name and tensor.is_floating_point():
+            flat = tensor.detach().flatten()
+            weights.update(f"{name.replace('.base_layer', '')} {tuple(tensor.shape)}".encode())
+            weights.update(flat[:: max(1, len(flat) // 64)].float().cpu().numpy().tobytes())
+    words = tokenizer.backend_tokenizer.to_str() + (tokenizer.chat_template or "")
+    return {"weights": weights.hexdigest(), "tokenizer": hashlib.sha256(words.encode()).hexdigest()}
 
 
 def guard_4bit_on_cpu(model: nn.Module) -> int:

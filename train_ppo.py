@@ -38,7 +38,7 @@ from curriculum import Curriculum, eval_tasks
 from engine import Engine, EngineError
 from env_wrapper import Episode, Sequence, play
 from evaluation import GameResult, evaluate, first_tasks, record, result_table, summarise
-from model import device_of
+from model import device_of, identity
 from options import SECTIONS as SECTIONS  # part of the public names, for programs built on the trainer
 from options import PPOConfig, parse_args, read_config
 from options import RunConfig as RunConfig
@@ -60,7 +60,8 @@ from runlog import (
     setup_logging,
 )
 from servers import check_servers
-from utils import ConfigError
+from settings import make
+from utils import ConfigError, knob
 
 log = logging.getLogger(__name__)
 
@@ -69,6 +70,7 @@ LONE = Ranks()
 LEGAL_MASS_SAMPLE = 64  # sequences whose legal mass is read each step, for the log
 IMPORTANCE_CAP = 2.0  # truncated importance sampling, https://doi.org/10.1198/106186008X320456
 MOMENTS_RATE = 0.05  # of the running moments of rewards: about the last 20 steps count
+FAILED_SAVES = 3  # of checkpoints, in a row, that end the run
 
 
 class TrainingError(RuntimeError):
@@ -161,21 +163,21 @@ class Batch:
         return out
 
 
-def standardise(rewards_S: Tensor, keys: list[str], moments: dict[str, list[float]]) -> Tensor:
+def standardise(rewards_S: Tensor, keys: list[str], moments: dict[str, tuple[float, float, float]]) -> Tensor:
     """Shift and scale terminal rewards by the running mean and deviation of their key, updated with them first.
 
     With gamma 1 the shift is a baseline per key; the scale lets one critic serve games whose rewards differ in
-    size (leduc_poker's are a fifth of tic_tac_toe's). ``moments``: key -> [updates, mean, variance], changed here.
+    size (leduc_poker's are a fifth of tic_tac_toe's). ``moments``: key -> (updates, mean, variance), changed here.
     """
     out_S = torch.empty_like(rewards_S)
     for key in sorted(set(keys)):
         members = [i for i, k in enumerate(keys) if k == key]
         x = rewards_S[members].double()
-        updates, mean, variance = moments.get(key, [0, 0.0, 0.0])
+        updates, mean, variance = moments.get(key, (0.0, 0.0, 0.0))
         rate = max(1 / (updates + 1), MOMENTS_RATE)
         mean += rate * (float(x.mean()) - mean)
         variance += rate * (float(((x - mean) ** 2).mean()) - variance)
-        moments[key] = [updates + 1, mean, variance]
+        moments[key] = (updates + 1, mean, variance)
         out_S[members] = ((x - mean) / max(variance**0.5, 0.05)).to(rewards_S.dtype)
     return out_S
 
@@ -216,7 +218,7 @@ def collate(
     policy: Policy,
     ppo: PPOConfig,
     kl_coef: float,
-    moments: dict[str, list[float]] | None = None,
+    moments: dict[str, tuple[float, float, float]] | None = None,
     ranks: Ranks = LONE,
 ) -> Batch:
     """Turn episodes into decisions with advantages. Failed episodes must have been taken out.
@@ -497,16 +499,17 @@ def adapt_kl_coef(kl_coef: float, kl: float, decisions: int, ppo: PPOConfig) -> 
 class TrainerState:
     """Everything adaptive that is not in the policy, the optimizer or the curriculum. All of it is checkpointed."""
 
-    step: int = 0
-    kl_coef: float = 0.0
-    bad_updates: int = 0
-    tokens_per_batch: int = 0
-    moments: dict[str, list[float]] = field(default_factory=dict)  # of terminal rewards, per game and seat
+    step: int = knob(0, min=0)
+    kl_coef: float = knob(0.0, min=0)
+    bad_updates: int = knob(0, min=0)
+    tokens_per_batch: int = knob(0, min=1)
+    # Of terminal rewards, per game and seat.
+    moments: dict[str, tuple[float, float, float]] = field(default_factory=dict)
     before: list[dict[str, Any]] = field(default_factory=list)  # results of the first evaluation
     row: dict[str, Any] | None = None  # metrics of a step whose evaluation a signal cut short
-    lr_scale: float = 1.0  # on the learning rate: what alarms and lr_target_kl made of it
+    lr_scale: float = knob(1.0, above=0)  # on the learning rate: what alarms and lr_target_kl made of it
     critic_ready: bool = False  # the critic explains enough: its warm-up is over
-    alarms: dict[str, float] = field(default_factory=dict)  # what the alarms remember
+    alarms: dict[str, Any] = field(default_factory=dict)  # what the alarms remember
 
 
 def tasks_of(config: SimpleNamespace) -> list[int]:
@@ -520,6 +523,8 @@ class Trainer:
     def __init__(self, config: SimpleNamespace, run_dir: Path, ranks: Ranks = LONE) -> None:
         self.config, self.ppo, self.run_dir, self.ranks = config, config.ppo, run_dir, ranks
         self.policy = load_policy(config)
+        self.base = {"model": config.model.model_name, "revision": config.model.revision,
+                     **identity(self.policy.base, self.policy.tokenizer)}  # fmt: skip
         self.names = list(self.policy.trainable())
         parameters = list(self.policy.trainable().values())
         self.optimizer = torch.optim.AdamW(parameters, lr=self.ppo.learning_rate, weight_decay=0.0)
@@ -527,6 +532,7 @@ class Trainer:
         self.state = TrainerState(kl_coef=self.ppo.init_kl_coef, tokens_per_batch=self.policy.tokens_per_batch)
         self.metrics = MetricsLog(run_dir / "metrics.jsonl")
         self.engine = Engine(self.policy, config.env, run_dir) if config.env.use_vllm else None
+        self.failed_saves = 0
 
     # -- one step ------------------------------------------------------------------------------------------------
 
@@ -667,29 +673,63 @@ class Trainer:
             documents={"trainer_state": state, "curriculum": self.curriculum.state_dict(),
                        "run_config": utils.config_dict(vars(self.config))},
             tensors={"optimizer": tensors} | ({"past": past} if past else {}),
-            base={"model": self.config.model.model_name, "revision": self.config.model.revision},
-            score=score, keep_last=self.config.run.keep_last, keep_best=int(self.config.run.keep_best),
+            base=self.base, score=score, keep_last=self.config.run.keep_last, keep_best=int(self.config.run.keep_best),
         )  # fmt: skip
 
-    def load(self, path: Path) -> None:
-        """Go on exactly where a checkpoint was written."""
+    def save_if_possible(self, score: float | None) -> None:
+        """Save at a boundary. Where that fails, training goes on to the next one, unless it has failed too often."""
+        try:
+            self.save(score)
+            self.failed_saves = 0
+        except utils.CheckpointError as error:
+            self.failed_saves += 1
+            if self.failed_saves == FAILED_SAVES:
+                raise
+            log.warning("training goes on without a checkpoint: %s", error)
+
+    def save_at_the_end(self) -> str:
+        """Save for the last time; return the checkpoint's path, or that of the newest sound one and what went wrong."""
+        try:
+            return str(self.save())
+        except utils.CheckpointError as error:
+            return f"{utils.latest_checkpoint(self.run_dir) or 'none'} ({error})"
+
+    def load(self, path: Path, force: bool = False) -> None:
+        """Go on exactly where a checkpoint was written.
+
+        Args:
+            path: the checkpoint.
+            force: go on although its base model or tokenizer is another one.
+
+        Raises:
+            CheckpointError: it does not hold what a checkpoint of this run holds.
+            ConfigError: it belongs to another base model, tokenizer or configuration.
+        """
         saved = utils.load_checkpoint(path)
-        self.policy.load(path)
-        state = saved.json("trainer_state")
-        utils.unpack_optimizer(self.optimizer, saved.tensors("optimizer"), state.pop("optimizer"), self.names)
-        threads = state.pop("threads")
+        with utils.naming(f"{path}: "):
+            for part in ("weights", "tokenizer"):
+                if saved.manifest["base"].get(part, self.base[part]) != self.base[part]:
+                    changed = f"{path}: the {part} of {self.base['model']} are not those that it was trained with"
+                    if not force:
+                        raise ConfigError(f"--resume: {changed}; --force-config goes on")
+                    log.warning("%s", changed)
+            state = saved.json("trainer_state")
+            self.policy.load(path)
+            utils.unpack_optimizer(self.optimizer, saved.tensors("optimizer"), state.pop("optimizer"), self.names)
+            threads = state.pop("threads")
+            self.state = make(TrainerState, state, "trainer_state")
+            if self.state.row:
+                self.state.row = {key: np.nan if value is None else value for key, value in self.state.row.items()}
+            self.state.alarms = {key: np.nan if value is None else value for key, value in self.state.alarms.items()}
+            self.curriculum.load_state_dict(saved.json("curriculum"))
+            past = saved.tensors("past") if self.curriculum.past else {}
+            for name in self.curriculum.past:
+                mine = {key.removeprefix(f"{name}/"): t for key, t in past.items() if key.startswith(f"{name}/")}
+                self.policy.keep_past(name, mine)
         if threads != torch.get_num_threads():
-            log.warning("saved with %d threads, now %d: the resumed run will not be identical to the bit",
+            log.warning("saved with %s threads, now %d: the resumed run will not be identical to the bit",
                         threads, torch.get_num_threads())  # fmt: skip
-        self.state = TrainerState(**state)
-        if self.state.row:
-            self.state.row = {key: np.nan if value is None else value for key, value in self.state.row.items()}
         self.policy.tokens_per_batch = self.state.tokens_per_batch
-        self.curriculum.load_state_dict(saved.json("curriculum"))
-        past = saved.tensors("past") if self.curriculum.past else {}
-        for name in self.curriculum.past:
-            mine = {key.removeprefix(f"{name}/"): t for key, t in past.items() if key.startswith(f"{name}/")}
-            self.policy.keep_past(name, mine)
         if self.ranks.first:
             utils.abandon_after(self.run_dir, self.state.step)
             self.metrics.truncate_to(self.state.step)
@@ -702,10 +742,10 @@ def train(config: SimpleNamespace, resume: str | None, force_config: bool = Fals
     lock = lock_run(run_dir) if ranks.first else None
     start = ranks.alone(lambda: find_checkpoint(run_dir, resume, resolved, force_config))
     if ranks.first:
-        (run_dir / "run_config.json").write_text(json.dumps(resolved, indent=1))
+        (run_dir / "run_config.json").write_text(json.dumps(utils.redact(resolved), indent=1))
     trainer = Trainer(config, run_dir, ranks)
     if start is not None:
-        trainer.load(start)
+        trainer.load(start, force_config)
     ppo, state = config.ppo, trainer.state
     if state.step >= ppo.num_train_steps and (run_dir / "summary.json").exists():
         print(f"{run_dir} is finished: {state.step} of {ppo.num_train_steps} steps, see {run_dir / 'summary.json'}")
@@ -759,20 +799,20 @@ def training_loop(trainer: Trainer, stop: StopSignal, console: Console, wandb: W
             if fatal and ppo.alarms == "act":
                 raise TrainingError(f"alarm {fatal[0].name}: {fatal[0].meaning}")
             if state.step % ppo.save_freq == 0 or score is not None:
-                trainer.save(score)
+                trainer.save_if_possible(score)
             stop.received = int(trainer.ranks.largest(stop.received))
             if stop.received:
                 raise InterruptedRolloutError
         trainer.ranks.alone(lambda: finish(trainer, stop, console))
         return 0
     except InterruptedRolloutError:
-        console.say(f"interrupted after step {state.step}; checkpoint: {trainer.save()}")
+        console.say(f"interrupted after step {state.step}; checkpoint: {trainer.save_at_the_end()}")
         return stop.exit_code
     except BrokenStepError as error:
         kept = utils.latest_checkpoint(trainer.run_dir) or "none yet"
         raise TrainingError(f"in step {state.step + 1}: {error}; checkpoint: {kept}") from error
     except (TrainingError, EngineError) as error:
-        raise TrainingError(f"after step {state.step}: {error}; checkpoint: {trainer.save()}") from error
+        raise TrainingError(f"after step {state.step}: {error}; checkpoint: {trainer.save_at_the_end()}") from error
 
 
 def finish(trainer: Trainer, stop: StopSignal, console: Console) -> None:
@@ -781,7 +821,7 @@ def finish(trainer: Trainer, stop: StopSignal, console: Console) -> None:
     results = evaluate(player, trainer.config.env, tasks_of(trainer.config), trainer.ppo.eval_games)
     tasks = [task for t in tasks_of(trainer.config) for task in eval_tasks([(t, t)], 3, 1)]
     rows = record(player, trainer.config.env, tasks, trainer.state.step)
-    (trainer.run_dir / "episodes.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (trainer.run_dir / "episodes.jsonl").write_text("".join(json.dumps(utils.redact(row)) + "\n" for row in rows))
     checkpoint = trainer.save()
     final = utils.write_directory(trainer.run_dir / "final", trainer.policy.save)
     table, summary = result_table(trainer.state.before, results)
@@ -825,7 +865,7 @@ def main(argv: list[str] | None = None) -> int:
     except ConfigError as error:
         print(f"error: {utils.redact(str(error))}", file=sys.stderr)
         return 2
-    except (TrainingError, utils.CheckpointError, torch.OutOfMemoryError) as error:
+    except (TrainingError, utils.CheckpointError, torch.OutOfMemoryError, OSError) as error:
         print(f"training failed: {utils.redact(str(error))}", file=sys.stderr)
         return 1
 

@@ -332,7 +332,7 @@ class RemoteEnv:
             raise self._error("the server ended the episode early")
         if answer.get("done"):
             score = answer.get("reward")
-            if type(score) not in (int, float) or not 0 <= score <= 1:
+            if isinstance(score, bool) or not isinstance(score, int | float) or not 0 <= score <= 1:
                 raise self._error(f"the score {score!r} is not in [0, 1]")
             if not isinstance(answer["info"].get("history", []), list):
                 raise self._error(f"the history {answer['info']['history']!r} is not a list")

@@ -184,9 +184,9 @@ MUTANTS = {
         Mutant("curriculum not restored", TRAIN,
                'self.curriculum.load_state_dict(saved.json("curriculum"))', "pass"),
         Mutant("KL coefficient not restored", TRAIN,
-               "TrainerState(**state)", "TrainerState(**(state | {'kl_coef': self.ppo.init_kl_coef}))"),
+               "make(TrainerState, state,", "make(TrainerState, state | {'kl_coef': self.ppo.init_kl_coef},"),
         Mutant("reward moments not restored", TRAIN,
-               "TrainerState(**state)", "TrainerState(**(state | {'moments': {}}))"),
+               "make(TrainerState, state,", "make(TrainerState, state | {'moments': {}},"),
         Mutant("rows of metrics twice", TRAIN, "self.metrics.truncate_to(self.state.step)", "pass"),
     ],
     RUN + "resuming_a_finished_run_does_nothing": [

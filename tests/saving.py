@@ -1,5 +1,6 @@
 """A small checkpoint to save, for the tests of checkpoints."""
 
+import random
 from typing import Any
 
 import torch
@@ -30,3 +31,14 @@ def names(folder):
 def damage(path):
     with (path / "adapter_model.safetensors").open("r+b") as file:
         file.write(b"damage")
+
+
+def flip(data, bit):
+    return data[: bit // 8] + bytes([data[bit // 8] ^ (1 << bit % 8)]) + data[bit // 8 + 1 :]
+
+
+def damages(data):
+    """Cut off at four lengths, and one bit flipped at twenty places."""
+    size, rng = len(data), random.Random(0)
+    yield from (data[:n] for n in (0, 1, size // 2, size - 1))
+    yield from (flip(data, bit) for bit in rng.sample(range(8 * size), 20))

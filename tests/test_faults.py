@@ -2,7 +2,6 @@
 
 import json
 import os
-import random
 import resource
 import signal
 import subprocess
@@ -12,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from saving import names, save
+from saving import damages, flip, names, save
 
 import utils
 from utils import CheckpointError, latest_checkpoint, load_checkpoint, verify_checkpoint
@@ -21,16 +20,6 @@ ROOT = Path(__file__).parents[1]
 
 
 # --------------------------------------------------------------------------------------------------------------- damage
-
-
-def flip(data, bit):
-    return data[: bit // 8] + bytes([data[bit // 8] ^ (1 << bit % 8)]) + data[bit // 8 + 1 :]
-
-
-def damages(data):
-    size, rng = len(data), random.Random(0)
-    yield from (data[:n] for n in {0, 1, size // 2, size - 1})
-    yield from (flip(data, rng.randrange(8 * size)) for _ in range(20))
 
 
 def test_every_damage_to_every_file_is_found_and_the_older_checkpoint_used(tmp_path, caplog):

@@ -96,7 +96,7 @@ def test_the_gap_between_sampler_and_learner_is_measured_where_both_are_known():
 
 
 def test_games_against_oneself_have_moments_of_their_own():
-    moments: dict[str, list[float]] = {}
+    moments: dict[str, tuple[float, float, float]] = {}
     games = [episode("a", {0: [0], 1: [0]}, {0: 1.0, 1: 0.0}) for _ in range(3)]
     for game, opponent in zip(games, ("random", "self", "past:step-000010"), strict=True):
         game.task = Task(0, opponent=opponent)
@@ -155,30 +155,30 @@ def test_explained_variance_by_hand_over_what_is_trained(values, expected):
 
 def test_rewards_are_standardised_by_the_running_moments_of_their_game_and_seat():
     """By hand: the first update takes the batch's moments, the second moves half way to the new batch's."""
-    moments: dict[str, list[float]] = {}
+    moments: dict[str, tuple[float, float, float]] = {}
     first = standardise(torch.tensor([1.0, 5.0, 3.0, -1.0]), ["a/0", "b/0", "a/0", "b/0"], moments)
     assert first.tolist() == [-1, 1, 1, -1]
-    assert moments == {"a/0": [1, 2.0, 1.0], "b/0": [1, 2.0, 9.0]}
+    assert moments == {"a/0": (1, 2.0, 1.0), "b/0": (1, 2.0, 9.0)}
     second = standardise(torch.tensor([6.0, 6.0]), ["a/0", "a/0"], moments)
     # mean 2 + (6 - 2) / 2 = 4, variance 1 + ((6 - 4)^2 - 1) / 2 = 2.5
-    assert moments["a/0"] == [2, 4.0, 2.5]
+    assert moments["a/0"] == (2, 4.0, 2.5)
     torch.testing.assert_close(second, torch.full((2,), 2 / 2.5**0.5))
-    assert moments["b/0"] == [1, 2.0, 9.0]
+    assert moments["b/0"] == (1, 2.0, 9.0)
 
 
 def test_the_moments_of_rewards_never_stop_following():
-    moments: dict[str, list[float]] = {"a/0": [1000, 0.0, 1.0]}
+    moments: dict[str, tuple[float, float, float]] = {"a/0": (1000, 0.0, 1.0)}
     standardise(torch.ones(1), ["a/0"], moments)
-    assert moments["a/0"][:2] == [1001, 0.05]
+    assert moments["a/0"][:2] == (1001, 0.05)
 
 
 def test_equal_rewards_are_not_blown_up():
     assert standardise(torch.full((3,), 0.3), ["a/0"] * 3, {}).abs().max() < 1e-5
-    assert standardise(torch.tensor([0.31]), ["a/0"], {"a/0": [1000, 0.3, 0.0]}).abs().max() < 0.5
+    assert standardise(torch.tensor([0.31]), ["a/0"], {"a/0": (1000, 0.3, 0.0)}).abs().max() < 0.5
 
 
 def test_in_a_batch_the_moments_are_kept_apart_by_seat_and_the_reported_reward_is_the_games():
-    moments: dict[str, list[float]] = {}
+    moments: dict[str, tuple[float, float, float]] = {}
     episodes = [episode("a", {0: [0], 1: [0]}, {0: 1.0, 1: 0.0}), episode("a", {0: [0], 1: [0]}, {0: 0.5, 1: 0.5})]
     batch = gathered(episodes, moments=moments)
     assert {key: value[1] for key, value in moments.items()} == {"a/0": 0.5, "a/1": -0.5}
@@ -187,10 +187,10 @@ def test_in_a_batch_the_moments_are_kept_apart_by_seat_and_the_reported_reward_i
 
 
 def test_games_that_were_cut_off_tell_nothing_about_rewards():
-    moments: dict[str, list[float]] = {}
+    moments: dict[str, tuple[float, float, float]] = {}
     cut = episode("a", {0: [0, 0]}, {}, "truncated")
     batch = gathered([episode("a", {0: [0]}, {0: 1.0}), cut], moments=moments)
-    assert moments == {"a/0": [1, 1.0, 0.0]}
+    assert moments == {"a/0": (1, 1.0, 0.0)}
     assert batch.reward_mean == 1
     assert gathered([cut], moments=moments).reward_mean == 0
-    assert moments == {"a/0": [1, 1.0, 0.0]}
+    assert moments == {"a/0": (1, 1.0, 0.0)}
