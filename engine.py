@@ -175,13 +175,13 @@ class Engine:
                         server.pause, server.problem, self._heard = FIRST_WAIT, "", time.monotonic()
                         return action
                     except _BadAnswerError as error:
-                        problem = f"{server.url}: {error if status == 200 else problem_of(status, answer)}"
+                        problem = str(error) if status == 200 else problem_of(status, answer)
                     if status != 429:
                         server.later(problem)  # 404: it has been started anew, and lacks the adapter
                     faults += status not in (0, 404, 429, 503)  # those are waited for
                 await asyncio.sleep(min(wait, left))
                 wait = min(2 * wait, LONGEST_WAIT)
-            problem = problem or "; ".join(f"{server.url}: {server.problem}" for server in self.servers)
+            problem = "; ".join(f"{server.url}: {server.problem or problem}" for server in self.servers)
             tried = f"{faults} tries" if faults == FAULTS_AT_MOST else f"{patience:g} s"
             return Action("", error=f"no answer after {tried}: {problem}")
 

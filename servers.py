@@ -85,7 +85,9 @@ class Server:
         """Try to load its adapter after a pause; meanwhile it may play with an older one, unless it is ``out``."""
         if problem != self.problem:
             log.warning("%s: %s", self.url, problem)
-        self.out, self.problem = out, problem
+        self.problem, waiting, self.out = problem, self.out and time.monotonic() < self.retry_at, out
+        if waiting:  # many questions fail together, and are one failure
+            return
         self.retry_at = time.monotonic() + self.pause
         self.pause = min(2 * self.pause, LONGEST_WAIT)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import os
 import sys
 import time
@@ -21,7 +22,10 @@ from env_wrapper import Sequence as Tokens
 from envs.affinetes import one_line
 from envs.opponents import parse_opponent
 from options import DEFAULT_FILES, SECTIONS
+from servers import missing
 from utils import ConfigError, latest_checkpoint, load_config, uniform, verify_checkpoint
+
+log = logging.getLogger(__name__)
 
 ROOT = Path(__file__).resolve().parents[1]
 BOTS = ("random", "mcts", "ismcts")
@@ -254,6 +258,9 @@ class Roster:
         if not self.model:
             raise ConfigError(f"{address}: --model must name the model that the server is to be asked for")
         config = load_config(SECTIONS, [*(ROOT / file for file in DEFAULT_FILES), *self.files], self.sets)
+        if lacks := missing(address, self.model):
+            log.info("%s lacks for training: %s. Evaluation asks it for free text and needs none of that.",
+                     address, "; ".join(lacks))  # fmt: skip
         ppo = config["ppo"]
         temperature = 0.0 if self.greedy else ppo.temperature
         player = ChatPlayer(address, self.model, temperature, ppo.max_new_tokens, self.seed)

@@ -73,6 +73,7 @@ class StandIn:
         self.policy, self.name, self.max_model_len = policy, name, max_model_len
         self.adapters: dict[str, str] = {}  # name -> path, in the order of loading
         self.requests: list[tuple[str, Any]] = []
+        self.keys: set[str | None] = set()  # Authorization headers that came
         self.faulty: Callable[[str, Any], Any] = lambda path, body: None
         self.end = policy.chat.end_id
         self._waiting: list[Row] = []
@@ -84,6 +85,10 @@ class StandIn:
     def url(self) -> str:
         return f"http://127.0.0.1:{self.port}/v1"
 
+    @property
+    def running(self) -> bool:
+        return self._server is not None and not self._server.should_exit
+
     # -- running -------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
@@ -91,7 +96,7 @@ class StandIn:
         routes = [Route("/health", self._health), Route("/v1/models", self._models)]
         for path in ("completions", "load_lora_adapter", "unload_lora_adapter"):
             routes.append(Route(f"/v1/{path}", self._handle, methods=["POST"]))
-        config = uvicorn.Config(Starlette(routes=routes), "127.0.0.1", self.port, log_level="error")
+        config = uvicorn.Config(Starlette(routes=routes), "127.0.0.1", self.port, log_level="error", lifespan="off")
         self._server = uvicorn.Server(config)
         threading.Thread(target=self._server.run, daemon=True).start()
         while not self._server.started:
@@ -104,7 +109,9 @@ class StandIn:
         self._server.force_exit = self._server.should_exit = True
         while self._server.servers and self._server.servers[0].is_serving():
             time.sleep(0.01)
-        self.adapters.clear()
+        for name in self.adapters:
+            self.policy.forget_past(name)
+        self.adapters, self._waiting, self._batch = {}, [], None
 
     # -- endpoints -----------------------------------------------------------------------------------------------
 
@@ -121,6 +128,7 @@ class StandIn:
     async def _handle(self, request: Request) -> Response:
         path, body = request.url.path.removeprefix("/v1/"), await request.json()
         self.requests.append((path, body))
+        self.keys.add(request.headers.get("authorization"))
         fault = self.faulty(path, body)
         if isinstance(fault, int | float):
             await asyncio.sleep(fault)
