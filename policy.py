@@ -23,6 +23,7 @@ from torch.utils.checkpoint import checkpoint
 
 from chat import ANSWER_CHARS, END, AnswerTrie, ChatFormat, answer_trie
 from env_wrapper import Action, Decision, Message, Query, Sequence
+from head import draw, invert, score
 from model import ModelConfig, load_model
 from network import Read, Reader, shared_tokens
 from utils import ConfigError, uniform
@@ -231,23 +232,22 @@ class Policy(Reader):
         self._note_values(turns, hidden_ND)
         for start in range(0, len(turns), HEAD_ROWS):
             some = turns[start : start + HEAD_ROWS]
-            logits_NV = self.lm_head(hidden_ND[start : start + HEAD_ROWS]).float() / self.temperature
-            logp_NV = F.log_softmax(logits_NV, dim=-1)
-            picks = self._draw(logp_NV, some)
-            logprobs = logp_NV.gather(1, picks[:, None])[:, 0].tolist()
-            for turn, pick, logprob in zip(some, picks.tolist(), logprobs, strict=True):
+            u_N = None if self.greedy else self._uniform(some).to(self.device)
+            picks_N, logp_N = draw(hidden_ND[start : start + HEAD_ROWS], self.lm_head.weight, u_N, self.temperature)
+            for turn, pick, logprob in zip(some, picks_N.tolist(), logp_N.tolist(), strict=True):
                 self._record(turn, pick, logprob)
                 turn.sequence.ids.append(pick)
 
     def _draw(self, logp_NV: Tensor, turns: list[_Turn]) -> Tensor:
-        """Inverse-CDF sampling with a uniform number of the decision's own (greedy: the likeliest column)."""
+        """Inverse-CDF sampling (greedy: the likeliest column)."""
         if self.greedy:
             return logp_NV.argmax(-1)
-        cdf_NV = logp_NV.double().exp().cumsum(-1)
+        return invert(logp_NV.double().exp().cumsum(-1), self._uniform(turns))[0]
+
+    def _uniform(self, turns: list[_Turn]) -> Tensor:
+        """A uniform number of the decision's own for each next token (fp64, CPU)."""
         keys = [(self.seed, *turn.query.rng_key, len(turn.tokens)) for turn in turns]
-        u_N = torch.tensor([uniform(*key) for key in keys], dtype=torch.float64, device=cdf_NV.device)
-        below_N = torch.nextafter(cdf_NV[:, -1], torch.zeros_like(u_N))  # rounding must not reach past the last column
-        return torch.searchsorted(cdf_NV, torch.minimum(u_N * cdf_NV[:, -1], below_N)[:, None], right=True)[:, 0]
+        return torch.tensor([uniform(*key) for key in keys], dtype=torch.float64)
 
     def _note_values(self, turns: list[_Turn], hidden_ND: Tensor) -> None:
         """The value of a decision is read at the last token of its prompt."""
@@ -307,14 +307,18 @@ class Policy(Reader):
 
     # -- scoring -------------------------------------------------------------------------------------------------
 
-    def evaluate_decisions(self, sequences: Seq[Sequence], adapter: str | None = None) -> Evaluation:
+    def evaluate_decisions(
+        self, sequences: Seq[Sequence], adapter: str | None = None, entropy_grad: bool = True
+    ) -> Evaluation:
         """Score every decision of ``sequences``, in their order (M decisions), with gradients.
 
         ``adapter``: score with another adapter (``"base"``: none) and without gradients.
+        ``entropy_grad``: whether gradients flow from the entropies too, which costs time over a whole vocabulary.
         """
         with self.using(adapter):
             width = max((len(d.positions) for s in sequences for d in s.decisions), default=0)
-            return Evaluation(*self.in_micro_batches(partial(self._evaluate, width=max(width, 1)), sequences))
+            read = partial(self._evaluate, width=max(width, 1), entropy_grad=entropy_grad)
+            return Evaluation(*self.in_micro_batches(read, sequences))
 
     def log_legal_mass(self, sequences: Seq[Sequence]) -> Tensor:
         """Log of the unrestricted, untempered probability that each decision's answer stays legal (M), with gradients.
@@ -324,7 +328,7 @@ class Policy(Reader):
         """
         return self.in_micro_batches(self._legal_mass, sequences)[0]
 
-    def _evaluate(self, sequences: list[Sequence], width: int) -> tuple[Tensor, ...]:
+    def _evaluate(self, sequences: list[Sequence], width: int, entropy_grad: bool) -> tuple[Tensor, ...]:
         decisions = [d for s in sequences for d in s.decisions]
         hidden_ND = self.hidden_at(
             sequences, [[p for d in s.decisions for p in (d.start - 1, *d.positions)] for s in sequences]
@@ -338,18 +342,17 @@ class Policy(Reader):
         tokens_MA = zeros_M[:, None].repeat(1, width)
         if not counts.any():
             return zeros_M, zeros_M, values_M, tokens_MA
-        logp_N, entropy_N = self._choices(hidden_ND[is_choice.to(self.device)], decisions)
+        logp_N, entropy_N = self._choices(hidden_ND[is_choice.to(self.device)], decisions, entropy_grad)
         owner_N = torch.repeat_interleave(torch.arange(len(decisions)), counts).to(self.device)
         place_N = torch.cat([torch.arange(n) for n in counts.tolist()]).to(self.device)
         tokens_MA = tokens_MA.index_put((owner_N, place_N), logp_N)
         return zeros_M.index_add(0, owner_N, logp_N), zeros_M.index_add(0, owner_N, entropy_N), values_M, tokens_MA
 
-    def _choices(self, hidden_ND: Tensor, decisions: list[Decision]) -> tuple[Tensor, Tensor]:
+    def _choices(self, hidden_ND: Tensor, decisions: list[Decision], entropy_grad: bool) -> tuple[Tensor, Tensor]:
         """Log-probability of what was chosen and entropy, per token-level choice (N)."""
         chosen_N = torch.tensor([c for d in decisions for c in d.chosen], device=self.device)
         if decisions[0].allowed is None:
-            logp_NV = F.log_softmax(self.lm_head(hidden_ND).float() / self.temperature, dim=-1)
-            return logp_NV.gather(1, chosen_N[:, None])[:, 0], -(logp_NV.exp() * logp_NV).sum(-1)
+            return score(hidden_ND, self.lm_head.weight, chosen_N, self.temperature, entropy_grad)
         columns_V, mask_NV = self._allowed([a for d in decisions for a in d.allowed or []])
         logits_NV = hidden_ND.float() @ self.lm_head.weight[columns_V].float().T / self.temperature
         logp_NV = F.log_softmax(logits_NV.masked_fill(~mask_NV, -torch.inf), dim=-1)

@@ -371,7 +371,7 @@ def _backward(
     for micro in policy.micro_batches([batch.sequences[i] for i in members]):
         sequences = [batch.sequences[members[j]] for j in micro]
         at_M = torch.cat([batch.spans[members[j]] for j in micro])
-        new = policy.evaluate_decisions(sequences)
+        new = policy.evaluate_decisions(sequences, entropy_grad=ppo.entropy_coef > 0)
         logprobs, old, mask_AM = new.logprobs, batch.old_logprobs_M[at_M], None
         if batch.old_tokens_MA is not None and batch.token_mask_MA is not None:
             logprobs, width = new.tokens.T, new.tokens.shape[1]

@@ -1,0 +1,122 @@
+"""The output layer over a whole vocabulary, a slice of its columns at a time: what was chosen is scored, or drawn.
+
+Neither keeps more than needed: scoring nothing of size N x V, drawing that once. With gradients, those of the
+log-probability (and of the entropy, where asked for) by the hidden state are made along the way, so that the backward
+pass computes nothing again.
+
+Shapes: N rows, D hidden size, V tokens of the vocabulary, C columns of a slice, S slices.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+COLUMNS = 4096  # a slice of the logits of some hundred rows stays in the cache of a CPU
+
+
+def _logits(hidden_ND: Tensor, weight_CD: Tensor, temperature: float) -> Tensor:
+    logits_NC = F.linear(hidden_ND, weight_CD)
+    return (logits_NC if logits_NC.dtype == torch.float64 else logits_NC.float()) / temperature
+
+
+class _Sums:
+    """Sums over the vocabulary of exp(z), z exp(z), W exp(z), W z exp(z), for logits z that come slice by slice."""
+
+    def __init__(self, like_N: Tensor) -> None:
+        self.peak_N = torch.full_like(like_N, -torch.inf)  # all sums are of exp(z - peak)
+        self.sums: list[Tensor] = []
+
+    def add(self, logits_NC: Tensor, weight_CD: Tensor, pulls: int) -> None:
+        """Add a slice; ``pulls``: how many of the two sums of W are wanted."""
+        before_N, self.peak_N = self.peak_N, torch.maximum(self.peak_N, logits_NC.amax(1))
+        exp_NC = (logits_NC - self.peak_N[:, None]).exp_()
+        weighted_NC = exp_NC * logits_NC
+        new = [exp_NC.sum(1, keepdim=True), weighted_NC.sum(1, keepdim=True)]
+        new += [(x.to(weight_CD.dtype) @ weight_CD).to(x.dtype) for x in (exp_NC, weighted_NC)[:pulls]]
+        shrink_N1 = (before_N - self.peak_N).exp()[:, None]
+        self.sums = [x.addcmul_(old, shrink_N1) for x, old in zip(new, self.sums, strict=True)] if self.sums else new
+
+
+class _Score(torch.autograd.Function):
+    """Log-probability and entropy with their gradients by the hidden state; the layer itself is frozen."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, hidden_ND: Tensor, weight_VD: Tensor, chosen_N: Tensor, temperature: float, pulls: int
+    ) -> tuple[Tensor, Tensor]:
+        logit_N = hidden_ND.new_zeros(len(hidden_ND), dtype=torch.promote_types(hidden_ND.dtype, torch.float32))
+        over = _Sums(logit_N)
+        for start in range(0, len(weight_VD), COLUMNS):
+            weight_CD = weight_VD[start : start + COLUMNS]
+            logits_NC = _logits(hidden_ND, weight_CD, temperature)
+            over.add(logits_NC, weight_CD, pulls)
+            at_N = chosen_N - start
+            inside_N = (at_N >= 0) & (at_N < len(weight_CD))
+            here_N = logits_NC.gather(1, at_N.clamp(0, len(weight_CD) - 1)[:, None])[:, 0]
+            logit_N = torch.where(inside_N, here_N, logit_N)
+        total_N1, mean_N1, *pulls_ND = over.sums
+        mean_N1, pulls_ND = mean_N1 / total_N1, [pull_ND / total_N1 for pull_ND in pulls_ND]
+        log_total_N = over.peak_N + total_N1[:, 0].log()
+        grads = []
+        if pulls:
+            grads.append((weight_VD[chosen_N].to(logit_N.dtype) - pulls_ND[0]) / temperature)
+        if pulls > 1:
+            grads.append((mean_N1 * pulls_ND[0] - pulls_ND[1]) / temperature)
+        ctx.save_for_backward(*(grad_ND.to(hidden_ND.dtype) for grad_ND in grads))
+        return logit_N - log_total_N, log_total_N - mean_N1[:, 0]
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        by_hidden = [g_N[:, None] * grad_ND for g_N, grad_ND in zip(grads, ctx.saved_tensors, strict=False)]
+        return sum(by_hidden[1:], by_hidden[0]), None, None, None, None
+
+
+def score(
+    hidden_ND: Tensor, weight_VD: Tensor, chosen_N: Tensor, temperature: float, entropy_grad: bool = True
+) -> tuple[Tensor, Tensor]:
+    """Log-probability of the chosen token and entropy of softmax(hidden W^T / temperature), in nats (N, N).
+
+    Gradients flow to ``hidden_ND``, of the entropy only with ``entropy_grad``; once, not twice.
+    """
+    wanted = torch.is_grad_enabled() and hidden_ND.requires_grad
+    logp_N, entropy_N = _Score.apply(hidden_ND, weight_VD, chosen_N, temperature, wanted * (1 + entropy_grad))
+    return logp_N, entropy_N if entropy_grad else entropy_N.detach()
+
+
+def invert(cdf_NV: Tensor, u_N: Tensor) -> tuple[Tensor, Tensor]:
+    """The column in which a share u of each row's total falls, and how far into that column (of 1); fp64."""
+    total_N = cdf_NV[:, -1]
+    below_N = torch.nextafter(total_N, torch.zeros_like(u_N))  # rounding must not reach past the last column
+    aim_N1 = torch.minimum(u_N * total_N, below_N)[:, None]
+    at_N1 = torch.searchsorted(cdf_NV, aim_N1, right=True)
+    before_N1 = F.pad(cdf_NV, (1, 0)).gather(1, at_N1)
+    return at_N1[:, 0], ((aim_N1 - before_N1) / (cdf_NV.gather(1, at_N1) - before_N1))[:, 0]
+
+
+def draw(hidden_ND: Tensor, weight_VD: Tensor, u_N: Tensor | None, temperature: float) -> tuple[Tensor, Tensor]:
+    """Tokens drawn from softmax(hidden W^T / temperature) and their log-probabilities (fp64).
+
+    Args:
+        hidden_ND: last hidden states.
+        weight_VD: the output layer.
+        u_N: one uniform number a row (fp64), inverted through the distribution function in the order of the
+            tokens: first the slice, then the token in it. None: the likeliest token.
+        temperature: of the softmax.
+    """
+    pieces = [_logits(hidden_ND, weight_CD, temperature) for weight_CD in weight_VD.split(COLUMNS)]
+    mass_NS = torch.stack([piece_NC.logsumexp(1) for piece_NC in pieces], 1).double()
+    mass_NS -= mass_NS.logsumexp(1, keepdim=True)
+    if u_N is None:
+        slice_N = torch.stack([piece_NC.amax(1) for piece_NC in pieces], 1).argmax(1)
+    else:
+        slice_N, u_N = invert(mass_NS.exp().cumsum(1), u_N)
+    pieces[-1] = F.pad(pieces[-1], (0, min(COLUMNS, len(weight_VD)) - pieces[-1].shape[1]), value=-torch.inf)
+    rows = [pieces[s][n] for n, s in enumerate(slice_N.tolist())]
+    logp_NC = torch.stack(rows).double().log_softmax(1)
+    at_N = logp_NC.argmax(1) if u_N is None else invert(logp_NC.exp().cumsum(1), u_N)[0]
+    logp_N = logp_NC.gather(1, at_N[:, None])[:, 0] + mass_NS.gather(1, slice_N[:, None])[:, 0]
+    return slice_N * COLUMNS + at_N, logp_N
