@@ -142,7 +142,7 @@ def _use(about: Published) -> str:
 
 
 def public_config(config: SimpleNamespace) -> dict[str, Any]:
-    """The configuration that others may see: no addresses, no paths, no secrets, nothing about the machine."""
+    """The configuration that others may see: no addresses, no paths, nothing about the machine."""
     sections = {name: asdict(part) for name, part in vars(config).items() if name != "run"}
     for key in ("model_name", "adapter"):
         if sections["model"][key]:
@@ -150,7 +150,7 @@ def public_config(config: SimpleNamespace) -> dict[str, Any]:
     sections["model"].pop("device")
     for key in PRIVATE_KEYS:
         sections["env"].pop(key, None)
-    return redact(sections)
+    return sections
 
 
 def _training(about: Published) -> str:

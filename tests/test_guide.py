@@ -11,9 +11,13 @@ import json
 import os
 import re
 import shutil
+import signal
+import socket
 import subprocess
 import sys
 import threading
+import time
+import urllib.request
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -153,6 +157,27 @@ def on_this_machine(command):
     return command
 
 
+def answers_and_stops(command, **options):
+    """Start a server that runs until it is interrupted, here on a free port; it has to answer, and to end then."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    with subprocess.Popen(command.replace("8765", port).split(), **options) as server:
+        try:
+            for _ in range(240):
+                with contextlib.suppress(OSError):
+                    assert urllib.request.urlopen(f"http://127.0.0.1:{port}/health").status == 200
+                    break
+                assert server.poll() is None, server.communicate()
+                time.sleep(0.5)
+            else:
+                pytest.fail(f"{command}: no answer in two minutes")
+            server.send_signal(signal.SIGINT)
+            assert server.wait(60) == 130, server.communicate()
+        finally:
+            server.kill()
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("page", sorted(PAGES, key=lambda page: page == "README.md"))
 def test_every_step_of_the_page_works(workplace, page):
@@ -163,6 +188,9 @@ def test_every_step_of_the_page_works(workplace, page):
         for step in steps_of(page):
             if step.startswith("vllm serve "):
                 address = servers.enter_context(served(workplace / step.split()[2]))
+                continue
+            if step.startswith("python scripts/serve.py "):
+                answers_and_stops(step, cwd=workplace, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
                 continue
             command = on_this_machine(step) if is_command(step) else step
             shell = ["bash", "-c", command] if is_command(step) else [sys.executable, "-c", command]
