@@ -169,17 +169,26 @@ def evaluate(
     Raises:
         RuntimeError: every episode of a game failed.
     """
-    drawn = paired_tasks([[(t, t)] for t in task_ids], games, seed, opponent)
+    trace = env_config.env_type == "trace"
+    drawn = paired_tasks([_drawn_from(t, trace) for t in task_ids], games, seed, opponent)
     episodes = iter(play(env_config, player, [task for tasks in drawn for task in tasks]))
     results = []
     for task_id, tasks in zip(task_ids, drawn, strict=True):
         mine = [next(episodes) for _ in tasks]
-        trace = env_config.env_type == "trace"
         exactly = with_exact and not trace and hasattr(player, "action_probs")
         exact = exact_values(player, env_config, task_id) if exactly else None
         name = next((e.game for e in mine if e.outcome != "failed"), "trace") if trace else label(task_id)
         results.append(_result(name, mine, exact))
     return results
+
+
+def _drawn_from(task_id: int, trace: bool) -> list[tuple[int, int]]:
+    """Which tasks an evaluation of one task id draws: it alone, or of trace, where seeds choose no row, its level."""
+    if not trace:
+        return [(task_id, task_id)]
+    from envs.trace import TASKS_PER_LEVEL
+
+    return [(task_id, task_id // TASKS_PER_LEVEL * TASKS_PER_LEVEL + TASKS_PER_LEVEL - 1)]
 
 
 def _result(name: str, episodes: list[Episode], exact: tuple[float, float, float] | None) -> GameResult:

@@ -18,6 +18,7 @@ from envs.inject import clean, leading_share
 from envs.programs import CONSTRUCTS, LEVELS, generate
 from envs.sandbox import Run, Sandbox, SandboxError
 from envs.trace import TASKS_PER_LEVEL, TraceConfig, TraceEnv, inject, inject_safe, load_programs, score
+from evaluation import evaluate
 from settings import ConfigError, load_config
 
 GOLDEN = json.loads((Path(__file__).parent / "golden" / "trace.json").read_text())
@@ -475,3 +476,17 @@ def test_play():
     assert [episode.outcome for episode in episodes] == ["finished"] * LEVELS
     assert [episode.game for episode in episodes] == [f"trace_l{level}" for level in range(LEVELS)]
     assert all(len(query.conversation) == 2 for query in player.queries)
+
+
+def test_an_evaluation_draws_from_all_rows_of_a_file(tmp_path):
+    """Seeds choose no row: an evaluation of the first task id alone would ask for one program again and again."""
+    (tmp_path / "a.jsonl").write_text("".join(f'{{"program": "print({i})"}}\n' for i in range(10)))
+    asked = []
+
+    def answer(query):
+        asked.append(query.conversation[-1]["content"])
+        return "0"
+
+    config = EnvConfig("trace", answer_mode="free", trace={"source": str(tmp_path / "a.jsonl"), "max_prints": 0})
+    evaluate(FunctionPlayer(answer), config, [0], 60)
+    assert len(set(asked)) == 10

@@ -1,0 +1,192 @@
+"""Warm starts: the teacher plays what it says it plays, written as the policy's own games are, and is learnt from."""
+
+import json
+import re
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+import torch
+from tiny import KUHN, LEDUC, micro_config, micro_file, tiny_policy
+
+from curriculum import eval_tasks
+from env_wrapper import EnvConfig, Query, Task, play
+from envs import exact
+from envs.openspiel import load_game
+from games import CONFIGS_PER_GAME, NAMES
+from scripts.warmstart import Teacher, _equilibrium, _state, check_teacher, main
+from utils import ConfigError
+
+TTT, GOOFSPIEL = (NAMES.index(name) * CONFIGS_PER_GAME for name in ("tic_tac_toe", "goofspiel_small"))
+
+
+def taught(policy, task_ids, spec, games=20, explore=0.0, history=0, opponent="random"):
+    """Episodes of the teacher, and the teacher."""
+    tasks = [replace(t, opponent=opponent) for task_id in task_ids for t in eval_tasks([(task_id, task_id)], games, 1)]
+    tasks = [replace(t, index=i) for i, t in enumerate(tasks)]
+    teacher = Teacher(policy, tasks, spec, seed=0, explore=explore, threads=1)
+    return play(EnvConfig(prompt="compact", history_turns=history), teacher, tasks), teacher
+
+
+def test_a_search_that_plays_tic_tac_toe_hardly_ever_loses(tmp_path):
+    policy = tiny_policy(tmp_path)
+    episodes, _ = taught(policy, [TTT], "mcts:100x1", games=10)
+    assert sum(e.score for e in episodes) / len(episodes) > 0.9
+    weak, _ = taught(policy, [TTT], "mcts:100x1", games=10, explore=0.99)
+    assert sum(e.score for e in weak) / len(weak) < 0.8
+
+
+def test_an_equilibrium_is_played_in_its_proportions(tmp_path):
+    """Kuhn poker: the frequencies of the first move, by card, are those of the solved game."""
+    game = load_game(KUHN)
+    policy = _equilibrium(str(game), 100)
+    tasks = [Task(KUHN, seed=0, index=i) for i in range(1000)]
+    teacher = Teacher(tiny_policy(tmp_path), tasks, "cfr:100", 0, 0.0, 1)
+    for card in range(3):
+        history = [[-1, card], [-1, (card + 1) % 3]]
+        state = game.new_initial_state()
+        for _, action in history:
+            state.apply_action(action)
+        bets = 0
+        for i in range(1000):
+            query = Query(i, 0, [], {0: "Pass", 1: "Bet"}, (i, 0, 0, 1), history=history)
+            bets += teacher._move(query)[0]
+        assert bets / 1000 == pytest.approx(policy.action_probabilities(state)[1], abs=0.05)
+    table = {s.key: policy.action_probabilities(s.state) for s in exact.information_states(game)}
+    assert exact.nash_conv(game, table) < 0.05
+
+
+def test_positions_are_those_of_the_game(tmp_path):
+    """Simultaneous moves too: what the teacher rebuilds has the legal moves that were asked for."""
+    asked = []
+
+    class Checking(Teacher):
+        def _move(self, query):
+            state = _state(query, self.tasks[query.episode])
+            asked.append(state.legal_actions(query.seat) == list(query.legal))
+            return list(query.legal)[-1], True
+
+    tasks = [Task(t, seed=s, index=2 * i + s) for i, t in enumerate((LEDUC, GOOFSPIEL, TTT, KUHN)) for s in (0, 1)]
+    teacher = Checking(tiny_policy(tmp_path), tasks, "mcts", 0, 0.0, 1)
+    episodes = play(EnvConfig(prompt="compact", history_turns=0), teacher, tasks)
+    assert {e.outcome for e in episodes} == {"finished"}
+    assert len(asked) >= 20
+    assert all(asked)
+
+
+@pytest.mark.parametrize("history", [0, "all"])
+def test_games_are_written_as_the_policy_writes_its_own(tmp_path, history):
+    """Tokens, positions and choices are those of a policy that gives the same answers."""
+    policy = tiny_policy(tmp_path)
+    episodes, _ = taught(policy, [LEDUC, TTT], "mcts:10x1", games=4, history=history)
+    tasks = [e.task for e in episodes]
+    moves = {}
+
+    class Copying(Teacher):
+        def _move(self, query):
+            return moves[query.rng_key], True
+
+    class Noting:
+        def act(self, queries):
+            actions = policy.act(queries)
+            moves.update({q.rng_key: int(a.text) for q, a in zip(queries, actions, strict=True)})
+            return actions
+
+        release = staticmethod(policy.release)
+
+    config = EnvConfig(prompt="compact", history_turns=history)
+    own = play(config, Noting(), tasks)
+    copied = play(config, Copying(policy, tasks, "mcts", 0, 0.0, 1), tasks)
+    for a, b in zip(own, copied, strict=True):
+        assert a.info["history"] == b.info["history"]
+        for seat, sequences in a.sequences.items():
+            assert [s.ids for s in sequences] == [s.ids for s in b.sequences[seat]]
+            for x, y in zip(sequences, b.sequences[seat], strict=True):
+                assert [(d.start, d.stop, d.positions, d.chosen, d.allowed) for d in x.decisions] == [
+                    (d.start, d.stop, d.positions, d.chosen, d.allowed) for d in y.decisions]  # fmt: skip
+
+
+def test_moves_played_to_explore_are_not_learnt(tmp_path):
+    policy = tiny_policy(tmp_path)
+
+    def answers(explore):
+        episodes, _ = taught(policy, [TTT], "mcts:10x1", explore=explore)
+        decisions = sum(e.info["n_decisions"][seat] for e in episodes for seat in e.sequences)
+        return sum(len(s.decisions) for e in episodes for q in e.sequences.values() for s in q), decisions
+
+    learnt, asked = answers(0.0)
+    assert learnt == asked
+    learnt, asked = answers(0.5)
+    assert 0.35 < learnt / asked < 0.65
+
+
+# ------------------------------------------------------------------------------------------------------ the program
+
+
+def test_a_warm_start_is_legal_and_better_and_ppo_goes_on_from_it(tmp_path, capsys):
+    stages = {"curriculum": {"stages": [{"name": "only", "games": [[KUHN, KUHN]]}]}}
+    config = micro_file(tmp_path, ppo={"eval_games": 40}, **stages)
+    out = tmp_path / "warm"
+    words = ["--config", config, "--teacher", "cfr:50", "--games", "300", "--epochs", "6", "--batch", "16"]
+    assert main([*words, "--output", str(out)]) == 0
+    text = capsys.readouterr().out
+    assert text.count("| legal mass 0.") >= 19  # a line every twentieth of the updates
+    before, after = map(float, re.findall(r"ceiling: (\S+) -> (\S+)", text)[0])
+    assert after > before + 0.3
+    policy = tiny_policy(tmp_path, model={"adapter": str(out)}, **stages)
+    assert policy.reference == "reference"
+    assert json.loads((out / "adapter_config.json").read_text())["r"] == 4
+    config = micro_config(tmp_path, model={"adapter": str(out)}, **stages)
+    assert config.model.adapter == str(out)
+    with pytest.raises(SystemExit) as stopped:
+        main([*words, "--output", str(out)])
+    assert stopped.value.code == 2
+    assert f"--output {out}: is there already" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("spec", "task_id", "message"),
+    [
+        ("cfx", KUHN, "--teacher: opponent 'cfx' is not known"),
+        ("cfr:0", KUHN, "--teacher: opponent 'cfr:0' is not known"),
+        ("random", KUHN, "--teacher random: does not search"),
+        ("cfr", TTT, "--teacher cfr: cannot play tic_tac_toe"),
+        ("mcts", GOOFSPIEL, "--teacher mcts: cannot play goofspiel_small"),
+    ],
+)
+def test_teachers_that_cannot_teach_are_refused(spec, task_id, message):
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        check_teacher(spec, [task_id])
+
+
+@pytest.mark.parametrize(("flag", "value"), [("--games", "0"), ("--explore", "1"), ("--epochs", "-1")])
+def test_numbers_out_of_range_are_told_in_one_line(tmp_path, capsys, flag, value):
+    with pytest.raises(SystemExit) as stopped:
+        main(["--output", str(tmp_path / "out"), flag, value])
+    assert stopped.value.code == 2
+    assert f"{flag} {value}: expected" in capsys.readouterr().err
+
+
+def test_answers_become_likely_and_legal_and_only_the_adapter_moves(tmp_path):
+    """The value head is the critic's: its warm-up belongs to PPO."""
+    policy = tiny_policy(tmp_path)
+    head = [p.detach().clone() for p in policy.value_head.parameters()]
+    from scripts.warmstart import clone
+
+    episodes, _ = taught(policy, [KUHN], "mcts:10x1", games=8)
+    sequences = [s for e in episodes for q in e.sequences.values() for s in q]
+    before = {n: p.detach().clone() for n, p in policy.trainable().items()}
+
+    def means():
+        with torch.no_grad():
+            legal = float(policy.log_legal_mass(sequences).exp().mean())
+            return float(policy.evaluate_decisions(sequences).logprobs.mean()), legal
+
+    likely, legal = means()
+    config = micro_config(tmp_path)
+    clone(policy, sequences, config, SimpleNamespace(learning_rate=1e-2, epochs=10, batch=8))
+    assert means()[0] > likely + 0.1
+    assert means()[1] > 5 * legal
+    moved = [n for n, p in policy.trainable().items() if not torch.equal(p, before[n])]
+    assert len(moved) > 10
+    assert all(torch.equal(a, b) for a, b in zip(head, policy.value_head.parameters(), strict=True))
