@@ -190,6 +190,8 @@ async def _unfit(server: Server, config: Any, seconds: float) -> str:
     if status != 200:
         return f"{problem_of(status, answer)}; start it with scripts/serve_vllm.sh, or set env.use_vllm to false"
     fits = [m for m, c in models.items() if Path(wanted).name in (Path(m).name, Path(str(c.get("root"))).name)]
+    if not models:  # some list none until they are asked
+        fits, models = [wanted], {wanted: {}}
     if not fits:
         return f"it serves {', '.join(models) or 'nothing'}, not model.model_name {wanted}"
     longest = models[fits[0]].get("max_model_len") or math.inf

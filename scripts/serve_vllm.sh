@@ -1,0 +1,32 @@
+#!/usr/bin/env bash
+# Start a vLLM server that training plays through (env.use_vllm, docs/scaling.md). vLLM lives in an environment of its
+# own, and is not among this project's requirements:
+#
+#     python3 -m venv .vllm && .vllm/bin/pip install vllm
+#     PATH="$PWD/.vllm/bin:$PATH" bash scripts/serve_vllm.sh Qwen/Qwen3-4B                  port 8000, this machine only
+#     PATH="$PWD/.vllm/bin:$PATH" PORT=8001 bash scripts/serve_vllm.sh Qwen/Qwen3-4B --gpu-memory-utilization 0.5
+#     python train_ppo.py --set env.use_vllm=true --set env.vllm_base_url=http://127.0.0.1:8000/v1
+#
+# MODEL is that of model.model_name, LORA_RANK at least lora.r, MAX_LENGTH at least ppo.max_seq_length. Whoever reaches
+# the port can make the server read any folder as an adapter: it listens on the loopback address, unless HOST says
+# otherwise; then set VLLM_API_KEY here and OPENAI_API_KEY, the same, for the trainer. Adapters travel by path: on
+# another machine the run's folder must be mounted under the same path.
+set -euo pipefail
+
+model=${1:?usage: bash scripts/serve_vllm.sh MODEL [more arguments of vllm serve]}
+command -v vllm >/dev/null || {
+    echo "serve_vllm: no vllm on the PATH; see the head of $0" >&2
+    exit 2
+}
+
+# processed_logprobs: those under temperature and constraint, as the learner computes them. generation-config vllm: no
+# top_p, top_k or repetition penalty from the model's folder.
+export VLLM_ALLOW_RUNTIME_LORA_UPDATING=True
+exec vllm serve "$model" \
+    --host "${HOST:-127.0.0.1}" --port "${PORT:-8000}" \
+    --enable-lora --max-lora-rank "${LORA_RANK:-16}" --max-loras 2 \
+    --max-model-len "${MAX_LENGTH:-4096}" \
+    --logprobs-mode processed_logprobs \
+    --generation-config vllm \
+    --enable-prefix-caching \
+    "${@:2}"
