@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import functools
+import json
 import re
 import sys
 import time
@@ -38,7 +39,7 @@ from evaluation import evaluate, first_tasks, result_table
 from model import device_of
 from options import DEFAULT_FILES, SECTIONS
 from policy import Policy, load_policy
-from utils import ConfigError, load_config, uniform, write_directory
+from utils import ConfigError, config_dict, load_config, uniform, write_directory
 
 ROOT = Path(__file__).resolve().parents[1]
 _MOVE, _EXPLORE = 201, 202  # first keys of random streams
@@ -247,8 +248,13 @@ def run(args: argparse.Namespace) -> None:
     clone(policy, sequences, config, args)
     after = evaluate(policy, config.env, tasks_shown, config.ppo.eval_games)
     print("\n" + result_table([vars(r) | {"share": r.share} for r in before], after)[0])
-    folder = write_directory(Path(args.output).resolve(), policy.save)
-    print(f"\nadapter: {folder}\ngo on:   python train_ppo.py ... --set model.adapter={args.output}")
+
+    def fill(folder: Path) -> None:
+        policy.save(folder)
+        (folder / "run_config.json").write_text(json.dumps(config_dict(vars(config)), indent=1))  # for evaluate.py
+
+    write_directory(Path(args.output).resolve(), fill)
+    print(f"\nadapter: {args.output}\ngo on:   python train_ppo.py ... --set model.adapter={args.output}")
 
 
 def main(argv: Seq[str] | None = None) -> int:

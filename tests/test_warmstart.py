@@ -14,7 +14,8 @@ from env_wrapper import EnvConfig, Query, Task, play
 from envs import exact
 from envs.openspiel import load_game
 from games import CONFIGS_PER_GAME, NAMES
-from scripts.warmstart import Teacher, _equilibrium, _state, check_teacher, main
+from scripts.players import Roster
+from scripts.warmstart import Teacher, _equilibrium, _state, check_teacher, clone, main
 from utils import ConfigError
 
 TTT, GOOFSPIEL = (NAMES.index(name) * CONFIGS_PER_GAME for name in ("tic_tac_toe", "goofspiel_small"))
@@ -136,8 +137,8 @@ def test_a_warm_start_is_legal_and_better_and_ppo_goes_on_from_it(tmp_path, caps
     policy = tiny_policy(tmp_path, model={"adapter": str(out)}, **stages)
     assert policy.reference == "reference"
     assert json.loads((out / "adapter_config.json").read_text())["r"] == 4
-    config = micro_config(tmp_path, model={"adapter": str(out)}, **stages)
-    assert config.model.adapter == str(out)
+    evaluated = Roster([], [], 0, False, None).contestant(str(out))
+    assert evaluated.player.adapter in evaluated.player.policy.peft_model.peft_config
     with pytest.raises(SystemExit) as stopped:
         main([*words, "--output", str(out)])
     assert stopped.value.code == 2
@@ -171,8 +172,6 @@ def test_answers_become_likely_and_legal_and_only_the_adapter_moves(tmp_path):
     """The value head is the critic's: its warm-up belongs to PPO."""
     policy = tiny_policy(tmp_path)
     head = [p.detach().clone() for p in policy.value_head.parameters()]
-    from scripts.warmstart import clone
-
     episodes, _ = taught(policy, [KUHN], "mcts:10x1", games=8)
     sequences = [s for e in episodes for q in e.sequences.values() for s in q]
     before = {n: p.detach().clone() for n, p in policy.trainable().items()}
