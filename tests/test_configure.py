@@ -53,6 +53,7 @@ def test_gpus(qwen3_4b, tmp_path, capsys, gpu, four_bits):
     told = capsys.readouterr().out
     config = config_of(file)
     assert config.model.use_4bit == four_bits
+    assert config.model.gradient_checkpointing
     assert peak_of(config) <= 0.9 * float(gpu)
     assert config.ppo.num_train_steps == 100
     assert f"Machine: a GPU with {gpu} GB, 8 cores" in told
@@ -75,10 +76,11 @@ def test_without_a_gpu(tiny_models, tmp_path, capsys):
     assert "no GPU" in capsys.readouterr().out
 
 
-def test_a_big_model_without_a_gpu_is_held_plain(qwen3_4b, tmp_path, monkeypatch):
+def test_a_big_model_without_a_gpu_is_held_plain(qwen3_4b, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(configure, "ROOM", 100.0)
     config = config_of(configured(tmp_path, "--gpu-memory", "0", "--model", qwen3_4b))
     assert (config.model.device, config.model.use_4bit, config.model.dtype) == ("cpu", False, "float32")
+    assert "4 bits" not in capsys.readouterr().out  # it needs a GPU, and is not offered
 
 
 def test_the_largest_that_fits_is_taken(qwen3_4b, tmp_path):

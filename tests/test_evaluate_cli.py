@@ -331,6 +331,9 @@ class Server:
         class Handler(BaseHTTPRequestHandler):
             def do_POST(self):
                 body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+                if not self.path.endswith("/chat/completions"):  # what else a server can do is asked, too
+                    self.send_error(404)
+                    return
                 with lock:
                     server.requests.append(body)
                     server.headers.append(dict(self.headers))
