@@ -112,7 +112,6 @@ def base_overlay(plan: Plan, machine: Machine, tiny: bool, name: str) -> dict[st
     overlay = read_json(TINY) if tiny else {"model": {}, "ppo": {}, "env": {}, "curriculum": {}, "run": {}}
     if not tiny:
         overlay["ppo"] |= {"batch_size": GAMES_A_STEP, "mini_batch_size": 8, "gradient_accumulation_steps": 1}
-        overlay["model"]["gradient_checkpointing"] = True
         overlay["model"] |= {} if machine.gpu else {"device": "cpu", "use_4bit": False, "dtype": "float32"}
     steps = math.ceil(plan.budget / overlay["ppo"]["batch_size"])
     overlay["model"]["model_name"] = plan.model
