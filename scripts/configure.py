@@ -16,7 +16,7 @@ import math
 import os
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -327,7 +327,6 @@ def run(args: argparse.Namespace, console: Console) -> int:
     plan = Wizard(args, console).plan(machine)
     found, config, measured = options(plan, machine, args.output.stem)
     chosen = choose(found, machine)
-    config.env = replace(config.env, search_threads=machine.cores)
     seconds = preflight.search_seconds(config, measured)
     console.print(games_table(config, measured, seconds), options_table(found, chosen, machine))
     steps = chosen.overlay["ppo"]["num_train_steps"]

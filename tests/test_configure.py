@@ -126,6 +126,12 @@ def test_search_time_is_told(tiny_models, tmp_path, capsys, monkeypatch):
     assert "mcts:50x1: 5.0 h of search on 4 cores" in told  # 36,000 games of 2 s on 4 cores
 
 
+def test_a_licence_for_research_only_is_told(tiny_models, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(configure, "licence_of", lambda *_: "qwen-research")
+    configured(tmp_path, "--model", str(tiny_models["qwen2"]), "--gpu-memory", "0")
+    assert "which allows research only" in " ".join(capsys.readouterr().out.split())
+
+
 def test_self_play_is_gated_by_random(tiny_models, tmp_path):
     config = config_of(configured(tmp_path, "--model", str(tiny_models["qwen2"]), "--opponents", "random", "self"))
     first, second = config.curriculum.stages
