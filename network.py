@@ -16,10 +16,12 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from cache import Kept, SideBySide
 from env_wrapper import Sequence
+from fused import gated, linear, linears, norm
 
 SHARED_PREFIX_MIN = 32  # tokens; a shorter system message costs less to recompute than to share
 PREFIX_COST = 8  # in updates a row that attends to so many shared tokens takes the memory of one token of its own
@@ -37,71 +39,49 @@ def _gather(x_BTD: Tensor, at_BK: Tensor) -> Tensor:
     return x_BTD.expand(len(at_BK), -1, -1).gather(1, at_BK[..., None].expand(-1, -1, x_BTD.shape[-1]))
 
 
-class _Merged(torch.autograd.Function):
-    """x (W + s B A)^T + bias, W and bias frozen: one product each way where adapter and base apart take three."""
+def _run_layer(layer: Any, h_BTD: Tensor, rope: Any, past: Any, mask: Any, at_BK: Tensor | None, to_BT: Any = None):
+    """One decoder layer. With ``at_BK`` keys and values are made for all T tokens, everything else only there.
 
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, W: Tensor, bias: Tensor | None, A: Tensor, B: Tensor, scale: float) -> Tensor:
-        merged = torch.addmm(W, B, A, alpha=scale)
-        ctx.save_for_backward(x, merged, A, B)
-        ctx.scale = scale
-        return F.linear(x, merged, bias)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        x, merged, A, B = ctx.saved_tensors
-        g, x_ND = grads[0].flatten(0, -2), x.flatten(0, -2)
-        grad_x = (g @ merged).view_as(x) if ctx.needs_input_grad[0] else None
-        grad_A = (g @ B).T @ x_ND * ctx.scale if ctx.needs_input_grad[3] else None
-        grad_B = g.T @ (x_ND @ A.T) * ctx.scale if ctx.needs_input_grad[4] else None
-        return grad_x, None, None, grad_A, grad_B, None
-
-
-def _linear(module: Any, x: Tensor) -> Tensor:
-    """A linear layer with its adapter; in fp32, and where rows are many, the two as one matrix."""
-    base = getattr(module, "base_layer", None)
-    if type(base) is not nn.Linear or module.disable_adapters or len(module.active_adapters) != 1:
-        return module(x)
-    name = module.active_adapters[0]
-    plain = name in module.lora_A and name not in module.lora_variant and base.weight.dtype == torch.float32
-    if not plain or x.shape[:-1].numel() < base.in_features:
-        return module(x)
-    A, B = module.lora_A[name].weight, module.lora_B[name].weight
-    return _Merged.apply(x, base.weight, base.bias, A, B, module.scaling[name])
-
-
-def _run_layer(layer: Any, h_BTD: Tensor, rope: Any, past: Any, mask: Any, at_BK: Tensor | None):
-    """One decoder layer. With ``at_BK`` keys and values are made for all T tokens, everything else only there."""
+    ``to_BT``: where the new keys and values are written into ``past``, in place.
+    """
     attn = layer.self_attn
-    x = layer.input_layernorm(h_BTD)
-    heads = (*x.shape[:2], -1, attn.head_dim)
-    k, v = _linear(attn.k_proj, x).view(heads), _linear(attn.v_proj, x).view(heads).transpose(1, 2)
+    x = norm(layer.input_layernorm, h_BTD)
     cos, sin = rope
+    if at_BK is None:
+        q, k, v = linears((attn.q_proj, attn.k_proj, attn.v_proj), x)
+    else:
+        k, v = linears((attn.k_proj, attn.v_proj), x)
+    k, v = (y.view(*x.shape[:2], -1, attn.head_dim) for y in (k, v))
     k = _rotate((attn.k_norm(k) if hasattr(attn, "k_norm") else k).transpose(1, 2), cos, sin)
+    v = v.transpose(1, 2).contiguous()  # not a view that keeps queries and keys in memory
     if at_BK is not None:
         h_BTD, x, cos, sin = _gather(h_BTD, at_BK), _gather(x, at_BK), _gather(cos, at_BK), _gather(sin, at_BK)
-    q = _linear(attn.q_proj, x).view(*x.shape[:2], -1, attn.head_dim)
+        q = linear(attn.q_proj, x)
+    q = q.view(*x.shape[:2], -1, attn.head_dim)
     q = _rotate((attn.q_norm(q) if hasattr(attn, "q_norm") else q).transpose(1, 2), cos, sin)
-    keys, values = (k, v) if past is None else (torch.cat((past[0], k), 2), torch.cat((past[1], v), 2))
+    if to_BT is not None:
+        rows_B1 = torch.arange(len(to_BT), device=to_BT.device)[:, None]
+        for held, new in zip(past, (k, v), strict=True):
+            held[rows_B1, :, to_BT] = new.transpose(1, 2)
+        keys, values = past
+    else:
+        keys, values = (k, v) if past is None else (torch.cat((past[0], k), 2), torch.cat((past[1], v), 2))
     if mask is not None and q.is_cuda:  # CUDA's masked kernels do not broadcast grouped heads
         keys, values = (t.repeat_interleave(attn.num_key_value_groups, 1) for t in (keys, values))
     out = F.scaled_dot_product_attention(
         q, keys, values, attn_mask=mask, is_causal=mask is None, scale=attn.scaling,
         enable_gqa=keys.shape[1] != q.shape[1],
     )  # fmt: skip
-    h = h_BTD + _linear(attn.o_proj, out.transpose(1, 2).reshape(*x.shape[:2], -1))
-    x, mlp = layer.post_attention_layernorm(h), layer.mlp
-    return h + _linear(mlp.down_proj, mlp.act_fn(_linear(mlp.gate_proj, x)) * _linear(mlp.up_proj, x)), k, v
+    h = h_BTD + linear(attn.o_proj, out.transpose(1, 2).reshape(*x.shape[:2], -1))
+    x = gated(layer.mlp, norm(layer.post_attention_layernorm, h))
+    return h + linear(layer.mlp.down_proj, x), k, v
 
 
-def _masks(seen_BP: Tensor, T: int, at_BK: Tensor) -> tuple[Tensor, Tensor]:
-    """What T new tokens, and those at ``at_BK``, attend to: cached tokens that are real, and new ones up to here."""
-    steps_T = torch.arange(T, device=at_BK.device)
-    B, K = at_BK.shape
-    causal_BTT = (steps_T <= steps_T[:, None]).expand(len(seen_BP), T, T)
-    mask_BTS = torch.cat((seen_BP[:, None].expand(-1, T, -1), causal_BTT), -1)
-    read_BKS = torch.cat((seen_BP[:, None].expand(B, K, -1), steps_T <= at_BK[..., None]), -1)
-    return mask_BTS[:, None], read_BKS[:, None]
+def _mask(where_BT: Tensor, tokens: int, dtype: torch.dtype) -> Tensor:
+    """What tokens at ``where_BT`` attend to, of ``tokens`` in a row: those up to themselves. Added to the scores."""
+    later_BTS = torch.arange(tokens, device=where_BT.device) > where_BT[..., None]
+    zeros_BTS = torch.zeros(later_BTS.shape, dtype=dtype, device=where_BT.device)
+    return zeros_BTS.masked_fill_(later_BTS, -torch.inf)[:, None]
 
 
 def run_trunk(
@@ -119,34 +99,34 @@ def run_trunk(
         model: the trunk (``Qwen2Model`` or ``Qwen3Model``).
         ids_BT: token ids; padding on the right may hold any id.
         at_BK: positions in ``ids_BT`` to read.
-        past: keys and values of what came before, right-padded to P.
-        past_len_B: how many of the P are real (None: all of them).
+        past: keys and values of the P tokens that came before; with ``past_len_B`` that many of each row did, the
+            new ones are written behind them, in place, and there must be room.
+        past_len_B: see ``past``.
         recompute: gradient checkpointing, a layer at a time.
         keep: whether keys and values are wanted.
 
     Returns:
         Normed hidden states (B, K, D), and keys and values of the T new tokens (empty without ``keep``).
     """
-    T, P = ids_BT.shape[1], past[0][0].shape[2] if past else 0
-    steps_T = torch.arange(T, device=ids_BT.device)
-    mask, last_mask = None, (steps_T <= at_BK[..., None])[:, None]
-    where_BT = P + steps_T[None]
-    if past:
-        seen_BP = torch.ones(1, P, dtype=torch.bool, device=ids_BT.device)
-        if past_len_B is not None:
-            where_BT = past_len_B[:, None] + steps_T
-            seen_BP = torch.arange(P, device=ids_BT.device) < past_len_B[:, None]
-        mask, last_mask = _masks(seen_BP, T, at_BK)
+    P = past[0][0].shape[2] if past else 0
+    where_BT = torch.arange(ids_BT.shape[1], device=ids_BT.device)[None] + (P if past_len_B is None else 0)
+    if past_len_B is not None:
+        where_BT = where_BT + past_len_B[:, None]
     h = model.embed_tokens(ids_BT)
     rope = model.rotary_emb(h, where_BT)
+    tokens = P if past_len_B is not None else P + ids_BT.shape[1]
+    mask = _mask(where_BT, tokens, h.dtype) if past else None
+    last_mask = _mask(where_BT.expand(len(ids_BT), -1).gather(1, at_BK.expand(len(ids_BT), -1)), tokens, h.dtype)
+    to_BT = where_BT if past_len_B is not None else None
     cache: Cache = []
     for i, layer in enumerate(model.layers):
         last = i == len(model.layers) - 1
-        args = (layer, h, rope, past[i] if past else None, last_mask if last else mask, at_BK if last else None)
+        read = (last_mask, at_BK) if last else (mask, None)
+        args = (layer, h, rope, past[i] if past else None, *read, to_BT)
         h, k, v = checkpoint(_run_layer, *args, use_reentrant=False) if recompute else _run_layer(*args)
         if keep:
             cache.append((k, v))
-    return model.norm(h), cache
+    return norm(model.norm, h), cache
 
 
 def _pad(rows: Seq[Seq[int]], device: torch.device) -> Tensor:
@@ -186,13 +166,13 @@ class Read(NamedTuple):
     """Tokens to read, of which the first have keys and values ``kv``; ``keep``: those of the others are wanted."""
 
     ids: Seq[int]
-    kv: Tensor | None  # (2 L, H, P, E): layer by layer; never changed in place
+    kv: Kept | None
     keep: bool
 
     @property
     def cached(self) -> int:
         """How many tokens need not be read again."""
-        return 0 if self.kv is None else self.kv.shape[2]
+        return 0 if self.kv is None else self.kv.length
 
 
 class Reader:
@@ -206,6 +186,7 @@ class Reader:
         self.trunk, self.device = trunk, device
         self.tokens_per_batch = tokens_per_batch
         self._recompute, self._longest_row = recompute, 0
+        self._beside: SideBySide | None = None  # the last batch of conversations that go on
 
     def halve_batches(self) -> bool:
         """Halve ``tokens_per_batch`` after memory ran out; False where a batch was a single row already."""
@@ -239,36 +220,36 @@ class Reader:
             del todo[:count]
         return torch.stack([hidden_D for hidden_D, _ in results]), [kv for _, kv in results]
 
-    def forward(self, reads: list[Read]) -> list[tuple[Tensor, Tensor | None]]:
+    def forward(self, reads: list[Read]) -> list[tuple[Tensor, Kept | None]]:
         """``read`` for one batch: hidden state, and keys and values where wanted, of each."""
+        kvs = [read.kv for read in reads]
+        if all(kv is kvs[0] for kv in kvs) and (len(kvs) > 1 or kvs[0] is None):  # nothing, or a prefix that all share
+            return self._forward(reads, _expand(kvs[0].layers, len(reads)) if kvs[0] else None, None)
+        beside, order = self._beside, self._beside.order_of(kvs) if self._beside else None
+        if beside is None or order is None:
+            beside = self._beside = None  # its memory first
+            beside, order = SideBySide(kvs), list(range(len(kvs)))
+        rows = [reads[n] for n in np.argsort(order)]
+        lengths_B = torch.tensor(beside.lengths, device=self.device)
+        past = beside.layers(max(len(read.ids) - read.cached for read in reads))
+        results = self._forward(rows, past, lengths_B)
+        beside.rows = [kv for _, kv in results]
+        self._beside = None if None in beside.rows else beside  # who is not kept is not read with the others again
+        return [results[b] for b in order]
+
+    def _forward(self, reads: list[Read], past: Cache | None, past_len_B: Tensor | None) -> list:
         new = [read.ids[read.cached :] for read in reads]
         at_BK = torch.tensor([[len(ids) - 1] for ids in new], device=self.device)
-        past, past_len_B = self._stack([read.kv for read in reads])
         keep = any(read.keep for read in reads)
         read_BKD, cache = run_trunk(self.trunk, _pad(new, self.device), at_BK, past, past_len_B, keep=keep)
-        results = []
-        for b, read in enumerate(reads):
-            kv = None
-            if read.keep:
-                kv = torch.stack([x[b, :, : len(new[b])] for pair in cache for x in pair])
-                kv = kv if read.kv is None else torch.cat((read.kv, kv), 2)
-            results.append((read_BKD[b, 0], kv))
-        return results
-
-    def _stack(self, kvs: list[Tensor | None]) -> tuple[Cache | None, Tensor | None]:
-        """Keys and values of several rows as one batch, layer by layer, padded, and their lengths."""
-        first = next((kv for kv in kvs if kv is not None), None)
-        if first is None:
-            return None, None
-        if all(kv is first for kv in kvs):
-            return _expand(list(zip(first[0::2, None], first[1::2, None], strict=True)), len(kvs)), None
-        lengths = [0 if kv is None else kv.shape[2] for kv in kvs]
-        batch = first.new_zeros(len(kvs), *first.shape[:2], max(lengths), first.shape[3])
-        for b, kv in enumerate(kvs):
-            if kv is not None:
-                batch[b, :, :, : lengths[b]] = kv
-        layers = batch.unbind(1)
-        return list(zip(layers[0::2], layers[1::2], strict=True)), torch.tensor(lengths, device=self.device)
+        kvs: list[Kept | None] = [None] * len(reads)
+        if keep:
+            kv_BXHTE = torch.stack([x for pair in cache for x in pair], 1)
+            for b, read in enumerate(reads):
+                if read.keep:
+                    kv = kv_BXHTE[b, :, :, : len(new[b])]
+                    kvs[b] = read.kv.extended(kv) if read.kv else Kept(kv.clone())
+        return list(zip(read_BKD[:, 0], kvs, strict=True))
 
     # -- updates -------------------------------------------------------------------------------------------------
 

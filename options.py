@@ -10,14 +10,16 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
-from curriculum import CurriculumConfig
+from curriculum import CurriculumConfig, Stage, pool
 from env_wrapper import EnvConfig
+from games import NAMES
 from model import LoraConfig, ModelConfig
-from utils import knob, load_config
+from utils import ConfigError, knob, load_config
 
 
 @dataclass(frozen=True)
@@ -125,4 +127,34 @@ def read_config(args: argparse.Namespace) -> SimpleNamespace:
     sets += ['run.wandb_mode="disabled"'] if args.no_wandb else []
     here = Path(__file__).parent
     files = [here / name for name in DEFAULT_FILES] + [Path(name) for name in args.config]
-    return SimpleNamespace(**load_config(SECTIONS, files, sets))
+    config = SimpleNamespace(**load_config(SECTIONS, files, sets))
+    config.curriculum = narrowed(config.curriculum, config.env)
+    return config
+
+
+def narrowed(curriculum: CurriculumConfig, env: EnvConfig) -> CurriculumConfig:
+    """The curriculum with ``env.allowed_game_indices`` and ``env.opponent`` applied to every stage.
+
+    Raises:
+        ConfigError: a stage is left without a game, or cannot be played against that opponent.
+    """
+
+    def narrow(stage: Stage) -> Stage:
+        changes: dict[str, Any] = {}
+        if env.allowed_game_indices:
+            ranges = pool(stage.games)
+            changes["games"] = [list(part) for i in env.allowed_game_indices if i in ranges for part in ranges[i]]
+        if env.opponent:
+            changes |= {"opponent": env.opponent, "gate_opponent": None}
+        try:
+            return replace(stage, **changes)
+        except ValueError as error:
+            raise ValueError(f"stage {stage.name!r}: {error}") from error
+
+    unknown = [i for i in env.allowed_game_indices if not 0 <= i < len(NAMES)]
+    if unknown:
+        raise ConfigError(f"env.allowed_game_indices: {unknown} is not allowed: integers from 0 to {len(NAMES) - 1}")
+    try:
+        return replace(curriculum, stages=[narrow(stage) for stage in curriculum.stages])
+    except ValueError as error:
+        raise ConfigError(f"env.allowed_game_indices, env.opponent: {error}") from error

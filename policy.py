@@ -21,6 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from cache import Kept
 from chat import ANSWER_CHARS, END, AnswerTrie, ChatFormat, answer_trie
 from env_wrapper import Action, Decision, Message, Query, Sequence
 from head import draw, invert, score
@@ -57,7 +58,7 @@ class _Turn:
     sequence: Sequence
     decision: Decision
     trie: AnswerTrie | None  # None: the answer is free
-    kv: Tensor | None
+    kv: Kept | None
     text: str = ""
 
     @property
@@ -74,7 +75,7 @@ class _Turn:
         return Read(self.sequence.ids, self.kv, keep)
 
 
-_Session = tuple[list[Message], Sequence, Tensor | None]  # what one seat of an episode has read and written so far
+_Session = tuple[list[Message], Sequence, Kept | None]  # what one seat of an episode has read and written so far
 _NO_SESSION: _Session = ([], Sequence([]), None)
 
 # --------------------------------------------------------------------------------------------------------------
@@ -103,7 +104,7 @@ class Policy(Reader):
         self._active = "default"
         self._answer_weight_VD = self.lm_head.weight.detach()[[*self.chat.answer_ids.values()]].float()
         self._sessions: dict[tuple[int, int], _Session] = {}
-        self._prefixes: dict[tuple[str, tuple[int, ...]], Tensor | None] = {}
+        self._prefixes: dict[tuple[str, tuple[int, ...]], Kept | None] = {}
 
     # -- weights -------------------------------------------------------------------------------------------------
 
@@ -147,6 +148,7 @@ class Policy(Reader):
         """Forget what was read with the old weights; to be called after every update."""
         self._prefixes.clear()
         self._sessions.clear()
+        self._beside = None
 
     def release(self, episodes: Seq[int]) -> None:
         """Forget the conversations of finished episodes."""
@@ -191,7 +193,7 @@ class Policy(Reader):
             kv = self._prefix(sequence)
         return _Turn(query, sequence, Decision(start, start, allowed=[] if trie else None), trie, kv)
 
-    def _prefix(self, sequence: Sequence) -> Tensor | None:
+    def _prefix(self, sequence: Sequence) -> Kept | None:
         """Keys and values of the system message, read once for all conversations that begin with it."""
         ids = tuple(sequence.ids[: shared_tokens(sequence)])
         if not ids:

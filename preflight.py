@@ -216,7 +216,7 @@ def activation_bytes(architecture: Any, lora: LoraConfig, dtype: str) -> int:
     What autograd keeps of ``network.run_trunk``: the fp32 inputs and the scales of the norms; for each adapted
     linear its fp32 input (PEFT casts it; in fp32 neighbours share one, and o_proj's is the attention's own output)
     and the r numbers between A and B; queries, keys, values, output and log-normalisers of the attention; in the MLP
-    the gate before and after its activation, and the other branch.
+    the gate before and (unless ``fused.gated`` makes it again) after its activation, and the other branch.
     """
     h, f, size = architecture.hidden_size, architecture.intermediate_size, _size(dtype)
     heads, kv_heads = architecture.num_attention_heads, architecture.num_key_value_heads
@@ -227,7 +227,8 @@ def activation_bytes(architecture: Any, lora: LoraConfig, dtype: str) -> int:
     for names, width in groups.items():
         count = len(set(names) & set(lora.target_modules))
         floats += width * (min(count, 1) if size == 4 else count) + lora.r * count
-    return 4 * floats + size * (2 * q + 2 * k + 3 * f)
+    gated = size == 4 and {"gate_proj", "up_proj"} <= set(lora.target_modules)
+    return 4 * floats + size * (2 * q + 2 * k + (2 if gated else 3) * f)
 
 
 def _head(architecture: Any) -> int:

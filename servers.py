@@ -149,7 +149,8 @@ async def probe(server: Server, model: str, prompt: Any, seconds: float = 60.0) 
     lacks = [not choice.get("token_ids"), not logprobs, False, choice.get("text") != PROBE_CHOICE,
              adapters not in (400, 422)]  # fmt: skip
     lacks[2] = not lacks[1] and not lacks[3] and abs(sum(logprobs)) > 1e-3  # the only choice has log-probability 0
-    return [f"{name} ({cost})" for (name, cost), lack in zip(COSTS.items(), lacks, strict=True) if lack]
+    refused = [] if status == 200 else [f"an answer to /v1/completions ({problem_of(status, answer)})"]
+    return refused + [f"{name} ({cost})" for (name, cost), lack in zip(COSTS.items(), lacks, strict=True) if lack]
 
 
 def missing(url: str, model: str) -> list[str] | None:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[1]
-TRAIN, POLICY, NETWORK, RUNLOG = "train_ppo.py", "policy.py", "network.py", "runlog.py"
+TRAIN, POLICY, NETWORK, FUSED, RUNLOG = "train_ppo.py", "policy.py", "network.py", "fused.py", "runlog.py"
 PPO, BATCH, UPDATE = "tests/test_ppo.py::test_", "tests/test_ppo_batch.py::test_", "tests/test_ppo_update.py::test_"
 RUN, FAULTS = "tests/test_train.py::test_", "tests/test_train_faults.py::test_"
 
@@ -116,8 +116,8 @@ MUTANTS = {
         Mutant("advantages of other sequences", TRAIN, "batch.spans[members[j]] for j", "batch.spans[j] for j"),
         Mutant("decisions out of order", NETWORK, "np.argsort(decisions)", "np.arange(len(decisions))"),
         Mutant("shared prefix: positions start anew", NETWORK,
-               "where_BT = P + steps_T[None]", "where_BT = steps_T[None]"),
-        Mutant("shared prefix: not attended to", NETWORK, "seen_BP = torch.ones(1, P,", "seen_BP = torch.zeros(1, P,"),
+               "+ (P if past_len_B is None else 0)", "+ 0"),
+        Mutant("shared prefix: not attended to", NETWORK, "past = _expand(cache, len(rows))", "past = None"),
     ],
     UPDATE + "what_is_not_finite_changes_no_byte_and_is_counted": [
         Mutant("no check of the loss", TRAIN, "if torch.isfinite(loss) and torch.isfinite(norm):", "if True:"),
@@ -144,7 +144,7 @@ MUTANTS = {
         Mutant("warm-up moves the adapter", TRAIN, "step >= self.ppo.critic_warmup_steps", "True"),
     ],
     BATCH + "old_log_probabilities_are_the_rollouts_or_the_learners": [
-        Mutant("old log-probabilities never recomputed", TRAIN, "    if ppo.recompute_logprobs:", "    if False:"),
+        Mutant("old log-probabilities never recomputed", TRAIN, "if ppo.recompute_logprobs or served:", "if served:"),
     ],
     # ---- the policy
     UPDATE + "the_first_ratio_is_one": [
@@ -163,7 +163,7 @@ MUTANTS = {
         Mutant("equal rows read at the first one's position", NETWORK,
                "place.setdefault(p, len(place)))", "place.setdefault(p, len(place)) * 0)"),
         Mutant("cached tokens at wrong positions", NETWORK,
-               "where_BT = past_len_B[:, None] + steps_T", "where_BT = past_len_B[:, None] + steps_T - 1"),
+               "where_BT = where_BT + past_len_B[:, None]", "where_BT = where_BT + past_len_B[:, None] - 1"),
     ],
     UPDATE + "rollout_values_are_those_that_the_update_reads": [
         Mutant("value read one token late", POLICY, "(d.start - 1, *d.positions)]", "(d.start, *d.positions)]"),
@@ -174,8 +174,23 @@ MUTANTS = {
     ],
     UPDATE + "a_game_in_one_sequence_is_scored_like_its_decisions_one_by_one": [
         Mutant("the last layer sees what comes after", NETWORK,
-               "last_mask = None, (steps_T <= at_BK[..., None])",
-               "last_mask = None, (steps_T >= 0 * at_BK[..., None])"),
+               "last_mask = _mask(where_BT.expand(len(ids_BT), -1).gather(1, at_BK.expand(len(ids_BT), -1)),",
+               "last_mask = _mask(where_BT[:, -1:].expand(at_BK.shape),"),
+    ],
+    "tests/test_model.py::test_adapter_gradients_equal_those_of_the_library_forward": [
+        Mutant("adapter: gradient of B without its scale", FUSED, "by_B_OR[rows, columns] * scale",
+               "by_B_OR[rows, columns]"),
+        Mutant("adapter: the first one's gradient for all", FUSED, "row, column = rows.stop, columns.stop",
+               "column = columns.stop"),
+        Mutant("adapter: frozen weights only", FUSED, "torch.addmm(W, B, A, alpha=scale, out=part_OD)",
+               "part_OD.copy_(W)"),
+        Mutant("SwiGLU: gate and up change places", FUSED,
+               "torch.mul(grads[0], F.silu(gate), out=by_up)", "torch.mul(grads[0], F.silu(up), out=by_up)"),
+        Mutant("norm: no gradient through the mean square", FUSED,
+               "g.mul_(inverse).addcmul_(x, along)", "g.mul_(inverse)"),
+    ],
+    "tests/test_cache.py::test_many_go_on_from_one_beginning_without_touching_each_other": [
+        Mutant("the second conversation writes over the first", "cache.py", "self._written[0] != self.length or ", ""),
     ],
     # ---- the run
     RUN + "resuming_after_any_step_is_exact": [

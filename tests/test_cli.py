@@ -53,6 +53,12 @@ BROKEN = {
     only('"threshold": 2'): "--set: curriculum.stages[0].threshold = 2: expected a number >= 0 and <= 1",
     only('"opponent": "mtcs:10x1"'): "--set: curriculum.stages[0]: opponent 'mtcs:10x1' is not known: allowed are "
     "random, mcts, mcts:SIMSxROLLOUTS, ",
+    "env.allowed_game_indices=[28]": "env.allowed_game_indices: [28] is not allowed: integers from 0 to 27",
+    "env.allowed_game_indices=[0]": "env.allowed_game_indices, env.opponent: stage 'easy': games is empty: name at "
+    "least one game or [first, last] range of task ids",
+    "env.opponent=minimax": "env.allowed_game_indices, env.opponent: stage 'easy': opponent 'minimax' is not known: "
+    "allowed are random, mcts, ",
+    "env.opponent=self": "env.allowed_game_indices, env.opponent: stage 'easy' could never be left: ",
     "curriculum.stages=[]": "curriculum: stages: give at least one, each with a name of its own",
 }  # fmt: skip
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from curriculum import CurriculumConfig
+from curriculum import CurriculumConfig, pool
 from env_wrapper import EnvConfig
 from settings import ConfigError, config_dict, config_diff, knob, load_config, read_json
 
@@ -254,6 +254,21 @@ def test_default_files_list_every_knob_with_its_default(options):
 def test_default_stages(options):
     stages = load_config(options.SECTIONS, [CONFIG / "curriculum_config.json"])["curriculum"].stages
     assert [(s.name, s.gate) for s in stages] == [("easy", "random"), ("medium", "random"), ("hard", "mcts")]
+
+
+def read(options, *sets):
+    return options.read_config(options.parse_args([f"--set={item}" for item in sets], None)).curriculum.stages
+
+
+def test_games_and_opponent_of_all_stages_from_the_environments_knobs(options):
+    """``allowed_game_indices`` keeps the stages' own ranges of tasks, ``opponent`` their thresholds."""
+    before, kept = read(options), sorted(pool(["tic_tac_toe", "goofspiel", "leduc_poker"]))
+    stages = read(options, f"env.allowed_game_indices={kept}", "env.opponent=mcts:10x1")
+    assert [stage.opponent for stage in stages] == ["mcts:10x1"] * 3
+    assert [stage.gate for stage in stages] == ["mcts:10x1"] * 3
+    for stage, was in zip(stages, before, strict=True):
+        assert pool(stage.games) == {game: part for game, part in pool(was.games).items() if game in kept}
+        assert (stage.name, stage.threshold) == (was.name, was.threshold)
 
 
 @pytest.mark.parametrize("preset", sorted(path.name for path in (CONFIG / "presets").glob("*.json")))

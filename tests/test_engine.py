@@ -312,8 +312,9 @@ def test_another_model_or_too_short_a_context_is_found_before_training(server, t
 def test_a_chat_server_is_told_what_it_lacks_for_training(server, monkeypatch):
     server.faulty = lambda path, body: PlainTextResponse("no", 404) if path != "models" else None
     lacks = missing(server.url, "tiny")
-    assert [lack.partition(" (")[0] for lack in lacks] == [
-        "token ids", "log-probabilities", "structured output", "loading adapters"]  # fmt: skip
+    assert lacks[0] == "an answer to /v1/completions (HTTP 404: no)"
+    names = [lack.partition(" (")[0] for lack in lacks[1:]]
+    assert names == ["token ids", "log-probabilities", "structured output", "loading adapters"]
     assert missing("http://127.0.0.1:9/v1", "tiny") is None
 
 
@@ -393,7 +394,8 @@ def test_each_step_is_played_by_the_weights_of_the_step_before(server, tmp_path,
     assert played[3:] == [{3}]
 
 
-LEARNING = {"num_train_steps": 80, "batch_size": 128, "mini_batch_size": 64, "learning_rate": 1e-2, "lr_final": 0.1,
+GOOFSPIEL = NAMES.index("goofspiel_small") * CONFIGS_PER_GAME
+LEARNING = {"num_train_steps": 80, "batch_size": 64, "mini_batch_size": 32, "learning_rate": 1e-2, "lr_final": 0.1,
             "init_kl_coef": 0.0, "save_freq": 1000}  # fmt: skip
 
 
@@ -402,7 +404,8 @@ LEARNING = {"num_train_steps": 80, "batch_size": 128, "mini_batch_size": 64, "le
 def test_training_through_a_server_learns_as_much_as_in_process(server, tmp_path, drawing, seed):
     (tmp_path / "own").mkdir()
     (tmp_path / "served").mkdir()
-    settings: dict[str, dict[str, Any]] = {"ppo": LEARNING, "curriculum": {"failure_replay_prob": 0.0}}
+    settings: dict[str, dict[str, Any]] = {"ppo": LEARNING, "curriculum": {
+        "stages": [{"name": "only", "games": [[GOOFSPIEL, GOOFSPIEL]]}], "failure_replay_prob": 0.0}}  # fmt: skip
     assert train(tmp_path / "own", "--seed", str(seed), **settings) == 0
     env = {"vllm_timeout": 60.0}
     assert served_run(tmp_path / "served", server, "--seed", str(seed), env=env, **settings) == 0

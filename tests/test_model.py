@@ -1,6 +1,7 @@
 """The trunk against the library's own forward pass, chat formats against the templates, and what loading refuses."""
 
 import importlib.resources
+import itertools
 import json
 import subprocess
 import sys
@@ -10,6 +11,7 @@ import pytest
 import torch
 from torch.testing import assert_close
 
+import network
 from chat import ChatFormat, answer_trie
 from model import LoraConfig, ModelConfig, device_of, load_architecture, load_model
 from network import run_trunk
@@ -62,7 +64,10 @@ def test_what_was_cached_need_not_be_read_again(policy):
     ids_BT = random_ids(4, 40)
     with torch.no_grad():
         _, cache = run_trunk(policy.trunk, ids_BT, torch.zeros(4, 1, dtype=torch.long))
-        past = [(k[:, :, :30], v[:, :, :30]) for k, v in cache]  # what stands beyond a row's own length is padding
+        past = [(k[:, :, :39].clone(), v[:, :, :39].clone()) for k, v in cache]
+        for held in itertools.chain(*past):
+            for b, c in enumerate(cached):
+                held[b, :, c:] = 9.0  # what stands beyond a row's own length is room for what comes
         later_BT = torch.stack([torch.cat((ids_BT[b, c:], ids_BT[b, :c]))[:9] for b, c in enumerate(cached)])
         at_BK = torch.tensor([[n - 1, 0] for n in new])
         read_BKD, fresh = run_trunk(policy.trunk, later_BT, at_BK, past, torch.tensor(cached))
@@ -72,6 +77,8 @@ def test_what_was_cached_need_not_be_read_again(policy):
             for (k, v), (fresh_k, fresh_v) in zip(cache, fresh, strict=True):
                 assert_close(fresh_k[b, :, :n], k[b, :, c : c + n], atol=1e-5, rtol=0)
                 assert_close(fresh_v[b, :, :n], v[b, :, c : c + n], atol=1e-5, rtol=0)
+            for held, true in zip(itertools.chain(*past), itertools.chain(*cache), strict=True):
+                assert_close(held[b, :, : c + n], true[b, :, : c + n], atol=1e-5, rtol=0)
 
 
 def gradients(policy, logits, weight):
@@ -105,14 +112,11 @@ def test_adapter_gradients_equal_those_of_the_library_forward(policy, shared, re
         assert (found[name] - gradient).norm() <= 2e-5 * gradient.norm(), name
 
 
-def test_the_last_layer_runs_only_where_it_is_read(policy):
-    rows = []
-    hook = policy.trunk.layers[-1].post_attention_layernorm.register_forward_pre_hook(
-        lambda module, inputs: rows.append(inputs[0].shape[1])
-    )
+def test_the_last_layer_runs_only_where_it_is_read(policy, monkeypatch):
+    rows, gated = [], network.gated
+    monkeypatch.setattr(network, "gated", lambda mlp, x: rows.append(x.shape[1]) or gated(mlp, x))
     run_trunk(policy.trunk, random_ids(2, 40), torch.tensor([[39], [12]]))
-    hook.remove()
-    assert rows == [1]
+    assert rows == [40, 40, 1]
 
 
 # ------------------------------------------------------------------------------------------------------ chat format

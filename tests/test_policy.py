@@ -191,7 +191,7 @@ def test_greedy_takes_the_likeliest_token_each_time(qwen2):
 def rows_run(policy):
     """How many rows each batch through the first layer had."""
     rows = []
-    policy.trunk.layers[0].input_layernorm.register_forward_pre_hook(lambda module, inputs: rows.append(len(inputs[0])))
+    policy.trunk.rotary_emb.register_forward_pre_hook(lambda module, inputs: rows.append(len(inputs[0])))
     return rows
 
 
@@ -208,7 +208,7 @@ def test_identical_questions_are_computed_once_and_answered_independently(qwen2)
 
 def test_the_system_message_is_read_once_for_all(qwen2):
     lengths = []
-    qwen2.trunk.layers[0].input_layernorm.register_forward_pre_hook(lambda m, x: lengths.append(x[0].shape[1]))
+    qwen2.trunk.rotary_emb.register_forward_pre_hook(lambda m, x: lengths.append(x[0].shape[1]))
     qwen2.act(MIXED)
     shared = qwen2.chat.first_prompt(MIXED[0].conversation)[1]
     assert shared > SHARED_PREFIX_MIN
@@ -260,7 +260,7 @@ def test_scores_come_in_the_order_of_the_sequences(qwen2, tokens_per_batch):
 def test_a_minibatch_reads_its_shared_system_message_once(qwen2):
     sequences = sequences_of(play(EnvConfig(history_turns=0), qwen2, tasks_of("leduc_poker", each=4)))
     tokens = []
-    qwen2.trunk.layers[0].input_layernorm.register_forward_pre_hook(lambda m, x: tokens.append(x[0].shape[:2].numel()))
+    qwen2.trunk.rotary_emb.register_forward_pre_hook(lambda m, x: tokens.append(x[0].shape[:2].numel()))
     qwen2.evaluate_decisions(sequences)
     own = [len(s.ids) - s.shared for s in sequences]
     assert len(tokens) == 2
@@ -274,7 +274,7 @@ def test_a_minibatch_reads_its_shared_system_message_once(qwen2):
 def test_a_conversation_goes_on_after_the_tokens_that_were_read(qwen2):
     first = qwen2.act([ask(talk(RULES, "one"), [1, 2], continues=True)])[0]
     read = []
-    qwen2.trunk.layers[0].input_layernorm.register_forward_pre_hook(lambda m, x: read.append(x[0].shape[1]))
+    qwen2.trunk.rotary_emb.register_forward_pre_hook(lambda m, x: read.append(x[0].shape[1]))
     second = qwen2.act([ask(talk(RULES, "one", first.text, "two"), [1, 2], (0, 0, 1, 1), continues=True)])[0]
     assert second.sequence is first.sequence
     assert len(second.sequence.decisions) == 2

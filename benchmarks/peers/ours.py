@@ -9,6 +9,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import torch
 from workloads import KL, LORA, LR, WORKLOADS, Clock, model_folder, report, reward
 
+from chat import ChatFormat
 from env_wrapper import EnvConfig, Episode, Query, Task
 from model import LoraConfig, ModelConfig
 from options import PPOConfig, RunConfig
@@ -16,11 +17,12 @@ from policy import load_policy
 from train_ppo import collate, ppo_update
 
 
-class IdChat:
-    """Stands in for the policy's chat format: a user message's content names a list of token ids."""
+class IdChat(ChatFormat):
+    """The policy's chat format, but a user message's content names a list of token ids."""
 
     def __init__(self, chat):
-        self.end_id, self.answer_ids, self.ids = chat.end_id, chat.answer_ids, {}
+        self.__dict__ |= chat.__dict__
+        self.ids = {}
 
     def first_prompt(self, conversation):
         return list(self.ids[conversation[1]["content"]]), 0
