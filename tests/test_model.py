@@ -3,6 +3,7 @@
 import importlib.resources
 import itertools
 import json
+import platform
 import subprocess
 import sys
 from pathlib import Path
@@ -279,3 +280,27 @@ def test_loading_says_nothing(tiny_models):
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT, timeout=120)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="a knob of glibc")
+def test_freed_memory_is_used_again_without_asking_the_kernel(new_policy):
+    """In a process of its own, because other tests have set the knob."""
+    program = """if True:
+        import resource, sys, torch
+        from model import keep_freed_memory
+        faults = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+        def cycle():
+            before = faults()
+            held = [torch.ones(1 << 22) for _ in range(8)]
+            del held
+            return faults() - before
+        if sys.argv[1] == "1":
+            assert keep_freed_memory()
+        cycle()
+        print(cycle() + cycle())
+    """
+    often, seldom = (
+        int(subprocess.run([sys.executable, "-c", program, keep], capture_output=True, text=True, check=True).stdout)
+        for keep in "01"
+    )
+    assert 8 * seldom <= often > 1000
