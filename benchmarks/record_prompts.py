@@ -75,13 +75,12 @@ def needed(ranks: dict[bytes, int], words: set[bytes]) -> tuple[set[bytes], list
     return tokens, sorted(merges, key=lambda pair: merges[pair])
 
 
-def make_tokenizer(ranks: dict[bytes, int], texts: list[str]) -> Any:
-    """A tokenizer with Qwen's ids that cuts ``texts`` as Qwen's does (checked)."""
+def make_tokenizer(ranks: dict[bytes, int], words: set[bytes]) -> Any:
+    """A tokenizer with Qwen's ids that cuts ``words`` as Qwen's does."""
     from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
     from transformers.convert_slow_tokenizer import bytes_to_unicode
 
     split = pre_tokenizers.Split(Regex(PATTERN), behavior="isolated")
-    words = {word.encode() for text in texts for word, _ in split.pre_tokenize_str(text)}
     tokens, merges = needed(ranks, words)
     letters = bytes_to_unicode()
 
@@ -96,10 +95,24 @@ def make_tokenizer(ranks: dict[bytes, int], texts: list[str]) -> Any:
     )
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_tokens([AddedToken(token, special=not token.endswith("think>")) for token in CONTROL])
-    for text in texts:
-        whole = [ranks[t] for w, _ in split.pre_tokenize_str(text) for t in merge(ranks, w.encode(), len(ranks))]
-        assert tokenizer.encode(text).ids == whole, text
     return tokenizer
+
+
+def small_tokenizer(ranks: dict[bytes, int], texts: list[str]) -> Any:
+    """One that knows what ``texts`` need, and cuts them as Qwen's does (checked)."""
+    from tokenizers import Regex, pre_tokenizers
+
+    split = pre_tokenizers.Split(Regex(PATTERN), behavior="isolated")
+    words = [[word.encode() for word, _ in split.pre_tokenize_str(text)] for text in texts]
+    tokenizer = make_tokenizer(ranks, {word for text in words for word in text})
+    for text, cut in zip(texts, words, strict=True):
+        assert tokenizer.encode(text).ids == [ranks[t] for word in cut for t in merge(ranks, word, len(ranks))], text
+    return tokenizer
+
+
+def read_ranks(file: Path) -> dict[bytes, int]:
+    """Token -> rank, which is its id."""
+    return {base64.b64decode(token): int(rank) for token, rank in map(str.split, file.read_text().splitlines())}
 
 
 def all_texts(games: dict[str, list[dict[str, Any]]]) -> Iterator[str]:
@@ -115,10 +128,9 @@ def main(argv: list[str] | None = None) -> None:
     """Write both files."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("ranks", type=Path, metavar="QWEN_TIKTOKEN")
-    lines = parser.parse_args(argv).ranks.read_text().splitlines()
-    ranks = {base64.b64decode(token): int(rank) for token, rank in (line.split() for line in lines)}
+    ranks = read_ranks(parser.parse_args(argv).ranks)
     games = {name: [record(task_id, seed) for seed in range(EPISODES)] for name, task_id in GAMES.items()}
-    make_tokenizer(ranks, list(all_texts(games))).save(str(HERE / "tokenizer.json"), pretty=False)
+    small_tokenizer(ranks, list(all_texts(games))).save(str(HERE / "tokenizer.json"), pretty=False)
     for episodes in games.values():
         assert len({episode.pop("system") for episode in episodes[1:]} | {episodes[0]["system"]}) == 1
     rows = [f"{json.dumps(name)}: {json.dumps(episodes)}" for name, episodes in games.items()]

@@ -1,5 +1,6 @@
 """The benchmarks measure what they say: recorded games, true tokens, calls of the model, and the files they write."""
 
+import base64
 import json
 import os
 import subprocess
@@ -11,7 +12,7 @@ import torch
 from players import random_player
 from transformers import AutoModelForCausalLM
 
-from benchmarks import bench_growth, bench_limit, bench_mcts, bench_peers, bench_train, gpu_bench
+from benchmarks import bench_growth, bench_limit, bench_mcts, bench_peers, bench_tokens, bench_train, gpu_bench
 from benchmarks.common import Clock
 from benchmarks.gpu_models import SHAPES, config_of
 from benchmarks.limit import bare_seconds, recorded_calls
@@ -19,6 +20,7 @@ from benchmarks.record_prompts import GAMES
 from benchmarks.recorded import play_recorded, recorded_games, tasks, tokenizer
 from chat import ChatFormat
 from env_wrapper import EnvConfig, Task, make_env
+from games import CONFIGS_PER_GAME, NAMES
 
 ROOT = Path(bench_train.__file__).parents[1]
 
@@ -153,6 +155,26 @@ def test_peers_are_compared_at_their_best(tmp_path, monkeypatch):
 def test_benchmarks_write_their_results(benchmark, args, tmp_path):
     assert benchmark.main([*args, "--json", str(tmp_path / "result.json")]) == 0
     assert written(tmp_path / "result.json")["ratios"]
+
+
+@pytest.mark.slow
+def test_tokens_of_all_games_and_predictions_for_cards(tmp_path, capsys):
+    """In a vocabulary of single bytes and one pair, so that tokens can be counted by hand."""
+    vocabulary = [bytes([b]) for b in range(256)] + [b"  "]
+    lines = [f"{base64.b64encode(token).decode()} {rank}" for rank, token in enumerate(vocabulary)]
+    (tmp_path / "ranks").write_text("\n".join(lines))
+    assert bench_tokens.main([str(tmp_path / "ranks"), "--json", str(tmp_path / "result.json")]) == 0
+    rows = written(tmp_path / "result.json")["rows"]
+    games, cards = rows[: len(NAMES)], rows[len(NAMES) :]
+    assert [row["game"] for row in games] == list(NAMES)
+    env = make_env(EnvConfig())
+    kuhn = games[NAMES.index("kuhn_poker")]
+    shown = env.reset(Task(NAMES.index("kuhn_poker") * CONFIGS_PER_GAME, 0))
+    text = len((shown.info["system"] + shown.text).replace("  ", " ").encode())
+    assert text < kuhn["first prompt"] < text + 60  # the roles and the ends of messages
+    assert kuhn["tokens a game"] == pytest.approx(kuhn["tokens a decision"] * kuhn["decisions a game"])
+    assert [card["step s"] for card in cards] == sorted((card["step s"] for card in cards), reverse=True)
+    assert all(card["peak GB"] < 12 for card in cards)
 
 
 @pytest.mark.slow
