@@ -22,6 +22,7 @@ log = logging.getLogger(__name__)
 
 FIRST_WAIT, LONGEST_WAIT = 0.25, 30.0  # seconds before a repetition; doubled each time
 CONNECT_SECONDS = 10.0
+IDLE_SECONDS = 2.0  # until an unused connection is closed; vLLM does it after 5, even when a question is on its way
 PLAIN = {"top_p": 1.0, "top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0}  # else a model's own defaults hold
 PROBE_CHOICE = "73"
 ADDRESS = re.compile(r"https?://[^\s/@?#]+(/[^\s@?#]*)?")
@@ -217,4 +218,5 @@ def _client() -> Any:
     logging.getLogger("httpx").setLevel(logging.WARNING)  # it tells of every call
     key = os.environ.get("OPENAI_API_KEY")
     headers = {"Authorization": f"Bearer {key}"} if key else {}
-    return httpx.AsyncClient(headers=headers, timeout=httpx.Timeout(None, connect=CONNECT_SECONDS), verify=_tls())
+    return httpx.AsyncClient(headers=headers, timeout=httpx.Timeout(None, connect=CONNECT_SECONDS), verify=_tls(),
+                             limits=httpx.Limits(keepalive_expiry=IDLE_SECONDS))  # fmt: skip

@@ -1,5 +1,6 @@
 """Rollouts through servers: the same prompts and decisions as in process, the right adapter, and every fault."""
 
+import time
 from contextlib import contextmanager
 from dataclasses import replace
 from types import SimpleNamespace
@@ -372,20 +373,26 @@ def test_a_gap_between_sampler_and_learner_raises_the_alarm():
 
 
 @pytest.fixture
-def drawing(monkeypatch):
-    monkeypatch.setattr(train_ppo, "subprocess", Drawing())
-
-
-def test_each_step_is_played_by_the_weights_of_the_step_before(server, tmp_path, drawing, monkeypatch):
-    played = []
+def played(monkeypatch):
+    """Of each step that was played: the versions of the adapters that made its decisions."""
+    steps = []
     check = Engine.check_age
 
     def note(engine, held):
         held = list(held)
-        played.append({d.version for s in held for d in s.decisions})
+        steps.append({d.version for s in held for d in s.decisions})
         check(engine, held)
 
     monkeypatch.setattr(Engine, "check_age", note)
+    return steps
+
+
+@pytest.fixture
+def drawing(monkeypatch):
+    monkeypatch.setattr(train_ppo, "subprocess", Drawing())
+
+
+def test_each_step_is_played_by_the_weights_of_the_step_before(server, tmp_path, drawing, played):
     assert served_run(tmp_path, server, ppo={"num_train_steps": 3}) == 0
     assert played == [{0}, {1}, {2}]
     assert max(row["logprob_gap_max"] for row in rows(tmp_path)) < 1e-4
@@ -401,7 +408,7 @@ LEARNING = {"num_train_steps": 80, "batch_size": 64, "mini_batch_size": 32, "lea
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [0, 1, 2])
-def test_training_through_a_server_learns_as_much_as_in_process(server, tmp_path, drawing, seed):
+def test_training_through_a_server_learns_as_much_as_in_process(server, tmp_path, drawing, played, seed):
     (tmp_path / "own").mkdir()
     (tmp_path / "served").mkdir()
     settings: dict[str, dict[str, Any]] = {"ppo": LEARNING, "curriculum": {
@@ -412,6 +419,7 @@ def test_training_through_a_server_learns_as_much_as_in_process(server, tmp_path
     gap = max(row["logprob_gap_max"] for row in rows(tmp_path / "served"))
     own, served = (summary(tmp_path / kind)["mean_share_of_ceiling"] for kind in ("own", "served"))
     print(f"seed {seed}: in process {own:.3f}, through the server {served:.3f}, greatest gap {gap:.1e}")
+    assert played == [{step} for step in range(LEARNING["num_train_steps"])]
     assert gap < 1e-4
     assert own > 0.5
     assert served == pytest.approx(own, abs=0.05)
@@ -525,6 +533,25 @@ def test_a_server_that_is_down_or_refuses_the_first_adapter_is_bad_usage(server,
     server.stop()
     assert served_run(tmp_path, server) == 2
     assert f"error: env.vllm_base_url {server.url}: no answer: ConnectError" in capsys.readouterr().err
+
+
+def test_connections_are_closed_before_the_server_does_it(policy, server, tmp_path, monkeypatch):
+    """A server that closes one just as a question is sent would be left out, though nothing is wrong with it."""
+    task = [Task(TTT, seed=0, index=0)]
+    with engine_of(policy, tmp_path, server) as engine:
+        server.peers.clear()
+        games(engine, task)
+        assert len(set(server.peers)) == 1
+        time.sleep(0.2)
+        games(engine, task)
+        assert len(set(server.peers)) == 1
+    monkeypatch.setattr("servers.IDLE_SECONDS", 0.1)
+    with engine_of(policy, tmp_path, server) as engine:
+        server.peers.clear()
+        games(engine, task)
+        time.sleep(0.2)
+        games(engine, task)
+        assert len(set(server.peers)) > 1
 
 
 def test_a_signal_ends_the_wait_for_a_dead_server(policy, server, tmp_path):

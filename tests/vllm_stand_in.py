@@ -74,6 +74,7 @@ class StandIn:
         self.adapters: dict[str, str] = {}  # name -> path, in the order of loading
         self.requests: list[tuple[str, Any]] = []
         self.keys: set[str | None] = set()  # Authorization headers that came
+        self.peers: list[tuple[str, int]] = []  # the address that each call came from
         self.faulty: Callable[[str, Any], Any] = lambda path, body: None
         self.end = policy.chat.end_id
         self._waiting: list[Row] = []
@@ -129,6 +130,7 @@ class StandIn:
         path, body = request.url.path.removeprefix("/v1/"), await request.json()
         self.requests.append((path, body))
         self.keys.add(request.headers.get("authorization"))
+        self.peers.append((request.client.host, request.client.port) if request.client else ("", 0))
         fault = self.faulty(path, body)
         if isinstance(fault, int | float):
             await asyncio.sleep(fault)
