@@ -17,6 +17,7 @@ import json
 import math
 import os
 import random
+import signal
 import socket
 import sys
 import threading
@@ -382,6 +383,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     actor = Actor(args.opponent, args.max_episodes, args.idle_seconds, args.search_threads)
     server = uvicorn.Server(uvicorn.Config(make_app(actor), log_level="warning", access_log=False))
     host = f"[{args.host}]" if ":" in args.host else args.host
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a script's & starts programs that ignore it
     try:
         print(f"serving {len(games.GAMES)} games on http://{host}:{listener.getsockname()[1]}", flush=True)
         server.run(sockets=[listener])

@@ -2,6 +2,7 @@
 
 import json
 import random
+import signal
 import subprocess
 import sys
 import threading
@@ -373,12 +374,16 @@ def test_a_taken_port_is_one_line(server):
     assert "cannot listen on 127.0.0.1" in result.stderr
 
 
-def test_interrupted_is_130():
+@pytest.mark.parametrize("before", [signal.default_int_handler, signal.SIG_IGN], ids=["terminal", "script"])
+def test_interrupted_is_130(before):
+    """Started from a terminal, and by a shell's ``&``, which has interrupts ignored."""
+    was = signal.signal(signal.SIGINT, before)
     command = [sys.executable, str(SERVE), "--port", "0", "--opponent", "random"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        signal.signal(signal.SIGINT, was)
         assert process.stdout
         assert process.stderr
         assert process.stdout.readline().startswith("serving 28 games on http://127.0.0.1:")
-        process.send_signal(2)
+        process.send_signal(signal.SIGINT)
         assert process.wait(30) == 130
         assert "Traceback" not in process.stderr.read()
