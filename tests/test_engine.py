@@ -1,5 +1,6 @@
 """Rollouts through servers: the same prompts and decisions as in process, the right adapter, and every fault."""
 
+import inspect
 import time
 from contextlib import contextmanager
 from dataclasses import replace
@@ -15,7 +16,7 @@ from vllm_stand_in import stand_in
 
 import alarms
 import train_ppo
-from engine import Engine, EngineError
+from engine import FAULTS_AT_MOST, Engine, EngineError
 from env_wrapper import EnvConfig, Query, Task, play
 from games import CONFIGS_PER_GAME, NAMES
 from model import ModelConfig
@@ -440,27 +441,32 @@ class Fault:
         if path != self.path or not name.startswith(self.adapter):
             return None
         self.seen += 1
-        return self.response if self.seen in self.wanted else None
+        if self.seen not in self.wanted:
+            return None
+        return self.response(body) if inspect.isfunction(self.response) else self.response
 
 
 def error(status):
     return JSONResponse({"error": {"message": "something"}}, status)
 
 
-def wrong_tokens():
+def wrong_tokens(body, model=None):
     choice = {"index": 0, "text": "7", "token_ids": [5], "logprobs": {"token_logprobs": [0.0]}}
-    return JSONResponse({"model": "policy", "choices": [choice]})
+    return JSONResponse({"model": model or body["model"], "choices": [choice]})
 
 
 PATIENCE = 3.0  # seconds until a run gives up
 GARBAGE = PlainTextResponse("<html>")
 FAULTS = {  # name -> (fault, exit code, what the last line holds)
     "429, twice": (Fault(error(429), count=2), 0, ""),
+    "429, for ever": (Fault(error(429)), 1, "HTTP 429"),
     "500, thrice": (Fault(error(500), count=3), 0, ""),
     "500, for ever": (Fault(error(500)), 1, "HTTP 500"),
     "garbage, thrice": (Fault(GARBAGE, count=3), 0, ""),
     "garbage, for ever": (Fault(GARBAGE), 1, "not an answer with token ids"),
-    "another model's answer, for ever": (Fault(wrong_tokens()), 1, "not an answer with token ids"),
+    "another model's answer, for ever": (Fault(wrong_tokens(None, "policy")), 1, "not an answer with token ids"),
+    "tokens that were not asked for, thrice": (Fault(wrong_tokens, count=3), 0, ""),
+    "tokens that were not asked for, for ever": (Fault(wrong_tokens), 1, "is no legal answer"),
     "slow, for ever": (Fault(5.0), 1, "no answer within"),
     "an adapter refused, for ever": (Fault(error(400), path="load_lora_adapter"), 1, "it does not load"),
     "an adapter refused, twice": (Fault(error(500), count=2, path="load_lora_adapter"), 0, ""),
@@ -524,6 +530,25 @@ def test_one_question_that_a_server_cannot_answer_fails_its_game_alone(policy, s
     assert len(failed) == 1
     assert f"no answer after 5 tries: {server.url}: HTTP 500" in failed[0].info["error"]
     assert {e.outcome for e in episodes if e not in failed} == {"finished"}
+
+
+@pytest.mark.parametrize("status", [429, 503])
+def test_a_busy_server_is_asked_more_often_than_a_broken_one(policy, server, tmp_path, monkeypatch, status):
+    monkeypatch.setattr("engine.FIRST_WAIT", 0.02)
+    seen = []
+
+    def busy(path, body):
+        if path == "completions":
+            seen.append(body["seed"])
+            return error(status) if body["seed"] == seen[0] and seen.count(seen[0]) <= FAULTS_AT_MOST + 1 else None
+        return None
+
+    server.faulty = busy
+    with engine_of(policy, tmp_path, server) as engine:
+        engine.servers[0].pause = 0.02
+        episodes = games(engine, TASKS[:3])
+    assert seen.count(seen[0]) == FAULTS_AT_MOST + 2
+    assert {e.outcome for e in episodes} == {"finished"}
 
 
 def test_a_server_that_is_down_or_refuses_the_first_adapter_is_bad_usage(server, tmp_path, drawing, capsys):
