@@ -10,7 +10,8 @@
 # MODEL is that of model.model_name, LORA_RANK at least lora.r, MAX_LENGTH at least ppo.max_seq_length. Whoever reaches
 # the port can make the server read any folder as an adapter: it listens on the loopback address, unless HOST says
 # otherwise; then set VLLM_API_KEY here and OPENAI_API_KEY, the same, for the trainer. Adapters travel by path: on
-# another machine the run's folder must be mounted under the same path.
+# another machine the run's folder must be mounted under the same path. On CPUs add --max-num-batched-tokens N with N at
+# least --max-num-seqs times MAX_LENGTH: vLLM 0.32 there ends when a prompt of a seeded request is read in two parts.
 set -euo pipefail
 
 model=${1:?usage: bash scripts/serve_vllm.sh MODEL [more arguments of vllm serve]}
