@@ -53,6 +53,11 @@ def test_an_alarm_is_raised_again_after_it_was_quiet():
     assert raised([QUIET, *[bad] * 4, QUIET, *[bad] * 4]) == [(4, "kl"), (9, "kl")]
 
 
+def test_a_base_that_never_answered_legally_has_nothing_to_lose():
+    masses = [1e-5, 1e-7] * 30 + [0.09] + [1e-3] * 30
+    assert raised([QUIET | {"legal_mass": mass} for mass in masses]) == []
+
+
 def test_a_new_stage_is_no_collapse():
     first, second = QUIET | {"score_mean": 0.9}, QUIET | {"score_mean": 0.2}
     assert raised([*[first] * 50, *[second] * 60]) != []
