@@ -29,9 +29,7 @@ class PPOConfig:
     learning_rate: float = knob(1e-5, above=0)
     lr_final: float = knob(1.0, min=0, max=1)  # share of the learning rate left at the last step (linear decay)
     lr_warmup_steps: int = knob(0, min=0)
-    lr_target_kl: float | None = knob(
-        None, above=0
-    )  # halve the rate above twice this approximate KL, raise it below half
+    lr_target_kl: float | None = knob(None, above=0)  # halve the rate above twice this KL, raise it below half
     num_train_steps: int = knob(10_000, min=1)
     batch_size: int = knob(8, min=1)  # games a step
     mini_batch_size: int = knob(2, min=1)  # games; model.tokens_per_batch cuts them into forward passes
@@ -66,9 +64,7 @@ class PPOConfig:
     eval_games: int = knob(200, min=2)  # per game of the evaluation, half of them in each seat
     max_failed_share: float = knob(0.2, min=0, max=1)  # of a step's episodes lost to infrastructure
     max_bad_updates: int = knob(5, min=1)  # non-finite minibatches in a row before the run stops
-    alarms: str = knob(
-        "warn", choices=("off", "warn", "act")
-    )  # act: lower the learning rate or stop, as alarms.py says
+    alarms: str = knob("warn", choices=("off", "warn", "act"))  # act: slow down or stop, as alarms.py says
 
     def __post_init__(self) -> None:
         per_update = self.mini_batch_size * self.gradient_accumulation_steps
