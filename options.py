@@ -131,26 +131,28 @@ def read_config(args: argparse.Namespace) -> SimpleNamespace:
 def narrowed(curriculum: CurriculumConfig, env: EnvConfig) -> CurriculumConfig:
     """The curriculum with ``env.allowed_game_indices`` and ``env.opponent`` applied to every stage.
 
+    Stages that play none of the games are left out.
+
     Raises:
-        ConfigError: a stage is left without a game, or cannot be played against that opponent.
+        ConfigError: no stage is left, or one cannot be played against that opponent.
     """
+    allowed = env.allowed_game_indices or range(len(NAMES))
+    opponent: dict[str, Any] = {"opponent": env.opponent, "gate_opponent": None} if env.opponent else {}
 
     def narrow(stage: Stage) -> Stage:
-        changes: dict[str, Any] = {}
-        if env.allowed_game_indices:
-            ranges = pool(stage.games)
-            changes["games"] = [list(part) for i in env.allowed_game_indices if i in ranges for part in ranges[i]]
-        if env.opponent:
-            changes |= {"opponent": env.opponent, "gate_opponent": None}
+        ranges = pool(stage.games)
+        games: list[Any] = [list(part) for i in allowed if i in ranges for part in ranges[i]]
         try:
-            return replace(stage, **changes)
+            return replace(stage, games=games if env.allowed_game_indices else stage.games, **opponent)
         except ValueError as error:
             raise ValueError(f"stage {stage.name!r}: {error}") from error
 
-    unknown = [i for i in env.allowed_game_indices if not 0 <= i < len(NAMES)]
-    if unknown:
-        raise ConfigError(f"env.allowed_game_indices: {unknown} is not allowed: integers from 0 to {len(NAMES) - 1}")
+    played = {i for stage in curriculum.stages for i in pool(stage.games)}
+    if not played & set(allowed):
+        raise ConfigError(
+            f"env.allowed_game_indices: no stage plays a game of {list(allowed)}; the stages play {sorted(played)}"
+        )
     try:
-        return replace(curriculum, stages=[narrow(stage) for stage in curriculum.stages])
+        return replace(curriculum, stages=[narrow(s) for s in curriculum.stages if set(pool(s.games)) & set(allowed)])
     except ValueError as error:
-        raise ConfigError(f"env.allowed_game_indices, env.opponent: {error}") from error
+        raise ConfigError(f"env.opponent = {env.opponent!r}: {error}") from error

@@ -263,6 +263,7 @@ def read(options, *sets):
 def test_games_and_opponent_of_all_stages_from_the_environments_knobs(options):
     """``allowed_game_indices`` keeps the stages' own ranges of tasks, ``opponent`` their thresholds."""
     before, kept = read(options), sorted(pool(["tic_tac_toe", "goofspiel", "leduc_poker"]))
+    assert [stage.name for stage in read(options, "env.allowed_game_indices=[2]")] == ["hard"]
     stages = read(options, f"env.allowed_game_indices={kept}", "env.opponent=mcts:10x1")
     assert [stage.opponent for stage in stages] == ["mcts:10x1"] * 3
     assert [stage.gate for stage in stages] == ["mcts:10x1"] * 3
