@@ -57,7 +57,7 @@ def interpreter(name: str, peer: Peer, venvs: Path) -> str:
     """The Python of a peer's environment, made if need be."""
     if not peer.packages:
         return sys.executable
-    folder = venvs / name
+    folder = (venvs / name).resolve()  # runs start in another folder
     python = folder / "bin" / "python"
     if not (folder / "complete").exists():
         print(f"{name}: installing {', '.join(peer.packages)} into {folder}", flush=True)

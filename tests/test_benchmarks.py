@@ -204,3 +204,11 @@ def test_gpu_sh_runs_through_on_toy_shapes(tmp_path):
     assert all(row["update_of_limit"] > 0 and row["not_finite"] == 0 for row in rows["step"])
     assert rows["profile"]
     assert "## step" in (tmp_path / "gpu.md").read_text()
+
+
+def test_a_peers_environment_is_found_from_any_folder(tmp_path, monkeypatch):
+    (tmp_path / "venvs" / "trl112").mkdir(parents=True)
+    (tmp_path / "venvs" / "trl112" / "complete").touch()
+    monkeypatch.chdir(tmp_path)
+    python = bench_peers.interpreter("trl112", bench_peers.KNOWN["trl112"], Path("venvs"))
+    assert Path(python) == tmp_path / "venvs" / "trl112" / "bin" / "python"
