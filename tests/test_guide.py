@@ -32,7 +32,7 @@ PAGES = ("README.md", "docs/guide.md")
 COMMAND = re.compile(r"(make|python|bash|source|vllm) ")
 KEPT_OUT = {".git", ".venv", "runs", "models", "__pycache__", "wandb"}
 SHORT = {"num_train_steps": 3, "batch_size": 32, "mini_batch_size": 32, "save_freq": 1, "eval_games": 8}
-ANSWERS = {"scripts/configure.py": "\n\n\n\ny\n", "scripts/play.py": "q\n"}  # what somebody types; y: README after the guide
+ANSWERS = {"scripts/configure.py": "\n\n\n\ny\n", "scripts/play.py": "q\n"}  # typed; y: the README after the guide
 
 
 def steps_of(page):
