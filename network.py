@@ -24,6 +24,7 @@ from env_wrapper import Sequence
 from fused import gated, linear, linears, norm
 
 SHARED_PREFIX_MIN = 32  # tokens; a shorter system message costs less to recompute than to share
+SLICE = 64  # queries at a time, of causal attention on the CPU
 PREFIX_COST = 8  # in updates a row that attends to so many shared tokens takes the memory of one token of its own
 
 Cache = list[tuple[Tensor, Tensor]]  # per layer: keys and values (B, kv heads, P, head size), rotated
@@ -37,6 +38,26 @@ def _rotate(x_BHTE: Tensor, cos_BTE: Tensor, sin_BTE: Tensor) -> Tensor:
 
 def _gather(x_BTD: Tensor, at_BK: Tensor) -> Tensor:
     return x_BTD.expand(len(at_BK), -1, -1).gather(1, at_BK[..., None].expand(-1, -1, x_BTD.shape[-1]))
+
+
+def _attend(q_BHTE: Tensor, k_BHSE: Tensor, v_BHSE: Tensor, mask: Tensor | None, scale: float) -> Tensor:
+    """Attention to what ``mask`` allows; without one, each token to those up to itself."""
+    groups, T = q_BHTE.shape[1] // k_BHSE.shape[1], q_BHTE.shape[2]
+    if mask is None and not q_BHTE.is_cuda and T > SLICE:
+        # The CPU's kernel works in blocks of up to 256 x 512, half of which lie in the future; slices waste less.
+        mask = _mask(torch.arange(SLICE)[None] + T, T, T + SLICE, q_BHTE.dtype)
+        parts = []
+        for start in range(0, T, SLICE):
+            end = min(start + SLICE, T)
+            part = mask[..., : end - start, T - start : T - start + end]
+            parts.append(_attend(q_BHTE[:, :, start:end], k_BHSE[:, :, :end], v_BHSE[:, :, :end], part, scale))
+        return torch.cat(parts, 2)
+    if mask is not None and q_BHTE.is_cuda:  # CUDA's masked kernels do not broadcast grouped heads
+        k_BHSE, v_BHSE = (t.repeat_interleave(groups, 1) for t in (k_BHSE, v_BHSE))
+    return F.scaled_dot_product_attention(
+        q_BHTE, k_BHSE, v_BHSE, attn_mask=mask, is_causal=mask is None, scale=scale,
+        enable_gqa=k_BHSE.shape[1] != q_BHTE.shape[1],
+    )  # fmt: skip
 
 
 def _run_layer(layer: Any, h_BTD: Tensor, rope: Any, past: Any, mask: Any, at_BK: Tensor | None, to_BT: Any = None):
@@ -66,22 +87,21 @@ def _run_layer(layer: Any, h_BTD: Tensor, rope: Any, past: Any, mask: Any, at_BK
         keys, values = past
     else:
         keys, values = (k, v) if past is None else (torch.cat((past[0], k), 2), torch.cat((past[1], v), 2))
-    if mask is not None and q.is_cuda:  # CUDA's masked kernels do not broadcast grouped heads
-        keys, values = (t.repeat_interleave(attn.num_key_value_groups, 1) for t in (keys, values))
-    out = F.scaled_dot_product_attention(
-        q, keys, values, attn_mask=mask, is_causal=mask is None, scale=attn.scaling,
-        enable_gqa=keys.shape[1] != q.shape[1],
-    )  # fmt: skip
-    h = h_BTD + linear(attn.o_proj, out.transpose(1, 2).reshape(*x.shape[:2], -1))
+    out_BHTE = _attend(q, keys, values, mask, attn.scaling)
+    h = h_BTD + linear(attn.o_proj, out_BHTE.transpose(1, 2).reshape(*x.shape[:2], -1))
     x = gated(layer.mlp, norm(layer.post_attention_layernorm, h))
     return h + linear(layer.mlp.down_proj, x), k, v
 
 
-def _mask(where_BT: Tensor, tokens: int, dtype: torch.dtype) -> Tensor:
-    """What tokens at ``where_BT`` attend to, of ``tokens`` in a row: those up to themselves. Added to the scores."""
-    later_BTS = torch.arange(tokens, device=where_BT.device) > where_BT[..., None]
-    zeros_BTS = torch.zeros(later_BTS.shape, dtype=dtype, device=where_BT.device)
-    return zeros_BTS.masked_fill_(later_BTS, -torch.inf)[:, None]
+def _mask(where_BT: Tensor, seen: int, tokens: int, dtype: torch.dtype) -> Tensor:
+    """What tokens at ``where_BT`` attend to, of ``tokens`` in a row: those up to themselves. Added to the scores.
+
+    ``seen``: how many come before all of them. Comparing those too would cost more than attending to them.
+    """
+    mask_BTS = torch.zeros(*where_BT.shape, tokens, dtype=dtype, device=where_BT.device)
+    later_BTS = torch.arange(seen, tokens, device=where_BT.device) > where_BT[..., None]
+    mask_BTS[..., seen:].masked_fill_(later_BTS, -torch.inf)
+    return mask_BTS[:, None]
 
 
 def run_trunk(
@@ -89,7 +109,7 @@ def run_trunk(
     ids_BT: Tensor,
     at_BK: Tensor,
     past: Cache | None = None,
-    past_len_B: Tensor | None = None,
+    past_lens: Seq[int] | None = None,
     recompute: bool = False,
     keep: bool = True,
 ) -> tuple[Tensor, Cache]:
@@ -99,9 +119,9 @@ def run_trunk(
         model: the trunk (``Qwen2Model`` or ``Qwen3Model``).
         ids_BT: token ids; padding on the right may hold any id.
         at_BK: positions in ``ids_BT`` to read.
-        past: keys and values of the P tokens that came before; with ``past_len_B`` that many of each row did, the
+        past: keys and values of the P tokens that came before; with ``past_lens`` that many of each row did, the
             new ones are written behind them, in place, and there must be room.
-        past_len_B: see ``past``.
+        past_lens: see ``past``.
         recompute: gradient checkpointing, a layer at a time.
         keep: whether keys and values are wanted.
 
@@ -109,15 +129,16 @@ def run_trunk(
         Normed hidden states (B, K, D), and keys and values of the T new tokens (empty without ``keep``).
     """
     P = past[0][0].shape[2] if past else 0
-    where_BT = torch.arange(ids_BT.shape[1], device=ids_BT.device)[None] + (P if past_len_B is None else 0)
-    if past_len_B is not None:
-        where_BT = where_BT + past_len_B[:, None]
+    where_BT = torch.arange(ids_BT.shape[1], device=ids_BT.device)[None] + (P if past_lens is None else 0)
+    if past_lens is not None:
+        where_BT = where_BT + torch.tensor(past_lens, device=ids_BT.device)[:, None]
     h = model.embed_tokens(ids_BT)
     rope = model.rotary_emb(h, where_BT)
-    tokens = P if past_len_B is not None else P + ids_BT.shape[1]
-    mask = _mask(where_BT, tokens, h.dtype) if past else None
-    last_mask = _mask(where_BT.expand(len(ids_BT), -1).gather(1, at_BK.expand(len(ids_BT), -1)), tokens, h.dtype)
-    to_BT = where_BT if past_len_B is not None else None
+    seen, tokens = (P, P + ids_BT.shape[1]) if past_lens is None else (min(past_lens), P)
+    mask = _mask(where_BT, seen, tokens, h.dtype) if past else None
+    read_at_BK = where_BT.expand(len(ids_BT), -1).gather(1, at_BK.expand(len(ids_BT), -1))
+    last_mask = _mask(read_at_BK, seen, tokens, h.dtype)
+    to_BT = None if past_lens is None else where_BT
     cache: Cache = []
     for i, layer in enumerate(model.layers):
         last = i == len(model.layers) - 1
@@ -230,18 +251,17 @@ class Reader:
             beside = self._beside = None  # its memory first
             beside, order = SideBySide(kvs), list(range(len(kvs)))
         rows = [reads[n] for n in np.argsort(order)]
-        lengths_B = torch.tensor(beside.lengths, device=self.device)
         past = beside.layers(max(len(read.ids) - read.cached for read in reads))
-        results = self._forward(rows, past, lengths_B)
+        results = self._forward(rows, past, beside.lengths)
         beside.rows = [kv for _, kv in results]
         self._beside = None if None in beside.rows else beside  # who is not kept is not read with the others again
         return [results[b] for b in order]
 
-    def _forward(self, reads: list[Read], past: Cache | None, past_len_B: Tensor | None) -> list:
+    def _forward(self, reads: list[Read], past: Cache | None, past_lens: Seq[int] | None) -> list:
         new = [read.ids[read.cached :] for read in reads]
         at_BK = torch.tensor([[len(ids) - 1] for ids in new], device=self.device)
         keep = any(read.keep for read in reads)
-        read_BKD, cache = run_trunk(self.trunk, _pad(new, self.device), at_BK, past, past_len_B, keep=keep)
+        read_BKD, cache = run_trunk(self.trunk, _pad(new, self.device), at_BK, past, past_lens, keep=keep)
         kvs: list[Kept | None] = [None] * len(reads)
         if keep:
             kv_BXHTE = torch.stack([x for pair in cache for x in pair], 1)

@@ -36,14 +36,14 @@ def recorded_calls() -> Iterator[list[Call]]:
     calls: list[Call] = []
     run_trunk = network.run_trunk
 
-    def recording(model: Any, ids_BT: Any, at_BK: Any, past: Any = None, past_len_B: Any = None, **options: Any) -> Any:
+    def recording(model: Any, ids_BT: Any, at_BK: Any, past: Any = None, past_lens: Any = None, **options: Any) -> Any:
         rows, length = ids_BT.shape
         tokens = length if rows == 1 else int((at_BK.max(1).values + 1).sum())  # nothing after the last read is needed
         cached = past[0][0].shape[2] if past else 0
-        if past_len_B is not None:
-            cached = round(float(past_len_B.float().mean()))
+        if past_lens is not None:
+            cached = round(sum(past_lens) / len(past_lens))
         calls.append(Call(rows, tokens, cached, at_BK.shape[1], torch.is_grad_enabled()))
-        return run_trunk(model, ids_BT, at_BK, past, past_len_B, **options)
+        return run_trunk(model, ids_BT, at_BK, past, past_lens, **options)
 
     with mock.patch.object(network, "run_trunk", recording):
         yield calls

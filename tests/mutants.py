@@ -116,7 +116,7 @@ MUTANTS = {
         Mutant("advantages of other sequences", TRAIN, "batch.spans[members[j]] for j", "batch.spans[j] for j"),
         Mutant("decisions out of order", NETWORK, "np.argsort(decisions)", "np.arange(len(decisions))"),
         Mutant("shared prefix: positions start anew", NETWORK,
-               "+ (P if past_len_B is None else 0)", "+ 0"),
+               "+ (P if past_lens is None else 0)", "+ 0"),
         Mutant("shared prefix: not attended to", NETWORK, "past = _expand(cache, len(rows))", "past = None"),
     ],
     UPDATE + "what_is_not_finite_changes_no_byte_and_is_counted": [
@@ -163,7 +163,7 @@ MUTANTS = {
         Mutant("equal rows read at the first one's position", NETWORK,
                "place.setdefault(p, len(place)))", "place.setdefault(p, len(place)) * 0)"),
         Mutant("cached tokens at wrong positions", NETWORK,
-               "where_BT = where_BT + past_len_B[:, None]", "where_BT = where_BT + past_len_B[:, None] - 1"),
+               "where_BT = where_BT + torch.tensor(past_lens", "where_BT = where_BT - 1 + torch.tensor(past_lens"),
     ],
     UPDATE + "rollout_values_are_those_that_the_update_reads": [
         Mutant("value read one token late", POLICY, "(d.start - 1, *d.positions)]", "(d.start, *d.positions)]"),
@@ -174,10 +174,12 @@ MUTANTS = {
     ],
     UPDATE + "a_game_in_one_sequence_is_scored_like_its_decisions_one_by_one": [
         Mutant("the last layer sees what comes after", NETWORK,
-               "last_mask = _mask(where_BT.expand(len(ids_BT), -1).gather(1, at_BK.expand(len(ids_BT), -1)),",
-               "last_mask = _mask(where_BT[:, -1:].expand(at_BK.shape),"),
+               "last_mask = _mask(read_at_BK,", "last_mask = _mask(where_BT[:, -1:].expand(at_BK.shape),"),
     ],
     "tests/test_model.py::test_adapter_gradients_equal_those_of_the_library_forward": [
+        Mutant("attention in slices: one token of the future", NETWORK, "T - start : T - start + end]",
+               "T - start - 1 : T - start - 1 + end]"),
+        Mutant("attention in slices: the first keys only", NETWORK, "k_BHSE[:, :, :end], v", "k_BHSE[:, :, -end:], v"),
         Mutant("adapter: gradient of B without its scale", FUSED, "by_B_OR[rows, columns] * scale",
                "by_B_OR[rows, columns]"),
         Mutant("adapter: the first one's gradient for all", FUSED, "row, column = rows.stop, columns.stop",

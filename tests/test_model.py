@@ -71,7 +71,7 @@ def test_what_was_cached_need_not_be_read_again(policy):
                 held[b, :, c:] = 9.0  # what stands beyond a row's own length is room for what comes
         later_BT = torch.stack([torch.cat((ids_BT[b, c:], ids_BT[b, :c]))[:9] for b, c in enumerate(cached)])
         at_BK = torch.tensor([[n - 1, 0] for n in new])
-        read_BKD, fresh = run_trunk(policy.trunk, later_BT, at_BK, past, torch.tensor(cached))
+        read_BKD, fresh = run_trunk(policy.trunk, later_BT, at_BK, past, cached)
         for b, (c, n) in enumerate(zip(cached, new, strict=True)):
             expected = library_logits(policy, ids_BT[b : b + 1, : c + n])[0, [c + n - 1, c]]
             assert_close(policy.lm_head(read_BKD[b]), expected, atol=1e-5, rtol=0)
@@ -88,10 +88,12 @@ def gradients(policy, logits, weight):
     return {name: p.grad.clone() for name, p in policy.peft_model.named_parameters() if p.requires_grad}
 
 
+@pytest.mark.parametrize("queries", [16, 64])
 @pytest.mark.parametrize("recompute", [False, True])
 @pytest.mark.parametrize("shared", [0, 25])
-def test_adapter_gradients_equal_those_of_the_library_forward(policy, shared, recompute):
-    """With and without a prefix that is read once for all rows, with and without gradient checkpointing."""
+def test_adapter_gradients_equal_those_of_the_library_forward(policy, shared, recompute, queries, monkeypatch):
+    """With and without: a prefix that is read once for all rows, gradient checkpointing, attention in slices."""
+    monkeypatch.setattr(network, "SLICE", queries)
     ids_BT = random_ids(3, 40)
     ids_BT[:, :shared] = ids_BT[0, :shared]
     at_BK = torch.tensor([[39, 30], [26, 27], [35, 39]])
