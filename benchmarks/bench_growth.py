@@ -3,8 +3,9 @@
     python benchmarks/bench_growth.py [--steps 2] [--json FILE]
 
 Games per batch: the tiny preset at 1, 2, 4 and 8 times 64 games, CPU seconds a decision. Turns per game: made-up
-conversations of 5, 10 and 20 turns of about 50 tokens, played and updated as one sequence each, CPU seconds an episode.
-One thread; the model is the tiny one.
+conversations of 5, 10 and 20 turns of about 50 tokens, played and updated as one sequence each, CPU seconds an episode,
+with the tiny model and with two layers of Qwen2.5-3B's size (random weights, fp32, 0.6 GB): the smaller a model, the
+more of its time is attention, whose work grows with the square of the length. One thread.
 """
 
 from __future__ import annotations
@@ -22,10 +23,12 @@ from benchmarks.common import Clock, Row, table, write
 from benchmarks.recorded import Games, play_recorded
 from env_wrapper import Task
 from games import CONFIGS_PER_GAME, NAMES
+from tests.shapes import SHAPES
 from train_ppo import Trainer, collate, ppo_update
 from utils import uniform
 
-GAMES_PER_BATCH, TALKS = 64, 16
+GAMES_PER_BATCH = 64
+TALKS = {"tiny": 16, "2 layers of Qwen2.5-3B": 2}  # at once
 TASK = NAMES.index("connect_four") * CONFIGS_PER_GAME  # lends its name and keeps its whole history
 WORDS = "01234567890123456789012345678901234567890123"
 
@@ -41,10 +44,23 @@ def batch_rows(steps: int) -> list[Row]:
     return rows
 
 
-def talks(turns: int) -> Games:
+def wide_model(folder: Path) -> Path:
+    """Two layers of Qwen2.5-3B's size, with the tiny model's tokenizer."""
+    from transformers import AutoTokenizer, Qwen2Config, Qwen2ForCausalLM
+
+    names = ("hidden_size", "num_attention_heads", "num_key_value_heads", "intermediate_size")
+    tokenizer = AutoTokenizer.from_pretrained("models/tiny")
+    shape = {name: SHAPES["Qwen2.5-3B"][name] for name in names}
+    config = Qwen2Config(**shape, num_hidden_layers=2, vocab_size=len(tokenizer), tie_word_embeddings=True)
+    Qwen2ForCausalLM(config).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def talks(turns: int, count: int) -> Games:
     """Conversations that differ from their first message on."""
     games: list[dict[str, Any]] = []
-    for seed in range(TALKS):
+    for seed in range(count):
         texts = [str(int(uniform(seed, turn) * 1e6)) + WORDS for turn in range(turns)]
         games.append(
             {"seat": 0, "system": "talk", "score": float(seed % 2), "turns": [[t, list(range(10))] for t in texts]}
@@ -52,21 +68,22 @@ def talks(turns: int) -> Games:
     return {TASK: games}
 
 
-def turn_row(trainer: Trainer, turns: int, steps: int) -> Row:
+def turn_row(trainer: Trainer, model: str, turns: int, steps: int) -> Row:
     """CPU seconds an episode of so many turns."""
-    clock, ppo, games = Clock(), trainer.ppo, talks(turns)
+    clock, ppo, count = Clock(), trainer.ppo, TALKS[model]
+    games = talks(turns, count)
     for step in range(steps + 1):
         clock = Clock() if step == 1 else clock
         with clock("rollout"):
-            tasks = [Task(TASK, seed, index=step * TALKS + seed) for seed in range(TALKS)]
+            tasks = [Task(TASK, seed, index=step * count + seed) for seed in range(count)]
             episodes = play_recorded(trainer.policy, tasks, games)
         with clock("update"):
             batch = collate(episodes, trainer.policy, ppo, 0.0)
             ppo_update(trainer.policy, trainer.optimizer, batch, ppo, (step,))
     tokens = sum(len(s.ids) for s in batch.sequences)
-    assert len(batch.values_M) == turns * TALKS
-    parts = {f"{part}_ms": 1000 * s / steps / TALKS for part, s in clock.seconds.items()}
-    return {"turns": turns, "tokens": tokens / TALKS, **parts, "ms_an_episode": sum(parts.values())}
+    assert len(batch.values_M) == turns * count
+    parts = {f"{part}_ms": 1000 * s / steps / count for part, s in clock.seconds.items()}
+    return {"model": model, "turns": turns, "tokens": tokens / count, **parts, "ms_an_episode": sum(parts.values())}
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -77,18 +94,21 @@ def main(argv: list[str] | None = None) -> int:
     args = parser.parse_args(argv)
     by_batch = batch_rows(args.steps)
     print(table(by_batch), "\n", flush=True)
-    sets = ["ppo.max_seq_length=4096", "ppo.batch_size=16", "ppo.mini_batch_size=4"]
-    with tempfile.TemporaryDirectory() as folder:
-        trainer = make_trainer(folder, sets)
-        by_turns = [turn_row(trainer, turns, args.steps) for turns in (5, 10, 20)]
-        trainer.metrics.close()
+    ratios = {"ms a decision, 8x the games over 1x": by_batch[-1]["ms_a_decision"] / by_batch[0]["ms_a_decision"]}
+    by_turns: list[Row] = []
+    for model, count in TALKS.items():
+        sets = ["ppo.max_seq_length=4096", f"ppo.batch_size={count}", f"ppo.mini_batch_size={max(1, count // 4)}"]
+        with tempfile.TemporaryDirectory() as folder:
+            if model != "tiny":
+                sets.append(f"model.model_name={wide_model(Path(folder) / 'model')}")
+            trainer = make_trainer(folder, sets)
+            by_turns += [turn_row(trainer, model, turns, args.steps) for turns in (5, 10, 20)]
+            trainer.metrics.close()
+        ratio = by_turns[-1]["ms_an_episode"] / by_turns[-2]["ms_an_episode"]
+        ratios[f"ms an episode, 20 turns over 10, {model}"] = ratio
     print(table(by_turns), "\n")
-    ratios = {
-        "ms a decision, 8x the games over 1x": by_batch[-1]["ms_a_decision"] / by_batch[0]["ms_a_decision"],
-        "ms an episode, 20 turns over 10": by_turns[-1]["ms_an_episode"] / by_turns[-2]["ms_an_episode"],
-    }
     print({name: round(ratio, 3) for name, ratio in ratios.items()})
-    write(args.json, {"games": GAMES_PER_BATCH, "talks": TALKS}, by_batch + by_turns, ratios)
+    write(args.json, {"games": GAMES_PER_BATCH, "talks": list(TALKS.values())}, by_batch + by_turns, ratios)
     return 0
 
 
