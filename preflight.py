@@ -316,7 +316,7 @@ def _move_seconds(opponent: str, episode: Episode, place: float, budget: float) 
     from envs.opponents import RandomBot, make_bot, parse_opponent
 
     shared, spec, replies = table(episode.task.task_id), parse_opponent(opponent), _replies(episode)
-    limit = spec.budget or shared.game.mcts
+    limit = spec.budget_in(shared.game)
     if limit is None or not replies:
         return 0.0
     now = replies[int(place * len(replies))]

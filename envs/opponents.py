@@ -17,7 +17,7 @@ from games.gin_rummy import KNOCK
 SEEDS = 2**32  # numpy's RandomState takes seeds 0 .. 2^32 - 1
 UCT_C = 1.414
 MAX_MEMORY_MB = 256
-ALLOWED = "random, mcts, mcts:SIMSxROLLOUTS, ismcts, ismcts:SIMSxROLLOUTS, self or past:NAME"
+ALLOWED = "random, mcts, mcts_light, mcts:SIMSxROLLOUTS, ismcts, ismcts:SIMSxROLLOUTS, self or past:NAME"
 # Hidden information that can be drawn anew. OpenSpiel cannot in phantom_ttt; in bridge one draw takes 0.2 s (it solves
 # the deal); hearts has four sides.
 RESAMPLED = ("kuhn_poker", "leduc_poker", "liars_dice", "gin_rummy", "euchre")
@@ -27,11 +27,21 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class OpponentSpec:
-    """A parsed opponent string. ``budget`` is (simulations, rollouts a simulation), None: the game's own."""
+    """A parsed opponent string. ``budget`` is (simulations, rollouts a simulation), None: the game's own.
+
+    ``light``: the game's own simulations with a tenth of its rollouts, which plays as well (docs/results.md, "Search").
+    """
 
     kind: str  # random | mcts | ismcts | self | past
     budget: tuple[int, int] | None = None
     adapter: str | None = None
+    light: bool = False
+
+    def budget_in(self, game: Game) -> tuple[int, int] | None:
+        """(Simulations, rollouts a simulation) of a search in ``game``; None where it has none."""
+        if self.budget is None and self.light and game.mcts:
+            return game.mcts[0], max(1, game.mcts[1] // 10)
+        return self.budget or game.mcts
 
     @property
     def searches(self) -> bool:
@@ -55,6 +65,8 @@ def parse_opponent(spec: str) -> OpponentSpec:
     """
     if spec in ("random", "mcts", "ismcts", "self"):
         return OpponentSpec(spec)
+    if spec == "mcts_light":
+        return OpponentSpec("mcts", light=True)
     if match := re.fullmatch(r"(mcts|ismcts):([1-9][0-9]{0,8})x([1-9][0-9]{0,8})", spec, re.ASCII):
         return OpponentSpec(match[1], budget=(int(match[2]), int(match[3])))
     if match := re.fullmatch(r"past:(\S+)", spec):
@@ -269,7 +281,7 @@ def _search_budget(game: Game, pyspiel_game: Any, spec: OpponentSpec) -> tuple[i
 
     sequential = pyspiel_game.get_type().dynamics == pyspiel.GameType.Dynamics.SEQUENTIAL
     if sequential and pyspiel_game.num_players() > 1:
-        return spec.budget or game.mcts
+        return spec.budget_in(game)
     return None
 
 

@@ -257,7 +257,7 @@ class Wizard:
             self.console.print("  " + " ".join(NAMES), style="dim")
         games = self.ask("games", " ".join(DEFAULT_GAMES), "Games", check_games)
         if not self.args.yes:
-            self.console.print("  random mcts mcts:SIMSxROLLOUTS ismcts self", style="dim")
+            self.console.print("  random mcts mcts_light mcts:SIMSxROLLOUTS ismcts self", style="dim")
         opponents = self.ask("opponents", " ".join(DEFAULT_OPPONENTS), "Opponents, a stage each", check_opponents)
         budget = self.args.budget
         while budget is None or budget < 1:

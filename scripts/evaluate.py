@@ -8,7 +8,8 @@
     python scripts/evaluate.py --model NAME --base_url http://127.0.0.1:8000/v1
 
 A player is named by the directory of a checkpoint or of a run (its latest checkpoint), ``base``, a bot (random, mcts,
-mcts:SIMSxROLLOUTS, ismcts) or the http(s) address of an OpenAI-compatible server. A success is a score above 0.5.
+mcts_light, mcts:SIMSxROLLOUTS, ismcts) or the http(s) address of an OpenAI-compatible server. A success is a score
+above 0.5.
 """
 
 from __future__ import annotations

@@ -6,8 +6,8 @@
 A model that never answers legally, or never wins, learns nothing from rewards. The teacher plays the games of the
 curriculum's stages through the same episode loop, prompts and tokens as training; the adapter learns to give its
 answers among the legal ones, and to answer legally without that constraint. PPO then has the warm start as its
-reference. Teachers: mcts, mcts:SIMSxROLLOUTS (sees hidden cards), ismcts (does not), cfr[:ITERATIONS] (an approximate
-equilibrium, for small two-player poker and dice).
+reference. Teachers: the searches that can be opponents (mcts sees hidden cards, ismcts does not), cfr[:ITERATIONS] (an
+approximate equilibrium, for small two-player poker and dice).
 """
 
 from __future__ import annotations
@@ -199,7 +199,7 @@ def parse_args(argv: Seq[str] | None) -> argparse.Namespace:
     add = parser.add_argument
     add("--config", action="append", default=[], metavar="FILE", help="as for train_ppo.py")
     add("--set", action="append", default=[], metavar="KEY=VALUE", help="as for train_ppo.py")
-    add("--teacher", default="mcts", help="mcts, mcts:SIMSxROLLOUTS, ismcts, ismcts:SIMSxROLLOUTS, cfr, cfr:ITERATIONS")
+    add("--teacher", default="mcts", help="a search as of any opponent, or cfr, cfr:ITERATIONS")
     add("--games", type=int, default=2048, help="that the teacher plays, over all games of the stages")
     add("--explore", type=float, default=0.2, help="share of moves played at random, to see more positions")
     add("--epochs", type=int, default=4)

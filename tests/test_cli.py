@@ -52,7 +52,7 @@ BROKEN = {
     games('"ches"'): "--set: curriculum.stages[0]: game 'ches' is not known: allowed are goofspiel, liars_dice, ",
     only('"threshold": 2'): "--set: curriculum.stages[0].threshold = 2: expected a number >= 0 and <= 1",
     only('"opponent": "mtcs:10x1"'): "--set: curriculum.stages[0]: opponent 'mtcs:10x1' is not known: allowed are "
-    "random, mcts, mcts:SIMSxROLLOUTS, ",
+    "random, mcts, mcts_light, mcts:SIMSxROLLOUTS, ",
     "env.allowed_game_indices=[28]": "env.allowed_game_indices: no stage plays a game of [28]; the stages play "
     "[0, 1, 2, 6, 7, 16, 23, 24, 25, 27]",
     "env.opponent=minimax": "env.opponent = 'minimax': stage 'easy': opponent 'minimax' is not known: allowed are "

@@ -333,12 +333,14 @@ def test_bots_are_the_public_ones_seed_for_seed(name):
     assert [uniform.step(state) for _ in range(20)] == [rng.choice(state.legal_actions()) for _ in range(20)]
 
 
-def test_the_default_budget_is_the_games(monkeypatch):
+@pytest.mark.parametrize(("opponent", "rollouts"), [("mcts", 50), ("mcts_light", 5)])
+def test_the_default_budget_is_the_games(opponent, rollouts, monkeypatch):
     built = []
     monkeypatch.setattr(pyspiel, "MCTSBot", lambda *args, **kwargs: built.append(args))
     monkeypatch.setattr(pyspiel, "RandomRolloutEvaluator", lambda rollouts, seed: built.append(rollouts))
-    make_bot(games.GAMES[6], openspiel.load_game(task_id("hex")), parse_opponent("mcts"), 1, 0)
-    assert (built[1][3], built[0]) == games.GAMES[6].mcts == (1000, 50)
+    make_bot(games.GAMES[6], openspiel.load_game(task_id("hex")), parse_opponent(opponent), 1, 0)
+    assert (built[1][3], built[0]) == (1000, rollouts)
+    assert games.GAMES[6].mcts == (1000, 50)
 
 
 @pytest.mark.parametrize("opponent", ["mcts", "ismcts"])
@@ -378,7 +380,7 @@ def test_parse_opponent(text, spec):
 
 @pytest.mark.parametrize("text", ["", "Random", "mcts:", "mcts:0x5", "mcts:5", "mcts:-1x2", "mcts:1x2x3", "past:", "x"])
 def test_parse_opponent_names_what_is_allowed(text):
-    with pytest.raises(ValueError, match="allowed are random, mcts, mcts:SIMSxROLLOUTS") as error:
+    with pytest.raises(ValueError, match="allowed are random, mcts, mcts_light, mcts:SIMSxROLLOUTS") as error:
         parse_opponent(text)
     assert repr(text) in str(error.value)
     assert "\n" not in str(error.value)
