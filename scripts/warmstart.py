@@ -33,17 +33,19 @@ import torch
 
 from chat import answer_trie
 from curriculum import Curriculum
-from env_wrapper import Action, Decision, Message, Query, Sequence, Task, play
+from env_wrapper import Action, Decision, Episode, Message, Query, Sequence, Task, play
 from envs.opponents import RandomBot, make_bot, parse_opponent
 from evaluation import evaluate, first_tasks, result_table
 from model import device_of
 from options import DEFAULT_FILES, SECTIONS
 from policy import Policy, load_policy
+from runlog import Console
 from utils import ConfigError, config_dict, load_config, uniform, write_directory
 
 ROOT = Path(__file__).resolve().parents[1]
 _MOVE, _EXPLORE = 201, 202  # first keys of random streams
 CFR_ITERATIONS = 100
+GAMES_AT_ONCE = 256
 
 
 def _state(query: Query, task: Task) -> Any:
@@ -237,8 +239,14 @@ def run(args: argparse.Namespace) -> None:
     curriculum = Curriculum(config.curriculum, config.run.seed)
     tasks = [curriculum.next(i) for i in range(args.games)]
     started = time.perf_counter()
-    teacher = Teacher(policy, tasks, args.teacher, config.run.seed, args.explore, config.env.search_threads)
-    episodes = play(replace(config.env, games_at_once=0), teacher, tasks)
+    episodes: list[Episode] = []
+    console = Console(len(tasks))
+    for start in range(0, len(tasks), GAMES_AT_ONCE):
+        part = tasks[start : start + GAMES_AT_ONCE]
+        teacher = Teacher(policy, part, args.teacher, config.run.seed, args.explore, config.env.search_threads)
+        episodes += play(replace(config.env, games_at_once=0), teacher, part)
+        console.update(len(episodes), f"{args.teacher}: {len(episodes)}/{len(tasks)} games played")
+    console.close()
     sequences = [s for e in episodes for seat in e.sequences.values() for s in seat if s.decisions]
     answers, score = sum(len(s.decisions) for s in sequences), np.mean([e.score for e in episodes])
     seconds = time.perf_counter() - started

@@ -14,6 +14,7 @@ from env_wrapper import EnvConfig, Query, Task, play
 from envs import exact
 from envs.openspiel import load_game
 from games import CONFIGS_PER_GAME, NAMES
+from scripts import warmstart
 from scripts.players import Roster
 from scripts.warmstart import Teacher, _equilibrium, _state, check_teacher, clone, main
 from utils import ConfigError
@@ -131,6 +132,7 @@ def test_a_warm_start_is_legal_and_better_and_ppo_goes_on_from_it(tmp_path, caps
     words = ["--config", config, "--teacher", "cfr:50", "--games", "300", "--epochs", "6", "--batch", "16"]
     assert main([*words, "--output", str(out)]) == 0
     text = capsys.readouterr().out
+    assert "cfr:50: 256/300 games played\ncfr:50: 300/300 games played\n" in text
     assert text.count("| legal mass 0.") >= 19  # a line every twentieth of the updates
     before, after = map(float, re.findall(r"ceiling: (\S+) -> (\S+)", text)[0])
     assert after > before + 0.3
@@ -143,6 +145,16 @@ def test_a_warm_start_is_legal_and_better_and_ppo_goes_on_from_it(tmp_path, caps
         main([*words, "--output", str(out)])
     assert stopped.value.code == 2
     assert f"--output {out}: is there already" in capsys.readouterr().err
+
+
+def test_how_many_games_are_open_at_once_changes_nothing(tmp_path, monkeypatch):
+    config = micro_file(tmp_path, ppo={"eval_games": 2})
+    for at_once in (3, 256):
+        monkeypatch.setattr(warmstart, "GAMES_AT_ONCE", at_once)
+        words = ["--config", config, "--teacher", "mcts:10x1", "--games", "8", "--epochs", "1"]
+        assert main([*words, "--output", str(tmp_path / str(at_once))]) == 0
+    few, all_of_them = ((tmp_path / str(n) / "adapter_model.safetensors").read_bytes() for n in (3, 256))
+    assert few == all_of_them
 
 
 @pytest.mark.parametrize(
