@@ -182,6 +182,15 @@ class Curriculum:
         return min(rates) if self.config.advance_on == "every" else sum(rates) / len(rates)
 
     @property
+    def last_change(self) -> str:
+        """Why the last stage was left. Only after a stage change."""
+        event = self.events[-1]
+        left = next(stage for stage in self.config.stages if stage.name == event["from"])
+        whose = "of the game won least" if self.config.advance_on == "every" else "of its games"
+        rate, episodes = event["success_rate"], event["episodes"]
+        return f"success {whose} {rate:.2f}, threshold {left.threshold:g}, after {episodes} games"
+
+    @property
     def success_by_game(self) -> dict[str, tuple[float, int]]:
         """Game name -> (success rate, games) in the window."""
         won, played = Counter[int](), Counter[int]()

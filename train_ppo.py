@@ -569,11 +569,12 @@ class Trainer:
         row = {"step": self.state.step, "stage": stage, **summarise(episodes), **batch.summary(), **legal, **stats}
         row |= {"kl_coef": self.state.kl_coef, "learning_rate": self.optimizer.param_groups[0]["lr"],
                 "buffer_size": self.curriculum.buffer_size, "window_success": self.curriculum.success_rate,
+                "gate_success": self.curriculum.gate_rate,
                 "time_rollout": played - started, "time_update": ended - played, "time_total": ended - started,
                 "games_per_s": len(episodes) / (ended - started), "decisions_per_s": decisions / (ended - started),
                 "memory_mb": peak_memory_mb()}  # fmt: skip
         if len(self.curriculum.events) > events:
-            row["stage_change"] = self.curriculum.stage.name
+            row |= {"stage_change": self.curriculum.stage.name, "stage_reason": self.curriculum.last_change}
         self.respond(row)
         return row
 
@@ -791,7 +792,7 @@ def training_loop(trainer: Trainer, stop: StopSignal, console: Console, wandb: W
             left = (ppo.num_train_steps - state.step) * (time.perf_counter() - started) / max(state.step - first, 1)
             console.update(state.step, progress_line(row, ppo.num_train_steps, left))
             if "stage_change" in row:
-                console.say(f"stage {row['stage']} is passed: now {row['stage_change']}")
+                console.say(f"stage {row['stage']} is passed: now {row['stage_change']} ({row['stage_reason']})")
             if state.bad_updates >= ppo.max_bad_updates:
                 raise TrainingError(f"{state.bad_updates} minibatches in a row gave a loss or gradient that is not "
                                     f"finite; the last are in {trainer.run_dir / 'bad_batch.json'}")  # fmt: skip

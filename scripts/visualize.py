@@ -47,7 +47,7 @@ class Panel:
 
 PANELS = (
     Panel("Score", ("score_mean",), "mean score of a step, 0 to 1", smooth=True),
-    Panel("Success", ("window_success", "success_rate"), "share of games", smooth=True, limits=(0, 1)),
+    Panel("Success", ("window_success", "gate_success", "success_rate"), "share of games", smooth=True, limits=(0, 1)),
     Panel("Evaluation", ("eval/",), "share of the ceiling; value where that is unknown", marks=True),
     Panel("Score by game", ("score/",), "rolling mean", smooth=True),
     Panel("Success by game", ("success/",), "rolling mean", smooth=True, limits=(0, 1)),
@@ -94,8 +94,10 @@ class Run:
 
     @property
     def stages(self) -> list[tuple[float, str]]:
-        """(step, text) of each stage change."""
-        return [(row["step"], str(row["stage_change"])) for row in self.rows if row.get("stage_change")]
+        """(step, text) of each stage change: what is entered, and why."""
+        changes = [row for row in self.rows if row.get("stage_change")]
+        keys = ("stage_change", "stage_reason")
+        return [(row["step"], ": ".join(str(row[key]) for key in keys if row.get(key))) for row in changes]
 
     @property
     def window(self) -> int:
@@ -205,7 +207,7 @@ def panel_series(panel: Panel, runs: Sequence[Run]) -> list[Series]:
             if not points:
                 continue
             series = Series(index, key, [x for x, _ in points], [y for _, y in points])
-            if panel.smooth and key != "window_success":
+            if panel.smooth and key not in ("window_success", "gate_success"):
                 series.mean, series.low, series.high = (a.tolist() for a in rolling(series.y, run.window))
             found.append(series)
     return found if any(any(series.y) for series in found) else []
@@ -293,7 +295,8 @@ def _draw_panel(axis: Any, panel: Panel, series: Sequence[Series], runs: Sequenc
         for step, text in run.stages:
             axis.axvline(step, color="#777777", linewidth=0.8, linestyle=":")
             if panel.title == "Score":
-                axis.annotate(text, (step, 1), xycoords=("data", "axes fraction"), rotation=90, fontsize=7, va="top")
+                name = text.partition(":")[0]
+                axis.annotate(name, (step, 1), xycoords=("data", "axes fraction"), rotation=90, fontsize=7, va="top")
     if panel.limits:
         axis.set_ylim(panel.limits[0] - 0.02, panel.limits[1] + 0.02)
     _finish(axis, panel.title, panel.unit, len(series))

@@ -140,6 +140,7 @@ def test_a_stage_is_left_at_its_threshold_over_a_full_window_and_the_window_is_c
     feed(curriculum, [1], start=99)
     assert (curriculum.stage.name, curriculum.window_size, curriculum.success_rate) == ("last", 0, 0.0)
     assert curriculum.events == [{"index": 99, "from": "first", "to": "last", "success_rate": 0.6, "episodes": 100}]
+    assert curriculum.last_change == "success of its games 0.60, threshold 0.6, after 100 games"
 
 
 def test_one_success_too_few_does_not_leave_the_stage():

@@ -50,12 +50,13 @@ def test_a_run_leaves_a_row_a_step_a_summary_and_an_adapter(undisturbed):
         "step", "stage", "games", "score_mean", "success_rate", "truncated", "forfeited", "failed", "retries",
         "opponents", "decisions", "reward_mean", "kl_ref", "explained_variance", "skipped", "grad_norm", "updates",
         "epochs", "legal_mass", "ratio_max", "policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction",
-        "kl_coef", "learning_rate", "buffer_size", "window_success", "logprob_gap_mean", "logprob_gap_max",
+        "kl_coef", "learning_rate", "buffer_size", "window_success", "gate_success", "logprob_gap_mean",
+        "logprob_gap_max",
     }  # fmt: skip
     for row in rows(undisturbed):
         extra = {key for key in row if key not in expected and not key.startswith(("score/", "eval/"))}
         assert expected <= row.keys()
-        assert extra <= {"stage_change"}
+        assert extra <= {"stage_change", "stage_reason"}
     first = json.loads((run / "metrics.jsonl").read_text().splitlines()[0])
     assert first.keys() >= VOLATILE
     assert rows(undisturbed)[3]["eval/leduc_poker"] is not None
@@ -82,7 +83,10 @@ def test_a_change_of_stage_is_in_its_row_and_announced(tmp_path, capsys):
     assert train(tmp_path, "--set", "ppo.num_train_steps=4", curriculum=CLIMB) == 0
     changes = [(row["stage"], row.get("stage_change")) for row in rows(tmp_path)]
     assert changes == [("low", None), ("low", None), ("low", "high"), ("high", None)]
-    assert "stage low is passed: now high" in capsys.readouterr().out
+    reason = rows(tmp_path)[2]["stage_reason"]
+    assert f"stage low is passed: now high ({reason})" in capsys.readouterr().out
+    assert reason.startswith("success of the game won least 0.")
+    assert reason.endswith(" games")
 
 
 def test_curves_are_drawn_of_the_finished_run(tmp_path, drawing, capsys):
