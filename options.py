@@ -24,12 +24,12 @@ from utils import ConfigError, knob, load_config
 
 @dataclass(frozen=True)
 class PPOConfig:
-    """The algorithm. Every number is a choice explained in docs/metrics.md and measured in docs/results.md."""
+    """The algorithm. What was tried, and what came of it: docs/log.md, docs/results.md."""
 
     learning_rate: float = knob(1e-5, above=0)
     lr_final: float = knob(1.0, min=0, max=1)  # share of the learning rate left at the last step (linear decay)
     lr_warmup_steps: int = knob(0, min=0)
-    lr_target_kl: float | None = knob(None, above=0)  # halve the rate above twice this KL, raise it below half
+    lr_target_kl: float | None = knob(None, above=0)  # rate / 1.5 above twice this KL, back up below half
     num_train_steps: int = knob(10_000, min=1)
     batch_size: int = knob(8, min=1)  # games a step
     mini_batch_size: int = knob(2, min=1)  # games; model.tokens_per_batch cuts them into forward passes

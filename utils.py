@@ -7,7 +7,6 @@ import json
 import logging
 import math
 import os
-import random
 import re
 import shutil
 import struct
@@ -25,7 +24,7 @@ from settings import ConfigError, config_dict, config_diff, knob, load_config, r
 __all__ = [
     "Checkpoint", "CheckpointError", "ConfigError", "abandon_after", "config_dict", "config_diff", "knob",
     "latest_checkpoint", "load_checkpoint", "load_config", "naming", "pack_optimizer", "read_json", "redact",
-    "save_checkpoint", "seed_everything", "sweep", "uniform", "unpack_optimizer", "verify_checkpoint",
+    "save_checkpoint", "sweep", "uniform", "unpack_optimizer", "verify_checkpoint",
     "write_directory",
 ]  # fmt: skip
 
@@ -41,15 +40,6 @@ def uniform(*key: SupportsIndex) -> float:
     """
     digest = hashlib.blake2b(struct.pack(f"<{len(key)}q", *key), digest_size=8).digest()
     return (int.from_bytes(digest, "little") >> 11) * 2.0**-53
-
-
-def seed_everything(seed: int) -> None:
-    """Seed the global generators of Python and of NumPy and PyTorch where they are loaded."""
-    random.seed(seed)
-    if "numpy" in sys.modules:
-        sys.modules["numpy"].random.seed(seed % 2**32)
-    if "torch" in sys.modules:
-        sys.modules["torch"].manual_seed(seed)
 
 
 # ---------------------------------------------------------------------------------------------------------- secrets

@@ -1,7 +1,7 @@
 """Clone the moves of a strong bot into an adapter, for PPO to start from (``model.adapter``).
 
-    python scripts/warmstart.py --config config/presets/tiny.json --teacher mcts:200x1 --output runs/warm
-    python train_ppo.py --config config/presets/tiny.json --set model.adapter=runs/warm --output-dir runs/after
+    python scripts/warmstart.py --config config/presets/leduc_selfplay.json --teacher cfr --output runs/warm
+    python train_ppo.py --config config/presets/leduc_selfplay.json --set model.adapter=runs/warm
 
 A model that never answers legally, or never wins, learns nothing from rewards. The teacher plays the games of the
 curriculum's stages through the same episode loop, prompts and tokens as training; the adapter learns to give its
@@ -37,7 +37,7 @@ from env_wrapper import Action, Decision, Episode, Message, Query, Sequence, Tas
 from envs.opponents import RandomBot, make_bot, parse_opponent
 from evaluation import evaluate, first_tasks, result_table
 from model import device_of
-from options import DEFAULT_FILES, SECTIONS
+from options import DEFAULT_FILES, SECTIONS, narrowed
 from policy import Policy, load_policy
 from runlog import Console
 from utils import ConfigError, config_dict, load_config, uniform, write_directory
@@ -228,6 +228,7 @@ def run(args: argparse.Namespace) -> None:
     config = SimpleNamespace(**load_config(SECTIONS, [*(ROOT / f for f in DEFAULT_FILES), *args.config], args.set))
     if config.env.env_type != "openspiel" or config.env.env_mode != "local":
         raise ConfigError("env.env_type, env.env_mode: teachers play local openspiel games only")
+    config.curriculum = narrowed(config.curriculum, config.env)
     config.env = replace(config.env, answer_mode="constrained")
     tasks_shown = first_tasks(config.curriculum)
     check_teacher(args.teacher, tasks_shown)

@@ -1,6 +1,5 @@
 """Random numbers without state, secrets, and what a checkpoint gives back and keeps."""
 
-import random
 import shutil
 import subprocess
 import sys
@@ -49,14 +48,6 @@ def test_uniform_is_uniform_and_uncorrelated_along_any_part_of_the_key(key):
 
 def test_keys_of_different_length_differ():
     assert len({utils.uniform(), utils.uniform(0), utils.uniform(0, 0), utils.uniform(0, 0, 0)}) == 4
-
-
-def test_seed_everything():
-    def draw():
-        utils.seed_everything(2**31 - 1)
-        return random.random(), np.random.random(), torch.rand(()).item()
-
-    assert draw() == draw()
 
 
 # -------------------------------------------------------------------------------------------------------------- secrets

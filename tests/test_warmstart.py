@@ -147,6 +147,12 @@ def test_a_warm_start_is_legal_and_better_and_ppo_goes_on_from_it(tmp_path, caps
     assert f"--output {out}: is there already" in capsys.readouterr().err
 
 
+def test_games_are_narrowed_as_in_training(tmp_path, capsys):
+    words = ["--config", micro_file(tmp_path), "--output", str(tmp_path / "out")]
+    assert main([*words, "--set", "env.allowed_game_indices=[0]"]) == 2
+    assert "env.allowed_game_indices: no stage plays a game of [0]" in capsys.readouterr().err
+
+
 def test_how_many_games_are_open_at_once_changes_nothing(tmp_path, monkeypatch):
     config = micro_file(tmp_path, ppo={"eval_games": 2})
     for at_once in (3, 256):
