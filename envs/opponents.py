@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 class OpponentSpec:
     """A parsed opponent string. ``budget`` is (simulations, rollouts a simulation), None: the game's own.
 
-    ``light``: the game's own simulations with a tenth of its rollouts, which plays as well (docs/results.md, "Search").
+    ``light``: the game's own simulations with a tenth of its rollouts; how well that plays: docs/results.md, "Search".
     """
 
     kind: str  # random | mcts | ismcts | self | past
