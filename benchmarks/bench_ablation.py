@@ -43,7 +43,7 @@ CHANGES: dict[str, list[str]] = {
         "[2600000000, 2600000000]]}]",
         "curriculum.past_every=20",
     ],
-    "30 % of games repeat lost deals": ["curriculum.failure_replay_prob=0.3"],
+    "30 % of games repeat lost deals": ["curriculum.failure_replay_prob=0.3", "curriculum.replay_seed=same"],
     "30 % of games repeat lost games on new deals": [
         "curriculum.failure_replay_prob=0.3", "curriculum.replay_seed=fresh",
     ],
