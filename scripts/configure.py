@@ -47,6 +47,7 @@ MODELS = {
     "models/tiny": "made here in seconds, for trying things on a CPU",
 }
 DEFAULT_GAMES = ("tic_tac_toe", "kuhn_poker", "leduc_poker", "connect_four")
+TINY_MODEL = "models/tiny"
 DEFAULT_OPPONENTS = ("random", "mcts:50x1")
 TINY_PARAMETERS = 10_000_000  # below it is one of scripts/make_tiny_model.py's, which learns from nothing
 SIZES = ((32, 16384), (16, 8192), (8, 4096), (4, 2048), (2, 1024))  # games open together, tokens a batch
@@ -249,7 +250,7 @@ class Wizard:
 
     def plan(self, machine: Machine) -> Plan:
         """All answers."""
-        default = next(iter(MODELS)) if machine.gpu else "models/tiny"
+        default = next(iter(MODELS)) if machine.gpu else TINY_MODEL
         if not self.args.yes:
             self.console.print(*(f"  {name}: {note}" for name, note in MODELS.items()), sep="\n")
         [model] = self.ask("model", default, "Model (a name on the Hub or a folder)", check_model)
@@ -260,8 +261,9 @@ class Wizard:
             self.console.print("  random mcts mcts_light mcts:SIMSxROLLOUTS ismcts self", style="dim")
         opponents = self.ask("opponents", " ".join(DEFAULT_OPPONENTS), "Opponents, a stage each", check_opponents)
         budget = self.args.budget
+        usual = 200_000 if model == TINY_MODEL else 20_000
         while budget is None or budget < 1:
-            budget = 20_000 if self.args.yes else IntPrompt.ask("Games to play", default=20_000, console=self.console)
+            budget = usual if self.args.yes else IntPrompt.ask("Games to play", default=usual, console=self.console)
         return Plan(model, games, opponents, budget)
 
 

@@ -65,7 +65,7 @@ def test_gpus(qwen3_4b, tmp_path, capsys, gpu, four_bits):
 
 def test_without_a_gpu(tiny_models, tmp_path, capsys):
     folder = str(tiny_models["qwen2"])
-    file = configured(tmp_path, "--gpu-memory", "0", "--cores", "2", "--model", folder, "--budget", "5120")
+    file = configured(tmp_path, "--gpu-memory", "0", "--cores", "2", "--model", folder, "--budget", "10240")
     config = config_of(file)
     tiny = read_config(parse_args(["--config", str(configure.TINY)], None))
     assert config.model == replace(tiny.model, model_name=folder)
@@ -74,6 +74,15 @@ def test_without_a_gpu(tiny_models, tmp_path, capsys):
     assert [stage.games for stage in config.curriculum.stages] == [["kuhn_poker", "tic_tac_toe"]] * 2
     assert train_ppo.main(["--config", str(file), "--dry-run"]) == 0
     assert "no GPU" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("usual", "steps"), [(True, 196), (False, 20)])
+def test_the_tiny_model_plays_more_games_unless_told(tiny_models, tmp_path, monkeypatch, usual, steps):
+    folder = str(tiny_models["qwen2"])
+    if usual:
+        monkeypatch.setattr(configure, "TINY_MODEL", folder)
+    config = config_of(configured(tmp_path, "--gpu-memory", "0", "--model", folder))
+    assert config.ppo.num_train_steps == steps
 
 
 def test_a_big_model_without_a_gpu_is_held_plain(qwen3_4b, tmp_path, monkeypatch, capsys):
