@@ -288,7 +288,7 @@ def test_loading_says_nothing(tiny_models):
 def test_freed_memory_is_used_again_without_asking_the_kernel(new_policy):
     """In a process of its own, because other tests have set the knob."""
     program = """if True:
-        import resource, sys, torch
+        import resource, torch
         from model import keep_freed_memory
         faults = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_minflt
         def cycle():
@@ -296,14 +296,10 @@ def test_freed_memory_is_used_again_without_asking_the_kernel(new_policy):
             held = [torch.ones(1 << 22) for _ in range(8)]
             del held
             return faults() - before
-        if sys.argv[1] == "1":
-            assert keep_freed_memory()
+        assert keep_freed_memory()
         for _ in range(4):  # until the heap is as large as it gets
             cycle()
         print(cycle() + cycle())
     """
-    often, seldom = (
-        int(subprocess.run([sys.executable, "-c", program, keep], capture_output=True, text=True, check=True).stdout)
-        for keep in "01"
-    )
-    assert 8 * seldom <= often > 1000
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert int(done.stdout) < 6000  # pages; without the knob mostly 65,000, but how glibc decides is its own affair
