@@ -9,6 +9,7 @@ E head size, D hidden size, N reads.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Seq
 from typing import Any, NamedTuple
@@ -40,13 +41,18 @@ def _gather(x_BTD: Tensor, at_BK: Tensor) -> Tensor:
     return x_BTD.expand(len(at_BK), -1, -1).gather(1, at_BK[..., None].expand(-1, -1, x_BTD.shape[-1]))
 
 
+@functools.lru_cache(maxsize=1)  # the layers of a pass share it, and keep it once for the backward pass
+def _slice_mask(tokens: int, queries: int, dtype: torch.dtype) -> Tensor:
+    """Its columns from ``tokens - start`` on are the mask of the ``queries`` tokens from ``start`` on."""
+    return _mask(torch.arange(queries)[None] + tokens, tokens, tokens + queries, dtype)
+
+
 def _attend(q_BHTE: Tensor, k_BHSE: Tensor, v_BHSE: Tensor, mask: Tensor | None, scale: float) -> Tensor:
     """Attention to what ``mask`` allows; without one, each token to those up to itself."""
     groups, T = q_BHTE.shape[1] // k_BHSE.shape[1], q_BHTE.shape[2]
     if mask is None and not q_BHTE.is_cuda and T > SLICE:
         # The CPU's kernel works in blocks of up to 256 x 512, half of which lie in the future; slices waste less.
-        mask = _mask(torch.arange(SLICE)[None] + T, T, T + SLICE, q_BHTE.dtype)
-        parts = []
+        mask, parts = _slice_mask(T, SLICE, q_BHTE.dtype), []
         for start in range(0, T, SLICE):
             end = min(start + SLICE, T)
             part = mask[..., : end - start, T - start : T - start + end]

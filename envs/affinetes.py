@@ -178,7 +178,9 @@ class ContainerConnection:
         threading.Thread(target=self._run, args=(image, host), name="affinetes", daemon=True).start()
         self._started.wait()
         if self._problem:
-            raise RuntimeError(f"env_mode docker: {image} cannot be started: {one_line(str(self._problem))}")
+            raise RuntimeError(
+                f"env_mode docker: {image} cannot be started: {one_line(str(self._problem))}"
+            ) from self._problem
         atexit.register(self.close)
 
     def _run(self, image: str, host: str) -> None:

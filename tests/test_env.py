@@ -301,7 +301,7 @@ def test_ismcts_resamples_worlds_the_seat_cannot_tell_apart(name):
     tid = task_id(name)
     spiel = openspiel.load_game(tid)
     bot: Any = make_bot(games.decode_task_id(tid)[0], spiel, OpponentSpec("ismcts", (1, 1)), 0, 0)
-    rng, stream, others, checked = random.Random(0), Stream(1), set(), 0
+    rng, stream, others, checked = random.Random(0), Stream(1), 0, 0
     while checked < 40:
         state = spiel.new_initial_state()
         while not state.is_terminal() and checked < 40:
@@ -311,10 +311,10 @@ def test_ismcts_resamples_worlds_the_seat_cannot_tell_apart(name):
                 for view in ("observation_string", "information_state_string"):
                     if name != "liars_dice" or view == "information_state_string":
                         assert getattr(world, view)(seat) == getattr(state, view)(seat)
-                others.add(str(world) != str(state))
+                others += str(world) != str(state)
                 checked += 1
             state.apply_action(rng.choice(state.legal_actions()))
-    assert True in others
+    assert others > 0
 
 
 @pytest.mark.parametrize("name", ["liars_dice_small", "hex_small"])
