@@ -214,7 +214,7 @@ def activation_bytes(architecture: Any, lora: LoraConfig, dtype: str) -> int:
     """Bytes that one token leaves behind in one layer for the backward pass, the base frozen.
 
     What autograd keeps of ``network.run_trunk``: the fp32 inputs and the scales of the norms; for each adapted
-    linear its fp32 input (PEFT casts it; in fp32 neighbours share one, and o_proj's is the attention's own output)
+    linear its fp32 input (PEFT casts it; in fp32 neighbours share one, and o_proj's is put together from slices)
     and the r numbers between A and B; queries, keys, values, output and log-normalisers of the attention; in the MLP
     the gate before and (unless ``fused.gated`` makes it again) after its activation, and the other branch.
     """
@@ -222,7 +222,7 @@ def activation_bytes(architecture: Any, lora: LoraConfig, dtype: str) -> int:
     heads, kv_heads = architecture.num_attention_heads, architecture.num_key_value_heads
     q, k = heads * _head(architecture), kv_heads * _head(architecture)
     groups: dict[tuple[str, ...], int] = {("q_proj", "k_proj", "v_proj"): h, ("gate_proj", "up_proj"): h}
-    groups |= {("o_proj",): 0 if size == 4 else q, ("down_proj",): f}
+    groups |= {("o_proj",): q, ("down_proj",): f}
     floats = 2 * (h + 1) + (q + k + heads + kv_heads if architecture.model_type == "qwen3" else 0) + heads
     for names, width in groups.items():
         count = len(set(names) & set(lora.target_modules))
