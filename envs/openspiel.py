@@ -134,10 +134,9 @@ def user_message(game: Game, state: Any, seat: int, legal: dict[int, str], promp
     """Return the user message of a decision: what the seat may know and its legal actions."""
     if prompt == "full":
         return full_user(game.describe(state, seat), seat, legal)
-    if game.compact_names:
-        choices = ";".join([f"{action} {name}" for action, name in legal.items()])
-    else:
-        choices = ("" if max(legal) < 10 else " ").join(map(str, legal))
+    if not game.compact_actions:
+        return game.compact(state, seat)
+    choices = ";".join([f"{action} {name}" for action, name in legal.items()])
     return f"{game.compact(state, seat)}\n{choices}"
 
 

@@ -54,5 +54,5 @@ GAME = Game(
     compact=_compact,
     mcts=(200, 20),
     history_turns=0,
-    compact_names=False,
+    compact_actions=False,
 )

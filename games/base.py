@@ -9,6 +9,15 @@ from typing import Any
 State = Any  # a pyspiel.State; games/ never imports pyspiel, it only calls methods of the state it is given
 
 
+def signed(mark: str, seat: int, cell: str) -> str:
+    """A stone in compact prompts: + if it is of the player in ``seat`` (x is seat 0's), else -, and its cell.
+
+    Qwen's pre-tokenizer keeps a sign and the letters after it together, so that a stone can be one token that says
+    all of it wherever it stands; in a row of cells that is left to its place in the text.
+    """
+    return "+-"[(mark == "x") != (seat == 0)] + cell
+
+
 @dataclass(frozen=True)
 class Game:
     """Facts and pure functions; everything that plays the game lives in ``envs/``.
@@ -18,12 +27,12 @@ class Game:
         params: config_id -> the parameters of ``pyspiel.load_game`` (only those that are not the default).
         rules: parameters -> rules text, true for exactly these parameters.
         describe: (state, seat) -> what the player in ``seat`` may know, for the full prompt.
-        compact: (state, seat) -> the same information in as few characters as possible.
+        compact: (state, seat) -> the same information in as few tokens as possible.
         spiel_name: OpenSpiel's short name where it differs from ``name``.
         mcts: (simulations, rollouts per simulation) of the ``mcts`` opponent, None: it falls back to random.
         history_turns: default number of past turns kept in the conversation; None keeps them all, an
             integer is safe only because ``describe`` alone determines the information state.
-        compact_names: the compact prompt lists ``id name`` (True) or bare ids (False: the names add nothing).
+        compact_actions: the compact prompt lists the legal actions (False: they follow from the position).
     """
 
     name: str
@@ -34,7 +43,7 @@ class Game:
     spiel_name: str = ""
     mcts: tuple[int, int] | None = None
     history_turns: int | None = None
-    compact_names: bool = True
+    compact_actions: bool = True
 
     @property
     def short_name(self) -> str:

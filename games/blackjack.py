@@ -48,5 +48,5 @@ GAME = Game(
     rules=_rules,
     describe=_describe,
     compact=_compact,
-    compact_names=False,
+    compact_actions=False,
 )

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from games.base import Game, State
-
-SWAP = str.maketrans("xo", "ox")
+from games.base import Game, State, signed
 
 
 def _rules(params: dict[str, Any]) -> str:
@@ -25,10 +23,10 @@ def _describe(state: State, seat: int) -> str:
 
 
 def _compact(state: State, seat: int) -> str:
-    """Seven columns from the left, each from the bottom up; x is always the player in ``seat``."""
-    columns = ("".join(column)[::-1] for column in zip(*str(state).split(), strict=True))
-    board = " ".join(columns)
-    return board if seat == 0 else board.translate(SWAP)
+    """Each disc with its column, a to g, and its row, a the lowest; a dot for an empty board."""
+    rows = list(zip("abcdef", reversed(str(state).split()), strict=True))
+    discs = [(row[i], column + height) for i, column in enumerate("abcdefg") for height, row in rows]
+    return "".join(signed(disc, seat, cell) for disc, cell in discs if disc != ".") or "."
 
 
 GAME = Game(
@@ -38,5 +36,5 @@ GAME = Game(
     describe=_describe,
     compact=_compact,
     mcts=(1000, 20),
-    compact_names=False,
+    compact_actions=False,
 )

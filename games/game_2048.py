@@ -32,5 +32,5 @@ GAME = Game(
     describe=_describe,
     compact=_compact,
     history_turns=0,
-    compact_names=False,
+    compact_actions=False,
 )

@@ -62,5 +62,5 @@ GAME = Game(
     compact=_compact,
     mcts=(300, 30),
     history_turns=0,
-    compact_names=False,
+    compact_actions=False,
 )

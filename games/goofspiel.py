@@ -9,6 +9,7 @@ from games.base import Game, State
 
 ORDER = {"random": "in random order", "descending": "from the highest to the lowest"}
 WON, LOST, TIED = "+-="
+CARDS = "?abcdefghijklmnop"  # card 1 is a
 
 
 def _rules(params: dict[str, Any]) -> str:
@@ -63,18 +64,22 @@ def _describe(state: State, seat: int) -> str:
 
 
 def _compact(state: State, seat: int) -> str:
-    """Current prize, own hand and the opponent's if it is visible, points, then prize, own bid and result a round."""
+    """Current prize, then what is known of each round.
+
+    Bids hidden: prize (a is 1), then result, prize and own bid a round. Bids open: prize, own hand, the opponent's,
+    points, then prize and result a round.
+    """
     fields = _fields(state, seat)
     rounds = _rounds(fields, seat)
     own_bids = [a + 1 for a in fields.get(f"P{seat} action sequence", [])]
-    parts = [_numbers(fields["Point card sequence"][len(rounds) :])]
+    current = fields["Point card sequence"][len(rounds) :]
     if own_bids or f"P{1 - seat} hand" not in fields:
-        played = [f"{prize}:{bid}{result}" for (prize, result), bid in zip(rounds, own_bids, strict=True)]
-        return " ".join([*parts, *played])
+        played = [r + CARDS[prize] + CARDS[bid] for (prize, r), bid in zip(rounds, own_bids, strict=True)]
+        return "".join([*(CARDS[prize] for prize in current), *played])
     hands = [",".join(map(str, fields[f"P{p} hand"])) for p in (seat, 1 - seat)]
     played = [f"{prize}{result}" for prize, result in rounds]
     points = fields["Points"]
-    return f"{parts[0]}|{hands[0]}|{hands[1]}|{points[seat]}-{points[1 - seat]}|{' '.join(played)}"
+    return f"{_numbers(current)}|{hands[0]}|{hands[1]}|{points[seat]}-{points[1 - seat]}|{' '.join(played)}"
 
 
 GAME = Game(

@@ -12,4 +12,4 @@ def _params(config_id: int) -> dict[str, Any]:
     return {"players": 2, "num_cards": 4 + config_id % 3, "points_order": "descending", "imp_info": True}
 
 
-GAME = replace(GOOFSPIEL, name="goofspiel_small", params=_params, spiel_name="goofspiel", compact_names=False)
+GAME = replace(GOOFSPIEL, name="goofspiel_small", params=_params, spiel_name="goofspiel", compact_actions=False)

@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from games.base import State, signed
 from games.hex import GAME as HEX
+from games.hex import _rows
+
+
+def _compact(state: State, seat: int) -> str:
+    """Own direction (v top to bottom, h left to right), then each stone with its cell, a, b, ... row by row."""
+    stones = zip("".join(_rows(state)), "abcdefghijklmnop", strict=False)
+    return "vh"[seat] + "".join(signed(stone, seat, cell) for stone, cell in stones if stone != ".")
+
 
 GAME = replace(
     HEX,
@@ -12,5 +21,6 @@ GAME = replace(
     params=lambda config_id: {"board_size": 3 + config_id % 2},
     spiel_name="hex",
     history_turns=None,
-    compact_names=False,
+    compact=_compact,
+    compact_actions=False,
 )

@@ -37,7 +37,7 @@ def _describe(state: State, seat: int) -> str:
 
 def _compact(state: State, seat: int) -> str:
     rank, bets = _view(state, seat)
-    return f"{rank[0]} {bets:.<2}"
+    return f"{rank[0]} {bets}".rstrip()
 
 
 GAME = Game(
@@ -47,5 +47,5 @@ GAME = Game(
     describe=_describe,
     compact=_compact,
     mcts=(1000, 50),
-    compact_names=False,
+    compact_actions=False,
 )

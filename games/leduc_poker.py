@@ -57,9 +57,12 @@ def _describe(state: State, seat: int) -> str:
 
 
 def _compact(state: State, seat: int) -> str:
+    """Own card and bets of the first round; with the public card: own/public card, bets of the first/second round."""
     private, public, rounds, _ = _view(state, seat)
-    bets = ["".join("fcr"[a] for a in actions) for actions in rounds]
-    return f"{_short(private)} {'--' if public is None else _short(public)} {bets[0]:.<4} {bets[1]:.<4}"
+    first, second = ["".join("fcr"[a] for a in actions) for actions in rounds]
+    if public is None:
+        return f"{_short(private)} {first}".rstrip()
+    return f"{_short(private)}/{_short(public)} {first}/{second}"
 
 
 GAME = Game(
@@ -69,5 +72,5 @@ GAME = Game(
     describe=_describe,
     compact=_compact,
     mcts=(3000, 200),
-    compact_names=False,
+    compact_actions=False,
 )

@@ -6,6 +6,8 @@ from typing import Any
 
 from games.base import Game, State
 
+FACES, QUANTITIES = "abcdef", "ABCDEFGHIJ"
+
 
 def _rules(params: dict[str, Any]) -> str:
     dice = params.get("numdice", 1)
@@ -35,9 +37,11 @@ def _describe(state: State, seat: int) -> str:
 
 
 def _compact(state: State, seat: int) -> str:
-    """Own dice, then the bids without their dash, the latest first (41 is quantity 4 of face 1)."""
+    """Own dice, then the bids, the latest first; faces are a to f, quantities A to J (Da: four dice of face 1)."""
     dice, bids = _view(state, seat)
-    return " ".join([dice, *(bid.replace("-", "") for bid in reversed(bids))])
+    pairs = [tuple(map(int, bid.split("-"))) for bid in reversed(bids)]
+    own = "".join(FACES[int(face) - 1] for face in dice)
+    return " ".join([own, *(QUANTITIES[quantity - 1] + FACES[face - 1] for quantity, face in pairs)])
 
 
 GAME = Game(
@@ -47,4 +51,5 @@ GAME = Game(
     describe=_describe,
     compact=_compact,
     mcts=(3000, 200),
+    compact_actions=False,
 )

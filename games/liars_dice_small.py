@@ -11,5 +11,4 @@ GAME = replace(
     name="liars_dice_small",
     params=lambda config_id: {"players": 2, "numdice": 1 + config_id % 2},
     spiel_name="liars_dice",
-    compact_names=False,
 )

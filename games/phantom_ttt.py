@@ -45,5 +45,5 @@ GAME = Game(
     describe=_describe,
     compact=_compact,
     mcts=(3000, 150),
-    compact_names=False,
+    compact_actions=False,
 )

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from games.base import Game, State
-
-SWAP = str.maketrans("xo", "ox")
+from games.base import Game, State, signed
 
 
 def _rules(params: dict[str, Any]) -> str:
@@ -25,9 +23,9 @@ def _describe(state: State, seat: int) -> str:
 
 
 def _compact(state: State, seat: int) -> str:
-    """Nine cells row by row; x is always the player in ``seat``."""
-    board = "".join(str(state).split())
-    return board if seat == 0 else board.translate(SWAP)
+    """Each mark with its cell, a to i row by row; a dot for an empty board."""
+    cells = zip("".join(str(state).split()), "abcdefghi", strict=True)
+    return "".join(signed(mark, seat, cell) for mark, cell in cells if mark != ".") or "."
 
 
 GAME = Game(
@@ -37,5 +35,5 @@ GAME = Game(
     describe=_describe,
     compact=_compact,
     mcts=(1000, 20),
-    compact_names=False,
+    compact_actions=False,
 )

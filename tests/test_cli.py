@@ -130,8 +130,8 @@ def test_adapter_that_is_not_there(refused, tmp_path):
 
 
 def test_prompts_that_cannot_fit(refused, tmp_path):
-    file = micro_file(tmp_path, ppo={"max_seq_length": 16})
-    assert refused("--config", file, "--dry-run").startswith("ppo.max_seq_length = 16: the first prompt and answer of ")
+    file = micro_file(tmp_path, ppo={"max_seq_length": 64}, env={"prompt": "full"})
+    assert refused("--config", file, "--dry-run").startswith("ppo.max_seq_length = 64: the first prompt and answer of ")
 
 
 def test_nothing_to_resume(refused, tmp_path):

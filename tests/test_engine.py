@@ -154,7 +154,7 @@ def test_earlier_selves_answer_in_process(policy, server, tmp_path):
 
 
 def test_what_no_longer_fits_ends_the_game(policy, server, tmp_path, monkeypatch):
-    monkeypatch.setattr(policy, "max_seq_length", 150)
+    monkeypatch.setattr(policy, "max_seq_length", 60)
     with engine_of(policy, tmp_path, server) as engine:
         own, served = games(policy, history="all"), games(engine, history="all")
     assert {e.outcome for e in served} == {e.outcome for e in own} == {"finished", "truncated"}

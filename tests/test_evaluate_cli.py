@@ -170,7 +170,7 @@ def test_the_table_counts_what_the_rows_say(checkpoint, tmp_path):
 
 
 def test_what_is_too_long_is_counted_and_scores_nothing(checkpoint, tmp_path):
-    args = ("--checkpoint", checkpoint, "--set", "ppo.max_seq_length=16")
+    args = ("--checkpoint", checkpoint, "--set", "ppo.max_seq_length=16", "--set", "env.history_turns=all")
     output = tmp_path / "games.jsonl"
     [leduc] = report(tmp_path, *args, "--output", str(output), games=["leduc_poker"])["tables"][0]["results"]
     cut = [row for row in played(output) if row["outcome"] == "truncated"]

@@ -12,8 +12,8 @@ def test_tic_tac_toe_rules():
     state = from_history(load("tic_tac_toe"), [5, 0])
     for action in state.legal_actions():
         assert state.action_to_string(0, action) == f"x({action // 3},{action % 3})"
-    assert prompts("tic_tac_toe", state, 0) == ("You play x.\n  0 1 2\n0 o . .\n1 . . x\n2 . . .", "o....x...")
-    assert prompts("tic_tac_toe", state, 1)[1] == "x....o..."
+    assert prompts("tic_tac_toe", state, 0) == ("You play x.\n  0 1 2\n0 o . .\n1 . . x\n2 . . .", "-a+f")
+    assert prompts("tic_tac_toe", state, 1)[1] == "+a-f"
     assert from_history(load("tic_tac_toe"), [0, 1, 4, 2, 8]).returns() == [1, -1]
 
 
@@ -21,7 +21,9 @@ def test_connect_four_rules():
     game = load("connect_four")
     state = from_history(game, [3, 3, 0])
     assert state.action_to_string(1, 3) == "o3"
-    assert prompts("connect_four", state, 1)[1] == "o..... ...... ...... ox.... ...... ...... ......"
+    assert prompts("connect_four", state, 1)[1] == "-aa-da+db"
+    assert prompts("connect_four", state, 0)[1] == "+aa+da-db"
+    assert prompts("connect_four", game.new_initial_state(), 0)[1] == "."
     assert prompts("connect_four", state, 0)[0].endswith("\n. . . o . . .\nx . . x . . .")
     for win in ([0, 6, 1, 6, 2, 6, 3], [0, 6, 0, 6, 0, 5, 0], [0, 1, 1, 2, 2, 3, 2, 3, 3, 6, 3]):
         assert from_history(game, win).returns() == [1, -1]
@@ -50,9 +52,9 @@ def test_hex_neighbours_and_drawing():
     state = from_history(load("hex_small"), [2, 0])
     assert prompts("hex_small", state, 0) == (
         "You play x and connect top to bottom.\n   a b c\n 1 o . x\n  2 . . .\n   3 . . .",
-        "v o.x/.../...",
+        "v-a+c",
     )
-    assert prompts("hex_small", state, 1)[1] == "h x.o/.../..."
+    assert prompts("hex_small", state, 1)[1] == "h+a-c"
     ids = {chr(ord("a") + i % 3) + str(i // 3 + 1): i for i in range(9)}
     game = load("hex_small")
     wins = set()

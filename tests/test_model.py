@@ -14,8 +14,9 @@ from torch.testing import assert_close
 
 import network
 from chat import ChatFormat, answer_trie
-from model import LoraConfig, ModelConfig, device_of, load_architecture, load_model
+from model import LoraConfig, ModelConfig, device_of, load_architecture, load_model, load_tokenizer
 from network import run_trunk
+from scripts.make_tiny_model import make_model, make_tokenizer, prompts
 from utils import ConfigError, load_config
 
 BOTH = pytest.mark.parametrize("architecture", ["qwen2", "qwen3"])
@@ -127,6 +128,20 @@ def test_the_last_layer_runs_only_where_it_is_read(policy, monkeypatch):
 
 def template(name):
     return importlib.resources.files("trl").joinpath("chat_templates", f"{name}.jinja").read_text()
+
+
+def test_the_tiny_tokenizer_is_loaded_as_it_was_trained_and_a_stone_is_one_token(tmp_path):
+    texts = list(prompts(("tic_tac_toe", "leduc_poker", "connect_four"), 60))
+    trained = make_tokenizer(iter(texts), 600)
+    make_model(len(trained), 32, 1, 0.15, 0).save_pretrained(tmp_path)
+    trained.save_pretrained(tmp_path)
+    loaded = load_tokenizer(ModelConfig(model_name=str(tmp_path)))
+    assert [loaded.encode(text) for text in texts] == [trained.encode(text) for text in texts]
+    assert loaded.tokenize("-a+b+e") == ["-a", "+b", "+e"]
+    assert loaded.tokenize("+da-db") == ["+da", "-db"]
+    assert len(loaded.tokenize("Ks/Jh crc/r")) == 4
+    config = load_architecture(ModelConfig(model_name=str(tmp_path)))
+    assert (loaded.eos_token_id, loaded.pad_token_id) == (config.eos_token_id, config.pad_token_id)
 
 
 def qwen_tokenizer(tiny_models, name):

@@ -164,7 +164,7 @@ def test_failing_environments_end_the_run_with_the_cause_and_a_checkpoint(tmp_pa
 
 
 def test_games_that_do_not_fit_are_counted_and_the_run_goes_on(tmp_path):
-    sets = ["ppo.max_seq_length=40", "env.history_turns=all", "ppo.num_train_steps=2"]
+    sets = ["ppo.max_seq_length=20", "env.history_turns=all", "ppo.num_train_steps=2"]
     assert train(tmp_path, *(word for value in sets for word in ("--set", value))) == 0
     assert all(0 < row["truncated"] < row["games"] for row in rows(tmp_path))
 
