@@ -341,8 +341,7 @@ class Curriculum:
 
     def _maybe_advance(self, index: int) -> None:
         last = self._stage == len(self.config.stages) - 1
-        rate = self.gate_rate
-        if last or self._episodes < self.stage.min_episodes or rate < self.stage.threshold:
+        if last or self._episodes < self.stage.min_episodes or (rate := self.gate_rate) < self.stage.threshold:
             return
         before, episodes = self.stage.name, self._episodes
         self._stage, self._episodes = self._stage + 1, 0

@@ -44,6 +44,12 @@ class Evaluation(NamedTuple):
     tokens: Tensor
 
 
+def places(counts_M: Tensor) -> Tensor:
+    """0, 1, ... within each of the groups of so many."""
+    starts_M = counts_M.cumsum(0) - counts_M
+    return torch.arange(int(counts_M.sum())) - torch.repeat_interleave(starts_M, counts_M)
+
+
 @lru_cache(maxsize=4096)
 def _may_follow(follow: str) -> np.ndarray:
     """Mask over ANSWER_CHARS."""
@@ -346,7 +352,7 @@ class Policy(Reader):
             return zeros_M, zeros_M, values_M, tokens_MA
         logp_N, entropy_N = self._choices(hidden_ND[is_choice.to(self.device)], decisions, entropy_grad)
         owner_N = torch.repeat_interleave(torch.arange(len(decisions)), counts).to(self.device)
-        place_N = torch.cat([torch.arange(n) for n in counts.tolist()]).to(self.device)
+        place_N = places(counts).to(self.device)
         tokens_MA = tokens_MA.index_put((owner_N, place_N), logp_N)
         return zeros_M.index_add(0, owner_N, logp_N), zeros_M.index_add(0, owner_N, entropy_N), values_M, tokens_MA
 

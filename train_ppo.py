@@ -42,7 +42,7 @@ from model import device_of, identity
 from options import SECTIONS as SECTIONS  # part of the public names, for programs built on the trainer
 from options import PPOConfig, parse_args, read_config
 from options import RunConfig as RunConfig
-from policy import Evaluation, Policy, load_policy
+from policy import Evaluation, Policy, load_policy, places
 from preflight import check_prompts, describe
 from ranks import Ranks
 from runlog import (
@@ -184,12 +184,11 @@ def standardise(rewards_S: Tensor, keys: list[str], moments: dict[str, tuple[flo
 
 def by_token(rows: list[list[float]]) -> tuple[Tensor, Tensor]:
     """Lay rows of different lengths below each other, zeros after each, and mask what is real."""
-    values_MA = torch.zeros(len(rows), max(1, *map(len, rows)))
-    mask_MA = torch.zeros_like(values_MA)
-    for m, row in enumerate(rows):
-        values_MA[m, : len(row)] = torch.tensor(row)
-        mask_MA[m, : len(row)] = 1.0
-    return values_MA, mask_MA
+    lengths_M = torch.tensor([len(row) for row in rows])
+    mask_MA = torch.arange(max(1, int(lengths_M.max())))[None] < lengths_M[:, None]
+    values_MA = torch.zeros(mask_MA.shape)
+    values_MA[mask_MA] = torch.tensor([value for row in rows for value in row])
+    return values_MA, mask_MA.to(values_MA.dtype)
 
 
 def _scored(policy: Policy, sequences: list[Sequence], ranks: Ranks, adapter: str | None = None) -> Evaluation:
@@ -233,7 +232,7 @@ def collate(
         raise TrainingError("no episode of this step holds a decision to train on")
     lengths_S = torch.tensor([len(chain) for chain in chains])
     s_M = torch.repeat_interleave(torch.arange(len(chains)), lengths_S)
-    t_M = torch.cat([torch.arange(n) for n in lengths_S.tolist()])
+    t_M = places(lengths_S)
     last_S = lengths_S.cumsum(0) - 1
 
     def grid(x_M: Tensor) -> Tensor:
