@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import traceback
 from collections import deque
 from collections.abc import Sequence as Seq
 from concurrent.futures import ThreadPoolExecutor
@@ -303,9 +304,12 @@ class _Run:
                 self._answer(action.text)
             while self.running and self._is_forced():
                 self._answer(str(next(iter(self.step.legal))))
-        except Exception as error:
+        except Exception as error:  # whatever an environment raises costs its own episode and no other
+            place = traceback.extract_tb(error.__traceback__)[-1]
             self.episode.outcome = "failed"
-            self.episode.info["error"] = f"{type(error).__name__}: {error}"
+            self.episode.info["error"] = (
+                f"{type(error).__name__}: {error} ({os.path.basename(place.filename)}:{place.lineno})"
+            )
             self.abandon()
 
     def abandon(self) -> None:

@@ -117,6 +117,12 @@ def test_an_interrupt_ends_with_130_and_says_how_to_go_on(checkpoint, tmp_path, 
 # --------------------------------------------------------------------------------------------------- what is measured
 
 
+@pytest.mark.parametrize("name", ["random", "mcts", "mcts_light", "ismcts", "mcts:20x1"])
+def test_every_opponent_can_be_a_contestant(name):
+    contestant = Roster([], [], 0, False, None).contestant(name)
+    assert contestant.label == name
+
+
 def test_uniform_play_has_the_known_nash_conv(tmp_path):
     results = report(tmp_path, "--checkpoint", "random", "--exact", episodes=2)["tables"][0]["results"]
     kuhn, leduc = (r["exact"] for r in results[:2])

@@ -2,6 +2,7 @@
 
 import dataclasses
 import random
+import re
 import subprocess
 import sys
 import threading
@@ -205,7 +206,7 @@ def test_a_failing_environment_costs_its_own_episode_only(monkeypatch, opponent)
     episodes = play({}, player, tasks)
     for episode, where in zip(episodes[:3], ("reset", "step", "close"), strict=True):
         assert (episode.outcome, episode.score, list(episode.info)) == ("failed", 0.0, ["error"])
-        assert episode.info["error"] == f"OSError: no {where}"
+        assert re.fullmatch(rf"OSError: no {where} \(test_play.py:\d+\)", episode.info["error"])
     assert results(episodes[3:]) == results(sound[3:])
     assert sorted(player.released) == [0, 1, 2, 3, 4]
 

@@ -93,7 +93,7 @@ def metrics(steps, seed):
             **{"legal_mass": 1 - 0.6 * math.exp(-4 * done), "learning_rate": 3e-3 * (1 - 0.9 * done)},
             **{"games_per_s": 900 + 30 * noise[6], "decisions_per_s": 2500 + 90 * noise[7], "memory_mb": 612.0},
             **{"buffer_size": min(1000, 12 * step), "policy_loss": -0.01, "value_loss": 0.4 - 0.2 * done},
-            **({"stage_change": "easy → hard"} if step == round(0.4 * steps) else {}),
+            **({"stage_change": "hard", "stage_reason": "success 0.81"} if step == round(0.4 * steps) else {}),
             **({"eval/tic_tac_toe": 0.5 + 0.4 * done} if step % 20 == 0 else {}),
         }
 
@@ -262,6 +262,7 @@ def test_the_report_carries_several_runs_and_stands_alone(run_dir, tmp_path, cap
     data = embedded(page)
     assert [run["name"] for run in data["runs"]] == ["first", "second"]
     assert [len(run["episodes"]) for run in data["runs"]] == [2 * len(SHOWN), 2]
+    assert data["runs"][0]["stages"] == [[32, "hard: success 0.81"]]
     score_lines = next(p for p in data["panels"] if p["title"] == "Score")["lines"]
     assert [(line["label"], len(line["x"])) for line in score_lines] == [("first", 80), ("second", 30)]
 
