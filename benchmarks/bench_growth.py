@@ -3,9 +3,10 @@
     python benchmarks/bench_growth.py [--steps 2] [--json FILE]
 
 Games per batch: the tiny preset at 1, 2, 4 and 8 times 64 games, CPU seconds a decision. Turns per game: made-up
-conversations of 5, 10 and 20 turns of about 50 tokens, played and updated as one sequence each, CPU seconds an episode,
-with the tiny model and with two layers of Qwen2.5-3B's size (random weights, fp32, 0.6 GB): the smaller a model, the
-more of its time is attention, whose work grows with the square of the length. One thread.
+conversations of 5, 10 and 20 turns, played and updated as one sequence each, CPU seconds an episode: the tiny model
+with turns as long as those of its games (14 tokens with the answer) and four times as long, and two layers of
+Qwen2.5-3B's size (random weights, fp32, 0.6 GB). The smaller a model and the longer the turns, the more of its time
+is attention, whose work grows with the square of the length. One thread.
 """
 
 from __future__ import annotations
@@ -28,9 +29,10 @@ from train_ppo import Trainer, collate, ppo_update
 from utils import uniform
 
 GAMES_PER_BATCH = 64
-TALKS = {"tiny": 16, "2 layers of Qwen2.5-3B": 2}  # at once
+WIDE = "2 layers of Qwen2.5-3B"
+TALKS = (("tiny", 10, 48), ("tiny", 50, 12), (WIDE, 50, 2))  # model, digits of a message, conversations at once
 TASK = NAMES.index("connect_four") * CONFIGS_PER_GAME  # lends its name and keeps its whole history
-WORDS = "01234567890123456789012345678901234567890123"
+DIGITS = "0123456789" * 5
 
 
 def batch_rows(steps: int) -> list[Row]:
@@ -57,21 +59,21 @@ def wide_model(folder: Path) -> Path:
     return folder
 
 
-def talks(turns: int, count: int) -> Games:
+def talks(turns: int, digits: int, count: int) -> Games:
     """Conversations that differ from their first message on."""
     games: list[dict[str, Any]] = []
     for seed in range(count):
-        texts = [str(int(uniform(seed, turn) * 1e6)) + WORDS for turn in range(turns)]
+        texts = [f"{int(uniform(seed, turn) * 1e6):06}{DIGITS}"[:digits] for turn in range(turns)]
         games.append(
             {"seat": 0, "system": "talk", "score": float(seed % 2), "turns": [[t, list(range(10))] for t in texts]}
         )
     return {TASK: games}
 
 
-def turn_row(trainer: Trainer, model: str, turns: int, steps: int) -> Row:
+def turn_row(trainer: Trainer, turns: int, digits: int, count: int, steps: int) -> Row:
     """CPU seconds an episode of so many turns."""
-    clock, ppo, count = Clock(), trainer.ppo, TALKS[model]
-    games = talks(turns, count)
+    clock, ppo = Clock(), trainer.ppo
+    games = talks(turns, digits, count)
     for step in range(steps + 1):
         clock = Clock() if step == 1 else clock
         with clock("rollout"):
@@ -83,7 +85,7 @@ def turn_row(trainer: Trainer, model: str, turns: int, steps: int) -> Row:
     tokens = sum(len(s.ids) for s in batch.sequences)
     assert len(batch.values_M) == turns * count
     parts = {f"{part}_ms": 1000 * s / steps / count for part, s in clock.seconds.items()}
-    return {"model": model, "turns": turns, "tokens": tokens / count, **parts, "ms_an_episode": sum(parts.values())}
+    return {"turns": turns, "tokens": tokens / count, **parts, "ms_an_episode": sum(parts.values())}
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -96,19 +98,20 @@ def main(argv: list[str] | None = None) -> int:
     print(table(by_batch), "\n", flush=True)
     ratios = {"ms a decision, 8x the games over 1x": by_batch[-1]["ms_a_decision"] / by_batch[0]["ms_a_decision"]}
     by_turns: list[Row] = []
-    for model, count in TALKS.items():
+    for model, digits, count in TALKS:
         sets = ["ppo.max_seq_length=4096", f"ppo.batch_size={count}", f"ppo.mini_batch_size={max(1, count // 4)}"]
         with tempfile.TemporaryDirectory() as folder:
-            if model != "tiny":
+            if model == WIDE:
                 sets.append(f"model.model_name={wide_model(Path(folder) / 'model')}")
             trainer = make_trainer(folder, sets)
-            by_turns += [turn_row(trainer, model, turns, args.steps) for turns in (5, 10, 20)]
+            rows = [turn_row(trainer, turns, digits, count, args.steps) for turns in (5, 10, 20)]
+            by_turns += [{"model": model, "digits": digits} | row for row in rows]
             trainer.metrics.close()
         ratio = by_turns[-1]["ms_an_episode"] / by_turns[-2]["ms_an_episode"]
-        ratios[f"ms an episode, 20 turns over 10, {model}"] = ratio
+        ratios[f"ms an episode, 20 turns over 10, {model}, {digits} digits a turn"] = ratio
     print(table(by_turns), "\n")
     print({name: round(ratio, 3) for name, ratio in ratios.items()})
-    write(args.json, {"games": GAMES_PER_BATCH, "talks": list(TALKS.values())}, by_batch + by_turns, ratios)
+    write(args.json, {"games": GAMES_PER_BATCH, "talks": TALKS}, by_batch + by_turns, ratios)
     return 0
 
 

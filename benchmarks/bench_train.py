@@ -10,6 +10,7 @@ system message shared: what is gained by computing it once.
 from __future__ import annotations
 
 import argparse
+import gc
 import sys
 import tempfile
 import time
@@ -39,7 +40,10 @@ def make_trainer(folder: str, sets: list[str]) -> train_ppo.Trainer:
     argv = ["--config", PRESET, "--output-dir", folder, "--no-wandb"]
     config = read_config(parse_args([*argv, *(part for item in sets for part in ("--set", item))], None))
     torch.set_num_threads(1)
-    return train_ppo.Trainer(config, Path(folder))
+    trainer = train_ppo.Trainer(config, Path(folder))
+    gc.collect()
+    gc.freeze()  # as train_ppo.train does before its first step
+    return trainer
 
 
 def timed(clock: Clock, label: str, function: Any) -> Any:

@@ -183,7 +183,7 @@ def clone(policy: Policy, sequences: list[Sequence], config: SimpleNamespace, ar
             part = [batch[i] for i in micro]
             answers = policy.evaluate_decisions(part).logprobs.sum()
             legal = policy.log_legal_mass(part).sum()
-            (-(answers + legal) / count).backward()
+            (-(answers + args.legal_mass * legal) / count).backward()
             sums += torch.tensor([float(answers.detach()), float(legal.detach())]) / count
         torch.nn.utils.clip_grad_norm_(parameters, config.ppo.max_grad_norm)
         optimizer.step()
@@ -206,12 +206,15 @@ def parse_args(argv: Seq[str] | None) -> argparse.Namespace:
     add("--explore", type=float, default=0.2, help="share of moves played at random, to see more positions")
     add("--epochs", type=int, default=4)
     add("--batch", type=int, default=64, help="sequences an optimizer step")
+    add("--legal-mass", type=float, default=1.0, help="weight of being legal at all; 0 where answers stay constrained")
     add("--learning-rate", type=float, default=None, help="falls linearly to 0; default: ppo.learning_rate")
     add("--output", required=True, metavar="DIR", help="where the adapter is written")
     args = parser.parse_args(argv)
     for name, least in (("games", 1), ("epochs", 1), ("batch", 1)):
         if getattr(args, name) < least:
             parser.error(f"--{name} {getattr(args, name)}: expected an integer >= {least}")
+    if not 0 <= args.legal_mass < float("inf"):
+        parser.error(f"--legal-mass {args.legal_mass:g}: expected a number >= 0")
     if not 0 <= args.explore < 1:
         parser.error(f"--explore {args.explore:g}: expected a number >= 0 and < 1")
     if Path(args.output).exists():

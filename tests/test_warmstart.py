@@ -181,7 +181,9 @@ def test_teachers_that_cannot_teach_are_refused(spec, task_id, message):
         check_teacher(spec, [task_id])
 
 
-@pytest.mark.parametrize(("flag", "value"), [("--games", "0"), ("--explore", "1"), ("--epochs", "-1")])
+@pytest.mark.parametrize(
+    ("flag", "value"), [("--games", "0"), ("--explore", "1"), ("--epochs", "-1"), ("--legal-mass", "-1")]
+)
 def test_numbers_out_of_range_are_told_in_one_line(tmp_path, capsys, flag, value):
     with pytest.raises(SystemExit) as stopped:
         main(["--output", str(tmp_path / "out"), flag, value])
@@ -189,24 +191,29 @@ def test_numbers_out_of_range_are_told_in_one_line(tmp_path, capsys, flag, value
     assert f"{flag} {value}: expected" in capsys.readouterr().err
 
 
-def test_answers_become_likely_and_legal_and_only_the_adapter_moves(tmp_path):
+def test_answers_become_likely_and_legal_if_wanted_and_only_the_adapter_moves(tmp_path):
     """The value head is the critic's: its warm-up belongs to PPO."""
-    policy = tiny_policy(tmp_path)
-    head = [p.detach().clone() for p in policy.value_head.parameters()]
-    episodes, _ = taught(policy, [KUHN], "mcts:10x1", games=8)
-    sequences = [s for e in episodes for q in e.sequences.values() for s in q]
-    before = {n: p.detach().clone() for n, p in policy.trainable().items()}
+    reached = {}
+    for weight in (0.0, 1.0):
+        policy = tiny_policy(tmp_path)
+        head = [p.detach().clone() for p in policy.value_head.parameters()]
+        episodes, _ = taught(policy, [KUHN], "mcts:10x1", games=8)
+        sequences = [s for e in episodes for q in e.sequences.values() for s in q]
+        before = {n: p.detach().clone() for n, p in policy.trainable().items()}
+        likely, legal = means(policy, sequences)
+        how = SimpleNamespace(learning_rate=1e-2, epochs=10, batch=8, legal_mass=weight)
+        clone(policy, sequences, micro_config(tmp_path), how)
+        now_likely, reached[weight] = means(policy, sequences)
+        assert now_likely > likely + 0.1
+        moved = [n for n, p in policy.trainable().items() if not torch.equal(p, before[n])]
+        assert len(moved) > 10
+        assert all(torch.equal(a, b) for a, b in zip(head, policy.value_head.parameters(), strict=True))
+    assert reached[1.0] > 5 * legal
+    assert reached[1.0] > 2 * reached[0.0]
 
-    def means():
-        with torch.no_grad():
-            legal = float(policy.log_legal_mass(sequences).exp().mean())
-            return float(policy.evaluate_decisions(sequences).logprobs.mean()), legal
 
-    likely, legal = means()
-    config = micro_config(tmp_path)
-    clone(policy, sequences, config, SimpleNamespace(learning_rate=1e-2, epochs=10, batch=8))
-    assert means()[0] > likely + 0.1
-    assert means()[1] > 5 * legal
-    moved = [n for n, p in policy.trainable().items() if not torch.equal(p, before[n])]
-    assert len(moved) > 10
-    assert all(torch.equal(a, b) for a, b in zip(head, policy.value_head.parameters(), strict=True))
+def means(policy, sequences):
+    """Of the answers' log-probability, and of the legal mass."""
+    with torch.no_grad():
+        legal = float(policy.log_legal_mass(sequences).exp().mean())
+        return float(policy.evaluate_decisions(sequences).logprobs.mean()), legal
