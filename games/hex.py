@@ -25,12 +25,12 @@ def _rules(params: dict[str, Any]) -> str:
     )
 
 
-def _rows(state: State) -> list[str]:
+def board_rows(state: State) -> list[str]:
     return [line.replace(" ", "") for line in str(state).splitlines() if line.strip()]
 
 
 def _describe(state: State, seat: int) -> str:
-    rows = _rows(state)
+    rows = board_rows(state)
     header = "   " + " ".join(chr(ord("a") + i) for i in range(len(rows)))
     drawn = [f"{' ' * i}{i + 1:>2} {' '.join(row)}" for i, row in enumerate(rows)]
     goal = ("top to bottom", "left to right")[seat]
@@ -39,7 +39,7 @@ def _describe(state: State, seat: int) -> str:
 
 def _compact(state: State, seat: int) -> str:
     """Own direction (v top to bottom, h left to right), then the rows; x is always the player in ``seat``."""
-    board = "/".join(_rows(state))
+    board = "/".join(board_rows(state))
     return f"{'vh'[seat]} {board if seat == 0 else board.translate(SWAP)}"
 
 

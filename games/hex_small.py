@@ -6,12 +6,12 @@ from dataclasses import replace
 
 from games.base import State, signed
 from games.hex import GAME as HEX
-from games.hex import _rows
+from games.hex import board_rows
 
 
 def _compact(state: State, seat: int) -> str:
     """Own direction (v top to bottom, h left to right), then each stone with its cell, a, b, ... row by row."""
-    stones = zip("".join(_rows(state)), "abcdefghijklmnop", strict=False)
+    stones = zip("".join(board_rows(state)), "abcdefghijklmnop", strict=False)
     return "vh"[seat] + "".join(signed(stone, seat, cell) for stone, cell in stones if stone != ".")
 
 
