@@ -26,6 +26,7 @@ def _rules(params: dict[str, Any]) -> str:
 
 
 def board_rows(state: State) -> list[str]:
+    """The board's rows from the top, a character a cell."""
     return [line.replace(" ", "") for line in str(state).splitlines() if line.strip()]
 
 
