@@ -92,7 +92,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--vocab", type=int, default=1024, help="tokens at most, 300 or more")
     parser.add_argument("--init-range", type=float, default=0.2)
     parser.add_argument("--architecture", choices=("qwen2", "qwen3"), default="qwen2")
-    parser.add_argument("--seed", type=int, default=2, help="of the base; 2 plays no better than chance")
+    parser.add_argument("--seed", type=int, default=2, help="of the base; 2 plays about as chance does")
     args = parser.parse_args(argv)
     if args.hidden % 8 or args.hidden <= 0 or args.vocab < 300 or args.layers < 1:
         parser.error("--hidden must be a positive multiple of 8, --vocab at least 300, --layers at least 1")
