@@ -37,5 +37,5 @@ lint: .venv/installed
 .venv/installed: requirements.txt
 	@bash scripts/setup.sh
 
-models/tiny/recipe.json: | .venv/installed
+models/tiny/recipe.json: scripts/make_tiny_model.py envs/openspiel.py $(wildcard games/*.py) | .venv/installed
 	@$(PYTHON) scripts/make_tiny_model.py models/tiny

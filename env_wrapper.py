@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sysconfig
 import traceback
 from collections import deque
 from collections.abc import Sequence as Seq
@@ -15,6 +16,7 @@ import settings
 from envs.parser import parse_action as parse_action
 
 RUNNING = "running"
+LIBRARIES = tuple(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib"))
 Message = dict[str, str]  # {"role": "system" | "user" | "assistant", "content": ...}
 
 ALLOWED = {
@@ -296,7 +298,7 @@ class _Run:
             if action is None:
                 self._show(self.env.reset(self.episode.task))
             elif action.error:
-                raise RuntimeError(action.error)
+                return self._fail(action.error)
             else:
                 self._collect(action.sequence)
                 if action.truncated:
@@ -305,12 +307,14 @@ class _Run:
             while self.running and self._is_forced():
                 self._answer(str(next(iter(self.step.legal))))
         except Exception as error:  # whatever an environment raises costs its own episode and no other
-            place = traceback.extract_tb(error.__traceback__)[-1]
-            self.episode.outcome = "failed"
-            self.episode.info["error"] = (
-                f"{type(error).__name__}: {error} ({os.path.basename(place.filename)}:{place.lineno})"
-            )
-            self.abandon()
+            frames = traceback.extract_tb(error.__traceback__)
+            place = next((f for f in reversed(frames) if not f.filename.startswith(LIBRARIES)), frames[-1])
+            self._fail(f"{type(error).__name__}: {error} ({os.path.basename(place.filename)}:{place.lineno})")
+
+    def _fail(self, error: str) -> None:
+        self.episode.outcome = "failed"
+        self.episode.info["error"] = error
+        self.abandon()
 
     def abandon(self) -> None:
         """Close the environment whatever it says."""

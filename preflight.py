@@ -214,7 +214,7 @@ def activation_bytes(architecture: Any, lora: LoraConfig, dtype: str) -> int:
     """Bytes that one token leaves behind in one layer for the backward pass, the base frozen.
 
     What autograd keeps of ``network.run_trunk``: the fp32 inputs and the scales of the norms; for each adapted
-    linear its fp32 input (PEFT casts it; in fp32 neighbours share one, and o_proj's is put together from slices)
+    linear its fp32 input (PEFT casts it; in fp32 neighbours share one; o_proj's is a copy on CPUs)
     and the r numbers between A and B; queries, keys, values, output and log-normalisers of the attention; in the MLP
     the gate before and (unless ``fused.gated`` makes it again) after its activation, and the other branch.
     """

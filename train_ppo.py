@@ -187,7 +187,7 @@ def by_token(rows: list[list[float]]) -> tuple[Tensor, Tensor]:
     lengths_M = torch.tensor([len(row) for row in rows])
     mask_MA = torch.arange(max(1, int(lengths_M.max())))[None] < lengths_M[:, None]
     values_MA = torch.zeros(mask_MA.shape)
-    values_MA[mask_MA] = torch.tensor([value for row in rows for value in row])
+    values_MA[mask_MA] = torch.tensor([value for row in rows for value in row], dtype=values_MA.dtype)
     return values_MA, mask_MA.to(values_MA.dtype)
 
 

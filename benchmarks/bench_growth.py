@@ -4,9 +4,9 @@
 
 Games per batch: the tiny preset at 1, 2, 4 and 8 times 64 games, CPU seconds a decision. Turns per game: made-up
 conversations of 5, 10 and 20 turns, played and updated as one sequence each, CPU seconds an episode: the tiny model
-with turns as long as those of its games (14 tokens with the answer) and four times as long, and two layers of
-Qwen2.5-3B's size (random weights, fp32, 0.6 GB). The smaller a model and the longer the turns, the more of its time
-is attention, whose work grows with the square of the length. One thread.
+with turns of 14 tokens, answer included (connect_four's compact ones, the longest of the small games), and of 54, and
+two layers of Qwen2.5-3B's size (random weights, fp32, 0.6 GB). The smaller a model and the longer the turns, the more
+of its time is attention, whose work grows with the square of the length. One thread.
 """
 
 from __future__ import annotations

@@ -41,6 +41,7 @@ def make_trainer(folder: str, sets: list[str]) -> train_ppo.Trainer:
     config = read_config(parse_args([*argv, *(part for item in sets for part in ("--set", item))], None))
     torch.set_num_threads(1)
     trainer = train_ppo.Trainer(config, Path(folder))
+    gc.unfreeze()  # earlier trainers of this process
     gc.collect()
     gc.freeze()  # as train_ppo.train does before its first step
     return trainer

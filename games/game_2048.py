@@ -32,5 +32,4 @@ GAME = Game(
     describe=_describe,
     compact=_compact,
     history_turns=0,
-    compact_actions=False,
 )

@@ -35,7 +35,7 @@ def _passed(state: State) -> bool:
     return bool(state.history()) and state.history()[-1] == len(_rows(state)) ** 2
 
 
-# Which earlier positions occurred is left out: only a repetition longer than a ko needs it.
+# Which earlier positions occurred is left out: a ko shows in the legal actions, and only a longer repetition needs it.
 def _describe(state: State, seat: int) -> str:
     done, limit = _ply(state)
     lines = ["You are Black (X)." if seat == 0 else "You are White (O)."]
@@ -62,5 +62,4 @@ GAME = Game(
     compact=_compact,
     mcts=(300, 30),
     history_turns=0,
-    compact_actions=False,
 )

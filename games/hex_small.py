@@ -10,9 +10,10 @@ from games.hex import board_rows
 
 
 def _compact(state: State, seat: int) -> str:
-    """Own direction (v top to bottom, h left to right), then each stone with its cell, a, b, ... row by row."""
-    stones = zip("".join(board_rows(state)), "abcdefghijklmnop", strict=False)
-    return "vh"[seat] + "".join(signed(stone, seat, cell) for stone, cell in stones if stone != ".")
+    """Own direction (v top to bottom, h left to right), size, then each stone with its cell, a, b, ... row by row."""
+    rows = board_rows(state)
+    stones = zip("".join(rows), "abcdefghijklmnop"[: len(rows) ** 2], strict=True)
+    return f"{'vh'[seat]}{len(rows)}" + "".join(signed(s, seat, cell) for s, cell in stones if s != ".")
 
 
 GAME = replace(

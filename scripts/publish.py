@@ -137,8 +137,11 @@ def _use(about: Published) -> str:
         "free": "It was trained on free answers, which are then parsed.",
     }[about.config.env.answer_mode]
     code = "\n".join([*imports, "", *load, f"ids = {asked}"])
-    return (f"## Use\n\n```python\n{code}\n```\n\nA system message holds the rules, each user message a state with its "
-            f"legal actions; the answer is an action's id alone. {note}")  # fmt: skip
+    messages = {
+        "full": "A system message holds the rules, each user message a state with its legal actions",
+        "compact": "The system message is the game's name, each user message a position in few tokens (`games/`)",
+    }[about.config.env.prompt]
+    return f"## Use\n\n```python\n{code}\n```\n\n{messages}; the answer is an action's id alone. {note}"
 
 
 def public_config(config: SimpleNamespace) -> dict[str, Any]:

@@ -182,8 +182,9 @@ def clone(policy: Policy, sequences: list[Sequence], config: SimpleNamespace, ar
         for micro in policy.micro_batches(batch):
             part = [batch[i] for i in micro]
             answers = policy.evaluate_decisions(part).logprobs.sum()
-            legal = policy.log_legal_mass(part).sum()
-            (-(answers + args.legal_mass * legal) / count).backward()
+            with torch.set_grad_enabled(args.legal_mass > 0):
+                legal = policy.log_legal_mass(part).sum()
+            (-(answers + args.legal_mass * legal if args.legal_mass else answers) / count).backward()
             sums += torch.tensor([float(answers.detach()), float(legal.detach())]) / count
         torch.nn.utils.clip_grad_norm_(parameters, config.ppo.max_grad_norm)
         optimizer.step()

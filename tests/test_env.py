@@ -62,7 +62,8 @@ def play_out(names, config_ids, seeds, prompt):
     for query in player.queries:
         system, user = query.conversation
         assert system["content"]
-        assert len(user["content"].split("\n")) > (prompt == "full")
+        assert user["content"].strip()
+        assert prompt == "compact" or "\nLegal Actions:\n" in user["content"]
     return tasks
 
 
@@ -92,7 +93,7 @@ def test_full_prompt():
 
 
 @pytest.mark.parametrize(
-    ("name", "listed"), [("leduc_poker", False), ("tic_tac_toe", False), ("hex", True), ("euchre", True)]
+    ("name", "listed"), [("leduc_poker", False), ("tic_tac_toe", False), ("hex", True), ("go", True)]
 )
 def test_compact_prompt_lists_the_legal_actions_where_they_do_not_follow_from_the_position(name, listed):
     env = new_env(prompt="compact")()
@@ -102,6 +103,17 @@ def test_compact_prompt_lists_the_legal_actions_where_they_do_not_follow_from_th
     position, names = game.compact(env._state, step.info["seat"]), [f"{i} {label}" for i, label in step.legal.items()]
     assert step.text == (f"{position}\n{';'.join(names)}" if listed else position)
     assert step.info["system"] == name
+
+
+@pytest.mark.parametrize("name", [game.name for game in games.GAMES if not game.compact_actions])
+def test_where_legal_actions_are_left_out_the_prompt_determines_them(name):
+    tasks = [Task(task_id(name, c), seed, index=50 * c + seed) for c in range(6) for seed in range(50)]
+    player, legal = random_player(), {}
+    play({"prompt": "compact", "history_turns": 0}, player, tasks)
+    for query in player.queries:
+        shown = tuple(message["content"] for message in query.conversation)
+        assert legal.setdefault(shown, tuple(query.legal)) == tuple(query.legal), shown
+    assert len(legal) > 5
 
 
 def test_history_is_the_engines_own():

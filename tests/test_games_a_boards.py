@@ -52,9 +52,9 @@ def test_hex_neighbours_and_drawing():
     state = from_history(load("hex_small"), [2, 0])
     assert prompts("hex_small", state, 0) == (
         "You play x and connect top to bottom.\n   a b c\n 1 o . x\n  2 . . .\n   3 . . .",
-        "v-a+c",
+        "v3-a+c",
     )
-    assert prompts("hex_small", state, 1)[1] == "h+a-c"
+    assert prompts("hex_small", state, 1)[1] == "h3+a-c"
     ids = {chr(ord("a") + i % 3) + str(i // 3 + 1): i for i in range(9)}
     game = load("hex_small")
     wins = set()
