@@ -28,6 +28,8 @@ class ChatFormat:
     def __init__(self, tokenizer: Any) -> None:
         self.tokenizer = tokenizer
         self.encode = lru_cache(maxsize=8192)(self._encode)
+        self._first = lru_cache(maxsize=8192)(self._encode_first)
+        self.answers_of = lru_cache(maxsize=4096)(self._answers_of)
         parts = self._parts()
         if parts[2] != parts[4]:
             tokenizer.chat_template = self._prefix_preserving(tokenizer)
@@ -89,10 +91,16 @@ class ChatFormat:
 
     def first_prompt(self, conversation: list[Message]) -> tuple[list[int], int]:
         """Tokens of a whole conversation read for the first time, and how many of them are the system message."""
-        system, user = conversation[0]["content"], conversation[1]["content"]
+        ids, shared = self._first(conversation[0]["content"], conversation[1]["content"])
+        return [*ids, *self.later(conversation[2:])] if len(conversation) > 2 else list(ids), shared
+
+    def _encode_first(self, system: str, user: str) -> tuple[tuple[int, ...], int]:
         head = self.encode(self.before_system + system)
-        ids = [*head, *self.encode(self.after_system + user + self.after_user)]
-        return ids + self.later(conversation[2:]), len(head)
+        return (*head, *self._encode(self.after_system + user + self.after_user)), len(head)
+
+    def _answers_of(self, chars: str) -> list[int]:
+        """The tokens of these of ANSWER_CHARS; the same list each time."""
+        return [self.answer_ids[char] for char in chars]
 
     def extend(
         self, conversation: list[Message], messages: list[Message], sequence: Sequence
@@ -153,6 +161,7 @@ class AnswerTrie:
     follow: dict[str, str]  # prefix of an answer -> characters that may come next, in the order of ANSWER_CHARS
     longest: int  # characters of the longest answer, END included
     last_choice: int  # length of the longest prefix that leaves a choice; -1 where none does
+    forced: dict[str, str]  # prefix of an answer -> the characters that follow without a choice
 
 
 @lru_cache(maxsize=4096)
@@ -165,4 +174,8 @@ def answer_trie(legal: tuple[int, ...]) -> AnswerTrie:
             follow.setdefault(text[:i], set()).add(char)
     choices = [len(prefix) for prefix, chars in follow.items() if len(chars) > 1]
     ordered = {prefix: "".join(sorted(chars)) for prefix, chars in follow.items()}
-    return AnswerTrie(ordered, max(map(len, follow)) + 1, max(choices, default=-1))
+    forced: dict[str, str] = {}
+    for prefix in sorted((p + char for p, chars in ordered.items() for char in chars), key=len, reverse=True):
+        only = ordered.get(prefix, "")
+        forced[prefix] = only + forced[prefix + only] if len(only) == 1 else ""
+    return AnswerTrie(ordered, max(map(len, follow)) + 1, max(choices, default=-1), forced)

@@ -76,7 +76,7 @@ class EnvConfig:
             settings.make(TraceConfig, self.trace, "trace")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Task:
     """One game to play. ``(task_id, seed, opponent)`` determines everything that is not the player.
 
@@ -90,7 +90,7 @@ class Task:
     index: int = 0
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Step:
     """What the environment shows: the user message and the legal actions of the seat to move, or the end.
 
@@ -120,7 +120,7 @@ class Env(Protocol):
         """Release what the episode holds; may be called at any time, also twice."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Query:
     """A decision asked of a player. ``rng_key`` is (task index, seat, decision, attempt).
 
@@ -138,7 +138,7 @@ class Query:
     history: list[list[int]] = field(default_factory=list, compare=False)
 
 
-@dataclass
+@dataclass(slots=True)
 class Decision:
     """One answer inside a sequence, as it was sampled (T_a answer tokens, of which some left no choice).
 
@@ -159,7 +159,7 @@ class Decision:
     version: int | None = None  # of the adapter that answered, where a server did
 
 
-@dataclass
+@dataclass(slots=True)
 class Sequence:
     """Token ids as the model read and wrote them, and the decisions in it. The unit of a training batch.
 
@@ -171,7 +171,7 @@ class Sequence:
     shared: int = 0
 
 
-@dataclass
+@dataclass(slots=True)
 class Action:
     """A player's answer. ``sequence`` is the sequence whose last decision this is (None: nothing to train on)."""
 

@@ -10,6 +10,7 @@ E head size, D hidden size, N reads.
 from __future__ import annotations
 
 import functools
+import gc
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Seq
 from typing import Any, NamedTuple
@@ -220,6 +221,7 @@ class Reader:
         if self.tokens_per_batch <= max(self._longest_row, 64):
             return False
         self.tokens_per_batch //= 2
+        gc.collect()  # what cycles still hold
         return True
 
     # -- rollouts ------------------------------------------------------------------------------------------------

@@ -56,7 +56,7 @@ def _may_follow(follow: str) -> np.ndarray:
     return np.array([char in follow for char in ANSWER_CHARS])
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class _Turn:
     """A decision in the making: what is to be read, what was read, what was chosen."""
 
@@ -68,8 +68,9 @@ class _Turn:
     text: str = ""
 
     @property
-    def tokens(self) -> list[int]:
-        return self.sequence.ids[self.decision.start :]
+    def written(self) -> int:
+        """Tokens of the answer so far."""
+        return len(self.sequence.ids) - self.decision.start
 
     @property
     def stays(self) -> bool:
@@ -226,14 +227,12 @@ class Policy(Reader):
         for turn, follow, pick, logprob in zip(turns, follows, picks.tolist(), logprobs, strict=True):
             assert turn.trie is not None
             if len(follow) > 1:
-                turn.decision.allowed.append([ids[c] for c in follow])  # type: ignore[union-attr]
+                turn.decision.allowed.append(self.chat.answers_of(follow))  # type: ignore[union-attr]
                 self._record(turn, ids[ANSWER_CHARS[pick]], logprob)
-            char: str = ANSWER_CHARS[pick]
-            while char:  # what follows without a choice is not asked for
-                turn.text += char
-                turn.sequence.ids.append(ids[char])
-                follow = turn.trie.follow.get(turn.text, "")
-                char = follow if len(follow) == 1 else ""
+            char = ANSWER_CHARS[pick]
+            chars = char + turn.trie.forced[turn.text + char]  # what follows without a choice is not asked for
+            turn.text += chars
+            turn.sequence.ids += self.chat.answers_of(chars)
 
     def _choose_free(self, turns: list[_Turn], hidden_ND: Tensor) -> None:
         """Sample the next token of each answer from the whole vocabulary."""
@@ -254,13 +253,13 @@ class Policy(Reader):
 
     def _uniform(self, turns: list[_Turn]) -> Tensor:
         """A uniform number of the decision's own for each next token (fp64, CPU)."""
-        keys = [(self.seed, *turn.query.rng_key, len(turn.tokens)) for turn in turns]
+        keys = [(self.seed, *turn.query.rng_key, turn.written) for turn in turns]
         return torch.tensor([uniform(*key) for key in keys], dtype=torch.float64)
 
     def _note_values(self, turns: list[_Turn], hidden_ND: Tensor) -> None:
         """The value of a decision is read at the last token of its prompt."""
         for turn, value in zip(turns, self.value_head(hidden_ND.float())[:, 0].tolist(), strict=True):
-            if not turn.tokens:
+            if not turn.written:
                 turn.decision.value = value
 
     @staticmethod
@@ -273,10 +272,10 @@ class Policy(Reader):
     def _finished(self, turn: _Turn) -> bool:
         if turn.trie:
             return turn.text.endswith(END)
-        return turn.tokens[-1] == self.chat.end_id or len(turn.tokens) >= self.max_new_tokens
+        return turn.sequence.ids[-1] == self.chat.end_id or turn.written >= self.max_new_tokens
 
     def _close(self, turn: _Turn) -> Action:
-        tokens, text = turn.tokens, turn.text.removesuffix(END)
+        tokens, text = turn.sequence.ids[turn.decision.start :], turn.text.removesuffix(END)
         if turn.trie is None:
             text, ended = self.chat.answer_text(tokens)
             if not ended:  # cut at the limit: the conversation still needs the end of the turn

@@ -16,14 +16,13 @@ adaptive KL https://arxiv.org/abs/1909.08593, clip-higher https://arxiv.org/abs/
 
 from __future__ import annotations
 
-import gc
 import io
 import json
 import logging
 import subprocess
 import sys
 import time
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -653,7 +652,7 @@ class Trainer:
     def dump(self, batch: Batch, episodes: list[Episode]) -> None:
         """Write what the updates that were not finite were made of to ``bad_batch.json``, for whoever looks into it."""
         tasks = [{"task_id": e.task.task_id, "seed": e.task.seed, "opponent": e.task.opponent} for e in episodes]
-        rows = [{"task": tasks[unit], "ids": sequence.ids, "decisions": [vars(d) for d in sequence.decisions],
+        rows = [{"task": tasks[unit], "ids": sequence.ids, "decisions": [asdict(d) for d in sequence.decisions],
                  "advantages": batch.advantages_M[span].tolist(), "returns": batch.returns_M[span].tolist(),
                  "old_logprobs": batch.old_logprobs_M[span].tolist()}
                 for unit, sequence, span in zip(batch.unit, batch.sequences, batch.spans, strict=True)]  # fmt: skip
@@ -750,7 +749,7 @@ def train(config: SimpleNamespace, resume: str | None, force_config: bool = Fals
     if state.step >= ppo.num_train_steps and (run_dir / "summary.json").exists():
         print(f"{run_dir} is finished: {state.step} of {ppo.num_train_steps} steps, see {run_dir / 'summary.json'}")
         return 0
-    gc.freeze()  # else each full collection walks the libraries' objects, for longer than a tiny rollout takes
+    utils.rest_collector()
     mode = config.run.wandb_mode if ranks.first else "disabled"
     wandb = WandbLog(mode, run_dir, resolved, project=config.run.wandb_project)
     console = Console(ppo.num_train_steps, state.step, None if ranks.first else io.StringIO())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import json
 import logging
@@ -70,6 +71,18 @@ def _redact(value: Any, secrets: list[str]) -> Any:
 
 class CheckpointError(RuntimeError):
     """A checkpoint could not be written or read. One line that names the file."""
+
+
+def rest_collector() -> None:
+    """Leave garbage collection to what a program makes from now on, and let it come a hundred times more rarely.
+
+    Else each full collection walks all objects of the libraries, for longer than a tiny rollout takes, and each of the
+    young ones the decisions of a step that is being played: together a third of a tiny rollout.
+    """
+    gc.unfreeze()
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(100_000)
 
 
 def write_directory(target: Path, fill: Callable[[Path], None]) -> Path:

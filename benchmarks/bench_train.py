@@ -10,7 +10,6 @@ system message shared: what is gained by computing it once.
 from __future__ import annotations
 
 import argparse
-import gc
 import sys
 import tempfile
 import time
@@ -27,6 +26,7 @@ import train_ppo
 from benchmarks.common import Clock, Row, table, write
 from options import parse_args, read_config
 from runlog import StopSignal
+from utils import rest_collector
 
 PRESET = "config/presets/tiny.json"
 FULL = [
@@ -41,9 +41,7 @@ def make_trainer(folder: str, sets: list[str]) -> train_ppo.Trainer:
     config = read_config(parse_args([*argv, *(part for item in sets for part in ("--set", item))], None))
     torch.set_num_threads(1)
     trainer = train_ppo.Trainer(config, Path(folder))
-    gc.unfreeze()  # earlier trainers of this process
-    gc.collect()
-    gc.freeze()  # as train_ppo.train does before its first step
+    rest_collector()  # as train_ppo.train does before its first step
     return trainer
 
 
