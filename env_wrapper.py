@@ -28,6 +28,15 @@ ALLOWED = {
 }
 
 
+def _place(error: Exception) -> str:
+    """Where a built-in exception was raised, outside the libraries; others are made to be read as they are."""
+    if type(error).__module__ != "builtins":
+        return ""
+    frames = traceback.extract_tb(error.__traceback__)
+    frame = next((f for f in reversed(frames) if not f.filename.startswith(LIBRARIES)), frames[-1])
+    return f" ({os.path.basename(frame.filename)}:{frame.lineno})"
+
+
 def _is_count(value: Any, least: int) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= least
 
@@ -307,9 +316,7 @@ class _Run:
             while self.running and self._is_forced():
                 self._answer(str(next(iter(self.step.legal))))
         except Exception as error:  # whatever an environment raises costs its own episode and no other
-            frames = traceback.extract_tb(error.__traceback__)
-            place = next((f for f in reversed(frames) if not f.filename.startswith(LIBRARIES)), frames[-1])
-            self._fail(f"{type(error).__name__}: {error} ({os.path.basename(place.filename)}:{place.lineno})")
+            self._fail(f"{type(error).__name__}: {error}{_place(error)}")
 
     def _fail(self, error: str) -> None:
         self.episode.outcome = "failed"

@@ -159,7 +159,7 @@ def test_failing_environments_end_the_run_with_the_cause_and_a_checkpoint(tmp_pa
     monkeypatch.setattr(OpenSpielEnv, "step", step)
     assert train(tmp_path) == 1
     message = capsys.readouterr().err.splitlines()[-1]
-    assert "episodes failed; the first: OSError: engine lost; checkpoint: " in message
+    assert "episodes failed; the first: OSError: engine lost (test_train_faults.py:156); checkpoint: " in message
     assert Path(message.rpartition("checkpoint: ")[2]).is_dir()
 
 
