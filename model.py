@@ -101,7 +101,7 @@ def load_tokenizer(config: ModelConfig) -> Any:
 
     try:
         return AutoTokenizer.from_pretrained(config.model_name, revision=config.revision, trust_remote_code=False)
-    except Exception as error:
+    except Exception as error:  # a tokenizer's files fail in as many ways as they have formats
         raise _cannot_load("model_name", config.model_name, error) from error
 
 
@@ -178,7 +178,7 @@ def _load_base(config: ModelConfig, device: str) -> Any:
         return AutoModelForCausalLM.from_pretrained(
             config.model_name, revision=config.revision, trust_remote_code=False, use_safetensors=True, **kwargs
         )
-    except Exception as error:
+    except Exception as error:  # missing or damaged shards, quantisation, memory, the Hub
         raise _cannot_load("model_name", config.model_name, error) from error
 
 
@@ -194,7 +194,7 @@ def _put_adapter_on(base: Any, config: ModelConfig, lora: LoraConfig) -> Any:
     try:
         model = peft.PeftModel.from_pretrained(base, config.adapter, is_trainable=True)
         model.load_adapter(config.adapter, adapter_name="reference", is_trainable=False)
-    except Exception as error:
+    except Exception as error:  # of another base, of another shape, damaged, not there
         raise _cannot_load("adapter", config.adapter, error) from error
     if type(base.lm_head) is not nn.Linear:
         raise ConfigError(f"model.adapter: {config.adapter!r} changes the output layer, which is not supported")

@@ -97,7 +97,7 @@ class Report:
             return
         try:
             rows = work()
-        except Exception as error:
+        except Exception as error:  # one measurement that fails must not cost the others
             traceback.print_exc()
             rows = [{"failed": f"{type(error).__name__}: {error}".splitlines()[0][:200]}]
             forget()

@@ -191,7 +191,7 @@ class ContainerConnection:
         asyncio.set_event_loop(self._loop)
         try:
             self._env = affinetes.load_env(image=image, mode="docker", hosts=[host] if host else None)
-        except Exception as error:
+        except Exception as error:  # docker, ssh, the image: told by whoever waits for the start, as its cause
             self._problem = error
             return
         finally:
@@ -208,7 +208,7 @@ class ContainerConnection:
         except TimeoutError:
             pending.cancel()
             raise ServerError(f"no answer within {seconds:g} s") from None
-        except Exception as error:
+        except Exception as error:  # what the container raised arrives as any exception with its traceback as text
             raise ServerError(one_line(str(error).split("Traceback")[0])) from error
 
     def close(self) -> None:

@@ -179,7 +179,7 @@ def check_game(name: str) -> None:
             _check_hidden(task_id)
         except ContractError as error:
             raise ContractError(f"task {task_id}: {error}") from error
-        except Exception as error:
+        except Exception as error:  # a game somebody wrote may raise anything
             raise ContractError(f"task {task_id}: {type(error).__name__}: {' '.join(str(error).split())}") from error
 
 

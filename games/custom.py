@@ -49,7 +49,7 @@ def _load(path: Path) -> Game:
     module = importlib.util.module_from_spec(spec)
     try:
         spec.loader.exec_module(module)
-    except Exception as error:
+    except Exception as error:  # somebody's file runs here
         raise ValueError(f"{path}: {type(error).__name__}: {' '.join(str(error).split())}") from error
     game = getattr(module, "GAME", None)
     if not isinstance(game, Game):
