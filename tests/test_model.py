@@ -16,6 +16,7 @@ import network
 from chat import ChatFormat, answer_trie
 from model import LoraConfig, ModelConfig, device_of, load_architecture, load_model, load_tokenizer
 from network import run_trunk
+from scripts import make_tiny_model
 from scripts.make_tiny_model import make_model, make_tokenizer, prompts
 from utils import ConfigError, load_config
 
@@ -318,3 +319,20 @@ def test_freed_memory_is_used_again_without_asking_the_kernel(new_policy):
     """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert int(done.stdout) < 1000  # pages; without the knob mostly 65,000, but how glibc decides is its own affair
+
+
+def test_what_follows_without_a_choice_is_known_to_its_end():
+    forced = answer_trie((3, 12, 140, 141)).forced
+    assert {prefix: forced[prefix] for prefix in ("3", "1", "12", "14", "140")} == {
+        "3": ".", "1": "", "12": ".", "14": "", "140": "."
+    }  # fmt: skip
+    assert answer_trie((3, 120)).forced["1"] == "20."
+
+
+def test_a_base_is_made_anew_when_the_texts_it_reads_change(tmp_path, monkeypatch, capsys):
+    said = []
+    for games in (("kuhn_poker",), ("kuhn_poker",), ("tic_tac_toe",)):
+        monkeypatch.setattr(make_tiny_model, "TEACHING_GAMES", games)
+        assert make_tiny_model.main([str(tmp_path / "base"), "--layers", "1", "--hidden", "16"]) == 0
+        said.append("already there" in capsys.readouterr().out)
+    assert said == [False, True, False]

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 from players import FunctionPlayer, random_player
@@ -209,6 +210,15 @@ def test_a_failing_environment_costs_its_own_episode_only(monkeypatch, opponent)
         assert re.fullmatch(rf"OSError: no {where} \(test_play.py:\d+\)", episode.info["error"])
     assert results(episodes[3:]) == results(sound[3:])
     assert sorted(player.released) == [0, 1, 2, 3, 4]
+
+
+def test_the_place_of_a_failure_is_outside_the_libraries(monkeypatch):
+    def reset(self, task):
+        Path("/nowhere/at/all").read_text()
+
+    monkeypatch.setattr(OpenSpielEnv, "reset", reset)
+    [episode] = play({}, random_player(), tasks_of(("hex_small", 3, "random")))
+    assert re.search(r"FileNotFoundError: .* \(test_play.py:\d+\)$", episode.info["error"])
 
 
 def test_bad_tasks_fail_alone_but_bad_opponents_stop_the_play():

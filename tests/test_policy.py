@@ -13,6 +13,7 @@ from torch.testing import assert_close
 from env_wrapper import EnvConfig, Query, Sequence, Task, play
 from games import CONFIGS_PER_GAME, NAMES
 from network import SHARED_PREFIX_MIN, run_trunk
+from policy import places
 from utils import ConfigError
 
 TOLERANCE: dict[str, Any] = {"atol": 1e-5, "rtol": 0}
@@ -652,3 +653,7 @@ def test_batches_are_halved_down_to_single_rows(qwen2):
     [action] = qwen2.act([ask(talk("s", "u"), [1, 2])])
     assert qwen2.halve_batches()
     assert not qwen2.halve_batches(), "64 is small enough"
+
+
+def test_places_count_up_within_each_group():
+    assert places(torch.tensor([2, 0, 3, 1])).tolist() == [0, 1, 0, 1, 2, 0]
