@@ -9,8 +9,8 @@ from itertools import accumulate
 from typing import Any, Literal
 
 import games
-from env_wrapper import Task
 from envs.opponents import parse_opponent
+from envs.protocol import Task
 from utils import ConfigError, knob, uniform
 
 # The environment derives seat, deal and opponent from the seed. Half of the seeds NumPy takes are for training; the
@@ -19,8 +19,12 @@ TRAIN_SEEDS = range(0, 2**31)
 EVAL_SEEDS = range(2**31, 2**32 - 4096)
 
 SUCCESS = 0.5  # a score above it is a success: a draw is not
+WINDOW = 100  # last games that success rates are taken over
+BUFFER_SIZE = 1000  # failed tasks that are remembered; the oldest makes room
+LEARNABILITY_FLOOR = 0.05  # least weight of a game; p(1 - p) is at most 0.25
 FORGIVEN_AFTER = 2  # successes in a row that take a task out of the failure buffer
 RATE_STEP = 0.05  # of the moving success rate behind learnability: about the last 20 games count
+PAST_SIZE = 5  # past selves that are kept; the one beaten most makes room
 PAST_STEP = 0.01  # of the moving mean score against each past self: about the last 100 games count
 
 # First keys of random streams, so that no two uses share numbers.
@@ -36,11 +40,11 @@ GameSet = Sequence[str | TaskRange]  # names (all tasks of the game) and ranges 
 class Stage:
     """One rung. It is left when the success rate against ``gate_opponent`` reaches ``threshold``; the last never is."""
 
-    name: str
+    name: str  # shown in metrics
     games: list[str | TaskRange]  # game names, or [first, last] task ids; a range may span games
     opponent: str | dict[str, float] = "random"  # one, or a mixture with weights
     gate_opponent: str | None = None  # whose games count; the opponent itself unless that is a mixture, self or past
-    threshold: float = knob(0.5, min=0, max=1)
+    threshold: float = knob(0.5, min=0, max=1)  # success rate that ends the stage, of the game won least
     min_episodes: int = knob(100, min=1)  # counted games before the stage can be left
 
     def __post_init__(self) -> None:
@@ -72,16 +76,11 @@ class Stage:
 class CurriculumConfig:
     """What is played when. The defaults of a run are in ``config/curriculum_config.json``."""
 
-    stages: list[Stage]
-    window: int = knob(100, min=1)  # last games that the success rate is taken over
-    advance_on: Literal["mean", "every"] = "mean"  # the threshold is for the mean over games, or for each of them
-    failure_buffer_size: int = knob(1000, min=0)
-    failure_replay_prob: float = knob(0.3, min=0, max=1)
+    stages: list[Stage]  # in their order
+    failure_replay_prob: float = knob(0.3, min=0, max=1)  # share of tasks drawn from failed ones
     replay_seed: Literal["same", "fresh"] = "same"  # replay the very deal, or the task with a new one
-    sampling: Literal["uniform", "learnability"] = "uniform"
-    learnability_floor: float = knob(0.05, above=0, max=0.25)  # least weight of a game; p(1-p) is at most 0.25
+    sampling: Literal["uniform", "learnability"] = "uniform"  # learnability: games by p(1 - p) of their success rate
     past_every: int = knob(100, min=1)  # steps between two past selves that ``past`` chooses from
-    past_size: int = knob(5, min=1)  # of them that are kept; the one beaten most makes room
 
     @property
     def plays_past(self) -> bool:
@@ -108,9 +107,7 @@ def pool(game_set: GameSet) -> dict[int, list[TaskRange]]:
     size, found = games.CONFIGS_PER_GAME, dict[int, list[TaskRange]]()
     for item in game_set:
         if isinstance(item, str):
-            if item not in games.NAMES:
-                raise ValueError(f"game {item!r} is not known: allowed are {', '.join(games.NAMES)}")
-            index = games.NAMES.index(item)
+            index = games.NAMES.index(games.find(item))
             first, last = index * size, index * size + size - 1
         else:
             first, last = item
@@ -141,6 +138,16 @@ def eval_tasks(game_set: GameSet, n_per_seat: int, seed: int, opponent: str = "r
     return tasks
 
 
+def first_tasks(config: CurriculumConfig, env_type: str = "openspiel") -> list[int]:
+    """The first task id of every game, or level of trace, in the stages: what evaluations are made on."""
+    played = [ranges for stage in config.stages for ranges in pool(stage.games).values()]
+    if env_type == "trace":
+        from envs.trace import level_starts
+
+        return sorted({start for ranges in played for part in ranges for start in level_starts(*part)})
+    return sorted({ranges[0][0] for ranges in played})
+
+
 class Curriculum:
     """Draws tasks and learns from their scores.
 
@@ -158,7 +165,7 @@ class Curriculum:
         self.events: list[dict[str, Any]] = []
         self._stage = 0
         self._episodes = 0
-        self._window: deque[tuple[int, int]] = deque(maxlen=config.window)  # (game index, 1 for a success)
+        self._window: deque[tuple[int, int]] = deque(maxlen=WINDOW)  # (game index, 1 for a success)
         self._buffer: dict[Key, Entry] = {}  # task -> its last failure
         self._rates: dict[tuple[int, str], float] = {}  # (game index, opponent) -> moving success rate
         self.past: dict[str, float] = {}
@@ -176,19 +183,20 @@ class Curriculum:
 
     @property
     def gate_rate(self) -> float:
-        """What the stage's threshold is compared with: the mean, or least, of its games' success rates."""
+        """What the stage's threshold is compared with: the success rate of the game won least.
+
+        A mean lets games that are won outvote those that are not: docs/log.md, 2026-11-21.
+        """
         by_game = self.success_by_game
-        rates = [by_game.get(games.NAMES[game], (0.0, 0))[0] for game in self._pools[self._stage]]
-        return min(rates) if self.config.advance_on == "every" else sum(rates) / len(rates)
+        return min(by_game.get(games.NAMES[game], (0.0, 0))[0] for game in self._pools[self._stage])
 
     @property
     def last_change(self) -> str:
         """Why the last stage was left. Only after a stage change."""
         event = self.events[-1]
         left = next(stage for stage in self.config.stages if stage.name == event["from"])
-        whose = "of the game won least" if self.config.advance_on == "every" else "of its games"
         rate, episodes = event["success_rate"], event["episodes"]
-        return f"success {whose} {rate:.2f}, threshold {left.threshold:g}, after {episodes} games"
+        return f"success of the game won least {rate:.2f}, threshold {left.threshold:g}, after {episodes} games"
 
     @property
     def success_by_game(self) -> dict[str, tuple[float, int]]:
@@ -198,11 +206,6 @@ class Curriculum:
             won[game] += success
             played[game] += 1
         return {games.NAMES[game]: (won[game] / played[game], played[game]) for game in sorted(played)}
-
-    @property
-    def window_size(self) -> int:
-        """Games in the window."""
-        return len(self._window)
 
     @property
     def buffer_size(self) -> int:
@@ -231,23 +234,26 @@ class Curriculum:
         """
         if not self.past:
             return "self"
-        weights = [max((1 - score) ** 2, self.config.learnability_floor) for score in self.past.values()]
+        weights = [max((1 - score) ** 2, LEARNABILITY_FLOOR) for score in self.past.values()]
         return f"past:{_choose(list(self.past), weights, uniform(_PAST, self.run_seed, index))}"
 
     def add_past(self, name: str) -> list[str]:
         """Take in a past self; return those that had to make room for it, the most beaten ones."""
         gone = []
-        while len(self.past) >= self.config.past_size:
+        while len(self.past) >= PAST_SIZE:
             gone.append(max(self.past, key=lambda known: self.past[known]))
             del self.past[gone[-1]]
         self.past[name] = 0.5
         return gone
 
-    def update(self, task: Task, score: float) -> None:
+    def update(self, task: Task, score: float) -> dict[str, Any] | None:
         """Take the result of a game, its task as ``next`` gave it. Truncated and failed games are not for here.
 
         Replays move only their entry in the failure buffer. Of the others, those against the gate opponent feed
         the window, and the buffer when they fail; replays would draw the success rate towards the hard deals.
+
+        Returns:
+            The stage change that this result brought, as it stands in ``events``; None where it brought none.
 
         Raises:
             ValueError: the score is not in [0, 1].
@@ -259,7 +265,7 @@ class Curriculum:
         counts = task.opponent == self.stage.gate
         self._update_buffer(task, score, may_enter=counts)
         if replay:
-            return
+            return None
         kind, _, name = task.opponent.partition(":")
         if kind == "past" and name in self.past:
             self.past[name] += PAST_STEP * (score - self.past[name])
@@ -269,7 +275,8 @@ class Curriculum:
         if counts and cell[0] in self._pools[self._stage]:
             self._window.append((cell[0], int(success)))
             self._episodes += 1
-            self._maybe_advance(task.index)
+            return self._maybe_advance(task.index)
+        return None
 
     def state_dict(self) -> dict[str, Any]:
         """Return everything that ``update`` changed, JSON-able and exact."""
@@ -304,7 +311,7 @@ class Curriculum:
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as exc:
             raise ConfigError(f"curriculum state does not fit the stages {', '.join(names)}: {exc!r}") from exc
         self._stage, self._episodes, self._rates, self.events = stage, episodes, rates, events
-        self._window = deque(window, maxlen=self.config.window)
+        self._window = deque(window, maxlen=WINDOW)
         self._buffer, self.past = buffer, past
         self._trim_buffer()
 
@@ -316,7 +323,7 @@ class Curriculum:
         if self.config.sampling == "uniform":
             return weight
         rate = self._rates.get((game, opponent), 0.5)
-        return weight * max(rate * (1 - rate), self.config.learnability_floor)
+        return weight * max(rate * (1 - rate), LEARNABILITY_FLOOR)
 
     def _key(self, task: Task) -> Key:
         return task.task_id, task.seed if self.config.replay_seed == "same" else None, task.opponent
@@ -336,19 +343,19 @@ class Curriculum:
         self._trim_buffer()
 
     def _trim_buffer(self) -> None:
-        while len(self._buffer) > self.config.failure_buffer_size:
+        while len(self._buffer) > BUFFER_SIZE:
             del self._buffer[next(iter(self._buffer))]
 
-    def _maybe_advance(self, index: int) -> None:
+    def _maybe_advance(self, index: int) -> dict[str, Any] | None:
         last = self._stage == len(self.config.stages) - 1
         if last or self._episodes < self.stage.min_episodes or (rate := self.gate_rate) < self.stage.threshold:
-            return
+            return None
         before, episodes = self.stage.name, self._episodes
         self._stage, self._episodes = self._stage + 1, 0
         self._window.clear()
-        self.events.append(
-            {"index": index, "from": before, "to": self.stage.name, "success_rate": rate, "episodes": episodes}
-        )
+        event = {"index": index, "from": before, "to": self.stage.name, "success_rate": rate, "episodes": episodes}
+        self.events.append(event)
+        return event
 
 
 def _seed(value: Any) -> int | None:

@@ -17,10 +17,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from importlib import metadata
+from itertools import islice
 from pathlib import Path
 from typing import Any, SupportsIndex
 
-from settings import ConfigError, config_dict, config_diff, knob, load_config, read_json
+from config.reader import ConfigError, config_dict, config_diff, knob, load_config, read_json
 
 __all__ = [
     "Checkpoint", "CheckpointError", "ConfigError", "abandon_after", "config_dict", "config_diff", "knob",
@@ -211,21 +212,29 @@ def save_checkpoint(
     def fill(tmp: Path) -> None:
         with naming("adapter and tokenizer: "):
             write(tmp)
-        for name, document in documents.items():
-            with naming(f"{name}.json: "):
-                text = json.dumps(redact(document), indent=1, allow_nan=False)
-                (tmp / f"{name}.json").write_text(text, encoding="utf-8")
-        for name, flat in tensors.items():
-            with naming(f"{name}.safetensors: "):
-                _save_tensors(flat, tmp / f"{name}.safetensors")
+        _write_state(tmp, documents, tensors)
         with naming(f"{MANIFEST}: "):
             manifest = {"schema": SCHEMA, "step": step, "score": score, "base": dict(base or {})}
-            manifest |= {"versions": _versions(), "files": {n: _fingerprint(tmp / n) for n in _files(tmp)}}
+            files = {p.relative_to(tmp).as_posix(): _fingerprint(p) for p in tmp.rglob("*") if p.is_file()}
+            manifest |= {"versions": _versions(), "files": files}
             (tmp / MANIFEST).write_text(_seal(manifest), encoding="utf-8")
 
     path = write_directory(Path(run_dir) / f"checkpoint-{step:06d}", fill)
     _retain(Path(run_dir), keep_last, keep_best)
     return path
+
+
+def _write_state(tmp: Path, documents: Mapping[str, Any], tensors: Mapping[str, Mapping[str, Any]]) -> None:
+    from safetensors.torch import save_file
+
+    for name, document in documents.items():
+        with naming(f"{name}.json: "):
+            text = json.dumps(redact(document), indent=1, allow_nan=False)
+            (tmp / f"{name}.json").write_text(text, encoding="utf-8")
+    for name, flat in tensors.items():
+        with naming(f"{name}.safetensors: "):
+            whole = {key: tensor.detach().cpu().contiguous() for key, tensor in flat.items()}
+            save_file(whole, tmp / f"{name}.safetensors")
 
 
 def load_checkpoint(path: str | Path) -> Checkpoint:
@@ -317,12 +326,6 @@ def unpack_optimizer(optimizer: Any, tensors: Mapping[str, Any], rest: Mapping[s
         optimizer.load_state_dict({"state": state, "param_groups": rest["param_groups"]})
 
 
-def _save_tensors(flat: Mapping[str, Any], path: Path) -> None:
-    from safetensors.torch import save_file
-
-    save_file({key: tensor.detach().cpu().contiguous() for key, tensor in flat.items()}, path)
-
-
 def _seal(manifest: dict[str, Any]) -> str:
     """Return the manifest as text, its own digest included."""
     body = json.dumps(manifest, sort_keys=True)
@@ -333,10 +336,6 @@ def _seal(manifest: dict[str, Any]) -> str:
 def _versions() -> dict[str, str]:
     installed = {dist.name.lower().replace("-", "_"): dist.version for dist in metadata.distributions()}
     return {"python": sys.version.split()[0], **{name: installed[name] for name in LIBRARIES if name in installed}}
-
-
-def _files(directory: Path) -> list[str]:
-    return sorted(p.relative_to(directory).as_posix() for p in directory.rglob("*") if p.is_file())
 
 
 def _fingerprint(path: Path) -> dict[str, Any]:
@@ -395,8 +394,4 @@ def _retain(run_dir: Path, keep_last: int, keep_best: int) -> None:
 
 
 def _first_verified(paths: list[Path], count: int) -> list[Path]:
-    verified: list[Path] = []
-    for path in paths:
-        if len(verified) < count and not verify_checkpoint(path):
-            verified.append(path)
-    return verified
+    return list(islice((path for path in paths if not verify_checkpoint(path)), count))

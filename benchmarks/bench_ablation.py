@@ -23,20 +23,18 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import torch
 
 from benchmarks.common import Row, table, write
-from evaluation import exact_values, first_tasks
-from intervals import student
-from options import parse_args, read_config
-from runlog import StopSignal
+from curriculum import first_tasks
+from evaluation.intervals import student
+from evaluation.measure import exact_values
 from train_ppo import Trainer
+from training.options import parse_args, read_config
+from training.process import StopSignal
 
 PRESET = "config/presets/tiny.json"
 CHANGES: dict[str, list[str]] = {
     "games drawn uniformly, not by learnability": ["curriculum.sampling=uniform"],
     "one credit for the whole game (lambda 1)": ["ppo.lam=1.0"],
-    "credit per token, not per turn": ["ppo.ratio=token"],
-    "rewards as they are, without the baseline of each game and seat": ["ppo.standardise_rewards=false"],
     "ten steps of critic warm-up": ["ppo.critic_warmup_steps=10"],
-    "the critic's lambda is 1": ["ppo.lam_critic=1.0"],
     "half the games against a pool of past selves": [
         'curriculum.stages=[{"name": "mix", "opponent": {"random": 0.5, "past": 0.5}, "gate_opponent": "random", '
         '"games": [[200000000, 200000000], [2300000000, 2300000000], [2500000000, 2500000000], '

@@ -26,9 +26,10 @@ from safetensors.torch import save_file
 from transformers import AutoTokenizer
 
 from benchmarks.common import Row, table, write
-from chat import ChatFormat
-from engine import Engine
-from env_wrapper import EnvConfig, Query
+from envs.config import EnvConfig
+from envs.protocol import Query
+from policy.chat import ChatFormat
+from policy.vllm import Engine
 from utils import write_directory
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -66,7 +67,7 @@ def _serve(port: Any) -> None:
 def client_row(engine: Engine, tokens: int, answers: int) -> Row:
     """CPU milliseconds of this process for each answer to a prompt of about ``tokens`` tokens."""
     word = "card "
-    text = word * max(1, round(tokens / len(engine.chat.encode(word))))
+    text = word * max(1, round(tokens / len(engine.policy.chat.encode(word))))
     said = [{"role": "system", "content": "s"}, {"role": "user", "content": text}]
     wall = cpu = length = 0.0
     for start in range(-AT_ONCE, answers, AT_ONCE):  # the first round opens the connections

@@ -17,8 +17,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from env_wrapper import EnvConfig, Task
+from envs.config import EnvConfig
 from envs.openspiel import OpenSpielEnv, load_game
+from envs.protocol import Task
 
 WORKLOADS = {
     "leduc_poker": 200_000_000,

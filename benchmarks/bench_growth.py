@@ -22,9 +22,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks.bench_train import make_trainer, measure
 from benchmarks.common import Clock, Row, table, write
 from benchmarks.recorded import Games, play_recorded
-from env_wrapper import Task
+from envs.protocol import Task
 from games import CONFIGS_PER_GAME, NAMES
-from tests.shapes import SHAPES
+from tests.tools.shapes import SHAPES
 from train_ppo import Trainer, collate, ppo_update
 from utils import uniform
 

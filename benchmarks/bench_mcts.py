@@ -26,9 +26,10 @@ import numpy as np
 
 from benchmarks.bench_train import make_trainer
 from benchmarks.common import Row, table, write
-from env_wrapper import Task, play
+from env_wrapper import play
 from envs.openspiel import table as table_of
 from envs.opponents import UCT_C, make_bot, parse_opponent
+from envs.protocol import Task
 
 GAMES = {"leduc_poker": 200_000_000, "hex-5": 600_000_000}
 PYTHON_SHARE = 50  # of the simulations, in the comparison with the slow search

@@ -4,7 +4,7 @@
 
 The workload is the tiny preset's: four small games, compact prompts, uniform random opponents, one thread, CPU seconds
 of the process. ``--full`` plays leduc_poker and hex-5 with full prompts and no history instead, with and without the
-system message shared: what is gained by computing it once.
+what rows begin with shared: what is gained by computing it once.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import torch
 
-import network
 import train_ppo
 from benchmarks.common import Clock, Row, table, write
-from options import parse_args, read_config
-from runlog import StopSignal
+from policy import tree
+from training.options import parse_args, read_config
+from training.process import StopSignal
 from utils import rest_collector
 
 PRESET = "config/presets/tiny.json"
@@ -92,7 +92,7 @@ def main(argv: list[str] | None = None) -> int:
     ratios: dict[str, float] = {}
     if args.full:
         rows = [measure("full prompts", args.steps, FULL + args.set)]
-        with mock.patch.object(network, "SHARED_PREFIX_MIN", sys.maxsize):
+        with mock.patch.object(tree, "common", return_value=0):
             rows.append(measure("full prompts, nothing shared", args.steps, FULL + args.set))
         speeds = [row["decisions_per_cpu_s"] for row in rows]
         ratios["shared over not"] = speeds[0] / speeds[1]

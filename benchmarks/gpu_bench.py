@@ -31,10 +31,10 @@ from benchmarks.common import Clock, Row, machine, table, write
 from benchmarks.gpu_models import SHAPES, TOYS, Shape, forget, make_peft_model, make_policy, settings
 from benchmarks.limit import bare_seconds, recorded_calls
 from benchmarks.recorded import play_recorded, tasks
-from env_wrapper import Episode
-from options import PPOConfig
+from envs.protocol import Episode
 from policy import Policy
 from train_ppo import collate, ppo_update
+from training.options import PPOConfig
 
 CARDS = ["leduc_poker", "liars_dice"]
 FIVE = [*CARDS, "goofspiel", "hex-5", "clobber-5"]

@@ -9,10 +9,10 @@ import torch
 
 from benchmarks.common import Row
 from benchmarks.recorded import play_recorded
-from env_wrapper import Episode, Sequence, Task
-from options import PPOConfig
+from envs.protocol import Episode, Sequence, Task
 from policy import Policy
 from train_ppo import collate, ppo_update
+from training.options import PPOConfig
 
 TOP_KERNELS = 12
 

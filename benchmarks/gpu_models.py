@@ -15,10 +15,10 @@ import torch
 from torch import nn
 
 from benchmarks.recorded import tokenizer
-from env_wrapper import EnvConfig
-from model import LoraConfig, ModelConfig, _put_adapter_on, guard_4bit_on_cpu
-from options import PPOConfig, RunConfig
+from envs.config import EnvConfig
 from policy import Policy
+from policy.model import LoraConfig, ModelConfig, _put_adapter_on, guard_4bit_on_cpu
+from training.options import PPOConfig, RunConfig
 
 INIT_STD = 0.02
 

@@ -1,8 +1,8 @@
-"""What the bare model costs on the tokens that the program has to compute.
+"""What the bare model costs on the rows that the program reads.
 
-The program's forward passes are recorded (rows, tokens without padding, cached tokens) and done again with the
-library's own forward pass and random ids: no padding, no sampling, no bookkeeping, no Python around it. Where the
-program saves (equal rows and shared prefixes once) the limit saves too.
+The program's passes are recorded (distinct rows: new tokens, cached tokens) and done again by the library's own forward
+(and backward) pass without any adapter, as a plain user would: rows of similar length side by side, right-padded, keys
+of what was read before in the library's cache. No sampling, no bookkeeping, no sharing of what rows have in common.
 """
 
 from __future__ import annotations
@@ -15,38 +15,48 @@ from unittest import mock
 
 import torch
 
-import network
 from benchmarks.common import Clock
+from policy import network
+
+PADDED = 4096  # tokens of a batch, padding included
 
 
 @dataclass(frozen=True)
 class Call:
-    """One forward pass: ``rows`` rows, ``tokens`` real tokens in all, ``cached`` tokens a row may attend to."""
+    """One pass: of each distinct row (new tokens, cached tokens); ``tokens``: how many the program computed."""
 
-    rows: int
+    rows: tuple[tuple[int, int], ...]
     tokens: int
-    cached: int
-    reads: int  # positions read per row
     grad: bool
 
 
 @contextmanager
 def recorded_calls() -> Iterator[list[Call]]:
-    """Collect the forward passes made inside."""
+    """Collect the passes made inside."""
     calls: list[Call] = []
-    run_trunk = network.run_trunk
+    grow = network.grow
 
-    def recording(model: Any, ids_BT: Any, at_BK: Any, past: Any = None, past_lens: Any = None, **options: Any) -> Any:
-        rows, length = ids_BT.shape
-        tokens = length if rows == 1 else int((at_BK.max(1).values + 1).sum())  # nothing after the last read is needed
-        cached = past[0][0].shape[2] if past else 0
-        if past_lens is not None:
-            cached = round(sum(past_lens) / len(past_lens))
-        calls.append(Call(rows, tokens, cached, at_BK.shape[1], torch.is_grad_enabled()))
-        return run_trunk(model, ids_BT, at_BK, past, past_lens, **options)
+    def recording(rows: Any, *args: Any) -> Any:
+        tree = grow(rows, *args)
+        sizes = tuple((len(row.ids), len(row.past)) for row in rows)
+        calls.append(Call(sizes, len(tree.ids_N), torch.is_grad_enabled()))
+        return tree
 
-    with mock.patch.object(network, "run_trunk", recording):
+    with mock.patch.object(network, "grow", recording):
         yield calls
+
+
+@contextmanager
+def _without_adapters(trunk: Any) -> Iterator[None]:
+    layers = [m for m in trunk.modules() if hasattr(m, "_disable_adapters")]
+    before = [layer._disable_adapters for layer in layers]
+    for layer in layers:
+        layer._disable_adapters = True
+    try:
+        yield
+    finally:
+        for layer, disabled in zip(layers, before, strict=True):
+            layer._disable_adapters = disabled
 
 
 def _cache(trunk: Any, rows: int, cached: int) -> Any:
@@ -61,22 +71,33 @@ def _cache(trunk: Any, rows: int, cached: int) -> Any:
     return cache
 
 
+def _batches(call: Call) -> Iterator[tuple[int, int, int]]:
+    """Rows, their padded length, and cached tokens of each batch."""
+    rows = sorted(call.rows, key=lambda row: (row[1], row[0]))
+    while rows:
+        count = 1
+        while count < len(rows) and (count + 1) * max(n for n, _ in rows[: count + 1]) <= PADDED:
+            count += 1
+        yield count, max(n for n, _ in rows[:count]), round(sum(c for _, c in rows[:count]) / count)
+        del rows[:count]
+
+
 def bare(trunk: Any, call: Call, clock: Clock) -> None:
     """Do one call with the library's forward pass (and backward pass); time it as ``bare``."""
-    length = -(-call.tokens // call.rows)
-    ids_BT = torch.randint(trunk.config.vocab_size, (call.rows, length), device=trunk.embed_tokens.weight.device)
-    cache = _cache(trunk, call.rows, call.cached)
-    with torch.set_grad_enabled(call.grad), clock("bare"):
-        hidden_BTD = trunk(input_ids=ids_BT, past_key_values=cache, use_cache=True).last_hidden_state
-        if call.grad:
-            hidden_BTD[:, -call.reads :].sum().backward()
+    for rows, length, cached in _batches(call):
+        weight = trunk.embed_tokens.weight
+        ids_BT = torch.randint(len(weight), (rows, length), device=weight.device)
+        cache, inputs_BTD = _cache(trunk, rows, cached), weight.detach()[ids_BT].requires_grad_(call.grad)
+        with torch.set_grad_enabled(call.grad), clock("bare"):
+            hidden_BTD = trunk(inputs_embeds=inputs_BTD, past_key_values=cache, use_cache=True).last_hidden_state
+            if call.grad:
+                hidden_BTD[:, -1].sum().backward()
 
 
 def bare_seconds(trunk: Any, calls: list[Call], cuda: bool) -> float:
-    """Seconds of the bare model for all ``calls``, gradients thrown away."""
+    """Seconds of the bare model for all ``calls``."""
     clock = Clock(cuda)
-    for call in calls:
-        bare(trunk, call, clock)
-        for parameter in trunk.parameters():
-            parameter.grad = None
+    with _without_adapters(trunk):
+        for call in calls:
+            bare(trunk, call, clock)
     return clock.seconds.get("bare", 0.0)

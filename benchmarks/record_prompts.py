@@ -20,7 +20,9 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from env_wrapper import EnvConfig, Task, make_env
+from env_wrapper import make_env
+from envs.config import EnvConfig
+from envs.protocol import Task
 from utils import uniform
 
 HERE = Path(__file__).resolve().parent

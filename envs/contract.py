@@ -10,7 +10,13 @@ import random
 from collections.abc import Callable
 from typing import Any
 
-from env_wrapper import Env, EnvConfig, Step, Task
+import numpy as np
+import pyspiel
+
+import games
+from envs.config import EnvConfig
+from envs.openspiel import OpenSpielEnv, table
+from envs.protocol import Env, Step, Task
 
 MANY_LEGAL = 30  # of more legal actions a sample is tried
 LONGEST = 5000  # decisions of an episode of random play
@@ -35,13 +41,6 @@ def random_legal(step: Step, rng: random.Random) -> str:
     return str(rng.choice(list(step.legal)))
 
 
-def _pollute(noise: int) -> None:
-    import numpy as np
-
-    random.seed(noise)
-    np.random.seed(noise)
-
-
 def transcript(env: Env, task: Task, answer: Answer, noise: int | None = None) -> list[Step]:
     """Return all steps of an episode; ``noise`` reseeds the global generators before each.
 
@@ -53,7 +52,8 @@ def transcript(env: Env, task: Task, answer: Answer, noise: int | None = None) -
     while not steps or not steps[-1].done:
         _promise(len(steps) <= LONGEST, f"an episode does not end within {LONGEST} decisions")
         if noise is not None:
-            _pollute(noise + len(steps))
+            random.seed(noise + len(steps))
+            np.random.seed(noise + len(steps))
         steps.append(env.step(answer(steps[-1], rng)) if steps else env.reset(task))
         rng.random()
     return steps
@@ -124,38 +124,18 @@ def _answered(env: Env, task: Task, answer: Answer, position: int, text: str) ->
     return env.step(text)
 
 
-def check_config(config: EnvConfig) -> None:
-    """Check what a configuration needs beyond its own values: a server, or sound games of the user's own.
-
-    Raises:
-        ValueError: in one line.
-    """
-    if config.env_mode != "local":
-        from envs import affinetes
-
-        affinetes.check_config(config)
-    if config.env_type == "openspiel":
-        check_custom_games()
-
-
 def check_custom_games() -> None:
     """Check the games of OPENSPIEL_AGENTS_PATH, once in a process.
 
     Raises:
         ContractError: names the file and what is wrong.
     """
-    import games
-
-    unchecked, games.UNCHECKED = games.UNCHECKED, {}
-    try:
-        for name, file in unchecked.items():
-            try:
-                check_game(name)
-            except ContractError as error:
-                raise ContractError(f"{file}: {error}") from error
-    except ContractError:
-        games.UNCHECKED = unchecked
-        raise
+    for name, file in games.UNCHECKED.items():
+        try:
+            check_game(name)
+        except ContractError as error:
+            raise ContractError(f"{file}: {error}") from error
+    games.UNCHECKED = {}
 
 
 def check_game(name: str) -> None:
@@ -166,9 +146,6 @@ def check_game(name: str) -> None:
     Raises:
         ContractError: names the task and what is wrong.
     """
-    import games
-    from envs.openspiel import OpenSpielEnv
-
     index = games.NAMES.index(name)
     for config_id in _variants(games.GAMES[index].params):
         task_id = index * games.CONFIGS_PER_GAME + config_id
@@ -199,10 +176,6 @@ def _check_texts(steps: list[Step], prompt: str) -> None:
 
 def _check_hidden(task_id: int) -> None:
     """Positions that the engine says a seat cannot tell apart must be described to it alike."""
-    import pyspiel
-
-    from envs.openspiel import table
-
     game, spiel = table(task_id).game, table(task_id).spiel
     kind = spiel.get_type()
     hides = kind.information == pyspiel.GameType.Information.IMPERFECT_INFORMATION

@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from functools import lru_cache
+from graphlib import TopologicalSorter
 from typing import Any, NamedTuple
 
 import pyspiel
@@ -24,7 +25,7 @@ MAX_POSITIONS = 20_000  # distinct positions of a perfect-information game, ends
 
 State = Any  # pyspiel.State
 SpielGame = Any  # pyspiel.Game
-Table = dict[str, dict[int, float]]  # information state key -> {legal action: probability}
+TabularPolicy = dict[str, dict[int, float]]  # information state key -> {legal action: probability}
 ProbsFn = Callable[[list[tuple[State, int]]], list[dict[int, float]]]
 
 
@@ -40,14 +41,12 @@ class InfoState(NamedTuple):
 
 
 class Position(NamedTuple):
-    """A node of a perfect-information game. ``children`` index earlier nodes of the list it comes from."""
+    """A node of a perfect-information game; ``children`` are keys, ``chance`` their probabilities at a chance node."""
 
-    key: str
-    seat: int  # -1: chance, -4: the end
+    state: State
     actions: list[int]
-    children: list[int]
-    chance: list[float]  # probability of each child at a chance node, else empty
-    returns: list[float]  # of each seat at the end, else empty
+    children: list[str]
+    chance: list[float]
 
 
 def feasible(pyspiel_game: SpielGame) -> bool:
@@ -88,13 +87,13 @@ def info_key(state: State, seat: int) -> str:
     return f"Current player: {seat}\n{own}" if state.is_simultaneous_node() else own  # as the turn-based game writes it
 
 
-def tabulate(pyspiel_game: SpielGame, probs_fn: ProbsFn) -> Table:
+def tabulate(pyspiel_game: SpielGame, probs_fn: ProbsFn) -> TabularPolicy:
     """Ask a policy about every information state, in one call, forced moves aside.
 
     Raises:
         ValueError: the game is not ``feasible``, or an answer is not a distribution over the legal actions.
     """
-    table: Table = {}
+    table: TabularPolicy = {}
     asked = []
     for info in information_states(pyspiel_game):
         legal = info.state.legal_actions(info.seat)
@@ -110,12 +109,12 @@ def tabulate(pyspiel_game: SpielGame, probs_fn: ProbsFn) -> Table:
     return table
 
 
-def uniform_table(pyspiel_game: SpielGame) -> Table:
+def uniform_table(pyspiel_game: SpielGame) -> TabularPolicy:
     """The table of the uniform random player."""
     return {info.key: _uniform(info.state.legal_actions(info.seat)) for info in information_states(pyspiel_game)}
 
 
-def value_against_random(pyspiel_game: SpielGame, table: Table) -> tuple[float, float]:
+def value_against_random(pyspiel_game: SpielGame, table: TabularPolicy) -> tuple[float, float]:
     """Expected return of the tabular policy against a uniform random opponent, sitting in seat 0 and in seat 1."""
     uniform = uniform_table(pyspiel_game)
     return (_values(pyspiel_game, [table, uniform])[0], _values(pyspiel_game, [uniform, table])[1])
@@ -133,24 +132,13 @@ def best_response_values(pyspiel_game: SpielGame) -> tuple[float, float]:
     return _best_against_random(str(pyspiel_game))[0]
 
 
-def best_response_table(pyspiel_game: SpielGame) -> Table:
+def best_response_table(pyspiel_game: SpielGame) -> TabularPolicy:
     """A deterministic policy, for both seats, that attains ``best_response_values``."""
     information_states(pyspiel_game)
     return _best_against_random(str(pyspiel_game))[1]
 
 
-def share_of_ceiling(value: float, random: float, best: float) -> float:
-    """Where a value lies between random play (0) and the best response to it (1); below random it is negative.
-
-    Raises:
-        ValueError: the best response gains nothing over random play, so that there is nothing to share.
-    """
-    if best - random <= 1e-12:
-        raise ValueError(f"best response {best} is not above random play {random}: the share is undefined")
-    return (value - random) / (best - random)
-
-
-def nash_conv(pyspiel_game: SpielGame, table: Table) -> float:
+def nash_conv(pyspiel_game: SpielGame, table: TabularPolicy) -> float:
     """What both seats together gain by best-responding to the table; 0 exactly at a Nash equilibrium.
 
     Lanctot et al. 2017, "A Unified Game-Theoretic Approach to Multiagent Reinforcement Learning", section 3.2.
@@ -160,11 +148,6 @@ def nash_conv(pyspiel_game: SpielGame, table: Table) -> float:
         best = [_respond(pyspiel_game, seat, table)[0] for seat in (0, 1)]
         return sum(best) - sum(_values(pyspiel_game, [table, table]))
     return pyspiel.nash_conv(_turn_based(pyspiel_game), _pairs(table))
-
-
-def exploitability(pyspiel_game: SpielGame, table: Table) -> float:
-    """NashConv per player."""
-    return nash_conv(pyspiel_game, table) / 2
 
 
 def _is_perfect(pyspiel_game: SpielGame) -> bool:
@@ -200,7 +183,8 @@ def _explore(game_string: str) -> list[InfoState]:
     """The information states of a game; empty when it is beyond its bound."""
     pyspiel_game = pyspiel.load_game(game_string)
     if _is_perfect(pyspiel_game):
-        return _explore_positions(pyspiel_game)
+        nodes = _positions(game_string).items()
+        return [InfoState(p.state, p.state.current_player(), key) for key, p in nodes if p.state.is_player_node()]
     turn_based = _turn_based(pyspiel_game)
     simultaneous = turn_based is not pyspiel_game
     found: dict[str, InfoState] = {}
@@ -220,92 +204,76 @@ def _explore(game_string: str) -> list[InfoState]:
     return list(found.values())
 
 
-def _explore_positions(pyspiel_game: SpielGame) -> list[InfoState]:
-    """The positions of a perfect-information game, one information state each; empty when beyond the bound."""
-    root = pyspiel_game.new_initial_state()
-    found = {_position_key(root): root}
-    queue = deque([root])  # breadth first: a long game's deep states are slow to copy
-    while queue:
-        state = queue.popleft()
-        for child in (state.child(action) for action in state.legal_actions()):
-            key = _position_key(child)
-            if key not in found:
-                found[key] = child
-                queue.append(child)
-        if len(found) > MAX_POSITIONS:
-            return []
-    return [InfoState(s, s.current_player(), key) for key, s in found.items() if s.is_player_node()]
-
-
 def _position_key(state: State) -> str:
     return f"{state.current_player()} {state}"
 
 
-@lru_cache(maxsize=8)
-def _positions(game_string: str) -> list[Position]:
-    """The positions of a perfect-information game, children before parents, the initial one last."""
-    nodes: list[Position] = []
-    index: dict[str, int] = {}
+@lru_cache(maxsize=32)
+def _positions(game_string: str) -> dict[str, Position]:
+    """The positions of a perfect-information game, children before parents, the initial one last; {}: too many."""
+    root = pyspiel.load_game(game_string).new_initial_state()
+    found, nodes = {_position_key(root)}, {}
+    queue = deque([root])  # breadth first: a long game's deep states are slow to copy
+    while queue:
+        state, children = queue.popleft(), []
+        actions = state.legal_actions()
+        for child in map(state.child, actions):
+            children.append(_position_key(child))
+            if children[-1] not in found:
+                found.add(children[-1])
+                queue.append(child)
+        if len(found) > MAX_POSITIONS:
+            return {}
+        chance = [p for _, p in state.chance_outcomes()] if state.is_chance_node() else []
+        nodes[_position_key(state)] = Position(state, actions, children, chance)
+    order = TopologicalSorter({key: node.children for key, node in nodes.items()}).static_order()
+    return {key: nodes[key] for key in order}
 
-    def visit(state: State) -> int:
-        key = _position_key(state)
-        if key not in index:
-            actions = state.legal_actions()
-            children = [visit(state.child(action)) for action in actions]
-            chance = [p for _, p in state.chance_outcomes()] if state.is_chance_node() else []
-            returns = state.returns() if state.is_terminal() else []
-            index[key] = len(nodes)
-            nodes.append(Position(key, state.current_player(), actions, children, chance, returns))
-        return index[key]
 
-    visit(pyspiel.load_game(game_string).new_initial_state())
-    return nodes
-
-
-def _values(pyspiel_game: SpielGame, tables: list[Table]) -> tuple[float, float]:
+def _values(pyspiel_game: SpielGame, tables: list[TabularPolicy]) -> tuple[float, float]:
     """Expected return of each seat when seat ``i`` plays ``tables[i]``."""
     if not _is_perfect(pyspiel_game):
         root = _turn_based(pyspiel_game).new_initial_state()
         v0, v1 = pyspiel.expected_returns(root, [pyspiel.TabularPolicy(_pairs(table)) for table in tables], -1, True)
         return v0, v1
-    values: list[tuple[float, float]] = []
-    for node in _positions(str(pyspiel_game)):
-        if node.returns:
-            values.append((node.returns[0], node.returns[1]))
-            continue
-        weights = node.chance or [tables[node.seat][node.key][action] for action in node.actions]
-        below = [values[child] for child in node.children]
-        values.append((_dot(weights, [v[0] for v in below]), _dot(weights, [v[1] for v in below])))
-    return values[-1]
+    values: dict[str, tuple[float, float]] = {}
+    for key, node in _positions(str(pyspiel_game)).items():
+        if not node.children:
+            v0, v1 = node.state.returns()
+        else:
+            weights = node.chance or [tables[node.state.current_player()][key][action] for action in node.actions]
+            v0, v1 = (_dot(weights, [values[child][seat] for child in node.children]) for seat in (0, 1))
+        values[key] = v0, v1
+    return values[key]
 
 
 def _dot(weights: list[float], values: list[float]) -> float:
     return sum(w * v for w, v in zip(weights, values, strict=True))
 
 
-def _respond(pyspiel_game: SpielGame, seat: int, other: Table) -> tuple[float, dict[str, int]]:
+def _respond(pyspiel_game: SpielGame, seat: int, other: TabularPolicy) -> tuple[float, dict[str, int]]:
     """Value and actions of the best response of ``seat`` to ``other``."""
     if not _is_perfect(pyspiel_game):
         game = _turn_based(pyspiel_game)
         response = pyspiel.TabularBestResponse(game, seat, _pairs(other))  # it would not keep a policy alive
         value = response.value_from_state(game.new_initial_state())
         return value, response.get_best_response_actions()
-    values: list[float] = []
+    values: dict[str, float] = {}
     best: dict[str, int] = {}
-    for node in _positions(str(pyspiel_game)):
+    for key, node in _positions(str(pyspiel_game)).items():
         below = [values[child] for child in node.children]
-        if node.returns:
-            values.append(node.returns[seat])
-        elif node.seat == seat:
-            values.append(max(below))
-            best[node.key] = node.actions[below.index(max(below))]
+        if not below:
+            values[key] = node.state.returns()[seat]
+        elif node.state.current_player() == seat:
+            values[key] = max(below)
+            best[key] = node.actions[below.index(values[key])]
         else:
-            values.append(_dot(node.chance or [other[node.key][action] for action in node.actions], below))
-    return values[-1], best
+            values[key] = _dot(node.chance or [other[key][action] for action in node.actions], below)
+    return values[key], best
 
 
 @lru_cache(maxsize=32)
-def _best_against_random(game_string: str) -> tuple[tuple[float, float], Table]:
+def _best_against_random(game_string: str) -> tuple[tuple[float, float], TabularPolicy]:
     pyspiel_game = pyspiel.load_game(game_string)
     uniform = uniform_table(pyspiel_game)
     (v0, best0), (v1, best1) = (_respond(pyspiel_game, seat, uniform) for seat in (0, 1))
@@ -313,6 +281,6 @@ def _best_against_random(game_string: str) -> tuple[tuple[float, float], Table]:
     return (v0, v1), {key: {a: float(a == chosen.get(key, next(iter(p)))) for a in p} for key, p in uniform.items()}
 
 
-def _pairs(table: Table) -> dict[str, list[tuple[int, float]]]:
+def _pairs(table: TabularPolicy) -> dict[str, list[tuple[int, float]]]:
     """The form OpenSpiel takes a table in."""
     return {key: list(probs.items()) for key, probs in table.items()}

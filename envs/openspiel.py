@@ -14,15 +14,18 @@ import hashlib
 import os
 import sys
 import threading
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import pyspiel
 
 import games
-from env_wrapper import EnvConfig, Step, Task, parse_action
+from envs.config import EnvConfig
 from envs.opponents import Bot, Stream, make_bot, parse_opponent
+from envs.parser import parse_action
+from envs.protocol import Query, Step, Task
 from games.base import Game
 
 CHANCE = int(pyspiel.PlayerId.CHANCE)
@@ -38,6 +41,9 @@ RETRY = (
     "Invalid response format. You must respond with ONLY the action ID number (e.g., '5'). "
     "This is attempt {attempt} of {attempts}."
 )
+
+
+ATTEMPTS = 3  # answers to a decision before the episode is forfeited, as in the public environment
 
 
 def derive_seed(task_id: int) -> int:
@@ -96,6 +102,40 @@ def load_game(task_id: int) -> Any:
     return table(task_id).spiel
 
 
+def replay(task_id: int, history: Iterable[Sequence[int]]) -> Iterator[tuple[Any, list[Sequence[int]]]]:
+    """Go along a recorded history, [[player, action], ...] with -1 for chance.
+
+    Yields:
+        Every position with the moves made in it, those of all seats where they move together; none in the last.
+        The state is one object that moves on: clone it to keep a position.
+
+    Raises:
+        ValueError: a move that the position does not allow.
+    """
+    state, left = load_game(task_id).new_initial_state(), list(history)
+    while left:
+        simultaneous = state.is_simultaneous_node()
+        size = state.num_players() if simultaneous else 1
+        moves, left = left[:size], left[size:]
+        yield state, moves
+        if simultaneous:
+            state.apply_actions([action for _, action in moves])
+            continue
+        [(player, action)] = moves
+        # legal_actions is not all of a chance node: in hearts it leaves out pass directions that are drawn.
+        legal = [a for a, _ in state.chance_outcomes()] if state.is_chance_node() else state.legal_actions()
+        if player != state.current_player() or action not in legal:
+            raise ValueError(f"player {player} cannot play {action} after {state.history()}")
+        state.apply_action(action)
+    yield state, []
+
+
+def position(task_id: int, history: Iterable[Sequence[int]]) -> Any:
+    """The state at the end of a recorded history; ValueError as ``replay``."""
+    [(state, _)] = deque(replay(task_id, history), maxlen=1)
+    return state
+
+
 def score(pyspiel_game: Any, returns: list[float], seat: int) -> float:
     """Map the returns of a finished game to [0, 1] for one seat, as the public environment does.
 
@@ -140,6 +180,16 @@ def user_message(game: Game, state: Any, seat: int, legal: dict[int, str], promp
     return f"{game.compact(state, seat)}\n{choices}"
 
 
+def lone_query(task_id: int, state: Any, seat: int, prompt: str) -> Query:
+    """What a seat is asked in a position, without the conversation before it."""
+    shared, legal = table(task_id), {a: state.action_to_string(seat, a) for a in state.legal_actions(seat)}
+    conversation = [
+        {"role": "system", "content": system_message(shared, prompt)},
+        {"role": "user", "content": user_message(shared.game, state, seat, legal, prompt)},
+    ]
+    return Query(0, seat, conversation, legal, (0, seat, 0, 1))
+
+
 class OpenSpielEnv:
     """One episode at a time of any game against any opponent; see ``env_wrapper.Env``.
 
@@ -147,8 +197,8 @@ class OpenSpielEnv:
     current policy), history, outcome; when done also returns (None after a forfeit) and scores ({seat: score}).
     """
 
-    def __init__(self, config: EnvConfig):
-        self.config = config
+    def __init__(self, config: EnvConfig, attempts: int = ATTEMPTS):
+        self.config, self.attempts = config, attempts
         self._state: Any = None  # None: no episode, steps are refused
 
     def reset(self, task: Task) -> Step:
@@ -188,9 +238,9 @@ class OpenSpielEnv:
             raise RuntimeError("step without a running episode: it has finished or was closed; call reset first")
         action = parse_action(text, self._legal)
         if action is None:
-            if self._attempt >= self.config.max_attempts:
+            if self._attempt >= self.attempts:
                 return self._end(None)
-            message = RETRY.format(attempt=self._attempt, attempts=self.config.max_attempts)
+            message = RETRY.format(attempt=self._attempt, attempts=self.attempts)
             self._attempt += 1
             return self._ask(message)
         if self._simultaneous:

@@ -9,7 +9,7 @@ import re
 from bisect import bisect_right
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any, ClassVar, Protocol
+from typing import Any, Protocol
 
 from games.base import Game
 from games.gin_rummy import KNOCK
@@ -74,42 +74,26 @@ def parse_opponent(spec: str) -> OpponentSpec:
     raise ValueError(f"opponent {spec!r} is not known: allowed are {ALLOWED}")
 
 
-def _new_generator() -> Any:
-    from numpy.random import RandomState
-
-    return RandomState()
-
-
 class Stream:
-    """The draws of ``numpy.random.RandomState(seed)``, made when first used; any integer is a seed, modulo 2^32.
-
-    Seeding a generator takes a microsecond, making one sixty: those of finished episodes are used again.
-    """
-
-    __slots__ = ("_rng", "_seed")
-    _spare: ClassVar[list[Any]] = []
+    """The draws of ``numpy.random.RandomState(seed)``, made when first used; any integer is a seed, modulo 2^32."""
 
     def __init__(self, seed: int):
         self._seed = seed % SEEDS
-        self._rng: Any = None
 
-    def __del__(self, spare: list[Any] = _spare) -> None:
-        if self._rng is not None:
-            spare.append(self._rng)
+    @functools.cached_property
+    def generator(self) -> Any:
+        """The RandomState itself."""
+        from numpy.random import RandomState
 
-    def _generator(self) -> Any:
-        if self._rng is None:
-            self._rng = self._spare.pop() if self._spare else _new_generator()
-            self._rng.seed(self._seed)
-        return self._rng
+        return RandomState(self._seed)
 
     def choice(self, actions: list[int]) -> int:
         """Return what ``RandomState.choice(actions)`` returns, at a third of the cost."""
-        return actions[self._generator().randint(len(actions))]
+        return actions[self.generator.randint(len(actions))]
 
     def uniform(self) -> float:
         """Return a number in [0, 1)."""
-        return self._generator().random_sample()
+        return self.generator.random_sample()
 
     def weighted(self, outcomes: list[tuple[int, float]]) -> int:
         """Return what ``RandomState.choice(values, p=probabilities)`` returns for (value, probability) pairs."""
@@ -145,7 +129,7 @@ class InformationSetSearch:
         self.seat = seat
         self._simulations = simulations
         self._stream = Stream(seed + 6 + seat)
-        self._resample = _reroll_dice if pyspiel_game.get_type().short_name == "liars_dice" else _resample
+        self._dice = pyspiel_game.get_type().short_name == "liars_dice"
         # A search of one simulation is a call of the C++ evaluator, which has no binding of its own.
         evaluator = pyspiel.RandomRolloutEvaluator(rollouts, _signed(seed + 5 + seat))
         self._leaf = pyspiel.MCTSBot(pyspiel_game, evaluator, UCT_C, 1, 1, solve=False, seed=0, verbose=False)
@@ -159,6 +143,9 @@ class InformationSetSearch:
             self._simulate(self._resample(state, self.seat, self._stream))
         tried = self._tree[state.information_state_string(self.seat)]
         return max(sorted(tried), key=lambda action: tried[action][0])
+
+    def _resample(self, state: Any, seat: int, stream: Stream) -> Any:
+        return _reroll_dice(state, seat, stream) if self._dice else state.resample_from_infostate(seat, stream.uniform)
 
     def _simulate(self, world: Any) -> None:
         path: list[tuple[int, list[float]]] = []
@@ -249,10 +236,6 @@ class SafeRollouts:
         return state.returns()
 
 
-def _resample(state: Any, seat: int, stream: Stream) -> Any:
-    return state.resample_from_infostate(seat, stream.uniform)
-
-
 def _reroll_dice(state: Any, seat: int, stream: Stream) -> Any:
     """Liar's dice: the same bids over fresh dice of the others; player p rolls the p-th ``numdice`` dice."""
     game = state.get_game()
@@ -271,28 +254,7 @@ def _say_once(message: str) -> None:
 
 def _signed(seed: int) -> int:
     """Fold a seed into the 32-bit integer that C++ takes, one to one for 0 .. 2^32 - 1."""
-    seed %= SEEDS
-    return seed if seed < SEEDS // 2 else seed - SEEDS
-
-
-def _search_budget(game: Game, pyspiel_game: Any, spec: OpponentSpec) -> tuple[int, int] | None:
-    """Return (simulations, rollouts), or None where there is nothing to search: one player, or moves at once."""
-    import pyspiel
-
-    sequential = pyspiel_game.get_type().dynamics == pyspiel.GameType.Dynamics.SEQUENTIAL
-    if sequential and pyspiel_game.num_players() > 1:
-        return spec.budget_in(game)
-    return None
-
-
-def _python_search(pyspiel_game: Any, seat: int, simulations: int, rollouts: int, seed: int) -> Bot:
-    """Return OpenSpiel's search in Python, two to three times slower, with rollouts that avoid dead ends."""
-    from numpy.random import RandomState
-    from open_spiel.python.algorithms.mcts import MCTSBot
-
-    evaluator = SafeRollouts(rollouts, seed + 5 + seat)
-    random_state = RandomState((seed + 6 + seat) % SEEDS)
-    return MCTSBot(pyspiel_game, UCT_C, simulations, evaluator, random_state=random_state)
+    return (seed + SEEDS // 2) % SEEDS - SEEDS // 2
 
 
 def make_bot(game: Game, pyspiel_game: Any, spec: OpponentSpec, seat: int, seed: int) -> Bot:
@@ -308,16 +270,22 @@ def make_bot(game: Game, pyspiel_game: Any, spec: OpponentSpec, seat: int, seed:
     """
     import pyspiel
 
-    budget = None if spec.kind == "random" else _search_budget(game, pyspiel_game, spec)
+    kind = pyspiel_game.get_type()
+    searchable = kind.dynamics == pyspiel.GameType.Dynamics.SEQUENTIAL and pyspiel_game.num_players() > 1
+    budget = spec.budget_in(game) if searchable and spec.searches else None
     if budget is None:
         if spec.searches:
             _say_once(f"{game.name} cannot be searched: its {spec.kind} opponents play at random")
         return RandomBot(seat, seed + 4 + seat)
     simulations, rollouts = budget
-    perfect = pyspiel_game.get_type().information == pyspiel.GameType.Information.PERFECT_INFORMATION
     if spec.kind == "mcts" and has_dead_ends(pyspiel_game):
-        return _python_search(pyspiel_game, seat, simulations, rollouts, seed)
-    if spec.kind == "mcts" or perfect:
+        from open_spiel.python.algorithms import mcts  # two to three times slower, but rollouts can avoid dead ends
+
+        search = Stream(seed + 6 + seat).generator
+        return mcts.MCTSBot(
+            pyspiel_game, UCT_C, simulations, SafeRollouts(rollouts, seed + 5 + seat), random_state=search
+        )
+    if spec.kind == "mcts" or kind.information == pyspiel.GameType.Information.PERFECT_INFORMATION:
         evaluator = pyspiel.RandomRolloutEvaluator(rollouts, _signed(seed + 5 + seat))
         search_seed = _signed(seed + 6 + seat)
         return pyspiel.MCTSBot(

@@ -3,17 +3,33 @@
 from __future__ import annotations
 
 import re
-from itertools import chain
+
+TAGS = [
+    (re.compile(f"<{name}>", re.IGNORECASE), re.compile(f"</{name}>", re.IGNORECASE)) for name in ("think", "thinking")
+]
+SQUEEZED = re.compile(r"[^a-z0-9]")
 
 
 def _without_thinking(text: str) -> str:
-    """Drop complete think blocks, then what precedes a stray closing tag, then what follows an unclosed one."""
+    """Drop complete think blocks, then what precedes a stray closing tag, then what follows an unclosed one.
+
+    As in the public environment a stray closing tag counts in lower case only, all others in any case. Every search
+    goes on where the last one ended, so that the time is linear in the text.
+    """
     text = text.strip()
     if "<" not in text:
         return text
-    text = re.sub(r"<(think|thinking)>.*?</\1>", "", text, flags=re.DOTALL | re.IGNORECASE)
-    text = re.split(r"</think(?:ing)?>", text, flags=re.IGNORECASE)[-1]
-    text = re.split(r"<think(?:ing)?>", text, maxsplit=1, flags=re.IGNORECASE)[0]
+    for opening, closing in TAGS:
+        kept, at = [], 0
+        while (start := opening.search(text, at)) and (end := closing.search(text, start.end())):
+            kept.append(text[at : start.start()])
+            at = end.end()
+        text = "".join(kept) + text[at:]
+    for _, closing in TAGS:
+        text = text.rpartition(closing.pattern)[2]
+    for opening, _ in TAGS:
+        if unclosed := opening.search(text):
+            text = text[: unclosed.start()]
     return text.strip()
 
 
@@ -24,8 +40,18 @@ def _integer(digits: str) -> int | None:
         return None
 
 
-def _squeeze(text: str) -> str:
-    return re.sub(r"[^a-z0-9]", "", text.lower())
+def _by_name(text: str, legal: dict[int, str]) -> int | None:
+    """Return the first action whose name, or else whose letters and digits alone, the text contains."""
+    text, squeezed_text, names = text.lower(), SQUEEZED.sub("", text.lower()), {}
+    for action, name in legal.items():  # of two actions with one name, the later is meant, in the place of the first
+        names[name.lower()] = action
+        if squeezed := SQUEEZED.sub("", name.lower()):
+            names[squeezed] = action
+    for name, action in names.items():
+        squeezed = SQUEEZED.sub("", name)
+        if name in text or (squeezed and squeezed in squeezed_text):
+            return action
+    return None
 
 
 def parse_action(text: str, legal: dict[int, str], protocol: str = "affinetes") -> int | None:
@@ -35,8 +61,8 @@ def parse_action(text: str, legal: dict[int, str], protocol: str = "affinetes") 
         text: the answer; think blocks are removed inside.
         legal: action id -> action string.
         protocol: "affinetes" is the parser of its ``evaluate``: a bare number, else the lowest legal id that
-            stands as a word of its own, else the first action whose name the text contains. "affinetes_step" is
-            the parser of its ``step``: the first number of the raw text.
+            stands as a word of its own, else the first action whose name the text contains (its letters and digits
+            alone suffice). "affinetes_step" is the parser of its ``step``: the first number of the raw text.
 
     Returns:
         A legal action id, None if there is none.
@@ -56,8 +82,5 @@ def parse_action(text: str, legal: dict[int, str], protocol: str = "affinetes") 
         return action if action in legal else None
     words = set(re.findall(r"\b[0-9]+\b", text))
     by_word = (action for action in sorted(legal) if str(action) in words)
-    lowered = text.lower()
-    by_name = (action for action, name in legal.items() if name.lower() in lowered)
-    squeezed = _squeeze(text)
-    by_squeezed_name = (action for action, name in legal.items() if _squeeze(name) and _squeeze(name) in squeezed)
-    return next(chain(by_word, by_name, by_squeezed_name), None)
+    action = next(by_word, None)
+    return _by_name(text, legal) if action is None else action

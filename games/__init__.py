@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
 import os
+import re
 from importlib import import_module
 from typing import Any
 
@@ -18,6 +20,30 @@ NAMES: tuple[str, ...] = (
     # Not in the public list: small games for teaching and for exact evaluation.
     "kuhn_poker", "tic_tac_toe", "connect_four", "liars_dice_small", "goofspiel_small", "hex_small",
 )  # fmt: skip
+
+
+SYNONYMS = {
+    "ttt": "tic_tac_toe", "noughtsandcrosses": "tic_tac_toe", "connect4": "connect_four", "fourinarow": "connect_four",
+    "phantomtictactoe": "phantom_ttt", "leduc": "leduc_poker", "kuhn": "kuhn_poker", "gin": "gin_rummy",
+    "reversi": "othello", "draughts": "checkers", "mancala": "oware", "klondike": "solitaire", "baduk": "go",
+}  # fmt: skip
+
+
+def find(name: str) -> str:
+    """The game that is meant: ``TicTacToe``, ``tic-tac-toe`` and ``ttt`` are tic_tac_toe.
+
+    Raises:
+        ValueError: no game is called so.
+    """
+    if name in NAMES:
+        return name
+    plain = {re.sub("[^a-z0-9]", "", known): known for known in NAMES} | SYNONYMS
+    typed = re.sub("[^a-z0-9]", "", name.lower())
+    if typed in plain:
+        return plain[typed]
+    near = [plain[key] for key in difflib.get_close_matches(typed[:99], plain, 1, 0.7)]
+    meant = f", the nearest is {near[0]}" if near else ""
+    raise ValueError(f"game {name!r} is not known{meant}: allowed are {', '.join(NAMES)}")
 
 
 def _load(name: str) -> Game:

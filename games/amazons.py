@@ -2,21 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from games.base import Game, State
-
-
-def _rules(params: dict[str, Any]) -> str:
-    size = params["board_size"]
-    return f"""Amazons on a {size}x{size} board. X and O have four amazons each; X moves first. Who cannot move on \
-their turn loses.
-- A turn has three parts, each an action of its own: "X From (r, c)" picks one of your amazons, "X To (r, c)" moves \
-it, "X Shoot: (r, c)" shoots an arrow from its new square.
-- Amazons and arrows go any distance in a straight line, horizontal, vertical or diagonal, over empty squares only. \
-The arrow may go to or through the square the amazon has just left.
-- A square hit by an arrow (#) stays blocked for both sides.
-- Squares are (row, column): rows 1-{size} from the top, columns 1-{size} from the left."""
+from games.base import Game, State, rules_text, seen_from
 
 
 def _square(cell: int, size: int) -> str:
@@ -40,16 +26,14 @@ def _describe(state: State, seat: int) -> str:
 def _compact(state: State, seat: int) -> str:
     """Rows from the top, x mine, o theirs; then f (from), t<id> (to, from that cell) or s<id> (shoot from there)."""
     rows, history = str(state).split(), state.history()
-    mine, theirs = "XO" if seat == 0 else "OX"
-    board = "/".join(rows).translate(str.maketrans(mine + theirs, "xo"))
     part = len(history) % 3
-    return f"{board} {'fts'[part]}{history[-1] if part else ''}"
+    return f"{seen_from(seat, '/'.join(rows), 'XO')} {'fts'[part]}{history[-1] if part else ''}"
 
 
 GAME = Game(
     name="amazons",
     params=lambda c: {"board_size": (6, 8, 10)[c % 3]},
-    rules=_rules,
+    rules=lambda params: rules_text("amazons", **params),
     describe=_describe,
     compact=_compact,
     mcts=(200, 20),

@@ -3,28 +3,10 @@
 from __future__ import annotations
 
 import re
-from typing import Any
 
-from games.base import Game, State
+from games.base import Game, State, rules_text
 
 POINTS = 24
-
-
-def _rules(params: dict[str, Any]) -> str:
-    return (
-        "Backgammon, one game, no doubling cube; a win counts 1 however large. Player 0 is x, Player 1 is o. Each "
-        "player counts the 24 points in the own direction: your checkers move from 24 down to 1, points 6 to 1 are "
-        "your home, and your point p is the opponent's point 25 - p. An opening roll decides who starts, with that "
-        "roll.\n"
-        "Each number rolled moves one checker that many points; one checker may use both numbers. A point with two or "
-        "more opposing checkers is closed; a single opposing checker is hit and goes to the bar. Checkers on the bar "
-        "must enter first: a rolled number n enters on your point 25 - n. With all your checkers in your home you may "
-        "bear them off. A double is played as four moves of its number: two in one action, two in a second action. "
-        "First to bear off all 15 checkers wins.\n"
-        "Action names start with their ID. 13/7 moves a checker from your point 13 to 7, 24/18/14 moves one twice, "
-        "8/4(2) two checkers alike, * marks a hit, Bar/20 enters, 6/Off bears off, Pass uses no number. Only playable "
-        "moves are listed; the same play may be listed twice."
-    )
 
 
 def _points(state: State, player: int, seat: int) -> list[int]:
@@ -72,8 +54,7 @@ def _compact(state: State, seat: int) -> str:
 
 GAME = Game(
     name="backgammon",
-    params=lambda config_id: {},
-    rules=_rules,
+    rules=lambda params: rules_text("backgammon"),
     describe=_describe,
     compact=_compact,
     mcts=(600, 15),

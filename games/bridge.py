@@ -3,37 +3,19 @@
 from __future__ import annotations
 
 import re
-from typing import Any
 
-from games.base import Game, State
+from games.base import Game, Params, State, rules_text
 
-_AUCTION_ONLY = """- After the auction no card is played: declarer's tricks are those of perfect play by players \
-who see all cards (double-dummy)."""
-_CARD_PLAY = """- Then 13 tricks are played. The player left of declarer leads; declarer's partner is dummy, whose \
-hand then lies open and is played by declarer. Follow suit if you can, else play any card. The highest trump wins the \
-trick, else the highest card of the suit led; the winner leads next."""
+SAFE = {"who": "Nobody is", "game": 300, "small": 500, "grand": 1000, "overtrick": 100, "overtrick_redoubled": 200,
+        "down": "50 each (doubled 100, 200, 200, then 300 each; redoubled twice that)"}  # fmt: skip
+VULNERABLE = {"who": "Both sides are", "game": 500, "small": 750, "grand": 1500, "overtrick": 200,
+              "overtrick_redoubled": 400,
+              "down": "100 each (doubled 200, then 300 each; redoubled twice that)"}  # fmt: skip
 
 
-def _rules(params: dict[str, Any]) -> str:
-    vulnerable = params.get("dealer_vul", False)  # both flags are set together
-    game, small, grand = (500, 750, 1500) if vulnerable else (300, 500, 1000)
-    if vulnerable:
-        down = "100 each (doubled 200, then 300 each; redoubled twice that)"
-    else:
-        down = "50 each (doubled 100, 200, 200, then 300 each; redoubled twice that)"
-    play = _AUCTION_ONLY if params.get("use_double_dummy_result", True) else _CARD_PLAY
-    return f"""Contract bridge, one deal. North and South are partners against East and West. North deals and bids \
-first, then East, South, West. {"Both sides are" if vulnerable else "Nobody is"} vulnerable.
-- Auction: bid a number of tricks above six (1-7) and a trump suit ranked ♣ ♦ ♥ ♠ NT (no trumps), higher than the last \
-bid; or Pass; Dbl doubles an opposing bid, RDbl redoubles their double. Three passes after a bid end it; four passes \
-at the start end the deal with score 0. The first of the winning side to have named the final suit is declarer.
-{play}
-- A contract made scores for each trick above six ♣ ♦ 20, ♥ ♠ 30, NT 30 and 10 for the first; contracted tricks count \
-double if doubled, four times if redoubled. Bonus {game} if the contracted tricks reach 100 points, else 50; small \
-slam {small}, grand slam {grand} more; 50 for making a doubled, 100 a redoubled contract. Overtricks when doubled \
-{200 if vulnerable else 100}, redoubled {400 if vulnerable else 200} each.
-- Tricks short give the opponents {down}.
-- Your side's points are your result, the opponents' loss. Cards are suit then rank: "♠K"."""
+def _rules(params: Params) -> str:
+    play = rules_text("bridge_auction_only" if params.get("use_double_dummy_result", True) else "bridge_card_play")
+    return rules_text("bridge", **(VULNERABLE if params.get("dealer_vul", False) else SAFE), play=play)
 
 
 def _describe(state: State, seat: int) -> str:
@@ -67,18 +49,11 @@ def _compact(state: State, seat: int) -> str:
     return "|".join(parts).rstrip("|")
 
 
-def _params(config_id: int) -> dict[str, Any]:
-    variants: tuple[dict[str, Any], ...] = (
-        {},
-        {"use_double_dummy_result": False},
-        {"dealer_vul": True, "non_dealer_vul": True},
-    )
-    return dict(variants[config_id % 3])
-
+VARIANTS: tuple[Params, ...] = ({}, {"use_double_dummy_result": False}, {"dealer_vul": True, "non_dealer_vul": True})
 
 GAME = Game(
     name="bridge",
-    params=_params,
+    params=lambda config_id: dict(VARIANTS[config_id % 3]),
     rules=_rules,
     describe=_describe,
     compact=_compact,

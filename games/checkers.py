@@ -2,24 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from games.base import Game, State
+from games.base import Game, State, rules_text
 
 _DRAW_AFTER = 40  # moves of either side without a capture
-
-
-def _rules(params: dict[str, Any]) -> str:
-    return f"""Checkers on an 8x8 board. Capture all opposing pieces or leave them without a move to win.
-- Player o starts at the bottom, moves first and goes up; player + starts at the top and goes down. Kings are shown as \
-8 (of o) and * (of +).
-- Men move one square diagonally forward, kings one square in any diagonal direction, onto an empty square.
-- A piece captures by jumping over an adjacent opposing piece onto the empty square behind it: men forward, kings in \
-any direction. If you can capture, you must.
-- If the piece that captured can capture again, the same player must go on with it; each jump is an action of its own.
-- A man reaching the far row becomes a king and the turn ends.
-- {_DRAW_AFTER} moves (both sides together) without a capture are a draw.
-- Action names are from-square and to-square: "a3b4"; columns a-h from the left, rows 1-8 from the bottom."""
 
 
 def _rows(state: State) -> list[str]:
@@ -63,8 +48,7 @@ def _compact(state: State, seat: int) -> str:
 
 GAME = Game(
     name="checkers",
-    params=lambda c: {},
-    rules=_rules,
+    rules=lambda params: rules_text("checkers", draw_after=_DRAW_AFTER),
     describe=_describe,
     compact=_compact,
     mcts=(500, 50),

@@ -2,24 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from games.base import Game, State
-
-SWAP = str.maketrans("xo", "ox")
+from games.base import Game, Params, State, rules_text, seen_from
 
 
-def _rules(params: dict[str, Any]) -> str:
-    rows, columns = params.get("rows", 5), params.get("columns", 6)
-    last = chr(ord("a") + columns - 1)
-    return (
-        f"Clobber on a board of {rows} rows and {columns} columns, filled with stones in a checkerboard pattern. "
-        "Player 0 owns the o stones and moves first, Player 1 owns the x stones. A move takes one own stone to a "
-        "horizontally or vertically neighbouring cell that holds an opposing stone, which is removed. Every move must "
-        "capture. A player who cannot move loses; there are no draws.\n"
-        f"A move is named from-to (a2b2: the stone on a2 captures b2), columns a-{last} from the left, rows 1-{rows} "
-        "from the bottom. On the board . is an empty cell."
-    )
+def _rules(params: Params) -> str:
+    return rules_text("clobber", **params, last=chr(ord("a") + params["columns"] - 1))
 
 
 def _rows(state: State) -> list[str]:
@@ -36,8 +23,7 @@ def _describe(state: State, seat: int) -> str:
 
 def _compact(state: State, seat: int) -> str:
     """The rows from the top; x is always the player in ``seat``."""
-    board = "/".join(_rows(state))
-    return board if seat == 1 else board.translate(SWAP)
+    return seen_from(seat, "/".join(_rows(state)), "ox")
 
 
 GAME = Game(

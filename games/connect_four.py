@@ -2,19 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from games.base import Game, State, signed
-
-
-def _rules(params: dict[str, Any]) -> str:
-    return (
-        "Connect four on a board of 6 rows and 7 columns. Player 0 plays x and moves first, Player 1 plays o. The "
-        "players take turns to drop one disc into a column that is not full; it falls to the lowest empty cell. Four "
-        "own discs in a horizontal, vertical or diagonal line win; a full board without such a line is a draw.\n"
-        "An action is named by disc and column (x3), columns are counted from the left from 0 and the ID is the "
-        "column. On the board . is an empty cell and the bottom row is the lowest."
-    )
+from games.base import Game, State, rules_text, signed
 
 
 def _describe(state: State, seat: int) -> str:
@@ -31,8 +19,7 @@ def _compact(state: State, seat: int) -> str:
 
 GAME = Game(
     name="connect_four",
-    params=lambda config_id: {},
-    rules=_rules,
+    rules=lambda params: rules_text("connect_four"),
     describe=_describe,
     compact=_compact,
     mcts=(1000, 20),

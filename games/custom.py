@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
+import runpy
 import sys
 from pathlib import Path
 
@@ -18,40 +18,25 @@ def extend(games: list[Game], folder: str) -> tuple[list[Game], dict[str, str]]:
     """
     files: dict[str, str] = {}
     try:
-        for path in _files(folder):
+        if not Path(folder).is_dir():
+            raise ValueError(f"{folder} is not a folder")
+        for path in sorted(path for path in Path(folder).glob("*.py") if not path.name.startswith("_")):
             game = _load(path)
             if game.name in files:
                 raise ValueError(f"{path}: the game {game.name!r} is also in {files[game.name]}")
             files[game.name] = str(path)
-            games = _with(games, game)
+            games = list(({known.name: known for known in games} | {game.name: game}).values())
     except ValueError as error:
         print(f"OPENSPIEL_AGENTS_PATH: {error}", file=sys.stderr)
         raise SystemExit(2) from error
     return games, files
 
 
-def _with(games: list[Game], game: Game) -> list[Game]:
-    if any(known.name == game.name for known in games):
-        return [game if known.name == game.name else known for known in games]
-    return [*games, game]
-
-
-def _files(folder: str) -> list[Path]:
-    if not Path(folder).is_dir():
-        raise ValueError(f"{folder} is not a folder")
-    return sorted(path for path in Path(folder).glob("*.py") if not path.name.startswith("_"))
-
-
 def _load(path: Path) -> Game:
-    spec = importlib.util.spec_from_file_location(f"custom_game_{path.stem}", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
     try:
-        spec.loader.exec_module(module)
+        game = runpy.run_path(str(path), run_name=f"custom_game_{path.stem}").get("GAME")
     except Exception as error:  # somebody's file runs here
         raise ValueError(f"{path}: {type(error).__name__}: {' '.join(str(error).split())}") from error
-    game = getattr(module, "GAME", None)
     if not isinstance(game, Game):
         raise ValueError(f"{path}: it must define GAME, a games.base.Game")
     if not re.fullmatch("[a-z0-9_]+", str(game.name)):

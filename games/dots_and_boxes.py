@@ -2,24 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from games.base import Game, State
+from games.base import Game, Params, State, rules_text, seen_from
 
 
-def _rules(params: dict[str, Any]) -> str:
-    rows, cols = params.get("num_rows", 2), params.get("num_cols", 2)
-    horizontal = (rows + 1) * cols
+def _rules(params: Params) -> str:
+    rows, cols = params["num_rows"], params["num_cols"]
     draw = "equal numbers draw" if rows * cols % 2 == 0 else f"with {rows * cols} boxes there is no draw"
-    return (
-        f"Dots and boxes with {rows}x{cols} boxes, that is {rows + 1}x{cols + 1} dots. Player 0 begins. A move draws "
-        "one missing line between two neighbouring dots. Who draws the last side of a box owns the box and must move "
-        f"again; otherwise the turn passes. When all lines are drawn, more own boxes win; {draw}.\n"
-        f"h,r,c is the horizontal line number c (0-{cols - 1} from the left) in dot row r (0-{rows} from the top), the "
-        f"top side of box row r, column c; its ID is {cols} * r + c. v,r,c is the vertical line in box row r "
-        f"(0-{rows - 1}) and dot column c (0-{cols}), the left side of box row r, column c; its ID is {horizontal} + "
-        f"{cols + 1} * r + c. P1(...) is a move of Player 0, P2(...) one of Player 1."
-    )
+    ends = {"dot_rows": rows + 1, "dot_cols": cols + 1, "last_row": rows - 1, "last_col": cols - 1}
+    return rules_text("dots_and_boxes", rows=rows, cols=cols, **ends, draw=draw, horizontal=(rows + 1) * cols)
 
 
 def _grid(state: State) -> tuple[list[str], list[str], list[str]]:
@@ -49,8 +39,8 @@ def _describe(state: State, seat: int) -> str:
 def _compact(state: State, seat: int) -> str:
     """Horizontal lines, vertical lines (1 drawn), then box owners; x is always the player in ``seat``."""
     horizontal, vertical, owners = _grid(state)
-    marks = str.maketrans("12", "xo" if seat == 0 else "ox")
-    return "|".join("/".join(rows) for rows in (horizontal, vertical, [o.translate(marks) for o in owners]))
+    lines = "|".join("/".join(rows) for rows in (horizontal, vertical))
+    return f"{lines}|{seen_from(seat, '/'.join(owners), '12')}"
 
 
 GAME = Game(

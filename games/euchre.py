@@ -2,44 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from games.base import Game, State
+from games.base import Game, Params, State, rules_text
 from games.tricks import SEATS, parse_hand, parse_tricks
 
+LONE_DEFENDER = (
+    " Then the defenders are asked in turn, from the declarer's left, whether one of them defends alone; the first "
+    "Alone settles it."
+)
 BIDS = {24: "Pass", 25: "Clubs", 26: "Diamonds", 27: "Hearts", 28: "Spades"}
 
 
-def _rules(params: dict[str, Any]) -> str:
-    alone = ""
-    if params.get("allow_lone_defender", False):
-        alone = (
-            " Then the defenders are asked in turn, from the declarer's left, whether one of them defends alone; the "
-            "first Alone settles it."
-        )
-    if params.get("stick_the_dealer", True):
+def _rules(params: Params) -> str:
+    alone = LONE_DEFENDER if params["allow_lone_defender"] else ""
+    if params["stick_the_dealer"]:
         last = "If all others pass again the dealer must name a suit."
     else:
         last = "If all pass again the deal ends and nobody scores."
-    return (
-        "Euchre for four players in two partnerships, North (Player 0) and South (2) against East (1) and West (3); "
-        "one deal with the 24 cards 9 to A. Everyone gets five cards and one more, the upcard, is turned up. Turns "
-        "go North, East, South, West; the player after the dealer bids first.\n"
-        "Bidding: in the first round name the upcard's suit (order up) to make it trump, or Pass; the dealer then "
-        "takes the upcard and discards one card face down. If all four pass, there is a second round in which any "
-        f"other suit may be named. {last} Who names trump is the declarer and says Alone, then the partner's cards "
-        f"stay out of play, or Partner.{alone}\n"
-        "Play: the active player next after the dealer leads. Follow the suit led if you can, otherwise play any "
-        "card. The highest trump, or without trumps the highest card of the suit led, wins the trick and leads the "
-        "next. Trump order: jack of trumps, then the other jack of the same colour (it counts as a trump), A, K, Q, "
-        "T, 9; other suits A, K, Q, J, T, 9.\n"
-        "The declaring side scores 1 point for 3 or 4 tricks, 2 for all five, 4 for all five alone; with fewer than "
-        "3 tricks the defenders score 2"
-        + (", 4 if a lone defender did it. " if alone else ". ")
-        + "What one side scores the other loses.\n"
-        "Cards are named suit then rank (DT is the ten of diamonds). Naming a suit as trump: 25 Clubs, 26 Diamonds, "
-        "27 Hearts, 28 Spades; 24 is Pass, 29 Alone, 30 Partner."
-    )
+    return rules_text("euchre", last=last, alone=alone, lone=", 4 if a lone defender did it. " if alone else ". ")
 
 
 def _cards(view: str) -> list[str]:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from games.base import Game, State
+from games.base import Game, State, rules_text
 
 RANKS, SUITS = "A23456789TJQK", "scdh"
 DRAW_UPCARD, DRAW_STOCK, PASS, KNOCK, FIRST_MELD = 52, 53, 54, 55, 56
@@ -23,26 +21,6 @@ COUNTED = {
     "KNOCK": " (all cards not laid down)",
     "LAYOFF": " (all cards not laid down)",
 }
-
-
-def _rules(params: dict[str, Any]) -> str:
-    hand, knock = params.get("hand_size", 10), params.get("knock_card", 10)
-    return (
-        f"Gin rummy for two players, one hand of {hand} cards each from a 52-card deck. Cards are named rank then suit "
-        "(Ts is the ten of spades); A counts 1, 2-9 their number, T, J, Q and K 10 each. A meld is three or four cards "
-        "of one rank, or a run of three to five cards of one suit (A is low). Cards in no meld are deadwood; the "
-        "best arrangement counts.\n"
-        "Player 0 may take the first upcard (52) or pass (54), then Player 1; if both pass, Player 0 draws from the "
-        "stock. A turn is: draw the upcard (52) or from the stock (53), then discard a card, which becomes the upcard; "
-        f"or Knock (55), possible if your deadwood after the discard is at most {knock}: then discard, lay down your "
-        "melds one action each and Pass. The opponent then lays single cards off on your melds, passes, lays down own "
-        "melds and passes.\n"
-        "The knocker wins the difference in deadwood; with deadwood 0 (gin) 25 more. If the opponent has less deadwood "
-        "than the knocker, the opponent wins the difference and 25 more. Nobody scores when only 2 cards are left in "
-        "the stock and the player does not knock, after very many draws of the upcard, or when both players in turn "
-        "take the upcard and discard it again.\n"
-        "IDs: spades A-K 0-12, clubs 13-25, diamonds 26-38, hearts 39-51; melds from 56 on."
-    )
 
 
 def _card(card: int) -> str:
@@ -117,7 +95,7 @@ def _compact(state: State, seat: int) -> str:
 GAME = Game(
     name="gin_rummy",
     params=lambda config_id: {"hand_size": 7 + config_id // 3 % 3, "knock_card": 10 - config_id % 3},
-    rules=_rules,
+    rules=lambda params: rules_text("gin_rummy", **params),
     describe=_describe,
     compact=_compact,
     mcts=(500, 10),

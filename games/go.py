@@ -2,24 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from games.base import Game, State
+from games.base import Game, Params, State, rules_text, seen_from
 
 
-def _rules(params: dict[str, Any]) -> str:
+def _rules(params: Params) -> str:
     size = params["board_size"]
-    columns = f"a-{'abcdefghjklmnopqrst'[size - 1]}"
-    return f"""Go on a {size}x{size} board. Black (X) plays first, then White (O), in turn.
-- A turn places one stone on an empty point, or passes. Points are column letter + row number: columns {columns} from \
-the left, rows 1-{size} from the bottom.
-- Stones of one colour joined along lines form a group; its liberties are the empty points beside it. A group without \
-liberties is captured and removed. You may not leave your own group without liberties, nor retake a ko at once.
-- The game ends after two passes in a row, or after {2 * size * size} turns. A stone that brings back an earlier \
-position of the whole board ends it at once as a draw.
-- Area scoring: each side counts its stones plus the empty points that only its stones surround. No stone is taken off \
-as dead: capture it before the end. White gets {params["komi"]} points on top. More points win.
-- Action names: "B c3" is a black stone on c3, "W PASS" is White passing."""
+    return rules_text("go", **params, columns=f"a-{'abcdefghjklmnopqrst'[size - 1]}", limit=2 * size * size)
 
 
 def _rows(state: State) -> list[str]:
@@ -48,8 +36,7 @@ def _describe(state: State, seat: int) -> str:
 
 def _compact(state: State, seat: int) -> str:
     """Rows from the bottom (so that cells come in the order of the action ids), x mine, o theirs."""
-    mine, theirs = "XO" if seat == 0 else "OX"
-    board = "/".join(reversed(_rows(state))).translate(str.maketrans(mine + theirs + "+", "xo."))
+    board = seen_from(seat, "/".join(reversed(_rows(state))), "XO").replace("+", ".")
     done, limit = _ply(state)
     return f"{board} {'BW'[seat]} {limit - done}{' p' if _passed(state) else ''}"
 

@@ -3,29 +3,21 @@
 from __future__ import annotations
 
 import re
-from typing import Any
 
-from games.base import Game, State
+from games.base import Game, Params, State, rules_text
 
 ORDER = {"random": "in random order", "descending": "from the highest to the lowest"}
 WON, LOST, TIED = "+-="
 CARDS = "?abcdefghijklmnop"  # card 1 is a
 
 
-def _rules(params: dict[str, Any]) -> str:
-    n = params.get("num_cards", 13)
+def _rules(params: Params) -> str:
     if params.get("imp_info", False):
         seen = "You see who won a prize, but not the opponent's card, unless it was a tie."
     else:
         seen = "After each round both bids are known, and both hands are always visible."
-    return (
-        f"Goofspiel for two players. Both hold the cards 1 to {n}, and prize cards worth 1 to {n} points are turned "
-        f"up one at a time, {ORDER[params.get('points_order', 'random')]}. For each prize both players choose a card "
-        "from their hand at the same time; the higher card wins the prize, equal cards give it to nobody, and both "
-        f"cards are used up. {seen} The last card is played automatically.\n"
-        "After all prizes the player with more points wins; equal points are a draw.\n"
-        f"Bid: k plays the card k; its ID is k - 1 (IDs 0 to {n - 1})."
-    )
+    n = params["num_cards"]
+    return rules_text("goofspiel", num_cards=n, order=ORDER[params["points_order"]], seen=seen, last_id=n - 1)
 
 
 def _fields(state: State, seat: int) -> dict[str, list[int]]:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
+from games.base import Params
 from games.goofspiel import GAME as GOOFSPIEL
 
 
-def _params(config_id: int) -> dict[str, Any]:
+def _params(config_id: int) -> Params:
     return {"players": 2, "num_cards": 4 + config_id % 3, "points_order": "descending", "imp_info": True}
 
 

@@ -3,32 +3,18 @@
 from __future__ import annotations
 
 import re
-from typing import Any
 
-from games.base import Game, State
+from games.base import Game, Params, State, rules_text
 from games.tricks import SEATS, parse_hand, parse_tricks
 
 
-def _rules(params: dict[str, Any]) -> str:
+def _rules(params: Params) -> str:
     extra = ""
     if params.get("jd_bonus", False):
         extra += " The jack of diamonds (JD) takes off 10 points from who wins it."
     if params.get("avoid_all_tricks_bonus", False):
         extra += " Winning no trick at all takes off 5 points, unless someone shot the moon."
-    return (
-        "Hearts for four players, one deal of 13 cards each. Players 0 to 3 sit North, East, South, West and play in "
-        "that order. The pass direction is drawn at random: left, across, right or no pass. Unless it is no pass, "
-        "each player first chooses three cards, one action each, and gives them to that neighbour (left of North is "
-        "East).\n"
-        "Who holds 2C leads it to the first trick. Follow the suit led if you can, otherwise play any card; the "
-        "highest card of the suit led wins the trick and leads the next. In the first trick no heart and not QS may "
-        "be played unless there is nothing else. Hearts may be led only after a heart or QS has been played, or with "
-        "nothing else in hand. Rank order: 2 low to A high.\n"
-        f"Each heart won is 1 point, QS is 13 points; few points are good.{extra} Taking all hearts and QS (shooting "
-        "the moon) gives 0 points for them to that player and 26 to each other player. Your result is 26 minus your "
-        "points, compared with the other players' results.\n"
-        "Cards are named rank then suit (TD is the ten of diamonds); ranks 2-9, T, J, Q, K, A, suits C D H S."
-    )
+    return rules_text("hearts", extra=extra)
 
 
 def _cards(view: str) -> list[str]:

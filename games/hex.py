@@ -2,27 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from games.base import Game, State
-
-SWAP = str.maketrans("xo", "ox")
+from games.base import Game, Params, State, rules_text, seen_from
 
 
-def _rules(params: dict[str, Any]) -> str:
-    n = params.get("board_size", 11)
-    last = chr(ord("a") + n - 1)
-    return (
-        f"Hex on a {n}x{n} board of hexagonal cells. Player 0 plays x and moves first, Player 1 plays o. The players "
-        "take turns to put one stone on an empty cell; stones never move and nothing is captured.\n"
-        "x wins by connecting the top row (1) with the bottom row "
-        f"({n}), o by connecting the left column (a) with the right column ({last}) by a chain of own stones. There "
-        "are no draws and there is no swap move.\n"
-        f"A cell is named column letter a-{last}, row number 1-{n} from the top; its ID is {n} * (row - 1) + column, "
-        "a being column 0. Each drawn row is shifted to the right. A cell touches its left and right neighbours, the "
-        "same letter and the next letter in the row above, the same letter and the previous letter in the row below: "
-        "b2 touches a2, c2, b1, c1, a3 and b3."
-    )
+def _rules(params: Params) -> str:
+    return rules_text("hex", **params, last=chr(ord("a") + params["board_size"] - 1))
 
 
 def board_rows(state: State) -> list[str]:
@@ -40,8 +24,7 @@ def _describe(state: State, seat: int) -> str:
 
 def _compact(state: State, seat: int) -> str:
     """Own direction (v top to bottom, h left to right), then the rows; x is always the player in ``seat``."""
-    board = "/".join(board_rows(state))
-    return f"{'vh'[seat]} {board if seat == 0 else board.translate(SWAP)}"
+    return f"{'vh'[seat]} {seen_from(seat, '/'.join(board_rows(state)), 'xo')}"
 
 
 GAME = Game(

@@ -3,27 +3,12 @@
 from __future__ import annotations
 
 import re
-from typing import Any
 
-from games.base import Game, State
+from games.base import Game, State, rules_text
 
 RANKS = ("Jack", "Queen", "King")
 SUITS = ("spades", "hearts")
 WORDS = ("Fold", "Call", "Raise")
-
-
-def _rules(params: dict[str, Any]) -> str:
-    return (
-        "Leduc poker for two players. The deck has six cards: Jack, Queen and King, each in two suits. Both players "
-        "put 1 chip into the pot and get one private card. There are two betting rounds; after the first, one public "
-        "card is turned up. Player 0 acts first in both rounds.\n"
-        "Fold (0): give up the pot, possible only when facing a raise. Call (1): match the opponent's chips, or check "
-        "when there is nothing to match. Raise (2): match and put in 2 more chips in round 1, 4 more in round 2; at "
-        "most two raises a round. A round ends when a raise is called or both players check.\n"
-        "After round 2 the cards are shown. A private card of the same rank as the public card (a pair) wins; without "
-        "a pair the higher rank wins (King, Queen, Jack); equal ranks split the pot. Suits never matter. Your result "
-        "is the number of chips you win or lose, from -13 to +13."
-    )
 
 
 def _view(state: State, seat: int) -> tuple[int, int | None, list[list[int]], list[int]]:
@@ -68,7 +53,7 @@ def _compact(state: State, seat: int) -> str:
 GAME = Game(
     name="leduc_poker",
     params=lambda config_id: {"players": 2},
-    rules=_rules,
+    rules=lambda params: rules_text("leduc_poker"),
     describe=_describe,
     compact=_compact,
     mcts=(3000, 200),

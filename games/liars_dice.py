@@ -2,26 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from games.base import Game, State
+from games.base import Game, Params, State, rules_text
 
 FACES, QUANTITIES = "abcdef", "ABCDEFGHIJ"
 
 
-def _rules(params: dict[str, Any]) -> str:
-    dice = params.get("numdice", 1)
-    liar = 12 * dice
-    return (
-        f"Liar's dice for two players with {dice} six-sided {'die' if dice == 1 else 'dice'} each; you see only your "
-        "own. Player 0 starts, then the players take turns.\n"
-        "A bid quantity-face, such as 1-5, claims that among the dice of both players together at least quantity show "
-        "that face. Sixes are wild: they count as every face. A new bid must be higher than the last: a larger "
-        "quantity with any face, or the same quantity with a higher face. Instead of bidding you may call Liar, but "
-        "not as the first move. Then all dice are shown: if the last bid is true, its bidder wins, otherwise the "
-        "caller wins.\n"
-        f"The ID of a bid is 6 * (quantity - 1) + (face - 1), quantity from 1 to {2 * dice}; Liar is ID {liar}."
-    )
+def _rules(params: Params) -> str:
+    dice = params["numdice"]
+    return rules_text("liars_dice", dice=dice, die="die" if dice == 1 else "dice", most=2 * dice, liar=12 * dice)
 
 
 def _view(state: State, seat: int) -> tuple[str, list[str]]:

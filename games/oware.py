@@ -2,26 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from games.base import Game, State
+from games.base import Game, Params, State, rules_text
 
 
-def _rules(params: dict[str, Any]) -> str:
+def _rules(params: Params) -> str:
     seeds = params["num_seeds_per_house"]
-    return f"""Oware: capture more of the {12 * seeds} seeds than the opponent. Each player owns six houses with \
-{seeds} seeds each at the start.
-- Player 0 owns houses A-F (lower row, left to right) and moves first, player 1 owns a-f (upper row, right to left).
-- A move takes all seeds of one of your houses and sows them one by one counter-clockwise: A to F, then a to f, then A \
-again, skipping the house they came from.
-- If the last seed falls in an opponent's house that then holds 2 or 3 seeds, you capture them, and those of the \
-houses just before it in a row as long as they are the opponent's and hold 2 or 3. A capture that would take all the \
-opponent's seeds takes none.
-- If the opponent has no seeds you must make a move that gives some.
-- The game ends when a player has more than {6 * seeds} seeds or both have {6 * seeds}, when the player to move has no \
-legal move, or when a position is repeated. Each player then also takes the seeds left in their own houses; \
-more seeds win.
-- Actions 0-5 are your houses in order: A-F or a-f."""
+    return rules_text("oware", total=12 * seeds, seeds=seeds, half=6 * seeds)
 
 
 def _numbers(state: State) -> tuple[list[int], list[int]]:

@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from games.base import Game, State
+from games.base import Game, Params, State, rules_text
 
 
-def _rules(params: dict[str, Any]) -> str:
+def _rules(params: Params) -> str:
     told = {
         "reveal-nothing": "You are not told how often the opponent has tried.",
         "reveal-numturns": "You are told how many attempts both players have made, failed ones included.",
     }[params["obstype"]]
-    return f"""Phantom tic-tac-toe on a 3x3 board: tic-tac-toe without seeing the opponent's marks.
-- x goes first. Three own marks in a row, column or diagonal win; a full board without that is a draw.
-- On your turn name a cell. If it is free your mark goes there and the turn passes. If the opponent already holds it, \
-you learn that, your view shows the mark, and you must name another cell: the turn stays with you.
-- You never see the opponent's other marks. {told}
-- Action names: "x(row,column)", both counted from 0 at the top left; action ids 0-8 are the cells in reading order."""
+    return rules_text("phantom_ttt", told=told)
 
 
 def _view(state: State, seat: int) -> tuple[str, list[str]]:

@@ -3,25 +3,13 @@
 from __future__ import annotations
 
 import re
-from typing import Any
 
-from games.base import Game, State
+from games.base import Game, Params, State, rules_text
 
 
-def _rules(params: dict[str, Any]) -> str:
-    size, walls = params["board_size"], params["wall_count"]
-    last = "abcdefghi"[size - 1]
-    return f"""Quoridor on a {size}x{size} board. Be the first to bring your pawn to the far side.
-- Pawn 0 starts in the middle of row {size} (bottom), moves first and must reach row 1; pawn @ starts in the middle of \
-row 1 (top) and must reach row {size}. Columns are a-{last} from the left, rows 1-{size} from the top.
-- A turn either moves your pawn one square up, down, left or right, or places one of your {walls} walls.
-- If the opponent's pawn is next to yours you may jump over it. If a wall or the board's edge is right behind it, you \
-may step instead to a square beside that pawn, left or right of the jump.
-- A wall is two squares long and blocks both pawns. Walls may not overlap or cross, nor cut off the last way of either \
-pawn to its goal row.
-- After {4 * size * size} turns the game is a draw.
-- Action names: "c3" moves your pawn to c3; "c3v" is a vertical wall to the right of c3 and c4; "c3h" is a horizontal \
-wall below c3 and d3. In the drawing | and --- are walls."""
+def _rules(params: Params) -> str:
+    size = params["board_size"]
+    return rules_text("quoridor", **params, last="abcdefghi"[size - 1], limit=4 * size * size)
 
 
 def _pawns_and_walls(state: State) -> tuple[dict[str, str], list[str]]:

@@ -2,29 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from games.base import Game, State
+from games.base import Game, State, rules_text
 
 _HIDDEN = "\U0001f0a0"  # the engine's face-down card
 _DEPTH = 150  # the engine's depth limit: deals, moves and turned-up cards together
-
-
-def _rules(params: dict[str, Any]) -> str:
-    return """Klondike solitaire. Build each suit from ace to king on its foundation; score as many points as you can.
-- Seven tableau piles. Within a pile a card goes on one of the other colour and one rank higher (5♠ on 6♥), together \
-with the cards on top of it. Only a king, with its cards, may go on an empty pile.
-- A foundation takes the ace of its suit, then 2, 3 ... K. From a pile only its last card may go there. The top \
-card of a foundation may go back to a pile.
-- All 24 cards of the waste are face up, but only the 1st, 4th, 7th ... of those left can be played. Taking a card \
-moves the later ones forward, which changes which cards can be played.
-- When a pile's last face-up card leaves, the card below is turned up.
-- Points: to the foundation A 100, 2 90, 3 80, 4 70, 5 60, 6 50, 7 40, 8 30, 9 20, T J Q K 10 each (taken back: the \
-same points lost); a move that uncovers a face-down card +20; a card from the waste +20.
-- The game ends when no move is left or no steps are left; each move and each card turned up is one step. Moving cards \
-back and forth is allowed but wastes steps.
-- Cards are rank then suit (T is ten). Action names: "6♥ ← 5♠" puts 5♠ on 6♥; "♠ ← A♠" starts a foundation; an empty \
-pile, for kings, is shown as \U0001f0bf; kEnd, offered when nothing else is left, ends the game."""
 
 
 def _parts(state: State) -> tuple[list[str], list[str], list[tuple[int, list[str]]]]:
@@ -57,8 +38,7 @@ def _compact(state: State, seat: int) -> str:
 
 GAME = Game(
     name="solitaire",
-    params=lambda c: {},
-    rules=_rules,
+    rules=lambda params: rules_text("solitaire"),
     describe=_describe,
     compact=_compact,
     history_turns=0,

@@ -2,19 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from games.base import Game, State, signed
-
-
-def _rules(params: dict[str, Any]) -> str:
-    return (
-        "Tic-tac-toe on a 3x3 board. Player 0 plays x and moves first, Player 1 plays o. The players take turns to "
-        "put one mark on an empty cell. Three own marks in a row, column or diagonal win; a full board without such a "
-        "line is a draw.\n"
-        "An action is named mark(row,column), rows counted from the top and columns from the left, both from 0; its "
-        "ID is 3 * row + column. On the board . is an empty cell."
-    )
+from games.base import Game, State, rules_text, signed
 
 
 def _describe(state: State, seat: int) -> str:
@@ -30,8 +18,7 @@ def _compact(state: State, seat: int) -> str:
 
 GAME = Game(
     name="tic_tac_toe",
-    params=lambda config_id: {},
-    rules=_rules,
+    rules=lambda params: rules_text("tic_tac_toe"),
     describe=_describe,
     compact=_compact,
     mcts=(1000, 20),

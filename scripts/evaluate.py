@@ -25,154 +25,76 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import numpy as np
 
+from config.flags import FlagParser
 from curriculum import TaskRange
-from evaluation import exact_table, game_sets, paired_tasks, table_values
-from intervals import mean_interval, pair_means, paired_difference, wilson
-from runlog import Console, setup_logging
-from scripts.arena import Arena, EpisodeLog, Row
-from scripts.players import AFFINETES, Contestant, Roster, ServerError
-from utils import CheckpointError, ConfigError, redact
+from evaluation.arena import Arena, EpisodeLog
+from evaluation.measure import (
+    OVERALL,
+    VALUE,
+    EvaluationError,
+    GameResult,
+    Row,
+    between,
+    columns,
+    differences,
+    exact_table,
+    game_sets,
+    paired_tasks,
+    summary,
+    table_values,
+)
+from evaluation.players import AFFINETES, Contestant, Roster, player_flags
+from training.console import Console
+from training.process import at_least, run_program, setup_logging
+from utils import ConfigError
 
 LADDER_BOTS = ("random", "mcts:10x1", "mcts:50x1", "mcts:200x1")
-OVERALL = "overall"
 
 
-class EvaluationError(RuntimeError):
-    """Nothing to report: told in one line, exit code 1."""
-
-
-# ----------------------------------------------------------------------------------------------------------- results
-
-
-def summary(game: str, rows: Sequence[Row]) -> dict[str, Any]:
-    """One line of the table: rates with Wilson intervals, the mean score with one over pairs of seats, counts."""
-    return _summary(game, [list(rows)])
-
-
-def overall(by_game: dict[str, list[Row]]) -> dict[str, Any]:
-    """The line below: the mean over games, each with the same weight."""
-    return _summary(OVERALL, list(by_game.values()))
-
-
-def _summary(game: str, strata: list[list[Row]]) -> dict[str, Any]:
-    rows = [row for stratum in strata for row in stratum]
-    scores = [row["score"] for row in rows if row["score"] is not None]
-    counts = {o: sum(row["outcome"] == o for row in rows) for o in ("truncated", "forfeited", "failed")}
-    result: dict[str, Any] = {"game": game, "episodes": len(scores), **counts}
-    if not scores:
-        return result
-    units = [pair_means([row["score"] for row in stratum]) for stratum in strata]
-    score = mean_interval([u for u in units if len(u)], len(scores))
-    outcomes = {"success": [s > 0.5 for s in scores], "draw": [s == 0.5 for s in scores],
-                "loss": [s < 0.5 for s in scores]}  # fmt: skip
-    for name, hits in outcomes.items():
-        rate = wilson(sum(hits) / len(hits), len(hits))
-        result |= {name: rate.estimate, f"{name}_interval": [rate.low, rate.high]}
-    masses = [(row["legal_mass"], row["decisions"]) for row in rows if row.get("legal_mass") is not None]
-    decisions = sum(n for _, n in masses)
-    return result | {
-        "score": score.estimate, "score_interval": [score.low, score.high],
-        "legal_mass": sum(mass * n for mass, n in masses) / decisions if decisions else None,
-        "retries": sum(row.get("retries", 0) for row in rows),
-    }  # fmt: skip
-
-
-def exact_results(player: Contestant, task_ids: set[int]) -> dict[str, Any] | None:
-    """Exact score against uniform random, the best response's, the share between, NashConv; None: not computable."""
+def exact_results(player: Contestant, task_ids: set[int]) -> dict[str, float]:
+    """Exact values against uniform random (the player's, random play's, the ceiling), NashConv; {}: not computable."""
     from envs import exact
-    from envs.openspiel import table
+    from envs.openspiel import load_game
 
-    [task_id, *others] = sorted(task_ids)
-    shared = table(task_id)
-    if any(table(other) is not shared for other in others) or not exact.feasible(shared.spiel):
-        return None
+    task_id = min(task_ids)
+    game = load_game(task_id)
+    if any(load_game(other) is not game for other in task_ids) or not exact.feasible(game):
+        return {}
     if player.label == "random":
-        policy_table = exact.uniform_table(shared.spiel)
+        policy_table = exact.uniform_table(game)
     elif hasattr(player.player, "action_probs") and player.env.answer_mode == "constrained":
         policy_table = exact_table(player.player, player.env, task_id) or {}
     else:
-        return None
-    own, random, best = table_values(policy_table, task_id)
-    nash_conv = exact.nash_conv(shared.spiel, policy_table)
-    return {"exact": (own + 1) / 2, "random": (random + 1) / 2, "ceiling": (best + 1) / 2,
-            "share": exact.share_of_ceiling(own, random, best), "nash_conv": nash_conv}  # fmt: skip
+        return {}
+    own, random, ceiling = table_values(policy_table, task_id)
+    return {"exact": own, "random": random, "ceiling": ceiling, "nash_conv": exact.nash_conv(game, policy_table)}
 
 
-def differences(ours: dict[str, list[Row]], theirs: dict[str, list[Row]]) -> list[dict[str, Any]]:
-    """Per game and overall: what the first player scores above the second on the same deals."""
-    units = {}
-    for game in ours:
-        pairs = zip(ours[game], theirs[game], strict=True)
-        scores = [(a["score"], b["score"]) for a, b in pairs]
-        deltas = pair_means([a - b if a is not None and b is not None else None for a, b in scores])
-        if len(deltas):
-            units[game] = deltas
-    if not units:
-        raise EvaluationError("no deal was played to its end by both players")
-    results = []
-    every = [(OVERALL, list(units.values()))] if len(units) > 1 else []
-    for game, strata in [*((game, [deltas]) for game, deltas in units.items()), *every]:
-        found = paired_difference(strata)
-        results.append({"game": game, "pairs": sum(map(len, strata)), "difference": found.estimate,
-                        "interval": [found.low, found.high], "p": found.p})  # fmt: skip
-    return results
-
-
-# ------------------------------------------------------------------------------------------------------------ tables
-
-
-def _number(value: float | None, form: str = ".3f") -> str:
-    return "-" if value is None else format(value, form)
-
-
-def _range(ends: Sequence[float] | None, form: str = ".3f") -> str:
-    return "-" if ends is None else f"[{ends[0]:{form}}, {ends[1]:{form}}]"
-
-
-def aligned(head: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
-    """Columns as wide as they need to be; the first to the left, the others to the right."""
-    widths = [max(len(line[i]) for line in [head, *lines]) for i in range(len(head))]
-    return "\n".join(
-        "  ".join([line[0].ljust(widths[0]), *(c.rjust(w) for c, w in zip(line[1:], widths[1:], strict=True))]).rstrip()
-        for line in [head, *lines]
-    )
-
-
-def result_lines(results: Sequence[dict[str, Any]], with_exact: bool) -> str:
-    """The table of one player."""
-    head = ["game", "games", "score", "95 %", "success", "95 %", "draw", "loss", "legal mass", "truncated", "forfeited",
-            "failed"]  # fmt: skip
-    head += ["exact score", "ceiling", "share", "NashConv"] if with_exact else []
+def result_lines(results: Sequence[GameResult], with_exact: bool) -> str:
+    """The table of one player; counts that are 0 everywhere are left out."""
+    counts = [kind for kind in ("truncated", "forfeited", "failed") if any(getattr(r, kind) for r in results)]
     lines = []
     for r in results:
-        line = [r["game"], str(r["episodes"]), _number(r.get("score")), _range(r.get("score_interval")),
-                _number(r.get("success")), _range(r.get("success_interval")), _number(r.get("draw")),
-                _number(r.get("loss")), _number(r.get("legal_mass"), ".2g"),
-                *(str(r[outcome]) for outcome in ("truncated", "forfeited", "failed"))]  # fmt: skip
-        exact = r.get("exact") or {}
-        line += [_number(exact.get(k)) for k in ("exact", "ceiling", "share", "nash_conv")] if with_exact else []
-        lines.append(line)
-    return aligned(head, lines)
-
-
-def difference_lines(results: Sequence[dict[str, Any]]) -> str:
-    """The table of a comparison."""
-    lines = [[r["game"], str(r["pairs"]), _number(r["difference"], "+.3f"), _range(r["interval"], "+.3f"),
-              _number(r["p"], ".4f")] for r in results]  # fmt: skip
-    return aligned(["game", "pairs of deals", "difference", "95 %", "p"], lines)
+        line = {"game": r.game, "games": r.episodes, "value": r.value, "95 %": between(r.low, r.high),
+                "success": r.success, "draw": r.draw, "legal": r.legal_mass,
+                **{kind: getattr(r, kind) for kind in counts}}  # fmt: skip
+        exact = {"exact": r.exact, "ceiling": r.ceiling, "share": r.share, "NashConv": r.nash_conv}
+        lines.append(line | (exact if with_exact else {}))
+    return columns(lines, value=VALUE, legal=".2g", exact=VALUE, ceiling=VALUE)
 
 
 # ----------------------------------------------------------------------------------------------------------- program
 
 
-class Evaluation:
+class Contest:
     """What the command line asks for: the players, the opponent, the games, and where results go."""
 
     def __init__(self, args: argparse.Namespace) -> None:
         affinetes = args.protocol == "affinetes"
-        sets = [*args.set, *(AFFINETES if affinetes else ())]
         self.args = args
-        self.roster = Roster(args.config, sets, args.seed, args.greedy, args.model)
+        self.roster = Roster(
+            args.config, [*args.set, *(AFFINETES if affinetes else ())], args.seed, args.greedy, args.model
+        )
         self.names = self._names()
         opponent = args.opponent or ("mcts" if affinetes else "random")
         self.opponent_name = opponent.removeprefix("past:")
@@ -235,24 +157,24 @@ class Evaluation:
         report: dict[str, Any] = {"settings": self.settings([opponent]), "tables": []}
         for player, rows in zip(self.players, played, strict=True):
             results = self._results(player, rows)
-            report["tables"].append({"player": player.label, "opponent": opponent.label, "results": results})
+            shown = [vars(r) | {"share": r.share} for r in results]
+            report["tables"].append({"player": player.label, "opponent": opponent.label, "results": shown})
             print(f"{player.label} against {opponent.label}, {sampling}, seed {self.args.seed}")
             print(result_lines(results, self.args.exact), end="\n\n")
         if self.args.compare:
             report["comparison"] = differences(*played)
-            print(f"{self.players[0].label} minus {self.players[1].label}, score on the same deals")
-            print(difference_lines(report["comparison"]), end="\n\n")
+            print(f"{self.players[0].label} minus {self.players[1].label}, value on the same deals")
+            lines = [{**{key: d[key] for key in ("game", "pairs", "difference")}, "95 %": between(*d["interval"]),
+                      "p": d["p"]} for d in report["comparison"]]  # fmt: skip
+            print(columns(lines, difference=VALUE, p=".4f"), end="\n\n")
         return report
 
-    def _results(self, player: Contestant, rows: dict[str, list[Row]]) -> list[dict[str, Any]]:
-        results = [summary(game, played) for game, played in rows.items()]
-        lost = next((r["game"] for r in results if not r["episodes"]), None)
-        if lost:
-            raise EvaluationError(f"every game of {lost} failed; the first: {rows[lost][0]['error']}")
-        if self.args.exact:
-            for result, played in zip(results, rows.values(), strict=True):
-                result["exact"] = exact_results(player, {row["task_id"] for row in played})
-        return [*results, overall(rows)] if len(results) > 1 else results
+    def _results(self, player: Contestant, rows: dict[str, list[Row]]) -> list[GameResult]:
+        results = []
+        for game, played in rows.items():
+            exact = exact_results(player, {row["task_id"] for row in played}) if self.args.exact else {}
+            results.append(summary(game, [played], **exact))
+        return [*results, summary(OVERALL, list(rows.values()))] if len(results) > 1 else results
 
     def ladder(self) -> dict[str, Any]:
         """Play everyone against everyone and rate them, over all games and in each."""
@@ -279,16 +201,16 @@ class Evaluation:
         return self._ladder_report(ratings, results)
 
     def _ladder_report(self, ratings: dict[str, Any], results: dict[tuple[int, int], Any]) -> dict[str, Any]:
-        order = sorted(range(len(self.players)), key=lambda i: -ratings[OVERALL][i].points)
-        lines = [[self.players[i].label, *(f"{r[i].points:+.0f} [{r[i].low:+.0f}, {r[i].high:+.0f}]"
-                                           for r in ratings.values())] for i in order]  # fmt: skip
+        labels = [player.label for player in self.players]
+        order = sorted(range(len(labels)), key=lambda i: -ratings[OVERALL][i].points)
+        lines = [{"player": labels[i], **{game: f"{r[i].points:+.0f} [{r[i].low:+.0f}, {r[i].high:+.0f}]"
+                                          for game, r in ratings.items()}} for i in order]  # fmt: skip
         print(
             f"Ratings (400 points: odds of 10 to 1) with 95 % intervals, {self.args.num_episodes} games a pair and game"
         )
-        print(aligned(["player", *ratings], lines), end="\n\n")
-        labels = [player.label for player in self.players]
+        print(columns(lines), end="\n\n")
         matches = [
-            {"player": labels[i], "opponent": labels[j], "game": game, "games": int(r.size), "score": float(r.mean())}
+            {"player": labels[i], "opponent": labels[j], "game": game, "games": int(r.size), "points": float(r.mean())}
             for (i, j), by_game in results.items()
             for game, r in by_game.items()
         ]
@@ -307,32 +229,26 @@ def _outcomes(rows: Sequence[Row]) -> np.ndarray:
 
 def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     """Read the command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = FlagParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
     add("--checkpoint", nargs="+", default=[], metavar="PLAYER", help="whom to evaluate")
     add("--compare", nargs=2, metavar="PLAYER", help="evaluate both and test the difference")
     add("--ladder", nargs="*", metavar="PLAYER", help="round robin; default: base, random, mcts and --checkpoint")
-    add("--model", metavar="NAME", help="a base model without an adapter, or the model to ask a server for")
     add("--base_url", metavar="URL", help="of an OpenAI-compatible server; its key comes from OPENAI_API_KEY")
     add("--opponent", metavar="PLAYER", help="default random; mcts with --protocol affinetes")
     add("--games", nargs="+", metavar="GAME", help="NAME, NAME#CONFIG, task id or FIRST-LAST; default: the run's")
-    add("--num_episodes", type=int, default=200, help="a game, half in each seat (default 200)")
-    add("--seed", type=int, default=0, help="of deals and sampling (default 0)")
-    add("--greedy", action="store_true", help="the likeliest answer instead of a sampled one")
+    add("--num_episodes", type=at_least(2), default=200, help="a game, half in each seat (default 200)")
     add("--exact", action="store_true", help="exact values, share of the ceiling and NashConv of small games")
     add("--protocol", choices=("native", "affinetes"), default="native", help="affinetes: as the public environment")
     add("--output", metavar="FILE.jsonl", help="a row a game; the same command goes on where it was interrupted")
     add("--json", metavar="FILE", help="the tables as JSON")
-    add("--games_at_once", type=int, default=128, help="part of what the seed determines (default 128)")
-    add("--config", action="append", default=[], metavar="FILE", help="differences to the run's configuration")
-    add("--set", action="append", default=[], metavar="KEY=VALUE", help="e.g. model.use_4bit=false")
+    add("--games_at_once", type=at_least(1), default=128, help="part of what the seed determines (default 128)")
+    player_flags(parser)
     args = parser.parse_args(argv)
     if not (args.checkpoint or args.compare or args.ladder is not None or args.model):
         parser.error("nobody to evaluate: name a --checkpoint or a --model, or use --compare or --ladder")
-    if args.num_episodes < 2 or args.num_episodes % 2:
-        parser.error(f"--num_episodes {args.num_episodes}: an even number >= 2, half of them for each seat")
-    if args.games_at_once < 1:
-        parser.error(f"--games_at_once {args.games_at_once}: at least 1")
+    if args.num_episodes % 2:
+        parser.error(f"--num_episodes {args.num_episodes}: an even number, half of them for each seat")
     if args.base_url and not args.model:
         parser.error("--base_url: --model must name the model that the server is to be asked for")
     return args
@@ -342,22 +258,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Evaluate; exit codes: 0 done, 1 nothing to report, 2 bad usage, 130 interrupted."""
     setup_logging()
     args = arguments(argv)
-    try:
-        evaluation = Evaluation(args)
-        report = evaluation.ladder() if args.ladder is not None else evaluation.run()
+
+    def run() -> None:
+        contest = Contest(args)
+        report = contest.ladder() if args.ladder is not None else contest.run()
         if args.json:
             Path(args.json).write_text(json.dumps(report, indent=1) + "\n")
-    except ConfigError as error:
-        print(f"error: {redact(str(error))}", file=sys.stderr)
-        return 2
-    except (EvaluationError, ServerError, CheckpointError, OSError) as error:
-        print(f"evaluation failed: {redact(str(error))}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        again = "; the same command goes on" if args.output else ""
-        print(f"interrupted{again}", file=sys.stderr)
-        return 130
-    return 0
+
+    return run_program(run)
 
 
 if __name__ == "__main__":

@@ -30,13 +30,15 @@ TEACHING_GAMES = ("leduc_poker", "tic_tac_toe", "kuhn_poker", "connect_four", "l
 
 def prompts(games: tuple[str, ...], episodes: int) -> Iterator[str]:
     """Yield what a model reads in random play of ``games``, compact form."""
-    from env_wrapper import Action, EnvConfig, Task, play
+    from env_wrapper import play
+    from envs.config import EnvConfig
+    from envs.protocol import Action, Task
     from games import CONFIGS_PER_GAME, NAMES
     from utils import uniform
 
     seen: list[str] = []
 
-    class Reader:
+    class PromptCollector:
         def act(self, queries):
             seen.extend(m["content"] for q in queries for m in q.conversation)
             picks = [list(q.legal)[int(uniform(*q.rng_key) * len(q.legal))] for q in queries]
@@ -45,7 +47,7 @@ def prompts(games: tuple[str, ...], episodes: int) -> Iterator[str]:
     tasks = [
         Task(NAMES.index(name) * CONFIGS_PER_GAME + i % 3, seed=i, index=i) for name in games for i in range(episodes)
     ]
-    play(EnvConfig(prompt="compact", history_turns=0), Reader(), tasks)
+    play(EnvConfig(prompt="compact", history_turns=0), PromptCollector(), tasks)
     yield from seen
 
 
@@ -60,9 +62,9 @@ def make_tokenizer(texts: Iterator[str], vocab_size: int):
 
 
 def make_model(vocab_size: int, hidden: int, layers: int, init_range: float, seed: int, architecture: str = "qwen2"):
-    """Return a randomly initialised Qwen2 or Qwen3 causal LM (fp32, tied embeddings)."""
+    """Return a randomly initialised Qwen2, Qwen3 or Llama causal LM (fp32, tied embeddings)."""
     import torch
-    from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
+    import transformers
 
     sizes: dict[str, Any] = {
         "vocab_size": vocab_size,
@@ -79,20 +81,24 @@ def make_model(vocab_size: int, hidden: int, layers: int, init_range: float, see
         "eos_token_id": END,
     }
     torch.manual_seed(seed)
+    name = architecture.capitalize()
     if architecture == "qwen3":
-        return Qwen3ForCausalLM(Qwen3Config(**sizes, head_dim=hidden // 4))
-    return Qwen2ForCausalLM(Qwen2Config(**sizes))
+        sizes["head_dim"] = hidden // 4
+    config = getattr(transformers, f"{name}Config")(**sizes)
+    return getattr(transformers, f"{name}ForCausalLM")(config)
 
 
 def main(argv: list[str] | None = None) -> int:
     """Write model, tokenizer and a note of the recipe to a folder; keep what is already there and the same."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    from config.flags import FlagParser
+
+    parser = FlagParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("output", type=Path, nargs="?", default=Path("models/tiny"))
     parser.add_argument("--hidden", type=int, default=64, help="hidden size, a multiple of 8")
     parser.add_argument("--layers", type=int, default=2)
     parser.add_argument("--vocab", type=int, default=1024, help="tokens at most, 300 or more (the texts give 529)")
     parser.add_argument("--init-range", type=float, default=0.2)
-    parser.add_argument("--architecture", choices=("qwen2", "qwen3"), default="qwen2")
+    parser.add_argument("--architecture", choices=("qwen2", "qwen3", "llama"), default="qwen2")
     parser.add_argument("--seed", type=int, default=2, help="of the base; 2 plays about as chance does")
     args = parser.parse_args(argv)
     if args.hidden % 8 or args.hidden <= 0 or args.vocab < 300 or args.layers < 1:

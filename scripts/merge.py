@@ -1,7 +1,6 @@
 """Merge an adapter into the base it was trained on, prove that nothing was lost, and publish the result.
 
     python scripts/merge.py --adapters runs/tiny-seed0 --output models/player
-    python scripts/merge.py --adapters runs/default/checkpoint-000500 --output models/player --base-weights original
     python scripts/merge.py --adapters runs/default --output models/player --push me/player --dry-run
 
 The base is dequantised first: added to 4-bit weights, which are then rounded to 4 bits again, a good part of an adapter
@@ -17,7 +16,6 @@ import hashlib
 import json
 import shutil
 import sys
-import warnings
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -28,15 +26,17 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import torch
 
-from model import LoraConfig
-from options import SECTIONS
-from runlog import setup_logging
-from scripts import publish
-from scripts.proof import ProofError, compare, observe, record_decisions, say
-from utils import ConfigError, latest_checkpoint, load_config, read_json, redact, verify_checkpoint
+from config.flags import FlagParser
+from evaluation.measure import EvaluationError
+from evaluation.players import WEIGHTS, find_adapter, run_config_file
+from policy.model import LoraConfig, quietly
+from scripts.export import publish
+from scripts.export.proof import compare, observe, record_decisions, say
+from training.options import SECTIONS
+from training.process import at_least, run_program, setup_logging
+from utils import ConfigError, load_config, read_json
 
 REPORT = "merge_report.json"
-WEIGHTS = "adapter_model.safetensors"
 ROUNDING = {"float32": 1e-4, "float16": 0.01, "bfloat16": 0.02}  # nats a decision that arithmetic alone may cost
 LOSS = 0.02  # share of the adapter's own effect that may be lost where that is more
 STATE = ("optimizer.safetensors", "trainer_state.json", "curriculum.json", "run_config.json", "manifest.json")
@@ -65,60 +65,24 @@ def write_merged(policy: Any, adapter: Path, output: Path, dtype: str) -> None:
     policy.tokenizer.save_pretrained(output)
 
 
-def merge(
-    config: SimpleNamespace, adapter: Path, output: Path, base_weights: str, dtype: str, count: int
-) -> dict[str, Any]:
+def merge(config: SimpleNamespace, adapter: Path, output: Path, dtype: str, count: int) -> dict[str, Any]:
     """Merge, read the result from disk, compare; return the report but for what it is made of."""
-    quantised = config.model.use_4bit
     policy = load(config, adapter=str(adapter))
     sequences = record_decisions(policy, config)
-    before = trained = observe(policy, config, sequences, count)
+    before = observe(policy, config, sequences, count)
     base_M = policy.evaluate_decisions(sequences, adapter="base").logprobs.float().cpu()
     effect = float((before.logprobs_M - base_M).abs().mean())
-    if quantised and base_weights == "original":
-        del policy
-        _free()
-        policy = load(config, adapter=str(adapter), use_4bit=False)
-        before = observe(policy, config, sequences, count)
     write_merged(policy, adapter, output, dtype)
     del policy
-    _free()
+    gc.collect()
+    torch.cuda.empty_cache()
     merged = load(config, model_name=str(output), revision=None, adapter=None, use_4bit=False, dtype=dtype)
     after = observe(merged, config, sequences, count)
-    proof = compare(before, after, effect)
-    moved = compare(trained, after, effect) if before is not trained else None
-    kinds = {dtype, config.model.dtype, *([config.model.bnb_4bit_compute_dtype] if quantised else [])}
-    return {"proof": proof, "moved": moved, "rounding": max(ROUNDING[kind] for kind in kinds)}
-
-
-def _free() -> None:
-    gc.collect()
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()
+    kinds = {dtype, config.model.dtype}
+    return {"proof": compare(before, after, effect), "rounding": max(ROUNDING[kind] for kind in kinds)}
 
 
 # ----------------------------------------------------------------------------------------------------------- folders
-
-
-def find_adapter(name: str) -> Path:
-    """The folder of an adapter: the one named, or the latest checkpoint of the run named.
-
-    Raises:
-        ConfigError: there is none, or it is damaged.
-    """
-    folder = Path(name)
-    if not folder.is_dir():
-        raise ConfigError(f"--adapters {name}: no such directory; expected a checkpoint's, or a run's")
-    if any(folder.glob("checkpoint-*")):
-        latest = latest_checkpoint(folder)
-        if latest is None:
-            raise ConfigError(f"--adapters {name}: no checkpoint in it verifies")
-        folder = latest
-    if not (folder / WEIGHTS).is_file():
-        raise ConfigError(f"--adapters {name}: there is no {WEIGHTS} in {folder}")
-    if (folder / "manifest.json").exists() and (problems := verify_checkpoint(folder)):
-        raise ConfigError(f"--adapters {name}: {'; '.join(problems)}")
-    return folder
 
 
 def run_config(adapter: Path, base: str | None) -> SimpleNamespace:
@@ -127,11 +91,8 @@ def run_config(adapter: Path, base: str | None) -> SimpleNamespace:
     Raises:
         ConfigError: it is not there or not readable.
     """
-    found = [path for path in (adapter / "run_config.json", adapter.parent / "run_config.json") if path.is_file()]
-    if not found:
-        raise ConfigError(f"--adapters {adapter}: there is no run_config.json in it or above it, which says on what "
-                          "base it was trained")  # fmt: skip
-    config = SimpleNamespace(**load_config(SECTIONS, found[:1], skip_unknown_sections=True))
+    sections = load_config(SECTIONS, [run_config_file(adapter)], skip_unknown_sections=True)
+    config = SimpleNamespace(**sections)
     device = "cuda" if torch.cuda.is_available() and config.model.device != "cpu" else "cpu"
     config.model, config.env = replace(config.model, device=device), replace(config.env, env_mode="local")
     if base and base != config.model.model_name:
@@ -184,54 +145,48 @@ def copy_adapter(adapter: Path, base: str, output: Path) -> None:
 def parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
     """Read the command line."""
     rounding = ", ".join(f"{limit:g} in {dtype}" for dtype, limit in ROUNDING.items())
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = FlagParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--adapters", required=True, metavar="DIR", help="a checkpoint, or a run: its latest one")
     parser.add_argument("--output", required=True, metavar="DIR", type=Path, help="a new folder")
     parser.add_argument("--base", metavar="B", help="another copy of the base (default: as in the run)")
-    parser.add_argument("--base-weights", choices=("dequantised", "original"), default="dequantised")
     parser.add_argument("--dtype", choices=tuple(ROUNDING), help="of the merged weights (default: the run's)")
-    parser.add_argument("--deals", type=int, default=200, metavar="N", help="played before and after (200)")
-    parser.add_argument("--tolerance", type=float, metavar="NATS", help="mean difference of log-probabilities "
+    parser.add_argument("--deals", type=at_least(1), default=200, metavar="N", help="played before and after (200)")
+    parser.add_argument("--tolerance", type=at_least(0.0), metavar="NATS", help="mean difference of log-probabilities "
                         f"to allow (default: {rounding}; 2 %% of the adapter's effect if more)")  # fmt: skip
     parser.add_argument("--adapter-only", action="store_true", help="do not merge: a folder with the adapter alone")
     parser.add_argument("--push", metavar="OWNER/NAME", help="upload the folder to the Hub")
     parser.add_argument("--private", action="store_true", help="make the repository a private one")
     parser.add_argument("--dry-run", action="store_true", help="everything but the upload; list files, print the card")
-    args = parser.parse_args(argv)
-    if args.deals < 1:
-        parser.error(f"--deals {args.deals}: expected at least 1")
-    if args.tolerance is not None and not args.tolerance >= 0:
-        parser.error(f"--tolerance {args.tolerance}: expected at least 0")
-    return args
+    return parser.parse_args(argv)
 
 
 def make_merge(adapter: Path, config: SimpleNamespace, args: argparse.Namespace) -> dict[str, Any]:
     """Merge into the output folder, unless that was done before; return the report."""
     model, dtype = config.model, args.dtype or config.model.dtype
     made_of = {"base": publish.public_name(model.model_name), "revision": model.revision, "dtype": dtype,
-               "base_weights": args.base_weights if model.use_4bit else "original", "deals": args.deals,
+               "dequantised": model.use_4bit, "deals": args.deals,
                "adapter_sha256": hashlib.sha256((adapter / WEIGHTS).read_bytes()).hexdigest()}  # fmt: skip
     report = finished(args.output, made_of)
     if report is not None:
         print(f"{args.output} holds this merge already")
     else:
         args.output.mkdir(parents=True, exist_ok=True)
-        report = {"made_of": made_of} | merge(config, adapter, args.output, args.base_weights, dtype, args.deals)
+        report = {"made_of": made_of} | merge(config, adapter, args.output, dtype, args.deals)
         (args.output / REPORT).write_text(json.dumps(report, indent=1))  # last: it says that all is there
     return report
 
 
 def judge(report: dict[str, Any], args: argparse.Namespace) -> None:
-    """Say what the merge did to the model; ProofError where it lost too much."""
-    proof, moved = report["proof"], report["moved"]
+    """Say what the merge did to the model; EvaluationError where it lost too much."""
+    proof = report["proof"]
     print(f"{args.output}: merged model against base and adapter apart: {say(proof)}")
-    if moved:
-        print(f"against the model that was trained, on the quantised base: {say(moved)}")
     mean, effect, rounding = proof["mean_difference"], proof["effect"], report["rounding"]
     limit = max(rounding, LOSS * effect) if args.tolerance is None else args.tolerance
     if not mean <= limit:
-        raise ProofError(f"{args.output}: the merged model is not the one that was trained: log-probabilities differ "
-                         f"by {mean:.2g} nats on average, allowed are {limit:.2g}")  # fmt: skip
+        raise EvaluationError(
+            f"{args.output}: the merged model is not the one that was trained: log-probabilities differ by {mean:.2g} "
+            f"nats on average, allowed are {limit:.2g}"
+        )
     print(f"passed: {mean:.2g} nats on average, allowed are {limit:.2g}")
     if effect <= rounding:
         print(f"note: the adapter itself moves log-probabilities by {effect:.2g} nats only, no more than rounding may")
@@ -253,8 +208,8 @@ def finish(about: publish.Published, args: argparse.Namespace) -> None:
         print(publish.upload(args.output, args.push, args.private))
 
 
-def run(args: argparse.Namespace) -> int:
-    """Merge, prove, write the card, upload; return the exit code."""
+def run(args: argparse.Namespace) -> None:
+    """Merge, prove, write the card, upload."""
     if args.push:
         publish.check_repo(args.push)
         if not args.dry_run:
@@ -272,28 +227,14 @@ def run(args: argparse.Namespace) -> int:
     licence = publish.licence_of(base, config.model.revision)
     name = args.push or args.output.resolve().name
     finish(publish.Published(name, base, licence, config, adapter.name, summary, report), args)
-    return 0
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the program; exit codes: 0 done, 1 the proof or the upload failed, 2 bad usage or configuration."""
-    from transformers.utils import logging
-
     setup_logging()
-    warnings.simplefilter("ignore", FutureWarning)  # what the libraries tell each other
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
-    try:
-        return run(parse_args(argv))
-    except ConfigError as error:
-        print(f"error: {redact(str(error))}", file=sys.stderr)
-        return 2
-    except (ProofError, publish.PublishError) as error:
-        print(f"failed: {redact(str(error))}", file=sys.stderr)
-        return 1
-    except torch.OutOfMemoryError:
-        print("failed: out of GPU memory; CUDA_VISIBLE_DEVICES= in front of the command uses the CPU", file=sys.stderr)
-        return 1
+    args = parse_args(argv)
+    with quietly():
+        return run_program(lambda: run(args))
 
 
 if __name__ == "__main__":

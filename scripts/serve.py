@@ -16,17 +16,10 @@ import inspect
 import json
 import math
 import os
-import random
 import signal
 import socket
 import sys
-import threading
-import time
-import uuid
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -38,226 +31,30 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.routing import Route
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 import games
-from env_wrapper import EnvConfig, Step, Task
-from envs.affinetes import EVALUATE_PATH
-from envs.openspiel import OpenSpielEnv, derive_seed
-from envs.opponents import parse_opponent
+from config.flags import FlagParser
+from env_wrapper import check_games
+from scripts.serving.actor import CLIENT, Actor, RequestError, read_task
 
-ILLEGAL_REWARD = -0.01
 MAX_BODY_BYTES = 2**20
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
-ATTEMPTS = 10**9  # the public reset/step path never forfeits: an illegal answer may be repeated without end
-
-
-class RequestError(ValueError):
-    """A request that is answered with an error object in ``info.error``."""
-
-    def __init__(self, kind: str, message: str):
-        super().__init__(message)
-        self.kind = kind
-
-
-def _error(kind: str, message: str, retryable: bool = False) -> dict[str, Any]:
-    return {"type": kind, "message": message, "retryable": retryable}
-
-
-@dataclass
-class Episode:
-    """A game on the server. ``lock`` lets one request at a time play it; ``used`` is a monotonic time in seconds."""
-
-    id: str
-    task: Task
-    pool: ThreadPoolExecutor
-    env: OpenSpielEnv = field(default_factory=lambda: OpenSpielEnv(EnvConfig(max_attempts=ATTEMPTS)))
-    step: Step | None = None  # the position to answer, or the end; None until the reset is through
-    used: float = field(default_factory=time.monotonic)
-    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
-
-    def response(self, reward: float = 0.0, rules: str = "", error: dict[str, Any] | None = None) -> dict[str, Any]:
-        """Return what reset, step and state answer. History and returns are told once nothing is hidden any more."""
-        assert self.step is not None
-        known, done = self.step.info, self.step.done
-        info = {"task_id": self.task.task_id, "seed": self.task.seed, "game_name": known["game"],
-                "llm_player_id": known["seat"], "opponent_type": self.task.opponent, "path": EVALUATE_PATH,
-                "step_count": sum(player >= 0 for player, _ in known["history"]),
-                "cumulative_reward": self.step.score}  # fmt: skip
-        if done:
-            info |= {"returns": known["returns"], "history": known["history"]}
-        if error:
-            info["error"] = error
-        text = _end_text(self.step) if done else rules + _position_text(self.step)
-        return _response(text, reward, done, episode_id=self.id, info=info)
-
-
-def _response(
-    text: str, reward: float, done: bool, truncated: bool = False, episode_id: str | None = None, info: Any = None
-) -> dict[str, Any]:
-    return {"observation": text, "reward": reward, "done": done, "truncated": truncated, "episode_id": episode_id,
-            "info": info or {}}  # fmt: skip
-
-
-def _position_text(step: Step) -> str:
-    """Return the public form of a position; the full prompt holds the same in another order."""
-    description = step.text.removeprefix("Current State:\n").rpartition("\n\nYou are Player ")[0]
-    legal = "\n".join(f"  {action} -> {name}" for action, name in step.legal.items())
-    return (
-        f"Game: {step.info['game']}\nYou are Player {step.info['seat']}.\n\nCurrent State:\n{description}\n\n"
-        f"Legal Actions:\n{legal}\n\nYour choice (action ID only):"
-    )
-
-
-def _end_text(step: Step) -> str:
-    returns = step.info["returns"]
-    result = "WIN" if step.score > 0.5 else "LOSS" if step.score < 0.5 else "DRAW"
-    return (
-        f"Game: {step.info['game']}\nFinal Returns: {returns}\nYour Return: {returns[step.info['seat']]}\n"
-        f"Normalized Score: {step.score:.3f}\nResult: {result}"
-    )
-
-
-def _task(task_id: Any, seed: Any, opponent: Any) -> Task:
-    """Return a checked task; one without an id is drawn, one without a seed has the seed of its id."""
-    for name, value in (("task_id", task_id), ("seed", seed)):
-        if value is not None and type(value) is not int:
-            raise RequestError("invalid_request", f"{name} {value!r} is not an integer")
-    if not isinstance(opponent, str):
-        raise RequestError("invalid_request", f"opponent {opponent!r} is not a string")
-    if task_id is None:
-        task_id = random.randrange(len(games.GAMES) * games.CONFIGS_PER_GAME)
-    try:
-        games.decode_task_id(task_id)
-    except ValueError as error:
-        raise RequestError("invalid_game", str(error)) from error
-    try:
-        kind = parse_opponent(opponent).kind
-    except ValueError as error:
-        raise RequestError("invalid_opponent", str(error)) from error
-    if kind in ("self", "past"):
-        raise RequestError("invalid_opponent", f"opponent {opponent!r} is a model: this server plays bots only")
-    return Task(task_id, derive_seed(task_id) if seed is None else seed, opponent)
-
-
-def _step_back() -> None:
-    """Let the calling thread give way to those that answer requests (Linux knows priorities of threads)."""
-    if sys.platform == "linux":
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 5)
-
-
-class Actor:
-    """The episodes, and the methods that clients may call on them."""
-
-    def __init__(self, opponent: str, max_episodes: int, idle_seconds: float, search_threads: int):
-        self._opponent, self._max_episodes, self._idle_seconds = opponent, max_episodes, idle_seconds
-        self._episodes: OrderedDict[str, Episode] = OrderedDict()  # the longest unused first
-        # Two pools, so that games without search never wait for one with.
-        self._search_pool = ThreadPoolExecutor(search_threads or os.cpu_count(), "search", initializer=_step_back)
-        self._quick_pool = ThreadPoolExecutor(os.cpu_count(), "quick")
-        self.methods: dict[str, Callable[..., Any]] = {
-            "reset": self.reset, "step": self.step, "state": self.state, "stop": self.stop,
-        }  # fmt: skip
-
-    async def reset(self, task_id: int | None = None, seed: int | None = None, opponent: str | None = None) -> dict:
-        """Start a game and return its rules and the first position."""
-        task = _task(task_id, seed, self._opponent if opponent is None else opponent)
-        self._make_room()
-        searches = parse_opponent(task.opponent).searches
-        episode = Episode(uuid.uuid4().hex, task, self._search_pool if searches else self._quick_pool)
-        self._episodes[episode.id] = episode
-        game, params = games.decode_task_id(task.task_id)
-        rules = f"# Game Rules\n{game.rules(params)}\n\n# Current Game State\n"
-        async with episode.lock:
-            try:
-                step = await self._in_pool(episode, episode.env.reset, task)
-            except ValueError as error:
-                raise RequestError("invalid_opponent", str(error)) from error
-        return episode.response(step.score, rules)
-
-    async def step(self, action: str | None = None, episode_id: str | None = None) -> dict:
-        """Play an action: its id, or text that the parser of the evaluate path understands."""
-        episode = self._find(episode_id)
-        async with episode.lock:
-            if episode.step is None or episode.step.done:
-                return episode.response(error=_error("episode_done", "the episode has ended: reset starts another"))
-            text = str(action) if isinstance(action, str) or type(action) is int else ""
-            step = await self._in_pool(episode, episode.env.step, text)
-        if step.info["attempt"] > 1:
-            message = f"{repr(action)[:100]} is none of the legal actions {list(step.legal)}"
-            return episode.response(ILLEGAL_REWARD, error=_error("invalid_action", message, retryable=True))
-        return episode.response(step.score)
-
-    async def state(self, episode_id: str | None = None) -> dict:
-        """Return the position again; nothing is played."""
-        episode = self._find(episode_id)
-        async with episode.lock:
-            return episode.response()
-
-    async def stop(self, episode_id: str | None = None) -> dict:
-        """Forget an episode."""
-        try:
-            episode = self._find(episode_id)
-        except RequestError as error:
-            return {"status": "ok", "stopped": False, "message": str(error)}
-        del self._episodes[episode.id]
-        return {"status": "ok", "stopped": True, "episode_id": episode.id}
-
-    def close(self) -> None:
-        """Start no more work."""
-        for pool in (self._search_pool, self._quick_pool):
-            pool.shutdown(wait=False, cancel_futures=True)
-
-    async def _in_pool(self, episode: Episode, play: Callable[..., Step], argument: Any) -> Step:
-        """Play in a thread. What fails ends the episode: its position is no longer known."""
-        try:
-            step = await asyncio.get_running_loop().run_in_executor(episode.pool, play, argument)
-        except Exception:
-            self._episodes.pop(episode.id, None)
-            raise
-        if step.info["attempt"] == 1:  # an answer that was refused leaves the position as it was
-            episode.step = step
-        episode.used = time.monotonic()
-        return step
-
-    def _find(self, episode_id: Any) -> Episode:
-        self._expire()
-        if not isinstance(episode_id, str) or not episode_id:
-            raise RequestError("no_episode_id", "episode_id is missing: it is told by reset")
-        if episode_id not in self._episodes:
-            raise RequestError("episode_not_found", "Episode not found.")
-        self._episodes.move_to_end(episode_id)
-        episode = self._episodes[episode_id]
-        episode.used = time.monotonic()
-        return episode
-
-    def _expire(self) -> None:
-        oldest = time.monotonic() - self._idle_seconds
-        while self._episodes:
-            episode = next(iter(self._episodes.values()))
-            if episode.used > oldest:
-                break
-            if episode.lock.locked():  # its opponent is thinking
-                episode.used = time.monotonic()
-                self._episodes.move_to_end(episode.id)
-            else:
-                del self._episodes[episode.id]
-
-    def _make_room(self) -> None:
-        self._expire()
-        if len(self._episodes) >= self._max_episodes:
-            ended = next((e.id for e in self._episodes.values() if e.step and e.step.done), None)
-            if ended is None:
-                raise HTTPException(503, f"{self._max_episodes} episodes are running: stop one, or try again later")
-            del self._episodes[ended]
+REQUEST_SECONDS = 10.0  # for a client to send the head of a request, and again for its body
+SHUTDOWN_SECONDS = 1  # for requests under way, once the server is to end
 
 
 async def _body(request: Request) -> Any:
     """Return the JSON object of a request's body; no body is an empty one."""
     body = bytearray()
-    async for chunk in request.stream():
-        body += chunk
-        if len(body) > MAX_BODY_BYTES:
-            raise HTTPException(413, f"the body is longer than {MAX_BODY_BYTES} bytes")
+    try:
+        async with asyncio.timeout(REQUEST_SECONDS):
+            async for chunk in request.stream():
+                body += chunk
+                if len(body) > MAX_BODY_BYTES:
+                    raise HTTPException(413, f"the body is longer than {MAX_BODY_BYTES} bytes")
+    except TimeoutError as error:
+        raise HTTPException(408, f"the body has not arrived within {REQUEST_SECONDS:g} s") from error
     try:
         data = json.loads(body) if body else {}
     except (ValueError, RecursionError) as error:
@@ -278,18 +75,20 @@ def _check_arguments(name: str, method: Callable[..., Any], args: list, kwargs: 
         raise RequestError("invalid_request", f"{name}{_signature(method)}: {error}") from error
 
 
-async def _invoke(actor: Actor, name: Any, args: Any, kwargs: Any) -> JSONResponse:
+async def _invoke(actor: Actor, request: Request, name: Any, args: Any, kwargs: Any) -> JSONResponse:
     if name not in actor.methods:
         raise HTTPException(404, f"no method {name!r}: there are {', '.join(actor.methods)}")
     if not isinstance(args, list) or not isinstance(kwargs, dict):
         raise HTTPException(422, "args must be a list and kwargs an object")
+    if isinstance(nested := kwargs.get("kwargs"), dict):  # as the public client's example passes them on
+        kwargs = {key: value for key, value in kwargs.items() if key != "kwargs"} | nested
     method = actor.methods[name]
+    CLIENT.set(request)
     try:
         _check_arguments(name, method, args, kwargs)
         result = await method(*args, **kwargs)
     except RequestError as error:
-        info = {"error": _error(error.kind, str(error))}
-        result = _response(str(error), 0.0, done=True, truncated=True, info=info)
+        result = error.response()
     return JSONResponse({"status": "success", "result": result, "error": None})
 
 
@@ -312,12 +111,14 @@ def make_app(actor: Actor) -> Starlette:
         data = await _body(request)
         if not isinstance(data.get("method"), str):
             raise HTTPException(422, 'the body needs a "method"')
-        return await _invoke(actor, data["method"], data.get("args", []), data.get("kwargs", {}))
+        return await _invoke(actor, request, data["method"], data.get("args", []), data.get("kwargs", {}))
 
     async def call_method(request: Request) -> JSONResponse:
         data = await _body(request)
         explicit = {"args": [], "kwargs": {}} | data if "args" in data or "kwargs" in data else {"kwargs": data}
-        return await _invoke(actor, request.path_params["method"], explicit.get("args", []), explicit["kwargs"])
+        return await _invoke(
+            actor, request, request.path_params["method"], explicit.get("args", []), explicit["kwargs"]
+        )
 
     async def refuse(request: Request, error: Any) -> JSONResponse:
         return JSONResponse({"detail": error.detail}, error.status_code)
@@ -332,28 +133,72 @@ def make_app(actor: Actor) -> Starlette:
     return Starlette(routes=routes, exception_handlers={HTTPException: refuse, Exception: fail})
 
 
+class ImpatientProtocol(H11Protocol):
+    """uvicorn's HTTP, which else waits for ever for the head of a request; the body has a deadline in ``_body``."""
+
+    _late: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: Any) -> None:
+        """Start the clock."""
+        super().connection_made(transport)
+        self._late = self.loop.call_later(REQUEST_SECONDS, transport.close)
+
+    def data_received(self, data: bytes) -> None:
+        """Stop the clock once a request has begun; start it with the first byte of the next one's head."""
+        super().data_received(data)
+        begun = self.cycle is not None and not self.cycle.response_complete
+        if begun and self._late:
+            self._late.cancel()
+            self._late = None
+        elif not begun and not self._late:
+            self._late = self.loop.call_later(REQUEST_SECONDS, self.transport.close)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Stop the clock."""
+        super().connection_lost(exc)
+        if self._late:
+            self._late.cancel()
+
+
+class GameServer(uvicorn.Server):
+    """uvicorn's server, which gives up its games when it is told to end."""
+
+    def __init__(self, actor: Actor):
+        super().__init__(uvicorn.Config(make_app(actor), log_level="warning", access_log=False, http=ImpatientProtocol,
+                                        timeout_graceful_shutdown=SHUTDOWN_SECONDS))  # fmt: skip
+        self.actor = actor
+
+    def handle_exit(self, sig: int, frame: Any) -> None:
+        """Take a signal."""
+        self.actor.close()
+        super().handle_exit(sig, frame)
+
+
 def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     assert __doc__
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser = FlagParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--port", type=int, default=8765, help="0: a free one (default 8765)")
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: this machine only)")
     parser.add_argument("--opponent", default="mcts", help="of a reset that names none (default mcts)")
     parser.add_argument("--max-episodes", type=int, default=1000, help="at a time (default 1000)")
     parser.add_argument("--idle-seconds", type=float, default=3600, help="until an episode is forgotten (default 3600)")
     parser.add_argument("--search-threads", type=int, default=0, help="of searching opponents (default: one per core)")
+    parser.add_argument("--max-search", type=float, default=1, help="largest search that clients may ask for, times "
+                        "the game's own budget (default 1)")  # fmt: skip
     args = parser.parse_args(argv)
     limits = (
         ("--port", args.port, 0 <= args.port < 65536, "0 to 65535"),
         ("--max-episodes", args.max_episodes, args.max_episodes > 0, "1 or more"),
         ("--idle-seconds", args.idle_seconds, 0 < args.idle_seconds < math.inf, "more than 0"),
+        ("--max-search", args.max_search, 0 < args.max_search < math.inf, "more than 0"),
         ("--search-threads", args.search_threads, args.search_threads >= 0, "0 or more"),
     )
     for name, value, sound, allowed in limits:
         if not sound:
             parser.error(f"{name} {value} is not allowed: {allowed}")
     try:
-        EnvConfig()  # checks the user's own games
-        _task(0, 0, args.opponent)
+        check_games()
+        read_task(0, 0, args.opponent, args.max_search)
     except RequestError as error:
         parser.error(f"--opponent: {error}")
     except ValueError as error:
@@ -367,6 +212,7 @@ def _listen(host: str, port: int) -> socket.socket:
     listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     listener.bind((host, port))
+    listener.listen()  # before the address is told
     return listener
 
 
@@ -380,8 +226,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
     if args.host not in LOOPBACK:
         print("serve: every machine that reaches this address may play: there are no passwords", file=sys.stderr)
-    actor = Actor(args.opponent, args.max_episodes, args.idle_seconds, args.search_threads)
-    server = uvicorn.Server(uvicorn.Config(make_app(actor), log_level="warning", access_log=False))
+    actor = Actor(args.opponent, args.max_episodes, args.idle_seconds, args.search_threads, args.max_search)
+    server = GameServer(actor)
     host = f"[{args.host}]" if ":" in args.host else args.host
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a script's & starts programs that ignore it
     try:
@@ -395,4 +241,6 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    code = main()
+    sys.stdout.flush()
+    os._exit(code)  # at once: the interpreter's own end would wait for searches that nobody awaits

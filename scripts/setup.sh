@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
-# Set up .venv from the pinned requirements and say what this machine has. Run again, it downloads nothing twice.
+# Set up .venv from pinned requirements and say what this machine has. Run again, it downloads nothing twice.
 #
-#     bash scripts/setup.sh
+#     bash scripts/setup.sh                         # what training needs
+#     bash scripts/setup.sh requirements-dev.txt    # tests and linters besides
 #     PYTHON=python3.12 bash scripts/setup.sh
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -11,8 +12,10 @@ fail() {
     exit 1
 }
 
-stamp=.venv/installed # holds the checksum of the requirements, once they are installed completely
-wanted="$(cksum <requirements.txt)"
+requirements="${1:-requirements.txt}"
+[[ -f "$requirements" ]] || fail "no file $requirements; there are $(echo requirements*.txt)"
+stamp=".venv/${requirements%.txt}.installed" # holds a checksum, once they are installed completely
+wanted="$(cat requirements.txt "$requirements" | cksum)"
 
 is_recent() { "$1" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; }
 
@@ -46,8 +49,8 @@ install() {
     # First and alone: resolved together with the others, another build of torch may be chosen and downloaded.
     echo "setup: installing torch"
     "${pip[@]}" "$(grep '^torch==' requirements.txt)"
-    echo "setup: installing the rest of requirements.txt"
-    "${pip[@]}" -r requirements.txt
+    echo "setup: installing the rest of $requirements"
+    "${pip[@]}" -r "$requirements"
     echo "$wanted" >"$stamp"
 }
 

@@ -8,29 +8,29 @@ where they exist) and writes ``curves.png`` and ``report.html``, which opens fro
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 import sys
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from base64 import b64encode
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from config.flags import FlagParser
+from training.metrics import finite
+from training.process import run_program
+from utils import ConfigError, read_json
+
 ASSETS = Path(__file__).resolve().parent / "report"
-MAX_POINTS = 1500  # of a line in the page
+MAX_POINTS = 1500  # of a line
 MAX_EPISODES = 200  # of a run in the page, the latest
 # Okabe and Ito's colour-blind-safe palette (Okabe & Ito 2008, "Color Universal Design"), best on white first.
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
 DASHES = ("-", "--", ":", "-.")
-
-
-class RunError(ValueError):
-    """A run directory that cannot be read; the message is one line: what, where, what is expected."""
 
 
 @dataclass(frozen=True)
@@ -51,6 +51,7 @@ PANELS = (
     Panel("Evaluation", ("eval/",), "share of the ceiling; value where that is unknown", marks=True),
     Panel("Score by game", ("score/",), "rolling mean", smooth=True),
     Panel("Success by game", ("success/",), "rolling mean", smooth=True, limits=(0, 1)),
+    Panel("Opponents", ("opponent/",), "share of games, rolling mean", smooth=True, limits=(0, 1)),
     Panel("KL", ("kl_ref", "approx_kl"), "nats a decision"),
     Panel("KL coefficient", ("kl_coef",)),
     Panel("Entropy", ("entropy",), "nats a decision"),
@@ -70,20 +71,7 @@ PANELS = (
 
 
 @dataclass
-class Series:
-    """One line. ``y`` is raw; ``mean``, ``low`` and ``high`` (empty unless smoothed) belong to the same ``x``."""
-
-    run: int
-    key: str
-    x: list[float]
-    y: list[float]
-    mean: list[float] = field(default_factory=list)
-    low: list[float] = field(default_factory=list)
-    high: list[float] = field(default_factory=list)
-
-
-@dataclass
-class Run:
+class RunData:
     """What a run directory holds; the optional files are empty where they are missing."""
 
     name: str
@@ -105,99 +93,76 @@ class Run:
         return max(5, min(50, len(self.rows) // 20))
 
 
-def load_run(directory: Path) -> Run:
+def load_run(directory: Path) -> RunData:
     """Read a run directory.
 
     Raises:
-        RunError: there is no metrics.jsonl, or a file in the directory is damaged.
+        ConfigError: there is no metrics.jsonl, or a file in the directory is damaged.
     """
-    if not directory.is_dir():
-        raise RunError(f"{directory}: no such directory")
     path = directory / "metrics.jsonl"
     if not path.is_file():
-        raise RunError(f"{path}: not found; a run directory has a metrics.jsonl, written by training")
-    rows = _read_lines(path, _check_metrics)
-    if not rows:
-        raise RunError(f"{path}: no step in it yet")
-    episodes_path = directory / "episodes.jsonl"
-    episodes = _read_lines(episodes_path, _check_episode) if episodes_path.is_file() else []
-    summary = _read_object(directory / "summary.json")
-    if not isinstance(summary.get("games", {}), dict):
-        raise RunError(f"{directory / 'summary.json'}: games must be an object of one entry a game")
-    name = directory.resolve().name
-    return Run(name, rows, _read_object(directory / "run_config.json"), summary, episodes[-MAX_EPISODES:])
+        raise ConfigError(f"{path}: not found; a run directory has a metrics.jsonl, written by training")
+    rows = _read_lines(path)
+    if not rows or not all(_finite(row.get("step")) for row in rows):
+        raise ConfigError(f"{path}: expected at least one step, and a number for each")
+    _opponent_shares(rows)
+    episodes = _read_lines(directory / "episodes.jsonl")[-MAX_EPISODES:]
+    files = [directory / name for name in ("run_config.json", "summary.json")]
+    config, summary = (read_json(file) if file.is_file() else {} for file in files)
+    if not isinstance(config, dict):
+        raise ConfigError(f"{files[0]}: not a JSON object")
+    if not isinstance(summary, dict) or not isinstance(summary.get("games", {}), dict):
+        raise ConfigError(f"{files[1]}: games must be an object of one entry a game")
+    return RunData(directory.resolve().name, rows, config, summary, episodes)
 
 
-def _read_lines(path: Path, check: Callable[[dict[str, Any]], str]) -> list[dict[str, Any]]:
-    """Parse JSON lines. A last line without its newline is still being written, and is left out."""
+def _opponent_shares(rows: list[dict[str, Any]]) -> None:
+    """Turn the games against each opponent into shares of a step's games, where there are several opponents."""
+    mixes = [row.get("opponents") or {} for row in rows]
+    names = dict.fromkeys(name for mix in mixes for name in mix)
+    for row, mix in zip(rows, mixes, strict=True):
+        if mix and len(names) > 1:
+            row |= {f"opponent/{name}": mix.get(name, 0) / sum(mix.values()) for name in names}
+
+
+def _read_lines(path: Path) -> list[dict[str, Any]]:
+    """Parse JSON lines, none where there is no file. A last line without its newline is still being written."""
+    rows: list[dict[str, Any]] = []
     try:
-        lines = path.read_text(encoding="utf-8").split("\n")[:-1]
-    except (OSError, UnicodeDecodeError) as error:
-        raise RunError(f"{path}: cannot be read: {error}") from None
-    rows = []
-    for number, line in enumerate(lines, 1):
-        try:
-            row = json.loads(line)
-        except json.JSONDecodeError as error:
-            raise RunError(f"{path} line {number}: not JSON: {error}") from None
-        problem = check(row) if isinstance(row, dict) else "not a JSON object"
-        if problem:
-            raise RunError(f"{path} line {number}: {problem}")
-        rows.append(row)
+        for line in path.read_text(encoding="utf-8").split("\n")[:-1] if path.is_file() else ():
+            rows.append(json.loads(line))
+            if not isinstance(rows[-1], dict):
+                raise ValueError("not a JSON object")
+    except ValueError as error:  # neither JSON nor text
+        raise ConfigError(f"{path}: cannot be read after line {len(rows)}: {error}") from error
     return rows
-
-
-def _check_metrics(row: dict[str, Any]) -> str:
-    return "" if _finite(row.get("step")) else f"step must be a number, not {row.get('step')!r}"
-
-
-def _check_episode(row: dict[str, Any]) -> str:
-    if not isinstance(row.get("game"), str):
-        return f"game must be a name, not {row.get('game')!r}"
-    for key in ("history", "turns"):
-        if not isinstance(row.get(key) or [], list):
-            return f"{key} must be a list, not {row[key]!r}"
-    if not all(isinstance(turn, dict) for turn in row.get("turns") or []):
-        return "turns must be objects"
-    moves = row.get("history") or []
-    if not all(isinstance(m, list) and len(m) == 2 and all(isinstance(i, int) for i in m) for m in moves):
-        return "history must be [player, action] pairs"
-    return ""
-
-
-def _read_object(path: Path) -> dict[str, Any]:
-    if not path.is_file():
-        return {}
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise RunError(f"{path}: not JSON: {error}") from None
-    if not isinstance(value, dict):
-        raise RunError(f"{path}: not a JSON object")
-    return value
 
 
 def _finite(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
-def rolling(y: Sequence[float], window: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Trailing mean of the last ``window`` values and its 95 % band, mean ± 1.96 standard errors."""
-    values = np.asarray(y, dtype=float)
-    centre = values.mean()  # keeps the squares small beside their differences
-    totals, squares = (np.concatenate([[0.0], np.cumsum(v)]) for v in (values - centre, (values - centre) ** 2))
-    end = np.arange(1, len(values) + 1)
-    start = np.maximum(0, end - window)
-    count = end - start
-    mean = (totals[end] - totals[start]) / count
-    variance = np.maximum(0, squares[end] - squares[start] - count * mean**2) / np.maximum(1, count - 1)
-    error = 1.96 * np.sqrt(variance / count)
-    return mean + centre, mean + centre - error, mean + centre + error
+def rolling(y: Sequence[float], window: int) -> list[list[float]]:
+    """Trailing mean of the last ``window`` values, and the ends of its 95 % band: mean ± 1.96 standard errors."""
+    import pandas
+
+    part = pandas.Series(y, dtype=float).rolling(window, min_periods=1)
+    mean, error = part.mean(), 1.96 * part.sem().fillna(0.0)
+    return [ends.tolist() for ends in (mean, mean - error, mean + error)]
 
 
-def panel_series(panel: Panel, runs: Sequence[Run]) -> list[Series]:
-    """The lines of a panel: its keys that have finite numbers in a run; none where all of them are always 0."""
-    found = []
+def panels(runs: Sequence[RunData]) -> list[dict[str, Any]]:
+    """What is drawn, on paper and in the page: panels with lines."""
+    return [{**asdict(panel), "lines": lines} for panel in PANELS if (lines := panel_lines(panel, runs))]
+
+
+def panel_lines(panel: Panel, runs: Sequence[RunData]) -> list[dict[str, Any]]:
+    """A line for each run and key that has finite numbers; none where all of them are always 0.
+
+    ``y`` is raw; ``mean``, ``low`` and ``high`` (empty unless smoothed) belong to the same ``x``. Colours tell keys
+    apart, or runs where there is one key; dashes the other.
+    """
+    found: list[tuple[int, str, dict[str, Any]]] = []
     for index, run in enumerate(runs):
         present = dict.fromkeys(key for row in run.rows for key in row)
         prefixes = tuple(key for key in panel.keys if key.endswith("/"))
@@ -206,100 +171,64 @@ def panel_series(panel: Panel, runs: Sequence[Run]) -> list[Series]:
             points = [(row["step"], row[key]) for row in run.rows if _finite(row.get(key))]
             if not points:
                 continue
-            series = Series(index, key, [x for x, _ in points], [y for _, y in points])
-            if panel.smooth and key not in ("window_success", "gate_success"):
-                series.mean, series.low, series.high = (a.tolist() for a in rolling(series.y, run.window))
-            found.append(series)
-    return found if any(any(series.y) for series in found) else []
+            x, y = zip(*points, strict=True)
+            bands = (
+                rolling(y, run.window) if panel.smooth and key not in ("window_success", "gate_success") else [[]] * 3
+            )
+            line: dict[str, Any] = dict(zip(("x", "y", "mean", "low", "high"), map(_thin, (x, y, *bands)), strict=True))
+            found.append((index, key, line))
+    if not any(any(line["y"]) for _, _, line in found):
+        return []
+    shown = list(dict.fromkeys(key for _, key, _ in found))
+    for index, key, line in found:
+        place = shown.index(key)
+        line["colour"], line["dash"] = (place, index if len(runs) > 1 else place // len(PALETTE))
+        names = [key.split("/", 1)[-1], runs[index].name]
+        if len(shown) == 1:
+            line["colour"], line["dash"] = index, 0
+            names = names[1:] if len(runs) > 1 else names
+        line["label"] = ", ".join(names if len(runs) > 1 else names[:1])
+    return [line for _, _, line in found]
 
 
-def opponent_shares(run: Run) -> tuple[list[float], dict[str, list[float]]]:
-    """Steps, and the rolling share of each opponent in their games; nothing where there is only one opponent.
-
-    A row's ``opponents`` is {name: games}.
-    """
-    steps, mixes = [], []
-    for row in run.rows:
-        counts = row.get("opponents")
-        if isinstance(counts, dict) and counts and all(_finite(n) and n > 0 for n in counts.values()):
-            steps.append(row["step"])
-            mixes.append({name: n / sum(counts.values()) for name, n in counts.items()})
-    names = dict.fromkeys(name for mix in mixes for name in mix)
-    if len(names) < 2:
-        return [], {}
-    return steps, {n: rolling([mix.get(n, 0.0) for mix in mixes], run.window)[0].tolist() for n in names}
-
-
-def draw_curves(run_dir: Path | str) -> Path:
-    """Draw ``curves.png`` of one run into its directory and return its path.
-
-    Raises:
-        RunError: the directory holds no readable run.
-    """
-    run_dir = Path(run_dir)
-    return _draw([load_run(run_dir)], run_dir / "curves.png")
-
-
-def _draw(runs: Sequence[Run], path: Path) -> Path:
+def draw_curves(runs: Sequence[RunData], path: Path) -> Path:
+    """Draw the panels of the runs into a PNG file."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    drawn = [(panel, series) for panel in PANELS if (series := panel_series(panel, runs))]
-    mixes = [(run, *opponent_shares(run)) for run in runs if opponent_shares(run)[1]]
-    columns = 3
-    rows = math.ceil((len(drawn) + len(mixes)) / columns)
-    figure = Figure(figsize=(16, 3.1 * max(rows, 1)), dpi=100, layout="constrained")
+    drawn, columns = panels(runs), 3
+    rows = max(1, math.ceil(len(drawn) / columns))
+    figure = Figure(figsize=(16, 3.1 * rows), dpi=100, layout="constrained")
     FigureCanvasAgg(figure)
     figure.suptitle(" · ".join(run.name for run in runs), fontsize=13)
-    axes = list(figure.subplots(max(rows, 1), columns, squeeze=False).flat)
-    for axis, (panel, series) in zip(axes, drawn, strict=False):
-        _draw_panel(axis, panel, series, runs)
-    for axis, (run, steps, shares) in zip(axes[len(drawn) :], mixes, strict=False):
-        axis.stackplot(steps, *shares.values(), labels=list(shares), colors=PALETTE, alpha=0.8)
-        axis.set_ylim(0, 1)
-        _finish(axis, "Opponents" + (f", {run.name}" if len(runs) > 1 else ""), "share of games", len(shares))
-    for axis in axes[len(drawn) + len(mixes) :]:
+    axes = list(figure.subplots(rows, columns, squeeze=False).flat)
+    for axis, panel in zip(axes, drawn, strict=False):
+        _draw_lines(axis, panel, runs)
+        _finish(axis, panel["title"], panel["unit"], len(panel["lines"]))
+    for axis in axes[len(drawn) :]:
         axis.set_axis_off()
     figure.savefig(path)
     return path
 
 
-def style(series: Sequence[Series], one: Series, runs: int) -> tuple[int, int]:
-    """(colour, dash) of a line: colours tell keys apart, or runs where there is one key; dashes the other."""
-    keys = list(dict.fromkeys(s.key for s in series))
-    if len(keys) == 1:
-        return one.run, 0
-    index = keys.index(one.key)
-    return index, one.run if runs > 1 else index // len(PALETTE)
-
-
-def _label(series: Sequence[Series], one: Series, runs: Sequence[Run]) -> str:
-    key = one.key.split("/", 1)[-1]
-    if len(runs) == 1:
-        return key
-    return runs[one.run].name if len({s.key for s in series}) == 1 else f"{key}, {runs[one.run].name}"
-
-
-def _draw_panel(axis: Any, panel: Panel, series: Sequence[Series], runs: Sequence[Run]) -> None:
-    for one in series:
-        colour, dash = style(series, one, len(runs))
-        look: dict[str, Any] = {"color": PALETTE[colour % len(PALETTE)], "linestyle": DASHES[dash % len(DASHES)]}
-        label = _label(series, one, runs)
-        if one.mean:
-            if len(series) <= 3:
-                axis.plot(one.x, one.y, color=look["color"], alpha=0.25, linewidth=0.8)
-            if len(series) <= 8:
-                axis.fill_between(one.x, one.low, one.high, color=look["color"], alpha=0.15, linewidth=0)
-        axis.plot(one.x, one.mean or one.y, label=label, marker="o" if panel.marks else "", markersize=4, **look)
-    for run in runs:
-        for step, text in run.stages:
-            axis.axvline(step, color="#777777", linewidth=0.8, linestyle=":")
-            if panel.title == "Score":
-                name = text.partition(":")[0]
-                axis.annotate(name, (step, 1), xycoords=("data", "axes fraction"), rotation=90, fontsize=7, va="top")
-    if panel.limits:
-        axis.set_ylim(panel.limits[0] - 0.02, panel.limits[1] + 0.02)
-    _finish(axis, panel.title, panel.unit, len(series))
+def _draw_lines(axis: Any, panel: dict[str, Any], runs: Sequence[RunData]) -> None:
+    lines = panel["lines"]
+    for line in lines:
+        x, colour = line["x"], PALETTE[line["colour"] % len(PALETTE)]
+        if line["mean"]:
+            if len(lines) <= 3:
+                axis.plot(x, line["y"], color=colour, alpha=0.25, linewidth=0.8)
+            if len(lines) <= 8:
+                axis.fill_between(x, line["low"], line["high"], color=colour, alpha=0.15, linewidth=0)
+        axis.plot(x, line["mean"] or line["y"], label=line["label"], marker="o" if panel["marks"] else "", markersize=4,
+                  color=colour, linestyle=DASHES[line["dash"] % len(DASHES)])  # fmt: skip
+    for step, text in (stage for run in runs for stage in run.stages):
+        axis.axvline(step, color="#777777", linewidth=0.8, linestyle=":")
+        if panel["title"] == "Score":
+            name = text.partition(":")[0]
+            axis.annotate(name, (step, 1), xycoords=("data", "axes fraction"), rotation=90, fontsize=7, va="top")
+    if limits := panel["limits"]:
+        axis.set_ylim(limits[0] - 0.02, limits[1] + 0.02)
 
 
 def _finish(axis: Any, title: str, unit: str, lines: int) -> None:
@@ -314,38 +243,17 @@ def _finish(axis: Any, title: str, unit: str, lines: int) -> None:
         axis.legend(fontsize=7, framealpha=0.6)
 
 
-def _thin(values: list[float], stride: int) -> list[float]:
+def _thin(values: Sequence[float]) -> list[float]:
+    stride = math.ceil(len(values) / MAX_POINTS) or 1
     return [float(f"{value:.5g}") for value in values[::stride]]
 
 
-def _page_panels(runs: Sequence[Run]) -> list[dict[str, Any]]:
-    panels = []
-    for panel in PANELS:
-        series = panel_series(panel, runs)
-        lines = []
-        for one in series:
-            stride = math.ceil(len(one.x) / MAX_POINTS)
-            thin = {name: _thin(getattr(one, name), stride) for name in ("x", "y", "mean", "low", "high")}
-            colour, dash = style(series, one, len(runs))
-            lines.append({**thin, "label": _label(series, one, runs), "colour": colour, "dash": dash})
-        if lines:
-            panels.append({**asdict(panel), "lines": lines})
-    for run in runs:
-        steps, shares = opponent_shares(run)
-        stride = math.ceil(len(steps) / MAX_POINTS) or 1
-        if shares:
-            title = "Opponents" + (f", {run.name}" if len(runs) > 1 else "")
-            stack = [{"label": name, "y": _thin(y, stride)} for name, y in shares.items()]
-            panels.append({"title": title, "unit": "share of games", "stack": stack, "x": _thin(steps, stride)})
-    return panels
-
-
-def write_report(runs: Sequence[Run], path: Path) -> Path:
+def write_report(runs: Sequence[RunData], path: Path) -> Path:
     """Write the page: assets and data in one file that asks for nothing else."""
     from scripts.report.replay import replayable
 
     data = {
-        "panels": _page_panels(runs),
+        "panels": panels(runs),
         "runs": [
             {
                 "name": run.name,
@@ -363,36 +271,28 @@ def write_report(runs: Sequence[Run], path: Path) -> Path:
     page = (ASSETS / "page.html").read_text(encoding="utf-8")
     for name in ("style.css", "charts.js", "boards.js", "page.js"):
         page = page.replace(f"/*{name}*/", (ASSETS / name).read_text(encoding="utf-8"))
-    text = json.dumps(_plain(data), ensure_ascii=False, separators=(",", ":")).replace("<", "\\u003c")
+    script = page.partition("<script>")[2].partition("</script>")[0].encode()
+    page = page.replace("/*script hash*/", f"sha256-{b64encode(sha256(script).digest()).decode()}")  # no other is run
+    text = json.dumps(finite(data), ensure_ascii=False, separators=(",", ":")).replace("<", "\\u003c")
     path.write_text(page.replace("/*data*/", text), encoding="utf-8")
     return path
 
 
-def _plain(value: Any) -> Any:
-    """Replace what JSON cannot carry (NaN, infinities) by null."""
-    if isinstance(value, dict):
-        return {key: _plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     """Write curves.png and report.html; 0 done, 2 bad input."""
-    parser = argparse.ArgumentParser(description="Draw the curves and write the report of one or several runs.")
+    parser = FlagParser(description="Draw the curves and write the report of one or several runs.")
     parser.add_argument("--checkpoint_dir", nargs="+", type=Path, required=True, metavar="RUN", help="run directories")
     parser.add_argument("--output", type=Path, help="where to write (default: the first run directory)")
     args = parser.parse_args(argv)
     output = args.output or args.checkpoint_dir[0]
-    try:
+
+    def run() -> None:
         runs = [load_run(directory) for directory in args.checkpoint_dir]
         output.mkdir(parents=True, exist_ok=True)
-        print(_draw(runs, output / "curves.png"))
+        print(draw_curves(runs, output / "curves.png"))
         print(write_report(runs, output / "report.html"))
-    except (ValueError, OSError) as error:
-        print(f"visualize: {error}", file=sys.stderr)
-        return 2
-    return 0
+
+    return run_program(run)
 
 
 if __name__ == "__main__":

@@ -17,8 +17,6 @@ import functools
 import json
 import re
 import sys
-import time
-from collections.abc import Iterator
 from collections.abc import Sequence as Seq
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -31,36 +29,26 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import numpy as np
 import torch
 
-from chat import answer_trie
-from curriculum import Curriculum
-from env_wrapper import Action, Decision, Episode, Message, Query, Sequence, Task, play
+from config.flags import FlagParser
+from curriculum import Curriculum, first_tasks
+from env_wrapper import play
 from envs.opponents import RandomBot, make_bot, parse_opponent
-from evaluation import evaluate, first_tasks, result_table
-from model import device_of
-from options import DEFAULT_FILES, SECTIONS, narrowed
+from envs.protocol import Action, Episode, Query, Sequence, Task
+from evaluation.measure import evaluate, result_table
 from policy import Policy, load_policy
-from runlog import Console
+from policy.chat import END
+from policy.conversations import Conversations
+from policy.model import device_of
+from training.console import Console
+from training.options import DEFAULT_FILES, SECTIONS, narrowed
+from training.preflight import exact_tasks
+from training.process import at_least, run_program
 from utils import ConfigError, config_dict, load_config, uniform, write_directory
 
 ROOT = Path(__file__).resolve().parents[1]
 _MOVE, _EXPLORE = 201, 202  # first keys of random streams
 CFR_ITERATIONS = 100
 GAMES_AT_ONCE = 256
-
-
-def _state(query: Query, task: Task) -> Any:
-    """The game's position at a query."""
-    from envs.openspiel import load_game
-
-    state, history = load_game(task.task_id).new_initial_state(), list(query.history)
-    while history:
-        if state.is_simultaneous_node():
-            together = state.num_players()
-            state.apply_actions([action for _, action in history[:together]])
-            history = history[together:]
-        else:
-            state.apply_action(history.pop(0)[1])
-    return state
 
 
 @functools.cache
@@ -94,11 +82,8 @@ def check_teacher(spec: str, task_ids: Seq[int]) -> None:
         shared = table(task_id)
         kind = shared.spiel.get_type()
         if spec.startswith("cfr"):
-            able = (
-                exact.feasible(shared.spiel)
-                and "SEQUENTIAL" in str(kind.dynamics)
-                and "IMPERFECT" in str(kind.information)
-            )
+            solvable = "SEQUENTIAL" in str(kind.dynamics) and "IMPERFECT" in str(kind.information)
+            able = solvable and exact.feasible(shared.spiel)
         else:
             able = not isinstance(make_bot(shared.game, shared.spiel, parse_opponent(spec), 0, 0), RandomBot)
         if not able:
@@ -112,11 +97,10 @@ class Teacher:
     what to do after moves that the teacher would not make.
     """
 
-    def __init__(self, policy: Policy, tasks: Seq[Task], spec: str, seed: int, explore: float, threads: int) -> None:
-        self.chat, self.limit = policy.chat, policy.max_seq_length
+    def __init__(self, policy: Policy, tasks: Seq[Task], spec: str, seed: int, explore: float) -> None:
+        self.conversations, self.max_seq_length = Conversations(policy.chat), policy.max_seq_length
         self.tasks, self.spec, self.seed, self.explore = tasks, spec, seed, explore
-        self.pool = ThreadPoolExecutor(threads or None)
-        self.sessions: dict[tuple[int, int], tuple[list[Message], Sequence]] = {}
+        self.pool = ThreadPoolExecutor()
 
     def act(self, queries: Seq[Query]) -> list[Action]:
         """Answer each query."""
@@ -124,59 +108,45 @@ class Teacher:
 
     def release(self, episodes: Seq[int]) -> None:
         """Forget the conversations of finished episodes."""
-        for key in [key for key in self.sessions if key[0] in set(episodes)]:
-            del self.sessions[key]
+        self.conversations.release(episodes)
 
     def _move(self, query: Query) -> tuple[int, bool]:
         """The move to play, and whether it is the teacher's."""
         legal, u = list(query.legal), uniform(self.seed, _MOVE, *query.rng_key)
         if uniform(self.seed, _EXPLORE, *query.rng_key) < self.explore:
             return legal[int(u * len(legal))], False
-        from envs.openspiel import table
+        from envs.openspiel import position, table
 
-        task = self.tasks[query.episode]
-        state, shared = _state(query, task), table(task.task_id)
+        task_id = self.tasks[query.episode].task_id
+        state, shared = position(task_id, query.history), table(task_id)
         if self.spec.startswith("cfr"):
             policy = _equilibrium(str(shared.spiel), int(self.spec.partition(":")[2] or CFR_ITERATIONS))
             probs = policy.action_probabilities(state)
             sums = np.cumsum([probs.get(action, 0.0) for action in legal])
             return legal[min(int(np.searchsorted(sums, u * sums[-1], side="right")), len(legal) - 1)], True
-        return make_bot(shared.game, shared.spiel, parse_opponent(self.spec), query.seat, int(u * 2**31)).step(
-            state
-        ), True
+        bot = make_bot(shared.game, shared.spiel, parse_opponent(self.spec), query.seat, int(u * 2**31))
+        return bot.step(state), True
 
     def _write(self, query: Query, move: int, learn: bool) -> Action:
-        messages, known = self.sessions.pop((query.episode, query.seat), ([], Sequence([])))
-        sequence, prompt = self.chat.extend(query.conversation, messages, known)
-        tokens, start = self.chat.answer_tokens(str(move)), len(sequence.ids) + len(prompt)
-        if start + len(tokens) > self.limit:
+        turn = self.conversations.open(query, self.max_seq_length, free_tokens=None)
+        if turn is None:
             return Action("", truncated=True)
-        sequence.ids += [*prompt, *tokens]
-        _, choices = self.chat.legal_answer(answer_trie(tuple(query.legal)), tokens)
-        if learn:
-            at, chosen = [start + i - 1 for i in choices], [tokens[i] for i in choices]
-            sequence.decisions.append(Decision(start, len(sequence.ids), at, chosen, list(choices.values())))
-        if query.continues:
-            answer = {"role": "assistant", "content": str(move)}
-            self.sessions[query.episode, query.seat] = ([*query.conversation, answer], sequence)
-        return Action(str(move), tokens, sequence=sequence)
-
-
-def minibatches(sequences: list[Sequence], size: int, epochs: int, seed: int) -> Iterator[list[Sequence]]:
-    """The sequences in another order each epoch, cut into optimizer steps."""
-    for epoch in range(epochs):
-        order = np.random.default_rng((seed, epoch)).permutation(len(sequences)).tolist()
-        for i in range(0, len(order), size):
-            yield [sequences[j] for j in order[i : i + size]]
+        tokens = self.conversations.chat.answers_of(str(move) + END)
+        self.conversations.write(turn, tokens, [0.0] * len(tokens))
+        return self.conversations.close(turn, learn=learn)
 
 
 def clone(policy: Policy, sequences: list[Sequence], config: SimpleNamespace, args: argparse.Namespace) -> None:
     """Maximise the log-probability of the teacher's answers: among the legal ones, and of being legal at all."""
     parameters = [p for name, p in policy.trainable().items() if not name.startswith("value_head.")]
     optimizer = torch.optim.AdamW(parameters, lr=args.learning_rate or config.ppo.learning_rate, weight_decay=0.0)
-    total, started = args.epochs * -(-len(sequences) // args.batch), time.perf_counter()
-    for step, batch in enumerate(minibatches(sequences, args.batch, args.epochs, config.run.seed), 1):
-        optimizer.param_groups[0]["lr"] = (args.learning_rate or config.ppo.learning_rate) * (1 - (step - 1) / total)
+    total, rng = args.epochs * -(-len(sequences) // args.batch), np.random.default_rng(config.run.seed)
+    schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.0, total)
+    orders = [rng.permutation(len(sequences)) for _ in range(args.epochs)]
+    batches = [order[i : i + args.batch] for order in orders for i in range(0, len(order), args.batch)]
+    console = Console(total)
+    for step, picked in enumerate(batches, 1):
+        batch = [sequences[i] for i in picked]
         count = sum(len(s.decisions) for s in batch)
         sums = torch.zeros(2)
         for micro in policy.micro_batches(batch):
@@ -184,38 +154,39 @@ def clone(policy: Policy, sequences: list[Sequence], config: SimpleNamespace, ar
             answers = policy.evaluate_decisions(part).logprobs.sum()
             with torch.set_grad_enabled(args.legal_mass > 0):
                 legal = policy.log_legal_mass(part).sum()
-            (-(answers + args.legal_mass * legal if args.legal_mass else answers) / count).backward()
+            (-(answers + args.legal_mass * legal) / count).backward()
             sums += torch.tensor([float(answers.detach()), float(legal.detach())]) / count
         torch.nn.utils.clip_grad_norm_(parameters, config.ppo.max_grad_norm)
         optimizer.step()
+        schedule.step()
         optimizer.zero_grad(set_to_none=True)
         if step % max(1, total // 20) == 0:
-            pace = (time.perf_counter() - started) / step
-            print(f"Update {step}/{total} | -log p of the teacher's answer {-sums[0]:.3f} | legal mass "
-                  f"{sums[1].exp():.3f} | ETA {int(pace * (total - step))}s", flush=True)  # fmt: skip
+            console.update(step, f"Update {step}/{total} | -log p of the teacher's answer {-sums[0]:.3f} | legal mass "
+                                 f"{sums[1].exp():.3f}")  # fmt: skip
+    console.close()
     policy.weights_changed()
 
 
 def parse_args(argv: Seq[str] | None) -> argparse.Namespace:
     """Read the command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = FlagParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
     add("--config", action="append", default=[], metavar="FILE", help="as for train_ppo.py")
     add("--set", action="append", default=[], metavar="KEY=VALUE", help="as for train_ppo.py")
     add("--teacher", default="mcts", help="a search as of any opponent, or cfr, cfr:ITERATIONS")
-    add("--games", type=int, default=2048, help="that the teacher plays, over all games of the stages")
+    add("--games", type=at_least(1), default=2048, help="that the teacher plays, over all games of the stages")
     add("--explore", type=float, default=0.2, help="share of moves played at random, to see more positions")
-    add("--epochs", type=int, default=4)
-    add("--batch", type=int, default=64, help="sequences an optimizer step")
-    add("--legal-mass", type=float, default=1.0, help="weight of being legal at all; 0 where answers stay constrained")
+    add("--epochs", type=at_least(1), default=4)
+    add("--batch", type=at_least(1), default=64, help="sequences an optimizer step")
+    add(
+        "--legal-mass",
+        type=at_least(0.0),
+        default=1.0,
+        help="weight of being legal at all; 0 where answers stay constrained",
+    )
     add("--learning-rate", type=float, default=None, help="falls linearly to 0; default: ppo.learning_rate")
     add("--output", required=True, metavar="DIR", help="where the adapter is written")
     args = parser.parse_args(argv)
-    for name, least in (("games", 1), ("epochs", 1), ("batch", 1)):
-        if getattr(args, name) < least:
-            parser.error(f"--{name} {getattr(args, name)}: expected an integer >= {least}")
-    if not 0 <= args.legal_mass < float("inf"):
-        parser.error(f"--legal-mass {args.legal_mass:g}: expected a number >= 0")
     if not 0 <= args.explore < 1:
         parser.error(f"--explore {args.explore:g}: expected a number >= 0 and < 1")
     if Path(args.output).exists():
@@ -240,26 +211,25 @@ def run(args: argparse.Namespace) -> None:
     if config.run.threads:
         torch.set_num_threads(config.run.threads)
     policy = load_policy(config)
-    before = evaluate(policy, config.env, tasks_shown, config.ppo.eval_games)
+    exactly = exact_tasks(config, policy.chat)
+    before = evaluate(policy, config.env, tasks_shown, config.ppo.eval_games, exact_tasks=exactly)
     curriculum = Curriculum(config.curriculum, config.run.seed)
     tasks = [curriculum.next(i) for i in range(args.games)]
-    started = time.perf_counter()
     episodes: list[Episode] = []
     console = Console(len(tasks))
     for start in range(0, len(tasks), GAMES_AT_ONCE):
         part = tasks[start : start + GAMES_AT_ONCE]
-        teacher = Teacher(policy, part, args.teacher, config.run.seed, args.explore, config.env.search_threads)
+        teacher = Teacher(policy, part, args.teacher, config.run.seed, args.explore)
         episodes += play(replace(config.env, games_at_once=0), teacher, part)
         console.update(len(episodes), f"{args.teacher}: {len(episodes)}/{len(tasks)} games played")
     console.close()
     sequences = [s for e in episodes for seat in e.sequences.values() for s in seat if s.decisions]
     answers, score = sum(len(s.decisions) for s in sequences), np.mean([e.score for e in episodes])
-    seconds = time.perf_counter() - started
-    print(f"{args.teacher} played {len(episodes)} games in {seconds:.0f} s, mean score {score:.3f}: {answers} to learn")
+    print(f"{args.teacher} played {len(episodes)} games, mean score {score:.3f}: {answers} to learn")
     if not sequences:
         raise ConfigError("--games: the teacher had nothing to decide")
     clone(policy, sequences, config, args)
-    after = evaluate(policy, config.env, tasks_shown, config.ppo.eval_games)
+    after = evaluate(policy, config.env, tasks_shown, config.ppo.eval_games, exact_tasks=exactly)
     print("\n" + result_table([vars(r) | {"share": r.share} for r in before], after)[0])
 
     def fill(folder: Path) -> None:
@@ -273,12 +243,7 @@ def run(args: argparse.Namespace) -> None:
 def main(argv: Seq[str] | None = None) -> int:
     """Run the program; exit codes: 0 done, 2 bad usage or configuration."""
     args = parse_args(argv)
-    try:
-        run(args)
-        return 0
-    except ConfigError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+    return run_program(lambda: run(args))
 
 
 if __name__ == "__main__":

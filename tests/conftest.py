@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from env_wrapper import EnvConfig
-from model import LoraConfig, ModelConfig
-from options import PPOConfig, RunConfig
 from policy import load_policy
+from policy.model import LoraConfig, ModelConfig
 from scripts import make_tiny_model
+from training.options import PPOConfig, RunConfig
 
 # The tokenizer's words. Not the games' own: a change of their texts would make another model of every seed.
 WORDS = """You are playing a game. Rules: two players take turns; the player with the higher card or the longest line
@@ -19,9 +19,9 @@ board round cards hand chips raise call fold pass bid dice face row column x o e
 
 @pytest.fixture(scope="session")
 def tiny_models(tmp_path_factory):
-    """Architecture -> folder of a random base of 32 hidden units and 3 layers; both have the same tokenizer."""
+    """Architecture -> folder of a random base of 32 hidden units and 3 layers; all have the same tokenizer."""
     tokenizer = make_tiny_model.make_tokenizer(iter([WORDS] * 3), 400)
-    folders = {name: tmp_path_factory.mktemp(name) for name in ("qwen2", "qwen3")}
+    folders = {name: tmp_path_factory.mktemp(name) for name in ("qwen2", "qwen3", "llama")}
     for name, folder in folders.items():
         make_tiny_model.make_model(len(tokenizer), 32, 3, 0.15, 0, name).save_pretrained(folder)
         tokenizer.save_pretrained(folder)

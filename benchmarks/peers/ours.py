@@ -9,12 +9,13 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import torch
 from workloads import KL, LORA, LR, WORKLOADS, Clock, model_folder, report, reward
 
-from chat import ChatFormat
-from env_wrapper import EnvConfig, Episode, Query, Task
-from model import LoraConfig, ModelConfig
-from options import PPOConfig, RunConfig
+from envs.config import EnvConfig
+from envs.protocol import Episode, Query, Task
 from policy import load_policy
+from policy.chat import ChatFormat
+from policy.model import LoraConfig, ModelConfig
 from train_ppo import collate, ppo_update
+from training.options import PPOConfig, RunConfig
 
 
 class IdChat(ChatFormat):
@@ -78,7 +79,7 @@ def main(work):
     """Run the updates and report."""
     config = configuration(work)
     policy, clock = load_policy(config), Clock()
-    policy.chat = IdChat(policy.chat)
+    policy.chat = policy.conversations.chat = IdChat(policy.chat)
     optimizer = torch.optim.AdamW(policy.trainable().values(), lr=LR, weight_decay=0.01)
     for seed in range(work.updates + 1):
         clock.counting = seed > 0

@@ -14,7 +14,7 @@ from types import SimpleNamespace
 
 import torch
 
-S, T, GAMMA, LAM, CLIP, CLIP_VALUE, VF = 64, 7, 0.97, 0.9, 0.2, 0.15, 0.4
+S, T, GAMMA, LAM, CLIP, VF = 64, 7, 0.97, 0.9, 0.2, 0.4
 
 
 def batch():
@@ -34,7 +34,7 @@ def theirs():
     from trl import PPOTrainer
 
     mask, rewards, values, old, change, moved = batch()
-    settings = {"gamma": GAMMA, "lam": LAM, "whiten_rewards": False, "cliprange": CLIP, "cliprange_value": CLIP_VALUE,
+    settings = {"gamma": GAMMA, "lam": LAM, "whiten_rewards": False, "cliprange": CLIP, "cliprange_value": CLIP,
                 "vf_coef": VF, "ratio_threshold": 10.0}  # fmt: skip
     trainer = SimpleNamespace(config=SimpleNamespace(**settings))
     m = mask.double()
@@ -53,11 +53,11 @@ def theirs():
 
 def ours():
     """The same by this program."""
-    from options import PPOConfig
     from train_ppo import ppo_loss, turn_gae, whiten
+    from training.options import PPOConfig
 
     mask, rewards, values, old, change, moved = batch()
-    ppo = PPOConfig(cliprange=CLIP, cliprange_value=CLIP_VALUE, vf_coef=VF)
+    ppo = PPOConfig(cliprange=CLIP, vf_coef=VF)
     raw, returns = turn_gae(rewards, values, mask, torch.zeros(S, dtype=torch.float64), GAMMA, LAM)
     new, predicted = (old + change).requires_grad_(), (values + moved).requires_grad_()
     parts = (new[mask], predicted[mask], torch.zeros(int(mask.sum())), old[mask], values[mask], whiten(raw[mask]))

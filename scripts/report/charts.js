@@ -5,9 +5,14 @@ const COLOURS = 7;
 
 const colour = (i) => `var(--c${i % COLOURS})`;
 const escapeText = (s) => String(s).replace(/[&<>"']/g, (c) => `&#${c.charCodeAt(0)};`);
+// Markup is made by html`...` alone, which shows every value that is no markup itself as text, whoever wrote it.
+class Markup { constructor(text) { this.text = text; } }
+const shown = (value) => (value instanceof Markup ? value.text : Array.isArray(value) ? value.map(shown).join("") : escapeText(value ?? ""));
+const html = (parts, ...values) => new Markup(parts.map((part, i) => (i ? shown(values[i - 1]) : "") + part).join(""));
+const put = (element, markup) => { element.innerHTML = shown(markup); };
 
 function short(v) {
-  if (v === null || v === undefined || Number.isNaN(v)) return "–";
+  if (typeof v !== "number" || Number.isNaN(v)) return "–";
   const a = Math.abs(v);
   if (a !== 0 && (a < 1e-3 || a >= 1e6)) return v.toExponential(1);
   if (a >= 1000) return Math.round(v).toLocaleString("en");
@@ -46,48 +51,49 @@ const path = (xs, ys, s) => xs.map((x, i) => `${i ? "L" : "M"}${s.sx(x).toFixed(
 const area = (xs, low, high, s) => path(xs, high, s) + path([...xs].reverse(), [...low].reverse(), s).replace("M", "L") + "Z";
 
 function drawLine(line, panel, s) {
-  const paint = `stroke="${colour(line.colour)}" fill="none"`, dash = `stroke-dasharray="${DASHES[line.dash % DASHES.length]}"`;
-  let out = "";
+  const paint = html`stroke="${colour(line.colour)}" fill="none"`, dash = html`stroke-dasharray="${DASHES[line.dash % DASHES.length]}"`;
+  const out = [];
   if (line.mean.length) {
-    if (panel.lines.length <= 8) out += `<path d="${area(line.x, line.low, line.high, s)}" fill="${colour(line.colour)}" opacity=".16"/>`;
-    if (panel.lines.length <= 3) out += `<path d="${path(line.x, line.y, s)}" ${paint} stroke-width=".8" opacity=".35"/>`;
+    if (panel.lines.length <= 8) out.push(html`<path d="${area(line.x, line.low, line.high, s)}" fill="${colour(line.colour)}" opacity=".16"/>`);
+    if (panel.lines.length <= 3) out.push(html`<path d="${path(line.x, line.y, s)}" ${paint} stroke-width=".8" opacity=".35"/>`);
   }
   const ys = line.mean.length ? line.mean : line.y;
-  out += `<path d="${path(line.x, ys, s)}" ${paint} ${dash} stroke-width="1.7" stroke-linejoin="round"/>`;
+  out.push(html`<path d="${path(line.x, ys, s)}" ${paint} ${dash} stroke-width="1.7" stroke-linejoin="round"/>`);
   if (panel.marks || line.x.length === 1) {
-    out += line.x.map((x, i) => `<circle cx="${s.sx(x)}" cy="${s.sy(ys[i])}" r="3" fill="${colour(line.colour)}"/>`).join("");
+    out.push(line.x.map((x, i) => html`<circle cx="${s.sx(x)}" cy="${s.sy(ys[i])}" r="3" fill="${colour(line.colour)}"/>`));
   }
-  return `<g class="line">${out}</g>`;
+  return html`<g class="line">${out}</g>`;
 }
 
 function drawStack(panel, s) {
-  let low = panel.x.map(() => 0), out = "";
+  const out = [];
+  let low = panel.x.map(() => 0);
   panel.stack.forEach((part, i) => {
     const high = low.map((v, j) => v + part.y[j]);
-    out += `<path d="${area(panel.x, low, high, s)}" fill="${colour(i)}" opacity=".8"/>`;
+    out.push(html`<path d="${area(panel.x, low, high, s)}" fill="${colour(i)}" opacity=".8"/>`);
     low = high;
   });
   return out;
 }
 
 function drawAxes(s, stages) {
-  let out = "";
+  const out = [];
   for (const y of ticks(s.y0, s.y1, 5)) {
-    out += `<line class="axis" x1="${PAD.left}" x2="${W - PAD.right}" y1="${s.sy(y)}" y2="${s.sy(y)}"/>`;
-    out += `<text x="${PAD.left - 6}" y="${s.sy(y) + 3.5}" text-anchor="end">${short(y)}</text>`;
+    out.push(html`<line class="axis" x1="${PAD.left}" x2="${W - PAD.right}" y1="${s.sy(y)}" y2="${s.sy(y)}"/>`);
+    out.push(html`<text x="${PAD.left - 6}" y="${s.sy(y) + 3.5}" text-anchor="end">${short(y)}</text>`);
   }
   for (const x of ticks(s.x0, s.x1 > s.x0 ? s.x1 : s.x0 + 1, 5).filter((t) => t <= s.x1 && Number.isInteger(t))) {
-    out += `<text x="${s.sx(x)}" y="${H - 6}" text-anchor="middle">${short(x)}</text>`;
+    out.push(html`<text x="${s.sx(x)}" y="${H - 6}" text-anchor="middle">${short(x)}</text>`);
   }
   for (const [step, text] of stages) {
-    out += `<line class="stage" x1="${s.sx(step)}" x2="${s.sx(step)}" y1="${PAD.top}" y2="${H - PAD.bottom}"><title>${escapeText(text)}</title></line>`;
+    out.push(html`<line class="stage" x1="${s.sx(step)}" x2="${s.sx(step)}" y1="${PAD.top}" y2="${H - PAD.bottom}"><title>${text}</title></line>`);
   }
   return out;
 }
 
 function legend(entries) {
-  const key = (e) => `<svg viewBox="0 0 22 8"><line x1="0" x2="22" y1="4" y2="4" stroke="${colour(e.colour)}" stroke-width="2.5" stroke-dasharray="${DASHES[e.dash % DASHES.length]}"/></svg>`;
-  return entries.map((e, i) => `<span data-line="${i}">${key(e)}${escapeText(e.label)}</span>`).join("");
+  const key = (e) => html`<svg viewBox="0 0 22 8"><line x1="0" x2="22" y1="4" y2="4" stroke="${colour(e.colour)}" stroke-width="2.5" stroke-dasharray="${DASHES[e.dash % DASHES.length]}"/></svg>`;
+  return entries.map((e, i) => html`<span data-line="${i}">${key(e)}${e.label}</span>`);
 }
 
 function nearest(xs, x) {
@@ -100,26 +106,26 @@ function readout(panel, entries, x) {
   const value = (e) => { const xs = e.x || panel.x, i = nearest(xs, x); return (e.mean && e.mean.length ? e.mean : e.y)[i]; };
   const first = entries[0].x || panel.x;
   const stage = panel.stages.filter(([step]) => step <= x).pop();
-  const lines = entries.map((e) => `${legend([e])} <b>${short(value(e))}</b>`);
-  return `step ${short(first[nearest(first, x)])}${stage ? ` · ${escapeText(stage[1])}` : ""}<br>${lines.join("<br>")}`;
+  const lines = entries.map((e) => html`<br>${legend([e])} <b>${short(value(e))}</b>`);
+  return html`step ${short(first[nearest(first, x)])}${stage ? ` · ${stage[1]}` : ""}${lines}`;
 }
 
 function chart(panel) {
   const box = document.createElement("div"), s = scales(panel);
   const entries = panel.stack ? panel.stack.map((p, i) => ({...p, colour: i, dash: 0})) : panel.lines;
   box.className = "chart";
-  box.innerHTML = `<h3>${escapeText(panel.title)} <small>${escapeText(panel.unit || "")}</small></h3>
-    <svg viewBox="0 0 ${W} ${H}" role="img" aria-label="${escapeText(panel.title)}">
+  put(box, html`<h3>${panel.title} <small>${panel.unit || ""}</small></h3>
+    <svg viewBox="0 0 ${W} ${H}" role="img" aria-label="${panel.title}">
     ${panel.stack ? drawStack(panel, s) : ""}${drawAxes(s, panel.stages)}
-    ${panel.stack ? "" : panel.lines.map((l) => drawLine(l, panel, s)).join("")}
+    ${panel.stack ? "" : panel.lines.map((l) => drawLine(l, panel, s))}
     <line class="stage cursor" y1="${PAD.top}" y2="${H - PAD.bottom}" visibility="hidden"/></svg>
-    <div class="legend">${entries.length > 1 ? legend(entries) : ""}</div><div class="tip" hidden></div>`;
+    <div class="legend">${entries.length > 1 ? legend(entries) : ""}</div><div class="tip" hidden></div>`);
   const svg = box.querySelector("svg"), tip = box.querySelector(".tip"), cursor = box.querySelector(".cursor");
   svg.addEventListener("pointermove", (event) => {
     const frame = svg.getBoundingClientRect(), at = (event.clientX - frame.left) / frame.width * W;
     const share = Math.max(0, Math.min(1, (at - PAD.left) / (W - PAD.left - PAD.right)));
     const x = s.x0 + share * (s.x1 - s.x0);
-    tip.innerHTML = readout(panel, entries, x);
+    put(tip, readout(panel, entries, x));
     tip.hidden = false;
     tip.style.left = share > 0.5 ? "54px" : "auto";
     tip.style.right = share > 0.5 ? "auto" : "16px";

@@ -1,0 +1,1 @@
+"""JSON configuration, presets, and ``reader``, which lays them over frozen dataclasses."""

@@ -1,0 +1,78 @@
+"""The page about every knob, made from the dataclasses: default, range, the comment beside the field, and evidence."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import inspect
+import io
+import json
+import re
+import textwrap
+import tokenize
+import typing
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from config.reader import describe_field, read_json
+
+ROOT = Path(__file__).parents[1]
+EVIDENCE = ("results.md", "log.md", "scaling.md", "trace.md", "guide.md")
+HEAD = """# Configuration
+
+Made by `python -m training.options > docs/configuration.md`; a test holds it equal to the code. The defaults of a run
+are in `config/*.json`, which agree with these but for the stages. "Moved by" are the presets that set another value,
+"told in" the pages that say what came of it. What is no knob any more, and why: [log.md](log.md), 2026-11-22.
+"""
+
+
+def manual(sections: Mapping[str, type]) -> str:
+    """The page: a table for each section."""
+    presets = {path.stem: read_json(path) for path in sorted((ROOT / "config" / "presets").glob("*.json"))}
+    pages = {page: (ROOT / "docs" / page).read_text() for page in EVIDENCE}
+    parts = [HEAD]
+    for path, cls in sections.items():
+        rows = ["| knob | default | range | what it does | moved by | told in |", "|---|---|---|---|---|---|"]
+        comments, hints = _comments(cls), typing.get_type_hints(cls)
+        for field in dataclasses.fields(cls):
+            moved = [name for name, preset in presets.items() if field.name in _section(preset, path)]
+            told = [f"[{page}]({page})" for page, text in pages.items() if _names(text, path, field.name)]
+            cells = (f"`{field.name}`", _default(field), describe_field(hints[field.name], field.metadata),
+                     comments[field.name], ", ".join(moved), ", ".join(told))  # fmt: skip
+            rows.append(f"| {' | '.join(cell.replace('|', '/') for cell in cells)} |")
+        first = (inspect.getdoc(cls) or "").partition("\n")[0]
+        parts.append(f"## `{path}`\n\n{first}\n\n" + "\n".join(rows) + "\n")
+    return "\n".join(parts)
+
+
+def _section(preset: dict[str, Any], path: str) -> dict[str, Any]:
+    if path == "curriculum.stages":
+        return {key: None for stage in preset.get("curriculum", {}).get("stages", []) for key in stage}
+    for part in path.split("."):
+        preset = preset.get(part, {})
+    return preset
+
+
+def _names(text: str, path: str, name: str) -> bool:
+    return bool(re.search(rf"\b{re.escape(path)}\.{name}\b|`{name}[`:= ]", text))
+
+
+def _default(field: dataclasses.Field) -> str:
+    if field.default is not dataclasses.MISSING:
+        return f"`{json.dumps(field.default)}`"
+    made = None if field.default_factory is dataclasses.MISSING else field.default_factory()
+    return "required" if made is None else f"`{json.dumps(made)}`"
+
+
+def _comments(cls: type) -> dict[str, str]:
+    """Field -> the comment on its lines."""
+    source = textwrap.dedent(inspect.getsource(cls))
+    spoken = [t for t in tokenize.generate_tokens(io.StringIO(source).readline) if t.type == tokenize.COMMENT]
+    [tree] = ast.parse(source).body
+    found = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+            lines = range(node.lineno, (node.end_lineno or node.lineno) + 1)
+            found[node.target.id] = " ".join(t.string.lstrip("# ") for t in spoken if t.start[0] in lines)
+    return found

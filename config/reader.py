@@ -1,0 +1,318 @@
+"""Configuration: JSON files laid over each other and checked, in one line an error, against frozen dataclasses."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import difflib
+import json
+import logging
+import math
+import reprlib
+import types
+import typing
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from config import synonyms
+
+log = logging.getLogger(__name__)
+LIKE = 0.65  # least likeness of a key's last part to one that is named as the nearest
+
+
+class ConfigError(ValueError):
+    """A mistake of the user's, told in one line. Programs print it and exit with 2."""
+
+
+def knob(
+    default: Any, *, min: Any = None, max: Any = None, above: Any = None, choices: Iterable[Any] = (), why: str = ""
+) -> Any:
+    """Return a dataclass field with limits. They hold for the value, or for each item of a list or object.
+
+    ``why`` is told with the limits to whoever oversteps them.
+    """
+    limits = {"min": min, "max": max, "above": above, "choices": tuple(choices), "why": why}
+    if isinstance(default, list | dict):
+        return dataclasses.field(default_factory=lambda: copy.deepcopy(default), metadata=limits)
+    return dataclasses.field(default=default, metadata=limits)
+
+
+def load_config(
+    sections: Mapping[str, type],
+    files: Iterable[str | Path] = (),
+    sets: Iterable[str] = (),
+    *,
+    skip_unknown_sections: bool = False,
+) -> dict[str, Any]:
+    """Lay ``files``, then ``sets`` (``"ppo.learning_rate=2e-5"``) over the defaults of the sections' dataclasses.
+
+    A file is an object of sections; later files and sets win, key by key. A key that stands outside of its section,
+    or is a known synonym, is taken where the meaning is plain, and one line tells as which. A ``ValueError`` of a
+    dataclass's ``__post_init__`` (checks across keys) is reported like any other mistake. ``skip_unknown_sections``
+    is for programs that need only a part of a run's configuration.
+
+    Returns:
+        Section name -> instance of its dataclass.
+
+    Raises:
+        ConfigError: names the file or ``--set``, the key path, the value, what is allowed, the nearest valid key.
+    """
+    values: dict[str, dict[str, Any]] = {name: {} for name in sections}
+    for file in files:
+        data = read_json(file)
+        if skip_unknown_sections and isinstance(data, dict):
+            data = {name: part for name, part in data.items() if name in sections}
+        _Checker(f"{file}: ", sections).lay(values, data)
+    for item in sets:
+        _Checker("--set: ", sections).lay(values, _parse_set(item))
+    reader = _Checker("", sections)
+    return {name: reader.make(cls, values[name], name) for name, cls in sections.items()}
+
+
+def make(cls: type, data: Any, path: str) -> Any:
+    """Return the dataclass that ``data`` describes; ConfigError names the key below ``path``."""
+    reader = _Checker("", {path: cls})
+    return reader.make(cls, reader.arguments(cls, data, path), path)
+
+
+def config_dict(configs: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the resolved configuration as JSON-able objects; ``load_config`` reads them back to equal instances."""
+    return json.loads(json.dumps({name: dataclasses.asdict(config) for name, config in configs.items()}))
+
+
+def config_diff(old: Mapping[str, Any], new: Mapping[str, Any], path: str = "") -> list[str]:
+    """Return ``"ppo.gamma: 0.99 -> 1.0"`` for each key in which two results of ``config_dict`` differ."""
+    lines = []
+    for key in [*old, *(key for key in new if key not in old)]:
+        where, a, b = f"{path}{key}", old.get(key), new.get(key)
+        if isinstance(a, dict) and isinstance(b, dict):
+            lines += config_diff(a, b, f"{where}.")
+        elif a != b or (key in old) != (key in new):
+            lines.append(f"{where}: {_show(a)} -> {_show(b)}")
+    return lines
+
+
+def read_json(path: str | Path) -> Any:
+    """Parse a JSON file strictly: no duplicate key, no NaN or infinity.
+
+    Raises:
+        ConfigError: the file is missing, unreadable, or not such JSON (with the line number where there is one).
+    """
+    try:
+        text = Path(path).read_text(encoding="utf-8-sig")
+    except OSError as exc:
+        raise ConfigError(f"{path}: cannot be read: {exc.strerror}") from exc
+    except ValueError as exc:
+        raise ConfigError(f"{path}: is not UTF-8 text") from exc
+    return _parse_json(text, f"{path}: ")
+
+
+def _parse_json(text: str, source: str) -> Any:
+    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        keys = [key for key, _ in pairs]
+        for key in {key for key in keys if keys.count(key) > 1} if len(set(keys)) < len(keys) else ():
+            raise ConfigError(f"{source}the key {_show(key)} stands twice in one object")
+        return dict(pairs)
+
+    def finite(literal: str) -> float:
+        if not math.isfinite(float(literal)):
+            raise ConfigError(f"{source}{_show(literal)} is not allowed: numbers are finite")
+        return float(literal)
+
+    try:
+        return json.loads(text, object_pairs_hook=unique, parse_float=finite, parse_constant=finite)
+    except json.JSONDecodeError as exc:
+        raise ConfigError(f"{source}invalid JSON in line {exc.lineno}: {exc.msg}") from exc
+    except RecursionError as exc:
+        raise ConfigError(f"{source}invalid JSON: nested too deeply") from exc
+    except ValueError as exc:
+        raise exc if isinstance(exc, ConfigError) else ConfigError(f"{source}invalid JSON: a number too long") from exc
+
+
+def _parse_set(item: str) -> Any:
+    key, equals, text = item.partition("=")
+    if not equals:
+        raise ConfigError(f"--set: expected KEY.PATH=VALUE, not {_show(item)}")
+    value = _word(text, f"--set: {_name(key)}: ")
+    for part in reversed(key.strip().split(".")):
+        value = {part: value}
+    return value
+
+
+def _word(text: str, source: str = "--set: ") -> Any:
+    try:
+        return _parse_json(text, source)
+    except ConfigError as exc:
+        if not isinstance(exc.__cause__, json.JSONDecodeError):
+            raise
+        return text  # a word needs no quotes on a command line
+
+
+@dataclasses.dataclass(frozen=True)
+class _Checker:
+    """Turns parsed JSON into dataclass instances; ``source`` begins each error."""
+
+    source: str
+    sections: Mapping[str, type]
+
+    def lay(self, values: dict[str, dict[str, Any]], data: Any) -> None:
+        if not isinstance(data, dict):
+            raise ConfigError(f"{self.source}expected an object with the keys {', '.join(self.sections)}")
+        laid: dict[str, str] = {}  # path -> as it was typed
+        for name, part in data.items():
+            section = name if name in self.sections else synonyms.SECTIONS.get(_plain(name), "")
+            if section in self.sections and not isinstance(part, dict):
+                raise self.wrong(name, part, self.sections[section], {})
+            outside = section not in self.sections
+            for key, value in ({name: part} if outside else part).items():
+                typed = name if outside else f"{name}.{key}"
+                path = self.place(typed, value, section)
+                if path in laid:
+                    raise ConfigError(f"{self.source}{path} is given twice: as {_name(laid[path])} and {_name(typed)}")
+                laid[path] = typed
+                self.lay_one(values, path, value)
+        if moved := [f"{_name(typed)} is read as {path}" for path, typed in laid.items() if typed != path]:
+            log.info("%s%s", self.source, ", ".join(moved))
+
+    def place(self, typed: str, value: Any, section: str) -> str:
+        """The path that a key, as typed, stands for: in its section, else in the only one that knows it."""
+        key = typed.rpartition(".")[2]
+        for name in dict.fromkeys((key, _plain(key), synonyms.KEYS.get(_plain(key), key))):
+            homes = [home for home, cls in self.sections.items() if name in _knobs(cls)]
+            if section in homes or len(homes) == 1:
+                return f"{section if section in homes else homes[0]}.{name}"
+        siblings = [f"{section}.{name}" for name in _knobs(self.sections[section])] if section in self.sections else []
+        raise self.unknown(typed, value, siblings or self.sections)
+
+    def lay_one(self, values: dict[str, dict[str, Any]], path: str, value: Any) -> None:
+        section, _, key = path.partition(".")
+        hint, limits = _knobs(self.sections[section])[key]
+        if self.source == "--set: " and isinstance(value, str) and typing.get_origin(hint) is list:
+            value = [_word(item) for item in value.split(",")]
+        value = self.convert(value, hint, limits, path)
+        settings = hint == dict[str, Any]  # they too are laid key by key
+        values[section][key] = values[section].get(key, {}) | value if settings else value
+
+    def arguments(self, cls: type, data: Any, path: str) -> dict[str, Any]:
+        knobs, found = _knobs(cls), {}
+        if not isinstance(data, dict):
+            raise self.wrong(path, data, cls, {})
+        for typed, value in data.items():
+            key = typed if typed in knobs else synonyms.KEYS.get(_plain(typed), typed)
+            if key not in knobs or key in found:
+                raise self.unknown(f"{path}.{typed}", value, [f"{path}.{name}" for name in knobs])
+            found[key] = self.convert(value, *knobs[key], f"{path}.{key}")
+        return found
+
+    def make(self, cls: type, arguments: Mapping[str, Any], path: str) -> Any:
+        for field in dataclasses.fields(cls):
+            required = field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
+            if required and field.name not in arguments:
+                allowed = describe_field(*_knobs(cls)[field.name])
+                raise ConfigError(f"{self.source}{path}.{field.name} is missing: expected {allowed}")
+        try:
+            return cls(**arguments)
+        except ValueError as exc:
+            raise ConfigError(f"{self.source}{path}: {exc}") from exc
+
+    def convert(self, value: Any, hint: Any, limits: Mapping[str, Any], path: str) -> Any:
+        origin, kinds = typing.get_origin(hint), typing.get_args(hint)
+        if origin in (typing.Union, types.UnionType):
+            for kind in kinds:
+                try:
+                    return self.convert(value, kind, limits, path)
+                except ConfigError:
+                    continue
+        elif dataclasses.is_dataclass(hint):
+            cls = typing.cast(type, hint)
+            return self.make(cls, self.arguments(cls, value, path), path)
+        elif origin in (list, tuple) and isinstance(value, list):
+            if origin is list or kinds[1:] == (...,):
+                kinds = kinds[:1] * len(value)
+            if len(kinds) == len(value):
+                return origin(self.convert(v, kinds[i], limits, f"{path}[{i}]") for i, v in enumerate(value))
+        elif origin is dict and isinstance(value, dict):
+            return {key: self.convert(v, kinds[1], limits, f"{path}.{key}") for key, v in value.items()}
+        elif _is_a(value, hint) and _within(value, limits):
+            return float(value) if hint is float else value
+        raise self.wrong(path, value, hint, limits)
+
+    def wrong(self, path: str, value: Any, hint: Any, limits: Mapping[str, Any]) -> ConfigError:
+        why = f" ({limits['why']})" if limits.get("why") else ""
+        return ConfigError(f"{self.source}{_name(path)} = {_show(value)}: expected {describe_field(hint, limits)}{why}")
+
+    def unknown(self, path: str, value: Any, siblings: Iterable[str]) -> ConfigError:
+        everywhere = [f"{name}.{key}" for name, cls in self.sections.items() for key in _knobs(cls)]
+        nearest = max([*siblings, *everywhere], key=lambda known: _likeness(path[:99], known))
+        last, its = path[:99].rpartition(".")[2], nearest.rpartition(".")[2]
+        near = difflib.SequenceMatcher(None, last, its).ratio() >= LIKE
+        hint = f"the nearest is {nearest}" if near else "docs/configuration.md lists them"
+        hint = synonyms.HINTS.get(_plain(last), hint)
+        return ConfigError(f"{self.source}{_name(path)} = {_show(value)}: no such key; {hint}")
+
+
+def _plain(key: str) -> str:
+    return key.strip().lower().replace("-", "_")
+
+
+def _knobs(cls: type) -> dict[str, tuple[Any, Mapping[str, Any]]]:
+    hints = typing.get_type_hints(cls)
+    return {field.name: (hints[field.name], field.metadata) for field in dataclasses.fields(cls)}
+
+
+def _likeness(path: str, known: str) -> float:
+    pairs = (path, known), (path.rpartition(".")[2], known.rpartition(".")[2])
+    return sum(difflib.SequenceMatcher(None, a, b).ratio() for a, b in pairs)
+
+
+def _is_a(value: Any, hint: Any) -> bool:
+    if typing.get_origin(hint) is typing.Literal:
+        return any(type(value) is type(choice) and value == choice for choice in typing.get_args(hint))
+    if hint is float:
+        return type(value) is float or (type(value) is int and abs(value) < 2**1023)
+    return hint is Any or type(value) is hint
+
+
+def _within(value: Any, limits: Mapping[str, Any]) -> bool:
+    low, high, above, choices = (limits.get(name) for name in ("min", "max", "above", "choices"))
+    if choices and value is not None and value not in choices:
+        return False
+    if type(value) not in (int, float):
+        return True
+    return (low is None or value >= low) and (high is None or value <= high) and (above is None or value > above)
+
+
+def describe_field(hint: Any, limits: Mapping[str, Any]) -> str:
+    """What a field of this type and these limits (a ``knob``'s) allows, in words."""
+    origin, kinds = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (typing.Union, types.UnionType):
+        return " or ".join(describe_field(kind, limits) for kind in kinds)
+    if dataclasses.is_dataclass(hint):
+        return f"an object with the keys {', '.join(_knobs(typing.cast(type, hint)))}"
+    if origin is tuple and kinds[1:] != (...,):
+        return f"a list of [{', '.join(describe_field(kind, limits) for kind in kinds)}]"
+    if origin in (list, tuple, dict):
+        noun, item = ("an object", kinds[1]) if origin is dict else ("a list", kinds[0])
+        return f"{noun} of ({describe_field(item, limits)})"
+    choices = kinds if origin is typing.Literal else limits.get("choices")
+    if choices and hint is not type(None):
+        return f"one of {', '.join(map(_show, choices))}"
+    if limits.get("min") is not None and limits.get("min") == limits.get("max"):
+        return _show(limits["min"])
+    names = {int: "an integer", float: "a number", str: "a string", bool: "true or false", type(None): "null"}
+    if hint not in (int, float):
+        return names.get(hint, "any value")
+    signs = (("min", ">="), ("above", ">"), ("max", "<="))
+    bounds = [f"{sign} {limits[name]}" for name, sign in signs if limits.get(name) is not None]
+    return " ".join([names[hint], " and ".join(bounds)]).strip()
+
+
+def _name(path: str) -> str:
+    return path if path.isprintable() and len(path) <= 80 else _show(path)
+
+
+def _show(value: Any) -> str:
+    scalar = value is None or isinstance(value, str | int | float)
+    text = json.dumps(value) if scalar else reprlib.repr(value)
+    return text if len(text) <= 80 else text[:77] + "..."

@@ -1,0 +1,94 @@
+"""The knobs of the environments: how games are played and shown, and where programs to trace come from."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import Any
+
+from config.reader import knob, make
+
+ALLOWED = {
+    "env_type": ("openspiel", "trace"),
+    "env_mode": ("local", "url", "docker"),
+    "prompt": ("full", "compact"),
+    "answer_mode": ("constrained", "free"),
+    "protocol": ("native", "affinetes"),
+}
+
+
+# Without user and password, which would be written down with the configuration: run_config.json, reports, logs.
+ADDRESS = re.compile(r"https?://[^\s/@?#]+(/[^\s@?#]*)?")
+SECRET_FREE = {
+    "env_url": (ADDRESS, "an address like http://127.0.0.1:8765 without user, password or query"),
+    "env_image": (re.compile(r"[^\s@]*(@sha256:[0-9a-f]+)?"), "the name of an image, without user or password"),
+}
+
+
+def _is_count(value: Any, least: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= least
+
+
+@dataclass(frozen=True)
+class EnvConfig:
+    """How games are played and shown. Opponents and games come with the tasks."""
+
+    env_type: str = "openspiel"  # openspiel | trace
+    allowed_game_indices: list[int | str] = field(default_factory=list, hash=False)  # or names; of the stages'; []: all
+    opponent: str = ""  # instead of the stages' own; empty: theirs
+    env_mode: str = "local"  # local | url | docker (public affinetes servers)
+    prompt: str = "full"  # full: rules and named actions; compact: terse state, no rules
+    answer_mode: str = "constrained"  # constrained | free
+    history_turns: int | str = "auto"  # past turns kept in the conversation; "all"; "auto": the game's default
+    protocol: str = "native"  # affinetes: forced moves are asked too, as the public environment does
+    games_at_once: int = 0  # games open together: the policy keeps what it has read of each; 0: all of a call
+    env_url: str = ""  # url: the server, for example http://127.0.0.1:8765
+    env_timeout: float = knob(600.0, above=0)  # seconds a call to a game or model server may take, repetitions included
+    env_image: str = "affinefoundation/game:openspiel"  # docker: the image of the server
+    use_vllm: bool = False  # training's games are played through vLLM servers, see docs/scaling.md
+    vllm_base_url: str | list[str] = "http://127.0.0.1:8000/v1"  # one server, or several
+    max_staleness: int = knob(0, min=0)  # updates by which the weights that play may be behind
+    trace: dict[str, Any] = field(default_factory=dict, hash=False)  # of env_type trace: TraceConfig
+
+    def __post_init__(self) -> None:
+        for name, choices in ALLOWED.items():
+            if getattr(self, name) not in choices:
+                raise ValueError(f"{name} {getattr(self, name)!r} is not allowed: choose {' or '.join(choices)}")
+        if not _is_count(self.games_at_once, 0):
+            raise ValueError(f"games_at_once {self.games_at_once!r} is not allowed: an integer >= 0")
+        if self.history_turns not in ("auto", "all") and not _is_count(self.history_turns, 0):
+            raise ValueError(f'history_turns {self.history_turns!r} is not allowed: "auto", "all" or an integer >= 0')
+        for name, (form, allowed) in SECRET_FREE.items():
+            value = getattr(self, name)
+            if value and not form.fullmatch(value):
+                shown = "" if set("@?#") & set(value) else f" {value!r}"  # what may hold a password is not repeated
+                raise ValueError(f"{name}{shown} is not allowed: {allowed}")
+        if self.env_mode != "local":
+            self._check_server()
+        if self.env_type == "trace":
+            make(TraceConfig, self.trace, "trace")
+
+    def _check_server(self) -> None:
+        docker = self.env_mode == "docker"
+        timed = isinstance(self.env_timeout, int | float) and 0 < self.env_timeout < float("inf")
+        checks = (
+            ("env_type", self.env_type == "openspiel", "only openspiel is played on servers"),
+            ("prompt", self.prompt == "full", "only the full prompt can be made from what servers show"),
+            ("env_timeout", timed, "a number of seconds > 0"),
+            ("env_url", docker or self.env_url, "env_mode url needs an address that starts with http:// or https://"),
+            ("env_image", not docker or self.env_image, "env_mode docker needs the name of an image"),
+        )
+        for name, sound, allowed in checks:
+            if not sound:
+                raise ValueError(f"{name} {getattr(self, name)!r} is not allowed: {allowed}")
+
+
+@dataclass(frozen=True)
+class TraceConfig:
+    """Where the programs come from, what they may use, and how answers count."""
+
+    source: str = (
+        "generator"  # generator | a folder of .jsonl and .py files, or a .jsonl file | a Hub dataset "owner/name"
+    )
+    partial_credit: bool = False  # score the share of correct leading lines instead of right or wrong
+    sandbox_min_level: int = knob(1, min=0, max=2)  # refuse to run programs of others below it; see docs/trace.md

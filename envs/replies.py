@@ -1,0 +1,157 @@
+"""The one door for what a game server answers: behind it is plain data of known types, ranges, depth and size."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from envs.client import one_line
+from envs.openspiel import CHANCE, INVALID
+from envs.opponents import SEEDS
+
+# What an answer may hold. Above the longest games and prompts by a factor of ten or more.
+MAX_DEPTH = 8
+MAX_TEXT = 2**18
+MAX_ACTIONS = 10_000
+MAX_MOVES = 100_000
+MAX_ID_DIGITS = 9
+HARMFUL = re.compile(r"[^\n\t -~\u00a0-\ud7ff\ue000-\U0010ffff]")  # control characters, halves of characters
+
+
+class ServerError(RuntimeError):
+    """The server did not play the game that was asked for."""
+
+
+@dataclass(frozen=True)
+class Reply:
+    """An answer to reset or step, checked by ``read_reply``. ``history`` and ``returns`` are [] and None untold."""
+
+    observation: str
+    episode_id: str
+    done: bool
+    score: float  # in [0, 1] when done
+    info: dict[str, Any]  # as told, and to be believed in nothing but what it echoes
+    history: list[list[int]]
+    returns: list[float] | None
+
+
+def read_reply(answer: Any, game: Any) -> Reply:
+    """Return what a server answered to reset or step, as plain data that nothing behind this door has to check again.
+
+    Args:
+        answer: the decoded JSON.
+        game: the ``pyspiel.Game`` that it should be about. A history that is told is replayed on it.
+
+    Raises:
+        ServerError: a refusal, or anything of a wrong type, range, depth or size, or at odds with the game.
+    """
+    if _deeper_than(answer, MAX_DEPTH):
+        raise ServerError(f"an answer nested more than {MAX_DEPTH} deep")
+    info = answer.get("info") if isinstance(answer, dict) else None
+    if not isinstance(info, dict):
+        raise ServerError(f"answered with {one_line(str(answer))!r}")
+    if refusal := info.get("error"):
+        raise ServerError(str(refusal))
+    text, episode_id, done = answer.get("observation"), answer.get("episode_id"), answer.get("done", False)
+    if not isinstance(text, str) or not isinstance(episode_id, str):
+        raise ServerError("answered without an observation or an episode_id")
+    if len(text) > MAX_TEXT or HARMFUL.search(text) or len(episode_id) > MAX_TEXT or HARMFUL.search(episode_id):
+        raise ServerError(f"text of more than {MAX_TEXT} characters, or with control characters")
+    if answer.get("truncated", False) is not False:
+        raise ServerError("the server ended the episode early")
+    if type(done) is not bool:
+        raise ServerError(f"done {one_line(repr(done))} is neither true nor false")
+    if not done:
+        return Reply(text, episode_id, False, 0.0, info, [], None)
+    reward = answer.get("reward")
+    if not _is_number(reward) or not 0 <= reward <= 1:
+        raise ServerError(f"the score {one_line(repr(reward))} is not in [0, 1]")
+    returns, history = _returns(info.get("returns"), game), _history(info.get("history"))
+    if history:
+        played = _replay(game, history).returns()
+        if returns is not None and not all(map(close, returns, played)):
+            raise ServerError(f"the returns {returns} are not those of its history, {played}")
+        returns = played
+    return Reply(text, episode_id, True, float(reward), info, history, returns)
+
+
+def _is_number(value: Any) -> bool:
+    # Longer integers than a float holds raise where they are compared with one.
+    return (type(value) is float and math.isfinite(value)) or (type(value) is int and abs(value) < SEEDS)
+
+
+def close(one: float, other: float) -> bool:
+    """Return whether two results are the same but for rounding."""
+    return math.isclose(one, other, rel_tol=1e-6, abs_tol=1e-6)
+
+
+def _deeper_than(value: Any, depth: int) -> bool:
+    level = [value]
+    for _ in range(depth):
+        inner = (v.values() if isinstance(v, dict) else v for v in level if isinstance(v, dict | list))
+        level = [item for items in inner for item in items]
+    return any(isinstance(item, dict | list) for item in level)
+
+
+def _returns(told: Any, game: Any) -> list[float] | None:
+    if told is None:
+        return None
+    players, low, high = game.num_players(), game.min_utility(), game.max_utility()
+    numbers = isinstance(told, list) and len(told) == players and all(map(_is_number, told))
+    if not numbers or not all(low <= value <= high for value in told):
+        raise ServerError(f"the returns {one_line(repr(told))} are not {players} numbers in [{low:g}, {high:g}]")
+    return [float(value) for value in told]
+
+
+def _history(told: Any) -> list[list[int]]:
+    if told is None:
+        return []
+    if not isinstance(told, list) or len(told) > MAX_MOVES:
+        raise ServerError(f"the history {one_line(repr(told))} is not a list of at most {MAX_MOVES} moves")
+    for move in told:
+        if not isinstance(move, list) or len(move) != 2 or not all(type(part) is int for part in move):
+            raise ServerError(f"the move {one_line(repr(move))} of its history is not [player, action]")
+    return told
+
+
+def _replay(game: Any, history: list[list[int]]) -> Any:
+    """Return the final state of ``game`` after a history, every move of which is legal."""
+    state, at = game.new_initial_state(), 0
+    while not state.is_terminal() and at < len(history):
+        together = state.is_simultaneous_node()
+        moves = history[at : at + (game.num_players() if together else 1)]
+        at += len(moves)
+        movers = list(range(game.num_players())) if together else [state.current_player()]
+        if [player for player, _ in moves] != movers or not all(_may(state, *move) for move in moves):
+            raise ServerError(f"the moves {moves} of its history cannot be played after {at - len(moves)} others")
+        if together:
+            state.apply_actions([action for _, action in moves])
+        else:
+            state.apply_action(moves[0][1])
+    if at < len(history) or not (state.is_terminal() or not state.legal_actions()):
+        raise ServerError("its history does not end with the game")
+    return state
+
+
+def _may(state: Any, player: int, action: int) -> bool:
+    if player == CHANCE:
+        return action in dict(state.chance_outcomes())
+    return action in (state.legal_actions(player) or [INVALID])
+
+
+def read_position(observation: str) -> tuple[str, dict[int, str]]:
+    """Return the state text and the legal actions of an observation, in time linear in its length.
+
+    Raises:
+        ServerError: it has no legal actions, or no sound ones.
+    """
+    rest = observation.partition("Current State:\n")[2].rpartition("\n\nYour choice")[0]
+    state, _, listed = rest.rpartition("\n\nLegal Actions:\n")
+    lines = [line.lstrip(" ").partition(" -> ") for line in listed.split("\n")]
+    actions = [(number, name) for number, arrow, name in lines if arrow and number.isascii() and number.isdigit()]
+    legal = {int(number): name for number, name in actions[:MAX_ACTIONS] if len(number) <= MAX_ID_DIGITS}
+    if not legal or len(legal) < len(actions):
+        raise ServerError(f"no legal actions in an observation that ends {one_line(observation[-80:])!r}")
+    return state, legal

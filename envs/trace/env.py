@@ -1,0 +1,242 @@
+"""Programs as an environment: the model reads one, with debug prints put in, and answers with what it prints.
+
+An episode is one free-form answer. Programs come from the generator (``programs.py``), from files, or from a
+dataset of the Hub. With files and datasets the task id picks the program (modulo their number) and seeds the
+prints, as in the public trace environment. With the generator it picks the level, ``task_id // 10_000_000``,
+and together with the task's seed the program and the prints.
+
+What a program prints is found by running it (``sandbox.py``): programs of others each in a locked-in
+interpreter of their own, the generator's, which we wrote, one after another in a locked-in interpreter.
+"""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import hashlib
+import json
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from config.reader import ConfigError
+from envs.config import EnvConfig, TraceConfig
+from envs.protocol import Step, Task
+from envs.trace.prints import MAX_PRINTS, inject_safe, leading_share, score
+from envs.trace.programs import LEVELS, Program, generate
+from envs.trace.sandbox import Sandbox, SandboxError
+
+TASKS_PER_LEVEL = 10_000_000
+CACHED_TASKS = 4096  # replayed and evaluated tasks are not run again
+SHOWN_CHARACTERS = 500  # of the expected output, in the info of a finished episode
+SYSTEM = (
+    "You execute Python programs in your head. You are given a program and its standard input. Answer with exactly "
+    "what it writes to standard output, every line of it, and nothing else: no explanation and no code block.\n"
+    "Prints that begin with __DBG_ were added to the program and belong to its output. They show the repr of a "
+    "number, a string, a truth value or None, and only the name of the type of anything else."
+)
+
+
+class Traced(NamedTuple):
+    """A task made ready: the program as shown, its standard input, its output without surrounding whitespace."""
+
+    name: str
+    program: str
+    inputs: str
+    expected: str
+
+
+class TraceEnv:
+    """One program an episode; see ``env_wrapper.Env``.
+
+    ``Step.info``: game (``trace``, or ``trace_l3`` for level 3 of the generator), seat 0, system, attempt 1,
+    adapter None, history, outcome. When done also returns and scores (the score), and independent of the configured
+    protocol: match (equal as the public environment compares), exact (equal to the character), share (of
+    correct leading lines), expected (the first 500 characters).
+
+    Args:
+        config: prompt and protocol ("affinetes": the public comparison; "native": exact) are used.
+        trace: a ``TraceConfig``, or its keys and values.
+
+    Raises:
+        ValueError: a source that does not exist, or rows without programs.
+        SandboxError: programs of others on a machine below ``sandbox_min_level``.
+    """
+
+    def __init__(self, config: EnvConfig, trace: TraceConfig | dict[str, Any] | None = None):
+        self.config = config
+        self.trace = TraceConfig(**trace) if isinstance(trace, dict) else trace or TraceConfig()
+        self._workshop = _workshop(self.trace)
+        self._task: Traced | None = None  # None: no episode, steps are refused
+
+    def reset(self, task: Task) -> Step:
+        """Show the task's program.
+
+        Raises:
+            ValueError: the task id is out of range, or its program does not end within the limits.
+        """
+        self.close()
+        self._task = self._workshop.prepare(task.task_id, task.seed)
+        return Step(self._message(self._task), {}, False, 0.0, self._info(self._task, None))
+
+    def step(self, text: str) -> Step:
+        """Score the model's raw answer; the episode is over.
+
+        Raises:
+            RuntimeError: there is no running episode.
+        """
+        if self._task is None:
+            raise RuntimeError("step without a running episode: it has finished or was closed; call reset first")
+        task = self._task
+        share = leading_share(task.expected, text, self.config.protocol)
+        result = share if self.trace.partial_credit else score(task.expected, text, self.config.protocol)
+        self.close()
+        info = self._info(task, "finished") | {
+            "returns": [result],
+            "scores": {0: result},
+            "match": score(task.expected, text, "affinetes"),
+            "exact": score(task.expected, text, "native"),
+            "share": share,
+            "expected": task.expected[:SHOWN_CHARACTERS],
+        }
+        return Step("", {}, True, result, info)
+
+    def close(self) -> None:
+        """End the episode; further steps are refused until the next reset."""
+        self._task = None
+
+    def _message(self, task: Traced) -> str:
+        if self.config.prompt == "compact":
+            return f"{task.program}\n<<<\n{task.inputs}" if task.inputs else task.program
+        inputs = task.inputs if task.inputs.endswith("\n") or not task.inputs else task.inputs + "\n"
+        return f"Program:\n```python\n{task.program}\n```\n\nStandard input:\n```\n{inputs}```\n\nStandard output:"
+
+    def _info(self, task: Traced, outcome: str | None) -> dict[str, Any]:
+        system = SYSTEM if self.config.prompt == "full" else "trace"
+        known = {"game": task.name, "seat": 0, "system": system, "attempt": 1, "adapter": None}
+        return known | {"history": [] if outcome is None else [[0, 0]], "outcome": outcome}
+
+
+def check_config(config: EnvConfig, task_ids: Iterable[int]) -> None:
+    """Try the first program of each task id, so that what cannot work is told before a model is loaded.
+
+    Raises:
+        ConfigError: answers that are not free, no such source, a task id out of range, or a sandbox that is too weak.
+    """
+    if config.answer_mode != "free":
+        raise ConfigError(f'env.answer_mode = "{config.answer_mode}": expected "free" with env_type trace')
+    try:
+        env = TraceEnv(config, config.trace)
+        for task_id in task_ids:
+            env.reset(Task(task_id))
+    except (ValueError, SandboxError) as error:
+        raise ConfigError(f"env.trace: {error}") from error
+
+
+class _Workshop:
+    """Where tasks are made ready. Shared by all environments of one configuration; safe to use from many threads."""
+
+    def __init__(self, trace: TraceConfig):
+        self.trace = trace
+        self.rows = None if trace.source == "generator" else load_programs(trace.source)
+        self.sandbox = Sandbox(min_level=0 if self.rows is None else trace.sandbox_min_level)
+        atexit.register(self.sandbox.close)
+        self._cached = functools.lru_cache(CACHED_TASKS)(self._prepare)
+
+    def prepare(self, task_id: int, seed: int | None) -> Traced:
+        """The task as it is shown, and what it prints; the seed is for the generator, rows ignore it."""
+        return self._cached(task_id, seed if self.rows is None else None)
+
+    def _prepare(self, task_id: int, seed: int | None) -> Traced:
+        if self.rows is None:
+            if not 0 <= task_id < LEVELS * TASKS_PER_LEVEL:
+                raise ValueError(f"task_id {task_id} is out of range: allowed are 0 to {LEVELS * TASKS_PER_LEVEL - 1}")
+            level, key = task_id // TASKS_PER_LEVEL, task_id
+            if seed is not None:
+                key = int.from_bytes(hashlib.sha256(f"trace:{task_id}:{seed}".encode()).digest()[:8], "big")
+            row, name, injection_seed = generate(level, key), f"trace_l{level}", key
+            max_prints = min(MAX_PRINTS, max(0, level - 1))
+            run = self.sandbox.run_trusted
+        else:
+            if task_id < 0:
+                raise ValueError(f"task_id {task_id} is out of range: 0 or more")
+            row, name, injection_seed = self.rows[task_id % len(self.rows)], "trace", task_id
+            max_prints, run = MAX_PRINTS, self.sandbox.run
+
+        shown, result = inject_safe(row.program, injection_seed, lambda p: run(p, row.inputs), max_prints)
+        if result.status not in ("ok", "error"):
+            raise ValueError(f"task_id {task_id}: the program does not end within its limits: {result.status}")
+        return Traced(name, shown, row.inputs, result.stdout.strip())
+
+
+_workshop = functools.cache(_Workshop)
+
+
+def level_starts(first: int, last: int) -> list[int]:
+    """The first task id of each level that the range touches."""
+    size = TASKS_PER_LEVEL
+    return [max(first, level * size) for level in range(first // size, last // size + 1)]
+
+
+def load_programs(source: str) -> Sequence[Program]:
+    """Return the programs of a folder (its .jsonl and .py files, by name), a .jsonl file, or a Hub dataset.
+
+    A .jsonl line is ``{"program": text, "inputs": text}``; ``inputs`` may be missing. The standard input of
+    ``name.py`` is ``name.in``, if there is such a file.
+
+    Raises:
+        ValueError: no such source, no programs in it, or a row that is not one (file and line are named).
+    """
+    path = Path(source)
+    if path.is_dir():
+        files = sorted(file for file in path.rglob("*") if file.suffix in (".jsonl", ".py"))
+        rows = [row for file in files for row in _read(file)]
+    elif path.suffix == ".jsonl" and path.is_file():
+        rows = _read(path)
+    elif source.count("/") == 1 and not source.startswith((".", "/", "~")) and not path.suffix:
+        return _HubPrograms(source)
+    else:
+        allowed = 'generator, a folder, a .jsonl file, or the name of a Hub dataset ("owner/name")'
+        raise ValueError(f"trace.source {source!r} is not there: {allowed}")
+    if not rows:
+        raise ValueError(f"trace.source {source!r} holds no programs: .jsonl lines or .py files are expected")
+    return rows
+
+
+def _read(file: Path) -> list[Program]:
+    text = file.read_text(encoding="utf-8")
+    if file.suffix == ".py":
+        inputs = file.with_suffix(".in")
+        return [Program(text, inputs.read_text(encoding="utf-8") if inputs.exists() else "")]
+    rows = []
+    for number, line in enumerate(text.splitlines(), 1):
+        try:
+            rows += [_row(json.loads(line))] if line.strip() else []
+        except ValueError as error:
+            raise ValueError(f"{file}:{number}: {error}") from error
+    return rows
+
+
+def _row(data: Any) -> Program:
+    """A row as a program. ValueError if it has none, or an input that is no text."""
+    program, inputs = (data.get("program"), data.get("inputs") or "") if isinstance(data, dict) else (None, "")
+    if not isinstance(program, str) or not isinstance(inputs, str):
+        raise ValueError('expected {"program": text, "inputs": text}')
+    return Program(program, inputs)
+
+
+class _HubPrograms(Sequence):
+    """A dataset of the Hub with the columns ``program`` and ``inputs``, read row by row."""
+
+    def __init__(self, name: str):
+        try:
+            import datasets
+        except ImportError as error:
+            raise ValueError(f"trace.source {name!r} needs the package datasets: pip install datasets") from error
+        self.data = datasets.load_dataset(name, split="train")
+
+    def __len__(self) -> int:
+        return len(self.data)
+
+    def __getitem__(self, index: Any) -> Any:
+        return _row(self.data[index])

@@ -1,0 +1,188 @@
+"""Debug prints put into a program, and answers compared: the rules of the public trace environment.
+
+``inject`` and ``score(..., "affinetes")`` reproduce AffineFoundation/affinetes (environments/trace, 345b7bcf);
+``inject_safe`` is the same injection without the prints that break the program.
+"""
+
+from __future__ import annotations
+
+import ast
+import random
+import re
+from collections.abc import Callable
+
+from envs.trace.interpreter import Run
+
+MAX_PRINTS = 6
+AFTER_ASSIGNMENT, AFTER_IF = 0.6, 0.4  # probability of a print
+SHOWN = "repr({0}) if isinstance({0}, (int, float, str, bool, type(None))) else type({0}).__name__"
+# In the trial run a print that raises reports itself once and lets the program go on.
+TRIAL = """
+try:
+    pass
+except (NameError, TypeError, AttributeError):
+    if {tag!r} not in __import__('sys').modules['__main__'].__dict__:
+        __import__('sys').modules['__main__'].__dict__[{tag!r}] = None
+        __import__('sys').stderr.write({tag!r} + '\\n')
+"""
+Execute = Callable[[str], Run]
+
+
+class _Injector:
+    """One pass over a program. ``scopes`` holds the names bound so far, outermost function first."""
+
+    def __init__(self, seed: int, max_prints: int, trial: bool, skip: frozenset[str]):
+        self.rng = random.Random(seed)
+        self.left, self.trial, self.skip = max_prints, trial, skip
+        self.max_prints = max_prints
+        self.scopes: list[dict[str, None]] = [{}]
+
+    def block(self, body: list[ast.stmt]) -> list[ast.stmt]:
+        """The statements of a module, def, for or if, with prints after some assignments and ifs."""
+        result: list[ast.stmt] = []
+        for statement in body:
+            result.append(statement)
+            if isinstance(statement, ast.Assign | ast.AugAssign | ast.For | ast.AsyncFor):
+                self.bind(statement)
+            self.inside(statement)
+            if isinstance(statement, ast.Assign | ast.AugAssign):
+                result += self.site(AFTER_ASSIGNMENT)
+            elif isinstance(statement, ast.If):
+                result += self.site(AFTER_IF)
+        return result
+
+    def bind(self, statement: ast.Assign | ast.AugAssign | ast.For | ast.AsyncFor) -> None:
+        targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
+        while targets:
+            target, *targets = targets
+            if isinstance(target, ast.Name):
+                self.scopes[-1].setdefault(target.id)
+            elif isinstance(target, ast.Tuple | ast.List):
+                targets = [*target.elts, *targets]
+
+    def inside(self, statement: ast.AST) -> None:
+        """Go through what the statement contains; other compound statements get no prints of their own."""
+        if isinstance(statement, ast.FunctionDef):
+            self.scopes.append(dict.fromkeys(argument.arg for argument in statement.args.args))
+            statement.body = self.block(statement.body)
+            self.scopes.pop()
+        elif isinstance(statement, ast.For | ast.If):
+            statement.body = self.block(statement.body)
+            statement.orelse = self.block(statement.orelse)
+        else:
+            for child in ast.iter_child_nodes(statement):
+                self.inside(child)
+
+    def site(self, probability: float) -> list[ast.stmt]:
+        """A print of one to three live names, or nothing."""
+        if not self.left or self.rng.random() >= probability:
+            return []
+        names = list(dict.fromkeys(name for scope in self.scopes for name in scope))
+        if not names:
+            return []
+        chosen = self.rng.sample(names, self.rng.randint(1, min(3, len(names))))
+        tag = f"__DBG_{self.max_prints - self.left}__"
+        self.left -= 1
+        if tag in self.skip:
+            return []
+        printed = ast.parse(f"print({tag!r}, {', '.join(SHOWN.format(name) for name in chosen)})").body
+        if not self.trial:
+            return printed
+        attempt = ast.parse(TRIAL.format(tag=tag)).body[0]
+        assert isinstance(attempt, ast.Try)
+        attempt.body = printed
+        return [attempt]
+
+
+def _without_fence(program: str) -> str:
+    program = program.strip()
+    if not program.startswith("```"):
+        return program
+    return program[max(program.find("\n"), 0) :].strip().removesuffix("```").strip()
+
+
+def _injected(program: str, seed: int, max_prints: int, trial: bool = False, skip: frozenset[str] = frozenset()) -> str:
+    program = _without_fence(program)
+    try:
+        tree = ast.parse(program)
+    except SyntaxError as error:
+        return f"# Syntax Error in source: {error}\n{program}"
+    tree.body = _Injector(seed, max_prints, trial, skip).block(tree.body)
+    return ast.unparse(ast.fix_missing_locations(tree))
+
+
+def inject(program: str, seed: int, max_prints: int = MAX_PRINTS) -> str:
+    """Return ``program`` as the public environment shows it: re-formatted, with up to ``max_prints`` debug prints.
+
+    Each print is tagged ``__DBG_0__``, ``__DBG_1__``, ... and shows one to three names bound before it: the
+    ``repr`` of a number, string, truth value or None, else the name of the type. ``seed`` (the task id) decides
+    where. A print may raise where its names are not bound (a branch not taken, ``del``); see ``inject_safe``.
+    A program that is no Python comes back below a comment that says so.
+    """
+    return _injected(program, seed, max_prints)
+
+
+def inject_safe(program: str, seed: int, execute: Execute, max_prints: int = MAX_PRINTS) -> tuple[str, Run]:
+    """``inject`` without the prints that raise, and the run of the result.
+
+    ``execute`` runs a program. Which prints raise is seen in a trial run in which they report themselves; the
+    others keep their tags. Programs that end well and cannot have swallowed an exception need no trial.
+    """
+    shown = inject(program, seed, max_prints)
+    run = execute(shown)
+    if run.status == "ok" and not re.search(r"\bexcept\b|\bsuppress\b|\bfinally\b", program):
+        return shown, run
+    trial = execute(_injected(program, seed, max_prints, trial=True))
+    broken = frozenset(re.findall(r"^__DBG_\d+__$", trial.stderr, re.MULTILINE))
+    if not broken:
+        return shown, run
+    shown = _injected(program, seed, max_prints, skip=broken)
+    return shown, execute(shown)
+
+
+def clean(prediction: str) -> str:
+    """The answer inside a model's text: what follows its thinking, and of that the first code block if there is one."""
+    text = prediction
+    for tag in ("think", "thinking"):
+        head, end, rest = text.rpartition(f"</{tag}>")  # no block ends later: to look there takes quadratic time
+        text = re.sub(rf"<{tag}>.*?</{tag}>", "", head + end, flags=re.DOTALL) + rest
+    text = re.split(r"</think>|</thinking>", text)[-1].strip()
+    block = re.search(r"```[a-zA-Z]*\s*(.*?)```", text, re.DOTALL)
+    return block[1].strip() if block else text
+
+
+def _squeezed(text: str) -> str:
+    return "".join(text.split()).lower()
+
+
+def score(expected: str, prediction: str, protocol: str = "affinetes") -> float:
+    """1.0 if the prediction is the expected output, else 0.0.
+
+    Args:
+        expected: standard output, without surrounding whitespace.
+        prediction: the model's raw text.
+        protocol: "affinetes" compares the cleaned answer without any whitespace and case ("12 3" equals "1 23");
+            "native" wants the cleaned answer to be the expected text exactly, surrounding whitespace aside.
+
+    Raises:
+        ValueError: unknown protocol.
+    """
+    if protocol == "affinetes":
+        return float(_squeezed(clean(prediction)) == _squeezed(expected))
+    if protocol == "native":
+        return float(clean(prediction).replace("\r\n", "\n").strip() == expected.strip())
+    raise ValueError(f"protocol {protocol!r} is not known: affinetes or native")
+
+
+def leading_share(expected: str, prediction: str, protocol: str = "affinetes") -> float:
+    """Share of lines, from the first on, that are right before the first wrong one; missing and extra lines count."""
+    wanted, given = expected.split("\n"), clean(prediction).split("\n")
+    if score(expected, prediction, protocol):
+        return 1.0
+    right = 0
+    for ours, theirs in zip(wanted, given, strict=False):
+        same = _squeezed(ours) == _squeezed(theirs) if protocol == "affinetes" else ours == theirs
+        if not same:
+            break
+        right += 1
+    return right / max(len(wanted), len(given))

@@ -1,0 +1,216 @@
+"""Runs Python programs that nobody vetted: each in a fresh interpreter, locked in before it reads a line of them.
+
+``confine.py`` is the inside of an interpreter (what it takes away and how), ``interpreter.py`` its outside; this
+file decides what the machine can do and runs many. What is contained at which level is in ``docs/trace.md``.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import logging
+import os
+import signal
+import threading
+import time
+from collections import deque
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import islice
+from selectors import EVENT_READ, EVENT_WRITE, BaseSelector, DefaultSelector
+
+from envs.trace.interpreter import READY, TICK_S, Interpreter, Limits, Run, SandboxError, receive
+
+log = logging.getLogger(__name__)
+LEVELS = ("rlimits", "seccomp and one of landlock, namespaces", "seccomp, landlock and namespaces")
+# Tried in this order; the first that works on this machine is used.
+MECHANISMS = ("namespaces+landlock+seccomp", "landlock+seccomp", "namespaces+seccomp", "seccomp", "landlock", "none")
+
+
+class Sandbox:
+    """Runs programs. Use as a context manager, or ``close()`` it.
+
+    Args:
+        limits: what one program may use.
+        min_level: the lowest level (index into ``LEVELS``) that untrusted programs may run at; below it the
+            constructor raises ``SandboxError``.
+        spares: interpreters started ahead of need; also how many programs ``run_many`` runs at once.
+        hash_seed: ``PYTHONHASHSEED`` of the programs; fixed, so that a program always has the same answer.
+        mechanisms: one of ``MECHANISMS``; None takes the strongest this machine offers.
+    """
+
+    def __init__(
+        self,
+        limits: Limits | None = None,
+        min_level: int = 1,
+        spares: int = 2,
+        hash_seed: int = 0,
+        mechanisms: str | None = None,
+    ):
+        self.limits = limits or Limits()
+        self.mechanisms = mechanisms or probe()
+        self.level = level_of(self.mechanisms)
+        if self.level < min_level:
+            raise SandboxError(
+                f"sandbox_min_level is {min_level} ({LEVELS[min_level]}); this machine reaches {self.level} "
+                f"({self.mechanisms}): use a machine with Landlock or user namespaces, or source generator"
+            )
+        self.spares, self.hash_seed = max(1, spares), hash_seed
+        # One thread starts them all: the kernel ends an interpreter together with the thread that started it.
+        self._starter = ThreadPoolExecutor(1, thread_name_prefix="sandbox")
+        self._waiting: deque[Future[Interpreter]] = deque()
+        self._server: Interpreter | None = None
+        self._take_lock, self._server_lock = threading.Lock(), threading.Lock()
+
+    def __enter__(self) -> Sandbox:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def run(self, program: str, stdin: str = "") -> Run:
+        """Run one program in an interpreter of its own. SandboxError if the sandbox itself fails."""
+        return self.run_many([(program, stdin)])[0]
+
+    def run_many(self, programs: Sequence[tuple[str, str]]) -> list[Run]:
+        """Run (program, stdin) pairs, ``spares`` at a time, each in an interpreter of its own; results in order."""
+        results: list[Run | None] = [None] * len(programs)
+        todo = iter(enumerate(programs))
+        running: dict[Interpreter, int] = {}
+        with DefaultSelector() as selector:
+            try:
+                while True:
+                    for at, (program, stdin) in islice(todo, self.spares - len(running)):
+                        interpreter = self._take()
+                        running[interpreter] = at
+                        source = program.encode(errors="replace")
+                        interpreter.begin(len(source).to_bytes(4, "big") + source + stdin.encode(errors="replace"))
+                        for pipe in interpreter.pipes:
+                            writes = pipe is interpreter.process.stdin
+                            selector.register(pipe, EVENT_WRITE if writes else EVENT_READ, interpreter)
+                    if not running:
+                        break
+                    for interpreter in _advance(selector, list(running)):
+                        at = running.pop(interpreter)
+                        interpreter.end()
+                        results[at] = interpreter.result()
+            finally:
+                for interpreter in running:
+                    interpreter.end()
+        return [result for result in results if result is not None]
+
+    def run_trusted(self, program: str, stdin: str = "") -> Run:
+        """Run a program of our own making in one interpreter that is used again and again (about 50 times faster).
+
+        It is locked in like the others, but programs in it are not protected from each other.
+        """
+        source = json.dumps([program, stdin]).encode()
+        with self._server_lock:
+            server, started = self._serving(), time.monotonic()
+            server.begin(len(source).to_bytes(4, "big") + source)
+            try:
+                answer = receive(server, int.from_bytes(receive(server, 4), "big"))
+            except SandboxError:
+                server.end()
+                raise
+            except TimeoutError:
+                server.end()
+                return Run("", "", "timeout", 128 + signal.SIGKILL, time.monotonic() - started)
+        stdout, stderr, error = json.loads(answer)
+        return Run(stdout, stderr + error, "error" if error else "ok", int(bool(error)), time.monotonic() - started)
+
+    def close(self) -> None:
+        """End every interpreter that still waits."""
+        while self._waiting:
+            self._waiting.popleft().result().end()
+        if self._server is not None:
+            self._server.end()
+            self._server = None
+        self._starter.shutdown()
+
+    def _start(self, mode: str) -> Future[Interpreter]:
+        return self._starter.submit(Interpreter, self.limits, self.mechanisms, self.hash_seed, mode)
+
+    def _take(self) -> Interpreter:
+        """An interpreter started earlier, and another one on its way in its place."""
+        with self._take_lock:
+            while len(self._waiting) <= self.spares:
+                self._waiting.append(self._start("once"))
+            interpreter = self._waiting.popleft().result()
+        if interpreter.exited():
+            interpreter.end()
+            interpreter = self._start("once").result()
+        return interpreter
+
+    def _serving(self) -> Interpreter:
+        """The interpreter that serves trusted programs, started again if it has ended."""
+        if self._server is None or self._server.ended or self._server.exited():
+            if self._server is not None:
+                self._server.end()
+            self._server = self._start("serve").result()
+            self._server.begin(b"")
+            receive(self._server, len(READY))
+        return self._server
+
+
+def level_of(mechanisms: str) -> int:
+    """The level (index into ``LEVELS``) that these mechanisms amount to."""
+    parts = mechanisms.split("+")
+    return 0 if "seccomp" not in parts else int("landlock" in parts) + int("namespaces" in parts)
+
+
+# What a program at level 1 or above must find: an importable library, no files, no sockets; in namespaces a folder.
+PROBE = """
+import colorsys, socket, sys
+def refused(attempt):
+    try:
+        attempt()
+    except OSError:
+        return True
+    return False
+def write():
+    with open("probe", "w") as file:
+        file.write("x")
+print(refused(lambda: open(sys.stdin.readline())), refused(socket.socket), refused(write))
+"""
+
+
+@functools.cache
+def probe() -> str:
+    """The strongest of ``MECHANISMS`` that works here, tried out in a real interpreter; logged once."""
+    for mechanisms in MECHANISMS[:-1]:
+        boxed = "namespaces" in mechanisms
+        wanted = ["landlock" in mechanisms or boxed, "seccomp" in mechanisms, not boxed]
+        try:
+            with Sandbox(min_level=0, spares=1, mechanisms=mechanisms) as sandbox:
+                run = sandbox.run(PROBE, os.path.abspath(__file__))
+        except (SandboxError, OSError) as error:
+            log.debug("sandbox: no %s: %s", mechanisms, error)
+            continue
+        if run.stdout.split() == [str(part) for part in wanted]:
+            log.info("sandbox level %d: %s", level_of(mechanisms), mechanisms)
+            return mechanisms
+        log.debug("sandbox: %s does not hold: %s %s", mechanisms, run.stdout, run.stderr)
+    log.warning("sandbox level 0: resource limits only, programs can read files and use the network")
+    return MECHANISMS[-1]
+
+
+def _advance(selector: BaseSelector, running: list[Interpreter]) -> list[Interpreter]:
+    """Move data for at most one tick; the interpreters that are through, no longer watched."""
+    closing = any(not interpreter.open_outputs for interpreter in running)
+    for key, _ in selector.select(0.001 if closing else TICK_S):
+        interpreter, pipe = key.data, key.fileobj
+        if pipe is interpreter.process.stdin:
+            interpreter.write()
+            if not interpreter.pending:
+                selector.unregister(pipe)
+                pipe.close()
+            continue
+        interpreter.read(pipe)
+        if pipe not in interpreter.open_outputs:
+            selector.unregister(pipe)
+    through = [interpreter for interpreter in running if interpreter.through()]
+    for key in list(selector.get_map().values()):
+        if key.data in through:
+            selector.unregister(key.fileobj)
+    return through

@@ -1,0 +1,236 @@
+"""A program in the making: what is bound to what, and expressions over it.
+
+By construction a program ends (loops run over short ranges, counters and fuel; recursion descends), raises nothing it
+does not catch, stays small (products inside loops are reduced), and prints nothing that depends on the clock, on
+addresses, or on the order of a set.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import NamedTuple
+
+LETTERS = "abcdefghijkmnpqrstuvwxyz"
+FREE_LETTERS = "defhorstuwz"  # the others are loop variables and parameters of some constructs
+NAMES = {
+    "int": "total count amount result score limit step size price level width height offset base rate power weight "
+    "delta bonus left right low high first second last best num acc depth shift gain cost area speed",
+    "str": "text word name label line title phrase msg code tag city token",
+    "list": "items nums data values row scores xs ys marks steps prices queue stack levels",
+    "words": "words names labels tokens parts colors fruits animals",
+    "dict": "counts table ages stock lookup prices_by grades index_of totals cache",
+    "function": "compute combine adjust rescale transform update mix fold helper apply_rule convert merge blend",
+    "class": "Ledger Account Box Stack Point Robot Tank Player Meter Shelf Machine Wallet Garden Sensor",
+}
+NOUNS = (
+    "apple pear plum fig kiwi lemon mango grape red blue green amber cat dog owl fox bee ant tiger horse north south "
+    "east west rain snow wind storm iron gold tin salt code data loop node tree leaf root stone river hill"
+)
+WORDS = NOUNS.split()
+
+
+class Program(NamedTuple):
+    """Source text and standard input."""
+
+    program: str
+    inputs: str
+
+
+class Writer:
+    """A program in the making: its lines, and the names that are bound at this point, by kind."""
+
+    def __init__(self, rng: random.Random, level: int):
+        self.rng, self.level = rng, level
+        self.lines: list[str] = []
+        self.imports: list[str] = []
+        self.stdin: list[str] = []
+        self.live: dict[str, list[str]] = {kind: [] for kind in ("int", "str", "list", "words", "dict")}
+        self.functions: list[tuple[str, int]] = []  # name and number of int parameters; they return an int
+        self.used: set[str] = set()
+        self.depth = self.loops = 0
+
+    def emit(self, *lines: str) -> None:
+        """Append lines at the current indentation."""
+        self.lines += ["    " * self.depth + line for line in lines]
+
+    @contextmanager
+    def block(self, header: str, loop: bool = False) -> Iterator[None]:
+        """Indent below ``header``; names first bound inside are forgotten afterwards."""
+        self.emit(header)
+        before = {kind: names.copy() for kind, names in self.live.items()}
+        self.depth, self.loops = self.depth + 1, self.loops + loop
+        yield
+        self.depth, self.loops = self.depth - 1, self.loops - loop
+        self.live = before
+
+    def nested(self, header: str, *lines: str) -> None:
+        """Emit ``lines``, which bind no names, below ``header``, which is no loop's."""
+        with self.block(header):
+            self.emit(*lines)
+
+    @contextmanager
+    def function(self, header: str, parameters: list[str]) -> Iterator[None]:
+        """A body that sees its int parameters and nothing else."""
+        outer, functions, loops = self.live, self.functions, self.loops
+        self.live = {kind: [] for kind in outer} | {"int": parameters.copy()}
+        self.functions, self.loops = functions.copy(), 0
+        self.emit(header)
+        self.depth += 1
+        yield
+        self.depth -= 1
+        self.live, self.functions, self.loops = outer, functions, loops
+
+    def fresh(self, kind: str) -> str:
+        """A name that the program does not use yet, not bound to anything so far."""
+        single = self.level < 4 and kind == "int"
+        pool = [name for name in (LETTERS if single else NAMES[kind].split()) if name not in self.used]
+        if not single and kind == "int" and self.rng.random() < 0.3:
+            pool = [name for name in FREE_LETTERS if name not in self.used] or pool
+        name = self.rng.choice(pool) if pool else f"{NAMES[kind].split()[0]}{len(self.used)}"
+        self.used.add(name)
+        return name
+
+    def bind(self, kind: str, value: str) -> str:
+        """Emit ``name = value`` with a fresh name and return it."""
+        name = self.fresh(kind)
+        self.emit(f"{name} = {value}")
+        self.live[kind].append(name)
+        return name
+
+    def get(self, kind: str) -> str:
+        """A bound name of this kind, bound now if there is none."""
+        return self.rng.choice(self.live[kind]) if self.live[kind] else self.bind(kind, self.literal(kind))
+
+    def one_of(self, *options: str) -> str:
+        """One of the options, uniformly."""
+        return self.rng.choice(options)
+
+    def small(self, low: int = 1, high: int = 9) -> int:
+        """A uniform integer, both ends included."""
+        return self.rng.randint(low, high)
+
+    def words(self, least: int = 2, most: int = 5) -> list[str]:
+        """Different words."""
+        return self.rng.sample(WORDS, self.small(least, most))
+
+    def literal(self, kind: str) -> str:
+        """A random constant of this kind, never empty."""
+        if kind == "int":
+            return str(self.small(0, 9 if self.level < 2 else 20 if self.level < 5 else 99))
+        if kind == "str":
+            return repr(self.one_of(" ", "", "-").join(self.words(1, 3)))
+        if kind == "list":
+            return repr([self.small(0, 30) for _ in range(self.small(3, 6))])
+        if kind == "words":
+            return repr(self.words(3, 5))
+        return repr({word: self.small(0, 20) for word in self.words(2, 4)})
+
+    def atom(self) -> str:
+        """An int: a bound name, more often than a constant."""
+        return (
+            self.rng.choice(self.live["int"]) if self.live["int"] and self.rng.random() < 0.75 else self.literal("int")
+        )
+
+    def number(self, depth: int = 1) -> str:
+        """An int expression; it cannot raise."""
+        if depth == 0 or self.rng.random() < 0.15:
+            return self.atom()
+        options = [self._arithmetic]
+        if self.level >= 2:
+            options.append(self._remainder)
+        if self.level >= 3:
+            options.append(self._builtin)
+        if self.level >= 4 and (self.live["str"] or self.live["words"]):
+            options.append(self._length)
+        if self.level >= 5 and self.live["list"]:
+            options.append(self._of_list)
+        if self.functions and not self.loops:
+            options += [self._call] * 2
+        return self.rng.choice(options)(depth - 1)
+
+    def _arithmetic(self, depth: int) -> str:
+        operator = self.rng.choice("++--*")
+        left, right = self.number(depth), self.number(depth)
+        if operator == "*":
+            product = f"{left} * {self.small(2, 5)}" if left.isidentifier() else f"({left}) * {self.small(2, 5)}"
+            return f"({product}) % {self.small(11, 97)}" if self.loops else f"({product})"
+        return f"({left} {operator} {right})"
+
+    def _remainder(self, depth: int) -> str:
+        return f"({self.number(depth)}) {self.one_of('%', '//', '%')} {self.small(2, 9)}"
+
+    def _builtin(self, depth: int) -> str:
+        if self.rng.random() < 0.3:
+            return f"abs({self.number(depth)})"
+        if self.rng.random() < 0.3 and self.level >= 6:
+            return f"({self.number(depth)} if {self.condition()} else {self.number(depth)})"
+        if self.rng.random() < 0.3 and self.level >= 5:
+            return f"(({self.number(depth)}) {self.rng.choice('&|^')} {self.small(1, 15)})"
+        return f"{self.one_of('max', 'min')}({self.number(depth)}, {self.number(depth)})"
+
+    def _length(self, depth: int) -> str:
+        return f"len({self.rng.choice(self.live['str'] + self.live['words'])})"
+
+    def _of_list(self, depth: int) -> str:
+        name = self.rng.choice(self.live["list"])
+        return self.one_of(f"len({name})", f"sum({name})", f"{name}[{self.atom()} % len({name})]", f"{name}[-1]")
+
+    def _call(self, depth: int) -> str:
+        name, count = self.rng.choice(self.functions)
+        return f"{name}({', '.join(self.number(0) for _ in range(count))})"
+
+    def condition(self) -> str:
+        """A truth value."""
+        left, right = self.number(self.level >= 4), self.atom()
+        kind = self.rng.random()
+        if kind < 0.25:
+            return f"({left}) % {self.small(2, 4)} == {self.small(0, 1)}"
+        if kind < 0.4 and self.level >= 4:
+            test = f"{self.atom()} {self.one_of('<', '>')} {self.atom()}"
+            return f"{left} {self.one_of('<', '>=')} {right} {self.one_of('and', 'or')} {self.one_of('', 'not ')}{test}"
+        if kind < 0.5 and self.level >= 5:
+            return f"{self.small(0, 5)} < {left} <= {self.small(10, 60)}"
+        return f"{left} {self.one_of('<', '>', '<=', '>=', '==', '!=')} {right}"
+
+    def text(self) -> str:
+        """A str expression."""
+        source = self.rng.choice(self.live["str"]) if self.live["str"] else self.literal("str")
+        first, second = self.small(0, 2), self.small(3, 6)
+        return self.one_of(
+            f"{source}.upper()", f"{source}.title()", f"{source}[::-1]", f"{source}[{first}:{second}]", f"{source} * 2",
+            f"{source}[{-second}:]", f"{source}.replace({self.rng.choice('aeiorst')!r}, {self.one_of('*', '', 'o')!r})",
+            f"{source} + {self.literal('str')}", f"str({self.number()}) + {source}", f"{source}.strip('aeg')",
+            f"{source}.center({self.small(8, 16)}, '.')", f"{source}[::2]", f"{source}.swapcase()",
+        )  # fmt: skip
+
+    def show(self) -> None:
+        """Print one or more values."""
+        shown = [self.number(1 + (self.level >= 4)) for _ in range(self.rng.choice([1, 1, 2]))]
+        if self.level >= 4 and self.rng.random() < 0.4:
+            shown.append(self.text())
+        if self.level >= 2 and self.rng.random() < 0.2:
+            shown.append(self.condition())
+        if self.level >= 4 and self.rng.random() < 0.3:
+            self.emit(f'print(f"{self.one_of("", "got ", "= ")}{" ".join("{" + part + "}" for part in self.plain())}")')
+        else:
+            self.emit(f"print({', '.join(shown)})")
+
+    def emit_one(self, *options: str) -> None:
+        """Append one of the lines."""
+        self.emit(self.one_of(*options))
+
+    def print_one(self, *options: str) -> None:
+        """Print one of the expressions."""
+        self.emit(f"print({self.one_of(*options)})")
+
+    def plain(self) -> list[str]:
+        """Replacement fields without quotes or braces in them."""
+        name, number = self.get("int"), self.number()
+        return [name, f"{number}:{self.one_of('d', '>4', '03d', '.1f', '+d', 'x')}"][: self.small(1, 2)]
+
+    def program(self) -> Program:
+        """What was written."""
+        lines = [*sorted(set(self.imports)), *self.lines]
+        return Program("\n".join(lines) + "\n", "".join(line + "\n" for line in self.stdin))

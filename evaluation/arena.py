@@ -1,0 +1,134 @@
+"""Plays contestants against opponents, a fixed number of games at a time, and keeps what was played in a file."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from env_wrapper import play
+from envs.config import EnvConfig
+from envs.openspiel import OpenSpielEnv, position, table
+from envs.opponents import make_bot, parse_opponent
+from envs.protocol import Episode, Task
+from evaluation.measure import Row, outcome
+from evaluation.players import Contestant, ModelPlayer, Seats
+from training.console import Console
+from utils import ConfigError
+
+
+class EpisodeLog:
+    """Rows of finished games in a JSON-lines file, whose first line holds the settings. It can be continued.
+
+    Games are added in chunks, always in the same order: a chunk that is whole in the file is not played again, one
+    that was cut short is written over. Without a path nothing is kept.
+
+    Raises:
+        ConfigError: the file belongs to other settings, or is damaged.
+    """
+
+    def __init__(self, path: Path | None, settings: dict[str, Any]) -> None:
+        self._path, self._head = path, json.dumps({"settings": settings}) + "\n"
+        self._done: list[Row] = []  # taken or added
+        self._kept: list[Row] = []  # from before, not taken yet
+        if path is None:
+            return
+        try:
+            path.open("a").close()  # a place that cannot be written is told before anything is played
+            text = path.read_text(errors="replace")
+        except OSError as error:
+            raise ConfigError(f"--output {path}: {error.strerror}") from error
+        if text and not text.startswith(self._head):
+            raise ConfigError(f"--output {path}: holds games with other settings; repeat them, or name another file")
+        for number, line in enumerate(text.split("\n")[1:-1], 2):  # a line cut short is left out
+            try:
+                self._kept.append(json.loads(line))
+            except ValueError as error:
+                raise ConfigError(f"--output {path}: line {number} is damaged: {error}") from error
+
+    def take(self, count: int) -> list[Row] | None:
+        """The next chunk, if all ``count`` games of it are in the file."""
+        taken, self._kept = self._kept[:count], self._kept[count:]
+        if len(taken) < count:
+            return None
+        self._done += taken
+        return taken
+
+    def add(self, rows: Sequence[Row]) -> None:
+        """Write a chunk that was played after what was taken."""
+        self._done += rows
+        if self._path:
+            self._path.write_text(self._head + "".join(json.dumps(row) + "\n" for row in self._done))
+
+
+class Arena:
+    """Plays tasks chunk by chunk. ``games_at_once`` is the size of a chunk: it is part of what a seed determines."""
+
+    def __init__(self, log: EpisodeLog, console: Console, games_at_once: int) -> None:
+        self.log, self.console, self.games_at_once, self.done = log, console, games_at_once, 0
+
+    def play(self, own: Contestant, opponent: Contestant, game: str, tasks: Sequence[Task]) -> list[Row]:
+        """Play the tasks, whose opponent strings name ``opponent``, and return their rows in order."""
+        rows: list[Row] = []
+        for start in range(0, len(tasks), self.games_at_once):
+            chunk = tasks[start : start + self.games_at_once]
+            played = self.log.take(len(chunk))
+            if played is None:
+                played = [_row(own, opponent, game, e) for e in _episodes(own, opponent, chunk)]
+                self.log.add(played)
+            rows += played
+            self.done += len(chunk)
+            self.console.update(
+                self.done, f"{own.label} against {opponent.label}, {game}: {len(rows)}/{len(tasks)} games"
+            )
+        return rows
+
+
+def _episodes(own: Contestant, opponent: Contestant, tasks: Sequence[Task]) -> list[Episode]:
+    if own.player is None:
+        if opponent.player is not None:
+            raise ConfigError(f"{own.label} against {opponent.label}: the other way round, the model is the player")
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            return list(pool.map(lambda task: play_bot(own.label, task), tasks))
+    if isinstance(opponent.player, ModelPlayer) and opponent.env != own.env:
+        raise ConfigError(f"{own.label} against {opponent.label}: they were trained with different prompts or answers "
+                          "(env of their run_config.json) and cannot sit at one table")  # fmt: skip
+    others = {} if opponent.player is None else {opponent.label: opponent.player}
+    return play(own.env, Seats(own.player, others), tasks)
+
+
+def play_bot(spec: str, task: Task) -> Episode:
+    """Play a task with a bot in the model's seat. It is shown the position, so that there is no conversation."""
+    env, shared = OpenSpielEnv(EnvConfig()), table(task.task_id)
+    try:
+        step = env.reset(task)
+        seat, seed = step.info["seat"], task.seed or 0
+        bot = make_bot(shared.game, shared.spiel, parse_opponent(spec), seat, seed)
+        decisions = 0
+        while not step.done:
+            [action, *others] = step.legal
+            if others:
+                decisions, action = decisions + 1, bot.step(position(task.task_id, step.info["history"]))
+            step = env.step(str(action))
+    except Exception as error:  # a search or a game that breaks down costs this game alone
+        return Episode(task, shared.game.name, 0.0, "failed", info={"error": f"{type(error).__name__}: {error}"})
+    info = {key: step.info[key] for key in ("seat", "returns", "history")}
+    info |= {"n_decisions": {seat: decisions}, "retries": 0, "length": len(info["history"])}
+    return Episode(task, shared.game.name, step.score, "finished", info=info)
+
+
+def _row(own: Contestant, opponent: Contestant, game: str, episode: Episode) -> Row:
+    task, info = episode.task, episode.info
+    row: Row = {"player": own.label, "opponent": opponent.label, "game": game, "task_id": task.task_id,
+                "seed": task.seed, "index": task.index, **outcome(episode)}  # fmt: skip
+    if episode.outcome == "failed":
+        return row
+    seat = info["seat"]
+    sequences = episode.sequences.get(seat, [])
+    mass = own.player.legal_mass(sequences) if isinstance(own.player, ModelPlayer) else []
+    return row | {"seat": seat, "returns": info["returns"], "moves": info["length"],
+                  "decisions": info["n_decisions"].get(seat, 0), "retries": info["retries"],
+                  "legal_mass": sum(mass) / len(mass) if mass else None}  # fmt: skip

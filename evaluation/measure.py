@@ -1,0 +1,403 @@
+"""How good a player is: sampled games with intervals, exact values where the game is small enough.
+
+Values are in [-1, 1]: 2 * score - 1, which in a zero-sum game is return / greatest return. Evaluation draws its
+seeds from a range that training never uses, and every player compared gets the same deals in the same seats.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, replace
+from itertools import count
+from typing import Any
+
+import numpy as np
+import tabulate
+
+from curriculum import TaskRange, eval_tasks, pool
+from env_wrapper import play
+from envs.config import EnvConfig
+from envs.parser import parse_action
+from envs.protocol import Action, Episode, Player, Query, Task
+from evaluation.intervals import mean_interval, pair_means, paired_difference
+from training.process import ProgramError
+
+tabulate.MIN_PADDING = 0  # columns no wider than they need to be
+
+Row = dict[str, Any]  # of a finished game: how it ended (see outcome) and what else is known
+Progress = Callable[[str, int, int], Any]  # is told of what, how much is done, of how much
+VALUE = "+.3f"  # how tables show a value
+OVERALL = "overall"
+DISTINCT = 60  # configurations of a game repeat after fewer
+STATES_AT_ONCE = 512  # information states between two words of progress
+
+
+class EvaluationError(ProgramError):
+    """Nothing to report, in one line."""
+
+
+@dataclass(frozen=True)
+class GameResult:
+    """One line of an evaluation: the mean value of sampled play with its 95 % interval, counts and exact values."""
+
+    game: str
+    episodes: int
+    value: float
+    low: float
+    high: float
+    success: float  # share of games with score > 0.5
+    exact: float | None = None  # exact expected value of sampled play against uniform random
+    random: float | None = None  # exact value of uniform random play
+    ceiling: float | None = None  # exact value of the best response to uniform random
+    truncated: int = 0
+    forfeited: int = 0
+    failed: int = 0
+    draw: float = 0.0  # share of games with score 0.5
+    loss: float = 0.0
+    legal_mass: float | None = None  # unrestricted probability of legal answers, mean over decisions
+    nash_conv: float | None = None
+    legal_rate: float | None = None  # share of answers that the parser took for a legal action
+    free_play: dict[str, Any] | None = None  # value and legal_rate of answers that nothing constrains
+
+    @property
+    def share(self) -> float | None:
+        """Where ``exact`` lies between random play (0) and the best response (1); None: unknown, or they are one."""
+        if self.exact is None or self.random is None or self.ceiling is None or self.ceiling - self.random <= 1e-12:
+            return None
+        return (self.exact - self.random) / (self.ceiling - self.random)
+
+
+def outcome(episode: Episode) -> Row:
+    """How an episode ended: outcome and score; where it failed, no score but the error."""
+    if episode.outcome == "failed":
+        return {"outcome": "failed", "score": None, "error": episode.info["error"]}
+    return {"outcome": episode.outcome, "score": episode.score}
+
+
+def legal_rate(episodes: Seq[Episode]) -> float | None:
+    """Share of the answers, those asked for again too, that were read as a legal action; None: there was none."""
+    played = [e for e in episodes if e.outcome != "failed"]
+    illegal = sum(e.info["retries"] + (e.outcome == "forfeited") for e in played)
+    answers = sum(sum(e.info["n_decisions"].values()) + e.info["retries"] for e in played)
+    return 1 - illegal / answers if answers else None
+
+
+def summary(game: str, strata: Seq[Seq[Row]], **exact: Any) -> GameResult:
+    """Summarise the rows of one game, or of several that count the same (a stratum each); pairs are of two seats.
+
+    Raises:
+        EvaluationError: nothing but failures.
+    """
+    rows = [row for stratum in strata for row in stratum]
+    scores = [row["score"] for row in rows if row["score"] is not None]
+    if not scores:
+        raise EvaluationError(f"every game of {game} failed; the first: {rows[0]['error']}")
+    units = [pair_means([row["score"] for row in stratum]) for stratum in strata]
+    value, low, high = (2 * end - 1 for end in mean_interval([u for u in units if len(u)], len(scores)))
+    success, draw, loss = (
+        sum(map(hit, scores)) / len(scores) for hit in (lambda s: s > 0.5, lambda s: s == 0.5, lambda s: s < 0.5)
+    )
+    masses = [(row["legal_mass"], row["decisions"]) for row in rows if row.get("legal_mass") is not None]
+    decisions = sum(n for _, n in masses)
+    counts = {kind: sum(row["outcome"] == kind for row in rows) for kind in ("truncated", "forfeited", "failed")}
+    mass = sum(mass * n for mass, n in masses) / decisions if decisions else None
+    return GameResult(game, len(scores), value, low, high, success, draw=draw, loss=loss, legal_mass=mass,
+                      **counts, **exact)  # fmt: skip
+
+
+def differences(ours: Mapping[str, Seq[Row]], theirs: Mapping[str, Seq[Row]]) -> list[dict[str, Any]]:
+    """Per game, and over several: what one player's value is above another's, from rows of the same deals.
+
+    Raises:
+        EvaluationError: no deal was played to its end by both.
+    """
+    strata: dict[str, list[np.ndarray]] = {}
+    for game in ours:
+        scores = [(a["score"], b["score"]) for a, b in zip(ours[game], theirs[game], strict=True)]
+        deltas = pair_means([None if None in pair else 2 * (pair[0] - pair[1]) for pair in scores])
+        if len(deltas):
+            strata[game] = [deltas]
+    if not strata:
+        raise EvaluationError("no deal was played to its end by both players")
+    if len(strata) > 1:
+        strata[OVERALL] = [deltas for [deltas] in strata.values()]
+    found = {game: paired_difference(parts) for game, parts in strata.items()}
+    return [{"game": game, "pairs": sum(map(len, strata[game])), "difference": d.estimate,
+             "interval": [d.low, d.high], "p": d.p} for game, d in found.items()]  # fmt: skip
+
+
+def columns(rows: Seq[dict[str, Any]], **forms: str) -> str:
+    """A table with a column for each key that a row knows; numbers to three digits, or as ``forms`` says by key."""
+    known = [key for key in rows[0] if any(row[key] is not None for row in rows)]
+    return tabulate.tabulate(
+        [[row[key] for key in known] for row in rows], known, tablefmt="plain", missingval="-", stralign="right",
+        floatfmt=[forms.get(key, ".3f") for key in known], numalign="right", colalign=("left",),
+    )  # fmt: skip
+
+
+def between(low: float, high: float) -> str:
+    """An interval as tables show it."""
+    return f"[{low:{VALUE}}, {high:{VALUE}}]"
+
+
+def label(task_id: int) -> str:
+    """The game's name, with its configuration where that is not the first: ``hex#1``."""
+    from games import CONFIGS_PER_GAME, decode_task_id
+
+    game, _ = decode_task_id(task_id)
+    config_id = task_id % CONFIGS_PER_GAME
+    return game.name + (f"#{config_id}" if config_id else "")
+
+
+def game_sets(items: Seq[Any]) -> dict[str, list[TaskRange]]:
+    """What to evaluate, one line of a table each: label -> tasks.
+
+    An item is a game's name (all its configurations), ``name#config``, a task id, ``first-last`` of task ids, or a
+    range of them as in a curriculum.
+
+    Raises:
+        ValueError: an item that is none of these, or does not exist.
+    """
+    found: dict[str, list[TaskRange]] = {}
+    for item in items:
+        for parts in pool([_game_set(item)]).values():
+            found[_range_label(*parts[0])] = parts
+    return found
+
+
+def _game_set(item: Any) -> Any:
+    from games import CONFIGS_PER_GAME, NAMES
+
+    if not isinstance(item, str):
+        return tuple(item)
+    if (match := re.fullmatch(r"(\w+)#(\d+)", item)) and match[1] in NAMES and int(match[2]) < CONFIGS_PER_GAME:
+        task_id = NAMES.index(match[1]) * CONFIGS_PER_GAME + int(match[2])
+        return task_id, task_id
+    if item not in NAMES and (match := re.fullmatch(r"(\d+)(?:-(\d+))?", item)):
+        return int(match[1]), int(match[2] or match[1])
+    return item
+
+
+def _range_label(first: int, last: int) -> str:
+    """A game's name and its configurations; the name alone where only the first one is meant, or there is but one."""
+    from games import CONFIGS_PER_GAME, decode_task_id
+
+    if first == last:
+        return label(first)
+    game, _ = decode_task_id(first)
+    low, high = first % CONFIGS_PER_GAME, last % CONFIGS_PER_GAME
+    if all(game.params(c) == game.params(low) for c in range(low, min(high, low + DISTINCT) + 1)):
+        return game.name
+    return game.name + ("#*" if high - low == CONFIGS_PER_GAME - 1 else f"#{low}-{high}")
+
+
+def paired_tasks(game_sets: Seq[Seq[TaskRange]], games: int, seed: int, opponent: str) -> list[list[Task]]:
+    """``games`` tasks (an even number) for each set: pairs of one task id, one game in each seat, on reserved seeds.
+
+    Every player that is given the same arguments gets the same deals. The tasks' indices are negative: random
+    streams that training never uses.
+    """
+    number = count(1)
+    drawn = [eval_tasks(game_set, games // 2, seed, opponent) for game_set in game_sets]
+    return [[replace(task, index=-next(number)) for task in tasks] for tasks in drawn]
+
+
+def no_progress(what: str, done: int, total: int) -> None:
+    """Tell nobody."""
+
+
+def exact_table(player: Any, env_config: EnvConfig, task_id: int, progress: Progress = no_progress) -> dict | None:
+    """The player's policy at every information state (None: the game is too large), each prompt without history.
+
+    ``player`` needs ``action_probs(queries)``.
+    """
+    from envs import exact
+    from envs.openspiel import load_game, lone_query
+
+    if not exact.feasible(load_game(task_id)):
+        return None
+
+    def probs(states: list[tuple[Any, int]]) -> list[dict[int, float]]:
+        found: list[dict[int, float]] = []
+        for start in range(0, len(states), STATES_AT_ONCE):
+            progress(f"evaluation: states of {label(task_id)}", start, len(states))
+            part = states[start : start + STATES_AT_ONCE]
+            found += player.action_probs([lone_query(task_id, *place, env_config.prompt) for place in part])
+        return found
+
+    return exact.tabulate(load_game(task_id), probs)
+
+
+def table_values(table: dict, task_id: int) -> tuple[float, float, float]:
+    """Exact value of a tabular policy, of random play and of the best response, against uniform random, both seats."""
+    from envs import exact
+    from envs.openspiel import load_game
+
+    game = load_game(task_id)
+    scale = 2 * game.max_utility()
+    own, random, best = (
+        sum(exact.value_against_random(game, table)) / scale,
+        sum(exact.random_values(game)) / scale,
+        sum(exact.best_response_values(game)) / scale,
+    )
+    return own, random, best
+
+
+def exact_values(
+    player: Any, env_config: EnvConfig, task_id: int, progress: Progress = no_progress
+) -> tuple[float, float, float] | None:
+    """``table_values`` of a player; None where the game is too large."""
+    table = exact_table(player, env_config, task_id, progress)
+    return None if table is None else table_values(table, task_id)
+
+
+def evaluate(
+    player: Player,
+    env_config: EnvConfig,
+    task_ids: Seq[int],
+    games: int = 200,
+    opponent: str = "random",
+    seed: int = 0,
+    exact_tasks: Collection[int] | None = None,
+    progress: Progress = no_progress,
+) -> list[GameResult]:
+    """Play ``games`` games of each task id, half in each seat, and summarise; failed ones are left out and counted.
+
+    Exact values are those of ``exact_tasks`` (None: of all), where the game is small enough.
+
+    Raises:
+        EvaluationError: every episode of a game failed.
+    """
+    trace = env_config.env_type == "trace"
+    drawn = paired_tasks([_drawn_from(t, trace) for t in task_ids], games, seed, opponent)
+    everything = [task for tasks in drawn for task in tasks]
+    episodes = iter(play(env_config, _Watched(player, len(everything), progress), everything))
+    results = []
+    for task_id, tasks in zip(task_ids, drawn, strict=True):
+        mine = [next(episodes) for _ in tasks]
+        exactly = (exact_tasks is None or task_id in exact_tasks) and not trace and hasattr(player, "action_probs")
+        values = exact_values(player, env_config, task_id, progress) if exactly else None
+        exact = dict(zip(("exact", "random", "ceiling"), values or (), strict=False))
+        name = next((e.game for e in mine if e.outcome != "failed"), "trace") if trace else label(task_id)
+        results.append(summary(name, [[outcome(e) for e in mine]], legal_rate=legal_rate(mine), **exact))
+    return results
+
+
+class _Watched:
+    """A player, telling how many of its games have ended."""
+
+    def __init__(self, player: Player, games: int, progress: Progress) -> None:
+        self.act, self._pass_on = player.act, getattr(player, "release", None)
+        self._done, self._games, self._progress = 0, games, progress
+        progress("evaluation: games", 0, games)
+
+    def release(self, episodes: list[int]) -> None:
+        """Count finished games."""
+        self._done += len(episodes)
+        self._progress("evaluation: games", self._done, self._games)
+        if self._pass_on:
+            self._pass_on(episodes)
+
+
+def _drawn_from(task_id: int, trace: bool) -> list[tuple[int, int]]:
+    """Which tasks an evaluation of one task id draws: it alone, or of trace, where seeds choose no row, its level."""
+    if not trace:
+        return [(task_id, task_id)]
+    from envs.trace import TASKS_PER_LEVEL
+
+    return [(task_id, task_id // TASKS_PER_LEVEL * TASKS_PER_LEVEL + TASKS_PER_LEVEL - 1)]
+
+
+def _free_play(found: dict[str, Any] | None) -> str | None:
+    return f"{found['value']:{VALUE}}, {found['legal_rate']:.0%} legal" if found else None
+
+
+def result_table(before: list[dict[str, Any]], after: list[GameResult]) -> tuple[str, dict[str, Any]]:
+    """The closing table as text, and the same as the contents of ``summary.json``."""
+    lines, games = [], {}
+    for old, new in zip(before, after, strict=True):
+        free_before = old.get("free_play")
+        lines.append({"game": new.game, "before": old["value"], "after": new.value, "95 %": between(new.low, new.high),
+                      "exact": new.exact, "ceiling": new.ceiling, "share": new.share,
+                      "free before": _free_play(free_before), "free after": _free_play(new.free_play)})  # fmt: skip
+        games[new.game] = {
+            "before": old["value"], "after": new.value, "interval": [new.low, new.high], "episodes": new.episodes,
+            "exact_before": old["exact"], "exact_after": new.exact, "random": new.random, "ceiling": new.ceiling,
+            "share_before": old["share"], "share": new.share, "exact": new.exact is not None,
+            "free_play_before": free_before, "free_play": new.free_play,
+        }  # fmt: skip
+    text = columns(lines, before=VALUE, after=VALUE, exact=VALUE, ceiling=VALUE)
+
+    def mean(key: str) -> float | None:
+        shares = [g[key] for g in games.values() if g[key] is not None]
+        return sum(shares) / len(shares) if shares else None
+
+    found = {"mean_share_of_ceiling": mean("share"), "mean_share_before": mean("share_before"), "games": games}
+    if found["mean_share_of_ceiling"] is not None:
+        text += (f"\nmean share of the best-response ceiling: {found['mean_share_before']:.3f} -> "
+                 f"{found['mean_share_of_ceiling']:.3f}")  # fmt: skip
+    return text, found
+
+
+def summarise(episodes: Seq[Episode]) -> dict[str, Any]:
+    """What a step's episodes were: means over those that did not fail, per game too, and counts of outcomes."""
+    valid = [e for e in episodes if e.outcome != "failed"]
+    by_game: dict[str, list[float]] = {}
+    for episode in valid:
+        by_game.setdefault(episode.game, []).append(episode.score)
+    outcomes = Counter(e.outcome for e in episodes)
+    return {
+        "games": len(episodes),
+        "score_mean": sum(e.score for e in valid) / len(valid),
+        "success_rate": sum(e.score > 0.5 for e in valid) / len(valid),
+        **{outcome: outcomes[outcome] for outcome in ("truncated", "forfeited", "failed")},
+        "retries": sum(e.info.get("retries", 0) for e in episodes),
+        "opponents": dict(Counter(e.task.opponent for e in episodes)),
+        **{f"score/{game}": sum(scores) / len(scores) for game, scores in sorted(by_game.items())},
+    }
+
+
+class _Transcript:
+    """A player that notes what it was shown, what it answered and what it thought of the alternatives."""
+
+    def __init__(self, player: Any, tasks: Seq[Task], with_states: bool) -> None:
+        self.player, self.tasks, self.with_states = player, tasks, with_states
+        self.turns: dict[int, list[dict[str, Any]]] = {}
+
+    def act(self, queries: Seq[Query]) -> list[Action]:
+        """Answer as the player does."""
+        from envs.openspiel import position
+
+        probs = self.player.action_probs(queries) if queries[0].legal else [{} for _ in queries]
+        actions = self.player.act(queries)
+        for query, action, p in zip(queries, actions, probs, strict=True):
+            system, *_, user = (m["content"] for m in query.conversation)
+            turn = {"seat": query.seat, "user": user, "answer": action.text, "legal": query.legal, "probs": p,
+                    "action": parse_action(action.text, query.legal), "value": action.value}  # fmt: skip
+            if self.with_states:
+                turn["state"] = str(position(self.tasks[query.episode].task_id, query.history))
+            turns = self.turns.setdefault(query.episode, [])
+            turns.append(turn if turns else {"system": system, **turn})
+        return actions
+
+
+def record(player: Any, env_config: EnvConfig, tasks: Seq[Task], step: int) -> list[dict[str, Any]]:
+    """Play tasks and return them turn by turn, as rows of ``episodes.jsonl`` for the replay viewer."""
+    size = env_config.games_at_once or len(tasks)
+    if size < len(tasks):  # players see episodes numbered anew in each part
+        parts = [tasks[i : i + size] for i in range(0, len(tasks), size)]
+        return [row for part in parts for row in record(player, env_config, part, step)]
+    is_board = env_config.env_type == "openspiel"
+    transcript = _Transcript(player, tasks, is_board and env_config.env_mode == "local")  # a server tells at the end
+    rows = []
+    for number, episode in enumerate(play(env_config, transcript, tasks)):
+        kept = {key: episode.info.get(key) for key in ("seat", "returns", "history")}
+        if not is_board:
+            kept["history"] = None  # there is no game to replay
+        rows.append({"step": step, "game": episode.game, "task_id": episode.task.task_id, "seed": episode.task.seed,
+                     "opponent": episode.task.opponent, "score": episode.score, "outcome": episode.outcome,
+                     **kept, "turns": transcript.turns.get(number, [])})  # fmt: skip
+    return rows

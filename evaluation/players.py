@@ -1,0 +1,302 @@
+"""Who can play, by name: checkpoints, base models, search bots, servers; several of them in one episode."""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from env_wrapper import Sequence as Tokens
+from envs.client import one_line
+from envs.config import EnvConfig
+from envs.opponents import parse_opponent
+from envs.protocol import Action, Player, Query
+from training.options import DEFAULT_FILES, SECTIONS
+from training.process import ProgramError, at_least
+from utils import ConfigError, latest_checkpoint, load_config, uniform, verify_checkpoint
+
+ROOT = Path(__file__).resolve().parents[1]
+WEIGHTS = "adapter_model.safetensors"
+BOTS = ("random", "mcts", "mcts_light", "ismcts")
+AFFINETES = (  # how the public environment's evaluate asks a model
+    'env.protocol="affinetes"', 'env.answer_mode="free"', 'env.history_turns="all"',
+    'env.prompt="full"',
+)  # fmt: skip
+CALLS_AT_ONCE = 16
+REPEATS = 5  # of a call that a server did not answer, with pauses of 1, 2, 4, ... seconds
+ANSWER_SECONDS = 300.0
+
+
+class ChatError(ProgramError):
+    """A server that does not answer, or not as an OpenAI-compatible one does."""
+
+
+class ModelPlayer:
+    """A policy with one of its adapters (``"base"``: none)."""
+
+    def __init__(self, policy: Any, adapter: str | None) -> None:
+        self.policy, self.adapter = policy, adapter
+
+    def act(self, queries: Sequence[Query]) -> list[Action]:
+        """Answer with the adapter."""
+        return self.policy.act([replace(query, adapter=self.adapter) for query in queries])
+
+    def action_probs(self, queries: Sequence[Query]) -> list[dict[int, float]]:
+        """Probability of every legal action, as ``act`` chooses: all on one where the policy is greedy."""
+        if self.policy.greedy:
+            return [{a: float(str(a) == action.text) for a in query.legal}
+                    for query, action in zip(queries, self.act(queries), strict=True)]  # fmt: skip
+        with self.policy.using(self.adapter):
+            return self.policy.action_probs(queries)
+
+    def legal_mass(self, sequences: list[Tokens]) -> list[float]:
+        """Unrestricted probability of staying legal, per decision; empty where answers are free anyway."""
+        if not self.policy.constrained or not sequences:
+            return []
+        with self.policy.using(self.adapter):
+            return self.policy.log_legal_mass(sequences).exp().tolist()
+
+    def release(self, episodes: Sequence[int]) -> None:
+        """Forget finished episodes."""
+        self.policy.release(episodes)
+
+
+class ChatPlayer:
+    """A model behind an OpenAI-compatible server, asked for free answers; the key comes from OPENAI_API_KEY."""
+
+    def __init__(self, base_url: str, model: str, temperature: float, max_tokens: int, seed: int) -> None:
+        import httpx
+
+        key = os.environ.get("OPENAI_API_KEY")
+        headers = {"Authorization": f"Bearer {key}"} if key else {}
+        self.url = f"{base_url.rstrip('/')}/chat/completions"
+        self.settings = {"model": model, "temperature": temperature, "max_tokens": max_tokens}
+        self.seed = seed
+        self._client = httpx.Client(headers=headers, timeout=httpx.Timeout(ANSWER_SECONDS, connect=10))
+
+    def act(self, queries: Sequence[Query]) -> list[Action]:
+        """Answer the queries, several at a time.
+
+        Raises:
+            ChatError: the server still gives no answer after repetitions, or refuses the request.
+        """
+        with ThreadPoolExecutor(CALLS_AT_ONCE) as pool:
+            return list(pool.map(self._answer, queries))
+
+    def _answer(self, query: Query) -> Action:
+        import httpx
+
+        body = self.settings | {"messages": query.conversation, "seed": int(2**31 * uniform(self.seed, *query.rng_key))}
+        for attempt in range(REPEATS + 1):
+            time.sleep(2 ** (attempt - 1) if attempt else 0)
+            try:
+                response = self._client.post(self.url, json=body)
+            except httpx.TransportError as error:
+                problem = f"no answer: {type(error).__name__} {error}"
+                continue
+            if response.is_success:
+                return Action(_content(response.text))
+            if response.status_code in (400, 413) and "context" in response.text.lower():
+                return Action("", truncated=True)
+            problem = f"HTTP {response.status_code}: {one_line(response.text)}"
+            if response.status_code not in (408, 429) and not response.is_server_error:
+                break
+        raise ChatError(f"{self.url}: {problem}")
+
+
+def _content(text: str) -> str:
+    try:
+        content = json.loads(text)["choices"][0]["message"]["content"] or ""
+        if isinstance(content, str):
+            return content
+        raise TypeError(f"content is no text: {content!r}")
+    except (ValueError, LookupError, TypeError, RecursionError) as error:
+        raise ChatError(f"not the answer of an OpenAI-compatible server: {one_line(text)}") from error
+
+
+class Seats:
+    """One player for the task's own seat, others for the seats of a ``past:LABEL`` opponent."""
+
+    def __init__(self, own: Player, others: dict[str, Player]) -> None:
+        self.players: dict[str | None, Player] = {None: own}
+        self.players.update(others.items())
+
+    def act(self, queries: Sequence[Query]) -> list[Action]:
+        """Ask each seat's player."""
+        actions: dict[int, Action] = {}
+        for label, player in self.players.items():
+            picked = [i for i, query in enumerate(queries) if query.adapter == label]
+            if picked:
+                asked = [replace(queries[i], adapter=None) for i in picked]
+                actions |= zip(picked, player.act(asked), strict=True)
+        return [actions[i] for i in range(len(queries))]
+
+    def release(self, episodes: Sequence[int]) -> None:
+        """Tell those who remember conversations."""
+        for player in self.players.values():
+            if release := getattr(player, "release", None):
+                release(episodes)
+
+
+@dataclass
+class Contestant:
+    """Someone to evaluate or to play against. ``origin`` says what exactly it was, for files."""
+
+    label: str
+    origin: dict[str, Any]
+    env: EnvConfig = field(default_factory=EnvConfig)
+    player: Any = None  # None: a bot, which the environment plays
+
+    @property
+    def opponent(self) -> str:
+        """The opponent string of tasks against it."""
+        return self.label if self.player is None else f"past:{self.label}"
+
+
+class Roster:
+    """Finds contestants by name. Those with one base and one configuration share the policy, as adapters.
+
+    Args:
+        files, sets: laid over a run's own configuration, as ``--config`` and ``--set`` are.
+        seed: of the players' sampling.
+        greedy: the likeliest answer instead of a sampled one.
+        model: the model that ``base`` means, and that servers are asked for; None: that of the first checkpoint.
+    """
+
+    def __init__(self, files: Sequence[str], sets: Sequence[str], seed: int, greedy: bool, model: str | None) -> None:
+        self.files, self.sets, self.seed, self.greedy, self.model = list(files), list(sets), seed, greedy, model
+        self._policies: dict[str, Any] = {}
+        self._known: dict[str, Contestant] = {}
+
+    def contestant(self, name: str, checkpoints: Sequence[str] = ()) -> Contestant:
+        """Load by name: a bot's opponent string, ``base``, an http(s) address or a checkpoint's directory.
+
+        ``checkpoints`` are the names among which ``base`` looks for its run.
+
+        Raises:
+            ConfigError: nothing of that name, or it cannot be loaded.
+        """
+        if name not in self._known:
+            if name.partition(":")[0] in BOTS:
+                try:
+                    parse_opponent(name)
+                except ValueError as error:
+                    raise ConfigError(str(error)) from error
+                self._known[name] = Contestant(name, {"bot": name})
+            elif name.startswith(("http://", "https://")):
+                self._known[name] = self._server(name)
+            elif name == "base":
+                self._known[name] = self._base(checkpoints)
+            else:
+                self._known[name] = self._checkpoint(name)
+        return self._known[name]
+
+    def config(self, name: str | None) -> SimpleNamespace:
+        """The configuration of a checkpoint's run; None: the default files, with ``model`` where there is one."""
+        if name is None:
+            files = [ROOT / file for file in DEFAULT_FILES]
+            sets = [f"model.model_name={json.dumps(self.model)}"] if self.model else []
+        else:
+            files, sets = [run_config_file(_folder(name))], []
+        sections = load_config(SECTIONS, [*files, *self.files], [*sets, *self.sets], skip_unknown_sections=True)
+        return SimpleNamespace(**sections)
+
+    def _policy(self, config: SimpleNamespace) -> Any:
+        from policy import load_policy
+
+        held = SimpleNamespace(**vars(config) | {"model": replace(config.model, adapter=None),
+                                                 "run": replace(config.run, seed=self.seed)})  # fmt: skip
+        key = repr((held.model, held.lora, held.env, held.ppo))
+        if key not in self._policies:
+            self._policies[key] = load_policy(held)
+            self._policies[key].greedy = self.greedy
+        return self._policies[key]
+
+    def _base(self, checkpoints: Sequence[str]) -> Contestant:
+        names = [n for n in checkpoints if n != "base" and n.partition(":")[0] not in (*BOTS, "http", "https")]
+        if not names and not self.model:
+            raise ConfigError("base: the base of what? name a checkpoint too, or --model")
+        config = self.config(None if self.model else names[0])
+        label = "_".join(self.model.split()) if self.model else "base"
+        return Contestant(label, _origin(config, None), config.env, ModelPlayer(self._policy(config), "base"))
+
+    def _checkpoint(self, name: str) -> Contestant:
+        folder, config = find_adapter(name), self.config(name)
+        policy, adapter = self._policy(config), f"player{len(self._known)}"
+        try:
+            policy.add_adapter(adapter, folder)
+        except (RuntimeError, ValueError, OSError, KeyError) as error:
+            raise ConfigError(
+                f"{name}: does not fit {config.model.model_name} ({str(error).splitlines()[0]})"
+            ) from error
+        digest = hashlib.sha256((folder / WEIGHTS).read_bytes()).hexdigest()
+        label = "_".join(f"{folder.resolve().parent.name}/{folder.name}".split())
+        return Contestant(label, _origin(config, digest), config.env, ModelPlayer(policy, adapter))
+
+    def _server(self, address: str) -> Contestant:
+        if not self.model:
+            raise ConfigError(f"{address}: --model must name the model that the server is to be asked for")
+        config = load_config(SECTIONS, [*(ROOT / file for file in DEFAULT_FILES), *self.files], self.sets)
+        ppo = config["ppo"]
+        temperature = 0.0 if self.greedy else ppo.temperature
+        player = ChatPlayer(address, self.model, temperature, ppo.max_new_tokens, self.seed)
+        return Contestant("_".join(self.model.split()), player.settings | {"url": address}, config["env"], player)
+
+
+def player_flags(parser: argparse.ArgumentParser) -> None:
+    """Add the flags that say how named players play."""
+    add = parser.add_argument
+    add("--model", metavar="NAME", help="the model that base means, or to ask a server for")
+    add("--seed", type=at_least(0), default=0, help="of deals and sampling (default 0)")
+    add("--greedy", action="store_true", help="the likeliest answer instead of a sampled one")
+    add("--config", action="append", default=[], metavar="FILE", help="differences to the run's configuration")
+    add("--set", action="append", default=[], metavar="KEY=VALUE", help="e.g. model.use_4bit=false")
+
+
+def _origin(config: SimpleNamespace, adapter: str | None) -> dict[str, Any]:
+    ppo = {key: getattr(config.ppo, key) for key in ("temperature", "max_seq_length", "max_new_tokens")}
+    return {"model": vars(config.model), "adapter": adapter, **ppo}
+
+
+def _folder(name: str) -> Path:
+    """A checkpoint's directory: the one named, or the latest of the run named."""
+    folder = Path(name)
+    if not folder.is_dir():
+        raise ConfigError(f"{name}: no such directory; allowed are a checkpoint, a run, base, a bot (random, mcts, "
+                          "mcts_light, mcts:SIMSxROLLOUTS, ismcts) or an http(s) address")  # fmt: skip
+    if any(folder.glob("checkpoint-*")):
+        latest = latest_checkpoint(folder)
+        if latest is None:
+            raise ConfigError(f"{name}: no checkpoint in it verifies")
+        return latest
+    return folder
+
+
+def find_adapter(name: str) -> Path:
+    """The directory of an adapter: the checkpoint named, or the latest of the run named.
+
+    Raises:
+        ConfigError: there is none, or it is damaged.
+    """
+    folder = _folder(name)
+    if not (folder / WEIGHTS).is_file():
+        raise ConfigError(f"{name}: there is no {WEIGHTS} in {folder}")
+    if (folder / "manifest.json").exists() and (problems := verify_checkpoint(folder)):
+        raise ConfigError(f"{name}: {'; '.join(problems)}")
+    return folder
+
+
+def run_config_file(folder: Path) -> Path:
+    """The configuration a checkpoint was trained with; ConfigError: there is none."""
+    for file in (folder / "run_config.json", folder.parent / "run_config.json"):
+        if file.is_file():
+            return file
+    raise ConfigError(f"{folder}: there is no run_config.json in it or above it: not a checkpoint of a run")

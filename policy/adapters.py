@@ -1,0 +1,125 @@
+"""The adapters on one base: which of them is read with, what is trained, and how they are kept, written and loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from utils import ConfigError
+
+
+class Adapters:
+    """The adapter ``default`` with the value head, both trained; others, frozen, beside it on the same base.
+
+    ``active`` names the one in use; ``"base"`` is none at all.
+    """
+
+    def __init__(self, peft_model: Any, tokenizer: Any, value_head: nn.Linear, model_name: str) -> None:
+        self.peft_model, self.tokenizer = peft_model, tokenizer
+        self.value_head, self.model_name = value_head, model_name
+        self.active = "default"
+
+    def trainable(self) -> dict[str, nn.Parameter]:
+        """Name -> parameter of everything PPO moves: the adapter ``default`` and the value head."""
+        named = {n: p for n, p in self.peft_model.named_parameters() if ".default." in n and "lora_" in n}
+        return named | {f"value_head.{n}": p for n, p in self.value_head.named_parameters()}
+
+    @contextmanager
+    def using(self, adapter: str | None) -> Iterator[None]:
+        """Read with another adapter; ``"base"`` is none at all, None the current one. No gradients inside.
+
+        Raises:
+            ValueError: no such adapter.
+        """
+        if adapter is None:
+            yield
+            return
+        if adapter != "base" and adapter not in self.peft_model.peft_config:
+            raise ValueError(f"no adapter {adapter!r}: there are base, {', '.join(self.peft_model.peft_config)}")
+        before = self.active
+        flags = [(p, p.requires_grad) for p in self.peft_model.parameters()]  # PEFT sets them when it switches
+        try:
+            self._activate(adapter)
+            with torch.no_grad():
+                yield
+        finally:
+            self._activate(before)
+            for parameter, flag in flags:
+                parameter.requires_grad_(flag)
+
+    def _activate(self, adapter: str) -> None:
+        if adapter == "base":
+            self.peft_model.base_model.disable_adapter_layers()
+        else:
+            self.peft_model.base_model.enable_adapter_layers()
+            self.peft_model.set_adapter(adapter)
+        self.active = adapter
+
+    # -- files ---------------------------------------------------------------------------------------------------
+
+    def save(self, folder: Path) -> None:
+        """Write ``default`` as PEFT, vLLM and the Hub load it, with tokenizer, chat template and value head."""
+        from safetensors.torch import save_file
+
+        self.peft_model.save_pretrained(folder, selected_adapters=["default"], save_embedding_layers=False)
+        (folder / "README.md").unlink(missing_ok=True)  # PEFT's empty model card
+        self.tokenizer.save_pretrained(folder)
+        head = {name: p.detach().cpu().contiguous() for name, p in self.value_head.named_parameters()}
+        save_file(head, folder / "value_head.safetensors")
+
+    def load(self, folder: Path) -> None:
+        """Read what ``save`` wrote into ``default`` and the value head, bit for bit.
+
+        Raises:
+            ConfigError: they are of another model or another LoRA configuration.
+        """
+        from peft import get_peft_model_state_dict, set_peft_model_state_dict
+        from safetensors.torch import load_file
+
+        adapter, head = (load_file(folder / f"{name}.safetensors") for name in ("adapter_model", "value_head"))
+        mine = get_peft_model_state_dict(self.peft_model, save_embedding_layers=False)
+        pairs = ((adapter, mine), (head, self.value_head.state_dict()))
+        if any({n: t.shape for n, t in a.items()} != {n: t.shape for n, t in b.items()} for a, b in pairs):
+            raise ConfigError(f"{folder}: its adapter does not fit {self.model_name} with this lora section")
+        set_peft_model_state_dict(self.peft_model, adapter)
+        self.value_head.load_state_dict(head)
+
+    # -- frozen ones ---------------------------------------------------------------------------------------------
+
+    def keep_past(self, name: str, tensors: dict[str, Tensor] | None = None) -> None:
+        """Add a frozen adapter to the base: the current one as it is now, or one that ``past_adapter`` returned."""
+        from peft import set_peft_model_state_dict
+
+        tensors = self.past_adapter("default") if tensors is None else tensors
+        trained = {p: p.requires_grad for p in self.peft_model.parameters()}
+        self.peft_model.add_adapter(name, self.peft_model.peft_config["default"])
+        set_peft_model_state_dict(self.peft_model, tensors, adapter_name=name)
+        for parameter in self.peft_model.parameters():
+            parameter.requires_grad_(trained.get(parameter, False))
+
+    def past_adapter(self, name: str) -> dict[str, Tensor]:
+        """The tensors of an adapter, under the names that PEFT gives them in a file."""
+        from peft import get_peft_model_state_dict
+
+        state = get_peft_model_state_dict(self.peft_model, adapter_name=name, save_embedding_layers=False)
+        return {key: tensor.detach().cpu().clone() for key, tensor in state.items()}
+
+    def forget_past(self, name: str) -> None:
+        """Take a past self off the base."""
+        self.peft_model.delete_adapter(name)
+
+    def add_adapter(self, name: str, folder: Path) -> None:
+        """Load another adapter onto the same base, frozen: an earlier self to play against.
+
+        Raises:
+            ValueError: the name is one of the policy's own.
+        """
+        if name in ("base", "default", "reference"):
+            raise ValueError(f"adapter name {name!r} is taken: choose another")
+        if name not in self.peft_model.peft_config:
+            self.peft_model.load_adapter(str(folder), adapter_name=name, is_trainable=False)

@@ -1,0 +1,157 @@
+"""Text to tokens: a chat template taken apart, and the tree of legal answers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+from envs.protocol import Message
+from utils import ConfigError
+
+END = "."  # stands for the end-of-turn token in an answer
+DIGITS = "0123456789"
+ANSWER_CHARS = END + DIGITS
+
+
+class ChatFormat:
+    """The text a chat template puts around messages, taken from the template once.
+
+    History is never rendered again: a turn adds tokens after those that were sampled. That is only what the
+    model will see elsewhere if the template keeps its prefix; where it does not (Qwen3 drops old think blocks)
+    TRL's training variant of the template does, and is used and saved with the adapter.
+
+    Raises:
+        ConfigError: the tokenizer has no such template, or merges digits.
+    """
+
+    def __init__(self, tokenizer: Any) -> None:
+        self.tokenizer = tokenizer
+        self.encode = lru_cache(maxsize=8192)(self._encode)
+        self._first = lru_cache(maxsize=8192)(self._encode_first)
+        self.answers_of = lru_cache(maxsize=4096)(self._answers_of)
+        parts = self._parts()
+        if parts[2] != parts[4]:
+            tokenizer.chat_template = self._prefix_preserving(tokenizer)
+            parts = self._parts()
+        self.before_system, self.after_system, self.after_user, self.after_assistant, _ = parts
+        self.end_id: int = self.encode(self.after_assistant)[0]
+        self.next_user = self.after_assistant[len(tokenizer.decode([self.end_id])) :]
+        self.answer_ids = {END: self.end_id} | {digit: self.encode(digit)[0] for digit in DIGITS}
+        if self.encode(DIGITS) != tuple(self.answer_ids[digit] for digit in DIGITS):
+            raise ConfigError("model.model_name: the tokenizer merges digits; single-digit tokens are needed")
+        roles = ("system", "user", "assistant", "user", "assistant", "user")
+        contents = ("a b", "c", "1", "d", "20", "e")
+        talk = [{"role": r, "content": c} for r, c in zip(roles, contents, strict=True)]
+        if tuple(self.first_prompt(talk)[0]) != self._encode(self._render(talk)):
+            raise ConfigError("model.model_name: its chat template is not a text around each message; Qwen's is needed")
+
+    def _render(self, messages: list[Message]) -> str:
+        return self.tokenizer.apply_chat_template(
+            messages, tokenize=False, add_generation_prompt=True, enable_thinking=False
+        )
+
+    def _parts(self) -> list[str]:
+        """What stands before and after a system, a user, an assistant and the last user message."""
+        if not self.tokenizer.chat_template:
+            raise ConfigError("model.model_name: its tokenizer has no chat template; choose a chat (Instruct) model")
+        marks = ["SYSTEM-MARK", "USER-MARK", "ASSISTANT-MARK", "LAST-MARK"]
+        roles = ["system", "user", "assistant", "user"]
+        text = self._render([{"role": r, "content": m} for r, m in zip(roles, marks, strict=True)])
+        parts = []
+        for mark in marks:
+            before, found, text = text.partition(mark)
+            if not found:
+                raise ConfigError("model.model_name: its chat template does not show system, user and assistant turns")
+            parts.append(before)
+        return [*parts, text]
+
+    @staticmethod
+    def _prefix_preserving(tokenizer: Any) -> str:
+        try:
+            from trl import get_training_chat_template
+
+            return get_training_chat_template(tokenizer) or tokenizer.chat_template
+        except (ImportError, ValueError) as error:
+            raise ConfigError(
+                "model.model_name: its chat template rewrites history, and trl has no variant that keeps it "
+                f"({str(error).splitlines()[0][:200]})"
+            ) from error
+
+    def _encode(self, text: str) -> tuple[int, ...]:
+        return tuple(self.tokenizer.encode(text, add_special_tokens=False))
+
+    def first_prompt(self, conversation: list[Message]) -> tuple[list[int], int]:
+        """Tokens of a whole conversation read for the first time, and how many of them are the system message."""
+        ids, shared = self._first(conversation[0]["content"], conversation[1]["content"])
+        return [*ids, *self.later(conversation[2:])] if len(conversation) > 2 else list(ids), shared
+
+    def _encode_first(self, system: str, user: str) -> tuple[tuple[int, ...], int]:
+        head = self.encode(self.before_system + system)
+        return (*head, *self._encode(self.after_system + user + self.after_user)), len(head)
+
+    def _answers_of(self, chars: str) -> list[int]:
+        """The tokens of these of ANSWER_CHARS; the same list each time."""
+        return [self.answer_ids[char] for char in chars]
+
+    def answer_text(self, tokens: list[int]) -> tuple[str, bool]:
+        """The text of a sampled answer, and whether it ends its turn."""
+        ended = tokens[-1:] == [self.end_id]
+        return self.tokenizer.decode(tokens[:-1] if ended else tokens, skip_special_tokens=True), ended
+
+    def legal_answer(self, trie: AnswerTrie, tokens: list[int]) -> tuple[str, dict[int, list[int]]]:
+        """The text of an answer sampled among legal ones, and of each token that was a choice: index -> allowed ids.
+
+        Raises:
+            ValueError: the tokens are no legal answer; what leaves no choice may be missing at their end.
+        """
+        chars, text, choices = {token: char for char, token in self.answer_ids.items()}, "", {}
+        for i, token in enumerate(tokens):
+            follow = trie.follow.get(text, "")
+            if token not in chars or chars[token] not in follow:
+                raise ValueError(f"token {token} after {text!r} is no legal answer")
+            if len(follow) > 1:
+                choices[i] = [self.answer_ids[char] for char in follow]
+            text += chars[token]
+        while len(follow := trie.follow.get(text, "")) == 1:
+            text += follow
+        if not text.endswith(END):
+            raise ValueError(f"the answer {text!r} is not finished")
+        return text.removesuffix(END), choices
+
+    def later(self, messages: list[Message]) -> list[int]:
+        """Tokens of messages that follow a prompt: answers that were given for the model, and user turns."""
+        ids: list[int] = []
+        for message in messages:
+            if message["role"] == "assistant":
+                ids += (*self.encode(message["content"]), self.end_id)
+            else:
+                ids += self.encode(self.next_user + message["content"] + self.after_user)
+        return ids
+
+
+@dataclass(frozen=True)
+class AnswerTrie:
+    """Legal answers, character by character (``ANSWER_CHARS``), each ended by ``END``."""
+
+    follow: dict[str, str]  # prefix of an answer -> characters that may come next, in the order of ANSWER_CHARS
+    longest: int  # characters of the longest answer, END included
+    last_choice: int  # length of the longest prefix that leaves a choice; -1 where none does
+    forced: dict[str, str]  # prefix of an answer -> the characters that follow without a choice
+
+
+@lru_cache(maxsize=4096)
+def answer_trie(legal: tuple[int, ...]) -> AnswerTrie:
+    """The trie of the legal action ids."""
+    follow: dict[str, set[str]] = {}
+    for action in legal:
+        text = str(action) + END
+        for i, char in enumerate(text):
+            follow.setdefault(text[:i], set()).add(char)
+    choices = [len(prefix) for prefix, chars in follow.items() if len(chars) > 1]
+    ordered = {prefix: "".join(sorted(chars)) for prefix, chars in follow.items()}
+    forced: dict[str, str] = {}
+    for prefix in sorted((p + char for p, chars in ordered.items() for char in chars), key=len, reverse=True):
+        only = ordered.get(prefix, "")
+        forced[prefix] = only + forced[prefix + only] if len(only) == 1 else ""
+    return AnswerTrie(ordered, max(map(len, follow)) + 1, max(choices, default=-1), forced)

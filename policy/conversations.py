@@ -1,0 +1,133 @@
+"""The one bookkeeping of conversations, whoever answers: what a question adds to what was read, what an answer leaves.
+
+A sequence that was handed out never changes. Each turn makes a new one, which begins with the one before: copying some
+hundred numbers costs microseconds, and nobody has to know who else holds a list.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, field
+from typing import Any
+
+from envs.protocol import Action, Decision, Message, Query, Sequence
+from policy.chat import END, AnswerTrie, ChatFormat, answer_trie
+
+
+@dataclass(eq=False, slots=True)
+class Turn:
+    """A question, and its answer as far as it is written; nobody else holds its lists before it is closed."""
+
+    query: Query
+    trie: AnswerTrie | None  # None: the answer is free
+    before: Sequence  # what this turn goes on from; without tokens where the conversation is read for the first time
+    ids: list[int]  # all of the conversation
+    start: int  # where the answer begins in them
+    cached: Any = None  # what the player keeps of the tokens it has read
+    text: str = ""  # of a legal answer, END included
+    value: float = 0.0
+    positions: list[int] = field(default_factory=list)
+    chosen: list[int] = field(default_factory=list)
+    allowed: list[list[int]] = field(default_factory=list)
+    token_logprobs: list[float] = field(default_factory=list)
+
+    @property
+    def written(self) -> int:
+        """Tokens of the answer so far."""
+        return len(self.ids) - self.start
+
+    @property
+    def stays(self) -> bool:
+        """Whether the next question may extend this conversation: the same seat's next turn, or a second attempt."""
+        return self.query.continues or self.trie is None
+
+    def record(self, chosen: int, logprob: float, allowed: list[int] | None = None) -> None:
+        """Note a choice, before its token is added."""
+        self.positions.append(len(self.ids) - 1)
+        self.chosen.append(chosen)
+        self.token_logprobs.append(logprob)
+        if allowed is not None:
+            self.allowed.append(allowed)
+
+    def decision(self, version: int | None) -> Decision:
+        """The answer as training sees it."""
+        allowed = None if self.trie is None else self.allowed
+        return Decision(self.start, len(self.ids), self.positions, self.chosen, allowed, self.token_logprobs,
+                        sum(self.token_logprobs), self.value, version)  # fmt: skip
+
+
+_Held = tuple[list[Message], Sequence, Any]  # the messages, their tokens, and what the player keeps of those
+
+
+class Conversations:
+    """What each seat of each running episode has read and written."""
+
+    def __init__(self, chat: ChatFormat) -> None:
+        self.chat = chat
+        self._held: dict[tuple[int, int], _Held] = {}
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    def open(self, query: Query, max_seq_length: int, free_tokens: int | None) -> Turn | None:
+        """Add the prompt's tokens to the conversation that it extends, or start one.
+
+        Args:
+            query: the question.
+            max_seq_length: tokens that prompt and longest answer must fit into; None is returned where they do not.
+            free_tokens: the most that a free answer may have; None: the answer is one of the legal ids.
+        """
+        trie = answer_trie(tuple(query.legal)) if free_tokens is None else None
+        messages, before, cached = self._held.pop((query.episode, query.seat), ([], Sequence([]), None))
+        if messages and query.conversation[: len(messages)] == messages:
+            prompt = self.chat.later(query.conversation[len(messages) :])
+        else:
+            prompt, shared = self.chat.first_prompt(query.conversation)
+            before, cached = Sequence([], shared=shared), None
+        start = len(before.ids) + len(prompt)
+        if start + (trie.longest if trie else free_tokens or 0) > max_seq_length:
+            return None
+        return Turn(query, trie, before, [*before.ids, *prompt], start, cached)
+
+    def write(self, turn: Turn, tokens: list[int], logprobs: Seq[float]) -> None:
+        """Write a whole answer, from its tokens and their log-probabilities in nats.
+
+        Raises:
+            ValueError: it is no legal answer; nothing has been written.
+        """
+        choices: dict[int, list[int]] = {}
+        if turn.trie:
+            text, choices = self.chat.legal_answer(turn.trie, tokens)
+            tokens, turn.text = self.chat.answers_of(text + END), text + END
+        for i, token in enumerate(tokens):
+            if turn.trie is None or i in choices:
+                turn.record(token, logprobs[i], choices.get(i))
+            turn.ids.append(token)
+
+    def close(self, turn: Turn, version: int | None = None, learn: bool = True) -> Action:
+        """The written answer as an action; remembered where the seat's next question may extend the conversation.
+
+        ``version``: of the adapter that answered. ``learn``: whether the answer is a decision to train on.
+        """
+        tokens, text = turn.ids[turn.start :], turn.text.removesuffix(END)
+        if turn.trie is None:
+            text, ended = self.chat.answer_text(tokens)
+            if not ended:  # cut at the limit: the conversation still needs the end of the turn
+                turn.ids.append(self.chat.end_id)
+        query, decision = turn.query, turn.decision(version)
+        decisions = [*turn.before.decisions, *([decision] if learn else [])]
+        sequence = Sequence(turn.ids, decisions, turn.before.shared)
+        if turn.stays:
+            messages = [*query.conversation, {"role": "assistant", "content": text}]
+            cached = turn.cached if query.continues else None  # a second attempt is too rare to keep it for
+            self._held[query.episode, query.seat] = (messages, sequence, cached)
+        return Action(text, tokens, decision.logprob, decision.value, sequence, extends=bool(turn.before.ids))
+
+    def release(self, episodes: Seq[int]) -> None:
+        """Forget the conversations of finished episodes."""
+        ended = set(episodes)
+        self._held = {seat: held for seat, held in self._held.items() if seat[0] not in ended}
+
+    def clear(self) -> None:
+        """Forget all."""
+        self._held.clear()

@@ -1,0 +1,189 @@
+"""Parts of a decoder layer with gradients of their own: fewer products, fewer passes over memory, less kept.
+
+An adapter is added into its base's output in the dtype of the computation, whatever the base's weights are held in.
+
+Shapes: N tokens, D inputs, O outputs, R rank of an adapter, H heads, E head size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+BLOCK = 1 << 17  # numbers that stay in a core's cache from one pass over them to the next
+
+
+def _weight(base: Any, dtype: torch.dtype) -> Tensor:
+    """The weights of a linear layer (O, D); of one in 4 bits, what they stand for."""
+    if not hasattr(base.weight, "quant_state"):
+        return base.weight
+    from bitsandbytes.functional import dequantize_4bit
+
+    return dequantize_4bit(base.weight, base.weight.quant_state).to(dtype)
+
+
+class _Adapted:
+    """Frozen linear layers of one input; those that have an adapter, with it: x W^T + bias + x A^T (s B)^T."""
+
+    def __init__(self, modules: Seq[Any]) -> None:
+        self.bases, self.scales, self.factors = [], [], []
+        for module in modules:
+            name = adapter_of(module)
+            self.bases.append(getattr(module, "base_layer", module))
+            self.scales.append(module.scaling[name] if name else None)
+            if name:
+                self.factors += [module.lora_A[name].weight, module.lora_B[name].weight]
+
+    def cast(self, factors: Seq[Tensor], dtype: torch.dtype) -> tuple[Tensor, list[Tensor | None]]:
+        """All A below each other (R, D), and of each layer s B (O, its R), in ``dtype``."""
+        pairs = iter(factors[1::2])
+        scaled = [None if s is None else (next(pairs) * s).to(dtype) for s in self.scales]
+        return torch.cat(tuple(factors[0::2])).to(dtype), scaled
+
+
+def adapter_of(module: Any) -> str | None:
+    """The adapter that is added to a layer; None: none is.
+
+    Raises:
+        NotImplementedError: something else than one plain adapter is.
+    """
+    if not hasattr(module, "base_layer") or module.disable_adapters:
+        return None
+    names = [name for name in module.active_adapters if name in module.lora_A]
+    special = any(name in module.lora_variant or module.lora_B[name].bias is not None for name in names)
+    if len(names) > 1 or module.merged or special:
+        raise NotImplementedError
+    return names[0] if names else None
+
+
+class _Linears(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, layers: _Adapted, x_ND: Tensor, *factors: Tensor) -> tuple[Tensor, ...]:
+        A_RD, scaled = layers.cast(factors, x_ND.dtype)
+        inner_NR, start, outs = F.linear(x_ND, A_RD), 0, []
+        for base, B_OR in zip(layers.bases, scaled, strict=True):
+            out_NO = base(x_ND)
+            if B_OR is not None:
+                out_NO.addmm_(inner_NR[:, start : start + B_OR.shape[1]], B_OR.T)
+                start += B_OR.shape[1]
+            outs.append(out_NO)
+        ctx.save_for_backward(x_ND, *factors)
+        ctx.layers = layers
+        return tuple(outs)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        x_ND, *factors = ctx.saved_tensors
+        A_RD, scaled = ctx.layers.cast(factors, x_ND.dtype)
+        inner_NR, start, by_inner, by_factors = F.linear(x_ND, A_RD), 0, [], []
+        by_x_ND = None
+        for base, B_OR, scale, g_NO in zip(ctx.layers.bases, scaled, ctx.layers.scales, grads, strict=True):
+            if ctx.needs_input_grad[1]:
+                W_OD = _weight(base, g_NO.dtype)
+                by_x_ND = g_NO @ W_OD if by_x_ND is None else by_x_ND.addmm_(g_NO, W_OD)
+            if B_OR is not None:
+                by_B = (inner_NR[:, start : start + B_OR.shape[1]].T @ g_NO).T.to(factors[0].dtype) * scale
+                start += B_OR.shape[1]
+                by_inner.append(g_NO @ B_OR)
+                by_factors += [None, by_B]
+        by_inner_NR = torch.cat(by_inner, 1)
+        by_A_RD = (by_inner_NR.T @ x_ND).to(factors[0].dtype)
+        by_factors[0::2] = by_A_RD.split([len(A) for A in factors[0::2]])
+        return None, None if by_x_ND is None else by_x_ND.addmm_(by_inner_NR, A_RD), *by_factors
+
+
+def linears(modules: Seq[Any], x_ND: Tensor) -> tuple[Tensor, ...]:
+    """Linear layers of one input, each with its adapter."""
+    try:
+        layers = _Adapted(modules)
+    except NotImplementedError:
+        return tuple(module(x_ND) for module in modules)
+    if not layers.factors:
+        return tuple(base(x_ND) for base in layers.bases)
+    return _Linears.apply(layers, x_ND, *layers.factors)
+
+
+def linear(module: Any, x_ND: Tensor) -> Tensor:
+    """A linear layer with its adapter."""
+    return linears((module,), x_ND)[0]
+
+
+class _Gate(torch.autograd.Function):
+    """silu(gate) * up."""
+
+    @staticmethod
+    def forward(ctx: Any, gate: Tensor, up: Tensor) -> Tensor:
+        ctx.save_for_backward(gate, up)
+        return F.silu(gate).mul_(up)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, ...]:
+        gate, up = ctx.saved_tensors
+        return torch.ops.aten.silu_backward(grads[0] * up, gate), F.silu(gate).mul_(grads[0])
+
+
+def gated(mlp: Any, x_ND: Tensor) -> Tensor:
+    """The MLP's gate and its other branch, multiplied."""
+    gate, up = linears((mlp.gate_proj, mlp.up_proj), x_ND)
+    return _Gate.apply(gate, up) if mlp.config.hidden_act == "silu" else mlp.act_fn(gate) * up
+
+
+def _blocks(*tensors: Tensor) -> zip:
+    """Rows of several tensors, as many at a time as stay in the cache."""
+    return zip(*(t.split(max(1, BLOCK // tensors[0].shape[-1])) for t in tensors), strict=True)
+
+
+class _Norm(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x_ND: Tensor, weight_D: Tensor, epsilon: float) -> Tensor:
+        out_ND, exact = torch.empty_like(x_ND), torch.promote_types(x_ND.dtype, torch.float32)
+        inverse_N1 = x_ND.new_empty(len(x_ND), 1, dtype=exact)
+        for x, out, inverse in _blocks(x_ND, out_ND, inverse_N1):
+            x = x.to(exact)
+            torch.linalg.vector_norm(x, dim=-1, keepdim=True, out=inverse)
+            inverse.square_().div_(x.shape[-1]).add_(epsilon).rsqrt_()
+            out.copy_(x * inverse).mul_(weight_D)
+        ctx.save_for_backward(x_ND, weight_D, inverse_N1)
+        return out_ND
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        x_ND, weight_D, inverse_N1 = ctx.saved_tensors
+        by_x_ND, weight_D = torch.empty_like(x_ND), weight_D.to(inverse_N1.dtype)
+        for g, x, inverse, by_x in _blocks(grads[0], x_ND, inverse_N1, by_x_ND):
+            g, x = g * weight_D, x.to(inverse.dtype)
+            along = torch.linalg.vecdot(g, x)[:, None] * inverse**3 / -x.shape[-1]
+            by_x.copy_(g.mul_(inverse).addcmul_(x, along))
+        return by_x_ND, None, None
+
+
+def norm(module: Any, x_ND: Tensor) -> Tensor:
+    """Root mean square normalisation over the last axis; its weight is frozen."""
+    if module.weight.requires_grad and torch.is_grad_enabled():
+        return module(x_ND)
+    return _Norm.apply(x_ND.flatten(0, -2), module.weight, module.variance_epsilon).view_as(x_ND)
+
+
+class _Rotate(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x_NHE: Tensor, cos_N1E: Tensor, sin_N1E: Tensor) -> Tensor:
+        ctx.save_for_backward(cos_N1E, sin_N1E)
+        half = x_NHE.shape[-1] // 2
+        out_NHE = x_NHE * cos_N1E
+        out_NHE[..., :half].addcmul_(x_NHE[..., half:], sin_N1E[..., :half], value=-1)
+        out_NHE[..., half:].addcmul_(x_NHE[..., :half], sin_N1E[..., half:])
+        return out_NHE
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        cos_N1E, sin_N1E = ctx.saved_tensors
+        return _Rotate.apply(grads[0], cos_N1E, -sin_N1E), None, None
+
+
+def rotate(x_NHE: Tensor, cos_N1E: Tensor, sin_N1E: Tensor) -> Tensor:
+    """Rotary position embedding; both halves of ``cos`` and of ``sin`` are alike."""
+    return _Rotate.apply(x_NHE, cos_N1E, sin_N1E)

@@ -1,0 +1,280 @@
+"""The base model and its adapter: which, how they are held in memory, and what must be true of them."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import hashlib
+import logging
+import os
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from utils import ConfigError, knob
+
+LINEARS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+ARCHITECTURES = ("qwen2", "qwen3", "llama")
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json")  # one of them makes a tokenizer
+HUB_SECONDS = 5.0  # until the Hub counts as out of reach
+ROOT = Path(__file__).parents[1]
+ROPE_TYPES = ("default", "linear", "yarn", "llama3")  # others turn with the length of what is read: no caching
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """Which base model, and how it is held in memory."""
+
+    model_name: str = knob("Qwen/Qwen3-4B")  # Hub id or local folder
+    revision: str | None = knob(None)  # Hub commit or tag; pin it for runs that must be repeatable
+    adapter: str | None = knob(None)  # start from this LoRA adapter; it is then also the KL reference
+    device: str = knob("auto", choices=("auto", "cuda", "cpu"))  # auto: CUDA where there is one
+    use_4bit: bool = True  # hold the base in 4 bits; needs CUDA
+    use_nested_quant: bool = True  # quantise the scales of the 4-bit weights too
+    bnb_4bit_quant_type: str = knob("nf4", choices=("nf4", "fp4"))  # of the 4-bit weights
+    dtype: str = knob("bfloat16", choices=("bfloat16", "float16", "float32"))  # of everything not quantised
+    gradient_checkpointing: bool = True  # recompute layers in the backward pass: slower, far less memory
+    tokens_per_batch: int = knob(4096, min=64)  # padded tokens in one forward pass; memory against speed
+
+
+@dataclass(frozen=True)
+class LoraConfig:
+    """The adapter, in PEFT's terms. Dropout is fixed at 0: with it the ratio is not 1 before the first update."""
+
+    r: int = knob(16, min=1, max=1024)  # rank
+    lora_alpha: int = knob(32, min=1)  # the adapter is scaled by lora_alpha / r
+    target_modules: tuple[str, ...] = knob(LINEARS, choices=LINEARS)  # linear layers that get an adapter
+    lora_dropout: float = knob(
+        0.0, min=0.0, max=0.0, why="with dropout the ratio is not 1 before the first update"
+    )  # fixed: with dropout the first ratio is not 1
+
+
+def device_of(config: ModelConfig) -> str:
+    """The device to use; refuses a 4-bit base on a CPU unless it was asked for by name.
+
+    Raises:
+        ConfigError: no CUDA device for what the configuration needs.
+    """
+    cuda = torch.cuda.is_available()
+    if config.device == "cuda" and not cuda:
+        raise ConfigError("model.device: 'cuda' was asked for, but torch finds no CUDA device")
+    if config.device == "auto" and config.use_4bit and not cuda:
+        raise ConfigError(
+            f"model.use_4bit: {config.model_name} in 4 bits needs a CUDA device and there is none; "
+            "to try it on this machine: make train, or --config config/presets/tiny.json"
+        )
+    return "cuda" if cuda and config.device != "cpu" else "cpu"
+
+
+@functools.cache
+def _hub_problem() -> str:
+    """Why the Hub cannot be reached, "" if it can. Asked once: its library would try half a minute for each file."""
+    from huggingface_hub import constants, get_session
+
+    if constants.HF_HUB_OFFLINE:
+        return "offline mode is on"
+    try:
+        get_session().head(constants.ENDPOINT, timeout=HUB_SECONDS)
+    except Exception as error:  # no network, no name, no answer in time, a proxy: the client's errors are its own
+        constants.HF_HUB_OFFLINE = True
+        return f"{constants.ENDPOINT} cannot be reached: {str(error) or type(error).__name__}"
+    return ""
+
+
+def _located(name: str) -> str:
+    """The folder of a base model, from wherever the program was started; else its name on the Hub.
+
+    Raises:
+        ConfigError: a folder that is not there.
+    """
+    path = Path(name).expanduser()
+    if path.is_dir() or (ROOT / path).is_dir():
+        return name if path.is_dir() else str(ROOT / path)
+    if name.startswith((".", "/", "~", "models/")):  # no name for the Hub
+        raise ConfigError(
+            f"model.model_name: there is no folder {Path(name)} (scripts/make_tiny_model.py makes a tiny one)"
+        )
+    _hub_problem()
+    return name
+
+
+def _cannot_load(key: str, name: str, error: Exception) -> ConfigError:
+    cause = " ".join(str(error).split())[:300] or type(error).__name__
+    if not Path(_located(name) if key == "model_name" else name).is_dir() and (problem := _hub_problem()):
+        cause = f"it is not on this disk, and {problem}"
+    return ConfigError(f"model.{key}: cannot load {name!r} ({cause})")
+
+
+def load_architecture(config: ModelConfig, **files: str) -> Any:
+    """The base model's configuration (no weights); ``files``: the library's names for where it is, e.g. ``gguf_file``.
+
+    Raises:
+        ConfigError: it cannot be read, or is not of a supported architecture.
+    """
+    from transformers import AutoConfig
+
+    name = _located(config.model_name)
+    try:
+        architecture = AutoConfig.from_pretrained(name, revision=config.revision, trust_remote_code=False, **files)
+    except Exception as error:  # whatever is wrong with somebody's files
+        raise _cannot_load("model_name", config.model_name, error) from error
+    sliding = "sliding_attention" in (getattr(architecture, "layer_types", None) or [])
+    if architecture.model_type not in ARCHITECTURES or sliding:
+        raise ConfigError(
+            f"model.model_name: architecture {architecture.model_type!r} of {config.model_name} is not supported; "
+            f"allowed: {', '.join(ARCHITECTURES)} without sliding windows"
+        )
+    rope = (getattr(architecture, "rope_parameters", None) or {}).get("rope_type", "default")
+    if rope not in ROPE_TYPES:
+        raise ConfigError(
+            f"model.model_name: rope type {rope!r} of {config.model_name} is not supported; "
+            f"allowed: {', '.join(ROPE_TYPES)}"
+        )
+    return architecture
+
+
+def load_tokenizer(config: ModelConfig) -> Any:
+    """The base model's tokenizer. Raises ConfigError where it cannot be read."""
+    from transformers import AutoTokenizer
+
+    name = _located(config.model_name)
+    if Path(name).is_dir() and not any((Path(name) / file).exists() for file in TOKENIZER_FILES):
+        raise ConfigError(f"model.model_name: {name} has no tokenizer: one of {', '.join(TOKENIZER_FILES)} is missing")
+    try:
+        return AutoTokenizer.from_pretrained(name, revision=config.revision, trust_remote_code=False)
+    except Exception as error:  # a tokenizer's files fail in as many ways as they have formats
+        raise _cannot_load("model_name", config.model_name, error) from error
+
+
+def _not_of_optional_kernels(record: logging.LogRecord) -> bool:
+    return "gemm_4bit_forward" not in record.getMessage()
+
+
+@contextmanager
+def quietly() -> Iterator[None]:
+    """Keep from the user what the libraries tell each other while loading; errors and downloads still show."""
+    from transformers.utils import logging as transformers_logging
+
+    logging.getLogger("bitsandbytes.backends.cpu.ops").addFilter(_not_of_optional_kernels)
+    bars = transformers_logging.is_progress_bar_enabled()
+    transformers_logging.disable_progress_bar()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)
+            yield
+    finally:
+        if bars:
+            transformers_logging.enable_progress_bar()
+
+
+def load_model(config: ModelConfig, lora: LoraConfig, seed: int) -> tuple[Any, Any]:
+    """Load base and tokenizer, and put the trainable adapter ``default`` on (from ``config.adapter`` or fresh).
+
+    A given adapter is loaded a second time, frozen, as ``reference``: the KL is taken to where training began.
+
+    Raises:
+        ConfigError: one line that names the key.
+    """
+    device = device_of(config)
+    if device == "cpu":
+        keep_freed_memory()
+    load_architecture(config)
+    tokenizer = load_tokenizer(config)
+    with quietly():
+        base = _load_base(config, device)
+        guard_4bit_on_cpu(base)
+        base.requires_grad_(False)
+        torch.manual_seed(seed)  # the adapter's random half
+        model = _put_adapter_on(base, config, lora)
+    for peft_config in model.peft_config.values():  # as written into checkpoints: no order of a set, no local path
+        peft_config.base_model_name_or_path = config.model_name
+        if not isinstance(peft_config.target_modules, str):
+            peft_config.target_modules = sorted(peft_config.target_modules)
+    return model.eval(), tokenizer
+
+
+def keep_freed_memory() -> bool:
+    """Let glibc keep what is freed; else each minibatch gets its activations page by page from the kernel again.
+
+    Worth 2 to 6 % of a step. Returns whether there was a glibc that took it.
+    Source: https://man7.org/linux/man-pages/man3/mallopt.3.html
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if os.name == "posix" else None
+    M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
+    return bool(mallopt and mallopt(M_TRIM_THRESHOLD, 2**31 - 1) and mallopt(M_MMAP_THRESHOLD, 2**25))
+
+
+def _load_base(config: ModelConfig, device: str) -> Any:
+    from transformers import AutoModelForCausalLM, BitsAndBytesConfig
+
+    kwargs: dict[str, Any] = {"dtype": getattr(torch, config.dtype), "device_map": {"": device}}
+    if config.use_4bit:
+        kwargs["quantization_config"] = BitsAndBytesConfig(
+            load_in_4bit=True,
+            bnb_4bit_quant_type=config.bnb_4bit_quant_type,
+            bnb_4bit_use_double_quant=config.use_nested_quant,
+            bnb_4bit_compute_dtype=getattr(torch, config.dtype),
+        )
+    try:
+        return AutoModelForCausalLM.from_pretrained(
+            _located(config.model_name),
+            revision=config.revision,
+            trust_remote_code=False,
+            use_safetensors=True,
+            **kwargs,
+        )
+    except Exception as error:  # missing or damaged shards, quantisation, memory, the Hub
+        raise _cannot_load("model_name", config.model_name, error) from error
+
+
+def _put_adapter_on(base: Any, config: ModelConfig, lora: LoraConfig) -> Any:
+    import peft
+
+    if config.adapter is None:
+        fresh = peft.LoraConfig(
+            r=lora.r, lora_alpha=lora.lora_alpha, lora_dropout=lora.lora_dropout, bias="none", task_type="CAUSAL_LM",
+            target_modules=list(lora.target_modules),
+        )  # fmt: skip
+        return peft.get_peft_model(base, fresh)
+    try:
+        model = peft.PeftModel.from_pretrained(base, config.adapter, is_trainable=True)
+        model.load_adapter(config.adapter, adapter_name="reference", is_trainable=False)
+    except Exception as error:  # of another base, of another shape, damaged, not there
+        raise _cannot_load("adapter", config.adapter, error) from error
+    if type(base.lm_head) is not nn.Linear:
+        raise ConfigError(f"model.adapter: {config.adapter!r} changes the output layer, which is not supported")
+    return model
+
+
+def identity(base: Any, tokenizer: Any) -> dict[str, str]:
+    """Digests of what an adapter belongs to: the base's weights and the tokenizer with its chat template.
+
+    Of the weights, those that are not quantised, 64 values a tensor: every other training leaves others. The
+    quantised ones are made from the same files, but not alike on all devices.
+    """
+    weights = hashlib.sha256()
+    for name, tensor in base.named_parameters():
+        if "lora_" not in name and tensor.is_floating_point():
+            flat = tensor.detach().flatten()
+            weights.update(f"{name.replace('.base_layer', '')} {tuple(tensor.shape)}".encode())
+            weights.update(flat[:: max(1, len(flat) // 64)].float().cpu().numpy().tobytes())
+    words = tokenizer.backend_tokenizer.to_str() + (tokenizer.chat_template or "")
+    return {"weights": weights.hexdigest(), "tokenizer": hashlib.sha256(words.encode()).hexdigest()}
+
+
+def guard_4bit_on_cpu(model: nn.Module) -> int:
+    """Keep bitsandbytes from repacking 4-bit weights for inference on CPUs with AVX512-BF16; return how many.
+
+    The repacked form has no gradient: after the first rollout a base without biases would go on training
+    with a normal looking loss and not one LoRA gradient. Must run before the first forward pass.
+    """
+    layers = [m for m in model.modules() if hasattr(m, "support_avx512bf16_for_cpu")]
+    for layer in layers:
+        layer.support_avx512bf16_for_cpu = False  # type: ignore[assignment]
+    return len(layers)

@@ -1,0 +1,241 @@
+"""Tokens through the layers: the trunk of a model run layer by layer, and what is read with it, in batches.
+
+The layers are the library's own modules, run one by one here so that what several rows begin with is computed once
+(gradients included), cached keys are gone on with, and the last layer runs only where it is read.
+
+Shapes: N tokens computed in a pass, U of them read, D hidden size, H heads, E head size.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterator
+from collections.abc import Sequence as Seq
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from envs.protocol import Sequence
+from policy.attention import PaddedRows, attend, prepare
+from policy.cache import Kept, Store
+from policy.layers import gated, linear, linears, norm, rotate
+from policy.tree import NOTHING, Row, Tree, grow, new_tokens
+
+SHARED_PREFIX_MIN = 32  # tokens; a shorter system message costs less to read again than to keep
+QUERIES = {"cpu": 64, "cuda": 256}  # of a run: short ones waste less on what a causal mask hides
+ATTENDED = 16  # tokens attended to cost about as much as one that is computed
+
+
+class _Pass(NamedTuple):
+    """What the layers of a pass share; ``reads``: None but in the last layer."""
+
+    cos_N1E: Tensor
+    sin_N1E: Tensor
+    runs: list[PaddedRows]
+    reads_U: Tensor | None
+    slots_N: Tensor
+
+
+def _run_layer(layer: Any, h_ND: Tensor, common: _Pass, held: tuple[Tensor, Tensor] | None) -> Tensor:
+    """One decoder layer: keys and values of all tokens, everything else only where it is read.
+
+    ``held``: the layer's part of the store, into which they are written.
+    """
+    attn = layer.self_attn
+    cos, sin, x_ND = common.cos_N1E, common.sin_N1E, norm(layer.input_layernorm, h_ND)
+    if common.reads_U is None:
+        q, k, v = linears((attn.q_proj, attn.k_proj, attn.v_proj), x_ND)
+    else:
+        k, v = linears((attn.k_proj, attn.v_proj), x_ND)
+        h_ND, x_ND = h_ND[common.reads_U], x_ND[common.reads_U]
+        q = linear(attn.q_proj, x_ND)
+    q, k, v = (y.view(len(y), -1, attn.head_dim) for y in (q, k, v))
+    if hasattr(attn, "q_norm"):
+        q, k = norm(attn.q_norm, q), norm(attn.k_norm, k)
+    k = rotate(k, cos, sin)
+    q = rotate(q, cos, sin) if common.reads_U is None else rotate(q, cos[common.reads_U], sin[common.reads_U])
+    if held is not None:
+        for x, new in zip(held, (k, v), strict=True):
+            x.index_copy_(0, common.slots_N, new)
+        k, v = held
+    out = attend(q, k, v, common.runs, attn.scaling).flatten(1)
+    h_ND = h_ND + linear(attn.o_proj, out)
+    return h_ND + linear(layer.mlp.down_proj, gated(layer.mlp, norm(layer.post_attention_layernorm, h_ND)))
+
+
+def run_trunk(model: Any, tree: Tree, store: Store | None = None, recompute: bool = False) -> Tensor:
+    """Run a tree of tokens through the layers.
+
+    Args:
+        model: the trunk (``Qwen2Model``, ``Qwen3Model`` or ``LlamaModel``).
+        tree: the tokens, and which of them are read.
+        store: where the tree's slots lie, for the new keys and values and for those of the past (no gradients);
+            None: the pass has no past, and nothing of it is kept.
+        recompute: gradient checkpointing, a layer at a time.
+
+    Returns:
+        Normed hidden states of the tokens that are read (U, D), in the order of ``tree.reads_U``.
+    """
+    device, config = model.embed_tokens.weight.device, model.config
+    ids_N, positions_N, slots_N, reads_U = (torch.from_numpy(x).to(device) for x in tree[:4])
+    h_ND = model.embed_tokens(ids_N)
+    cos_NE, sin_NE = (x[0] for x in model.rotary_emb(h_ND[None], positions_N[None]))
+    groups = config.num_attention_heads // config.num_key_value_heads
+    full, last = (prepare(buckets, groups, h_ND.dtype, device) for buckets in (tree.full, tree.last))
+    common = _Pass(cos_NE[:, None], sin_NE[:, None], full, None, slots_N)
+    for i, layer in enumerate(model.layers):
+        if i == len(model.layers) - 1:
+            common = common._replace(runs=last, reads_U=reads_U)
+        args = (layer, h_ND, common, store.layers[i] if store else None)
+        h_ND = checkpoint(_run_layer, *args, use_reentrant=False) if recompute else _run_layer(*args)
+    return norm(model.norm, h_ND)
+
+
+def shared_tokens(sequence: Sequence) -> int:
+    """Length of the prefix that is worth keeping for all conversations that have it."""
+    return sequence.shared if sequence.shared >= SHARED_PREFIX_MIN else 0
+
+
+def batches(rows: Seq[Row], budget: int) -> Iterator[slice]:
+    """Cut sorted rows where a pass would compute more than ``budget`` tokens, attention counted in."""
+    start = cost = 0
+    for i, (row, (_, own)) in enumerate(zip(rows, new_tokens(rows), strict=True)):
+        whole = len(row.ids) + (len(row.past) + len(row.ids)) // ATTENDED
+        add = own + whole - len(row.ids)
+        if i > start and cost + add > budget:
+            yield slice(start, i)
+            start, cost, add = i, 0, whole
+        cost += add
+    yield slice(start, len(rows))
+
+
+class Read(NamedTuple):
+    """Tokens to read, of which the first are held by ``kv``; ``keep``: keys and values of all are wanted."""
+
+    ids: Seq[int]
+    kv: Kept | None
+    keep: bool
+
+    @property
+    def cached(self) -> int:
+        """How many tokens need not be read again."""
+        return 0 if self.kv is None else self.kv.length
+
+
+class Reader:
+    """Reads rows of tokens with one model, as many at a time as ``tokens_per_batch`` allows.
+
+    Rollouts ``read`` what comes next after cached keys and values; updates read whole sequences, ``hidden_at``.
+    Where memory runs out and nothing is lost by it, batches are halved and what is missing is done again.
+    """
+
+    def __init__(self, trunk: Any, device: torch.device, tokens_per_batch: int, recompute: bool) -> None:
+        self.trunk, self.device = trunk, device
+        self.tokens_per_batch = tokens_per_batch
+        self._recompute, self._longest_row = recompute, 0
+        self.store = Store(trunk)
+
+    def halve_batches(self) -> bool:
+        """Halve ``tokens_per_batch`` after memory ran out; False where a batch was a single row already."""
+        if self.tokens_per_batch <= max(self._longest_row, 64):
+            return False
+        self.tokens_per_batch //= 2
+        gc.collect()  # what cycles still hold
+        return True
+
+    # -- rollouts ------------------------------------------------------------------------------------------------
+
+    def read(self, reads: list[Read]) -> tuple[Tensor, list[Any]]:
+        """Hidden state after the last token of each read (N, D), and keys and values; equal reads happen once."""
+        rank: dict[int, int] = {}
+        rows: dict[tuple[int, tuple[int, ...]], list[int]] = {}
+        for n, read in enumerate(reads):
+            past = rank.setdefault(id(read.kv), len(rank))
+            rows.setdefault((past, tuple(read.ids[read.cached :])), []).append(n)
+        todo = [rows[key] for key in sorted(rows)]
+        self._longest_row = max(len(read.ids) for read in reads)
+        results: list[Any] = [None] * len(reads)
+        while todo:
+            wanted = [reads[m[0]]._replace(keep=any(reads[n].keep for n in m)) for m in todo]
+            batch = next(batches([_row(read) for read in wanted], self.tokens_per_batch))
+            try:
+                read_now = self.forward(wanted[batch])
+            except torch.OutOfMemoryError:
+                if not self.halve_batches():
+                    raise
+                continue
+            for members, result in zip(todo[batch], read_now, strict=True):
+                for n in members:
+                    results[n] = result
+            del todo[batch]
+        return torch.stack([hidden_D for hidden_D, _ in results]), [kv for _, kv in results]
+
+    def forward(self, reads: list[Read]) -> list[tuple[Tensor, Kept | None]]:
+        """``read`` for one batch, sorted: hidden state, and keys and values where wanted, of each."""
+        rows = [_row(read) for read in reads]
+        kvs: list[Kept | None] = [None] * len(reads)
+        ends, most = [[len(row.ids) - 1] for row in rows], QUERIES[self.device.type]
+        if not any(read.keep or read.kv for read in reads):
+            tree = grow(rows, ends, None, most)
+            hidden_UD = run_trunk(self.trunk, tree)
+        else:
+            slots_N = self.store.take(sum(own for _, own in new_tokens(rows)))
+            try:
+                tree = grow(rows, ends, slots_N, most)
+                hidden_UD = run_trunk(self.trunk, tree, self.store)
+                kvs = [Kept(self.store, path) if r.keep else None for r, path in zip(reads, tree.paths, strict=True)]
+            finally:
+                self.store.hold(slots_N, -1)
+        at = np.searchsorted(tree.reads_U, [flat[-1] for flat in tree.flat])
+        return list(zip(hidden_UD[torch.from_numpy(at).to(self.device)], kvs, strict=True))
+
+    # -- updates -------------------------------------------------------------------------------------------------
+
+    def micro_batches(self, sequences: Seq[Sequence]) -> list[list[int]]:
+        """Split sequences into groups that fit ``tokens_per_batch``; those that begin alike lie together."""
+        members: dict[tuple[int, ...], list[int]] = {}
+        for i, sequence in enumerate(sequences):
+            decision = sequence.decisions[-1]
+            end = max([decision.start, *(p + 1 for p in decision.positions)])
+            members.setdefault(tuple(sequence.ids[:end]), []).append(i)
+        rows = [Row(ids) for ids in sorted(members)]
+        self._longest_row = max(len(row.ids) for row in rows)
+        return [
+            [i for row in rows[part] for i in members[tuple(row.ids)]] for part in batches(rows, self.tokens_per_batch)
+        ]
+
+    def in_micro_batches(self, score: Callable[[list[Sequence]], tuple[Tensor, ...]], sequences: Seq[Sequence]) -> list:
+        """Score in micro-batches and put the decisions back in order; without gradients it survives lack of memory."""
+        parts, order, todo = [], [], list(range(len(sequences)))
+        while todo:
+            try:
+                for members in self.micro_batches([sequences[i] for i in todo]):
+                    parts.append(score([sequences[todo[j]] for j in members]))
+                    order += [todo[j] for j in members]
+            except torch.OutOfMemoryError:
+                if torch.is_grad_enabled() or not self.halve_batches():
+                    raise
+            todo = sorted({*todo} - {*order})
+        first = np.cumsum([0] + [len(s.decisions) for s in sequences])
+        decisions = np.concatenate([np.arange(first[i], first[i + 1]) for i in order])
+        back = torch.from_numpy(np.argsort(decisions)).to(self.device)
+        return [torch.cat(column)[back] for column in zip(*parts, strict=True)]
+
+    def hidden_at(self, sequences: list[Sequence], positions: list[list[int]]) -> Tensor:
+        """Hidden states (sum of positions, D) of sequences; what several begin with is computed once."""
+        ends = [tuple(s.ids[: max(at) + 1]) for s, at in zip(sequences, positions, strict=True)]
+        index = {row: r for r, row in enumerate(sorted(set(ends)))}
+        reads: list[set[int]] = [set() for _ in index]
+        for row, at in zip(ends, positions, strict=True):
+            reads[index[row]].update(at)
+        tree = grow([Row(row) for row in index], [sorted(at) for at in reads], None, QUERIES[self.device.type])
+        hidden_UD = run_trunk(self.trunk, tree, recompute=self._recompute and torch.is_grad_enabled())
+        wanted = [tree.flat[index[row]][at] for row, at in zip(ends, positions, strict=True)]
+        return hidden_UD[torch.from_numpy(np.searchsorted(tree.reads_U, np.concatenate(wanted))).to(self.device)]
+
+
+def _row(read: Read) -> Row:
+    return Row(read.ids[read.cached :], NOTHING if read.kv is None else read.kv.path)

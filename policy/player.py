@@ -1,0 +1,344 @@
+"""The player: turns conversations into answers (``act``) and scores the answers for PPO (``evaluate_decisions``).
+
+Shapes: B rows, T tokens, K read positions per row, P cached tokens, L layers, H key-value heads, E head size,
+D hidden size, V columns of the output layer, N rows of hidden states, M decisions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from functools import lru_cache, partial
+from itertools import chain
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from envs.protocol import Action, Decision, Query, Sequence
+from policy.adapters import Adapters
+from policy.cache import Kept
+from policy.chat import ANSWER_CHARS, END, ChatFormat, answer_trie
+from policy.conversations import Conversations, Turn
+from policy.model import ModelConfig, load_model
+from policy.network import Read, Reader, shared_tokens
+from policy.vocabulary import draw, invert, score
+from utils import uniform
+
+HEAD_ROWS = 256  # rows of whole-vocabulary logits in memory at a time, where their gradient allows it
+
+
+class Evaluation(NamedTuple):
+    """Per decision (M), with gradients: log-probability and entropy in nats (sums over its tokens), value.
+
+    ``legal_mass``, where it was asked for: log of the unrestricted, untempered probability that the answer stays
+    legal. The product runs over all its tokens, the end of the turn and those that left no choice included.
+    """
+
+    logprobs: Tensor
+    entropies: Tensor
+    values: Tensor
+    legal_mass: Tensor | None = None
+
+
+@lru_cache(maxsize=4096)
+def _may_follow(follow: str) -> np.ndarray:
+    """Mask over ANSWER_CHARS."""
+    return np.array([char in follow for char in ANSWER_CHARS])
+
+
+def _unread(turn: Turn) -> Read:
+    keep = turn.stays or turn.trie is None or turn.trie.last_choice > len(turn.text)
+    return Read(turn.ids, turn.cached, keep)
+
+
+# --------------------------------------------------------------------------------------------------------------
+# The player
+# --------------------------------------------------------------------------------------------------------------
+
+
+class Policy:
+    """Answers queries (``act``) and scores what was answered (``evaluate_decisions``), with one set of weights.
+
+    ``reader`` reads tokens, ``adapters`` holds the weights, ``conversations`` what was said; what callers need of the
+    first two is handed on under their names.
+    """
+
+    def __init__(self, peft_model: Any, tokenizer: Any, config: Any) -> None:
+        self.peft_model, self.tokenizer = peft_model, tokenizer
+        self.config: ModelConfig = config.model
+        self.base = peft_model.get_base_model()
+        self.trunk, self.lm_head = self.base.model, self.base.lm_head
+        self.device = self.lm_head.weight.device
+        self.value_head = nn.Linear(self.base.config.hidden_size, 1, dtype=torch.float32, device=self.device)
+        nn.init.zeros_(self.value_head.weight)
+        nn.init.zeros_(self.value_head.bias)
+        self.temperature, self.greedy = config.ppo.temperature, False
+        self.max_seq_length, self.max_new_tokens = config.ppo.max_seq_length, config.ppo.max_new_tokens
+        self.constrained, self.seed = config.env.answer_mode == "constrained", config.run.seed
+        self.reference = "reference" if "reference" in peft_model.peft_config else None
+        self.chat = ChatFormat(tokenizer)
+        self.conversations = Conversations(self.chat)
+        self._answer_weight_VD = self.lm_head.weight.detach()[[*self.chat.answer_ids.values()]].float()
+        self._prefixes: dict[tuple[str, tuple[int, ...]], Kept | None] = {}
+        self.reader = Reader(
+            self.trunk, self.device, config.model.tokens_per_batch, config.model.gradient_checkpointing
+        )
+        self.halve_batches, self.micro_batches = self.reader.halve_batches, self.reader.micro_batches
+        self.in_micro_batches, self.hidden_at = self.reader.in_micro_batches, self.reader.hidden_at
+        self.adapters = adapters = Adapters(peft_model, tokenizer, self.value_head, config.model.model_name)
+        self.trainable, self.using, self.save = adapters.trainable, adapters.using, adapters.save
+        self.keep_past, self.past_adapter = adapters.keep_past, adapters.past_adapter
+        self.forget_past, self.add_adapter = adapters.forget_past, adapters.add_adapter
+
+    @property
+    def tokens_per_batch(self) -> int:
+        """The most tokens that are read at a time."""
+        return self.reader.tokens_per_batch
+
+    @tokens_per_batch.setter
+    def tokens_per_batch(self, tokens: int) -> None:
+        self.reader.tokens_per_batch = tokens
+
+    def load(self, folder: Path) -> None:
+        """Read adapter and value head written by ``save`` into this policy, bit for bit.
+
+        Raises:
+            ConfigError: they are of another model or another LoRA configuration.
+        """
+        self.adapters.load(folder)
+        self.weights_changed()
+
+    def weights_changed(self) -> None:
+        """Forget what was read with the old weights; to be called after every update."""
+        self._prefixes.clear()
+        self.conversations.clear()
+
+    def release(self, episodes: Seq[int]) -> None:
+        """Forget the conversations of finished episodes."""
+        self.conversations.release(episodes)
+
+    # -- acting --------------------------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def act(self, queries: Seq[Query]) -> list[Action]:
+        """Answer each query; the answers depend on the queries, the weights and the seed, never on timing."""
+        actions: dict[int, Action] = {}
+        for adapter in sorted({q.adapter for q in queries}, key=str):
+            picked = [i for i, q in enumerate(queries) if q.adapter == adapter]
+            with self.using(adapter):
+                actions |= zip(picked, self._act([queries[i] for i in picked]), strict=True)
+        return [actions[i] for i in range(len(queries))]
+
+    def _act(self, queries: list[Query]) -> list[Action]:
+        turns = [self._open(query) for query in queries]
+        active = [turn for turn in turns if turn]
+        while active:
+            hidden_ND, kvs = self.reader.read([_unread(turn) for turn in active])
+            for turn, kv in zip(active, kvs, strict=True):
+                turn.cached = kv
+            (self._choose_legal if self.constrained else self._choose_free)(active, hidden_ND)
+            active = [turn for turn in active if not self._finished(turn)]
+        return [self.conversations.close(turn) if turn else Action("", truncated=True) for turn in turns]
+
+    def _open(self, query: Query) -> Turn | None:
+        turn = self.conversations.open(query, self.max_seq_length, None if self.constrained else self.max_new_tokens)
+        if turn and turn.cached is None:
+            turn.cached = self._prefix(turn.ids, turn.before.shared)
+        return turn
+
+    def _prefix(self, ids: list[int], shared: int) -> Kept | None:
+        """Keys and values of the system message, read once for all conversations that begin with it."""
+        prefix = tuple(ids[: shared_tokens(Sequence(ids, shared=shared))])
+        if not prefix:
+            return None
+        key = (self.adapters.active, prefix)
+        if key not in self._prefixes:
+            [(_, self._prefixes[key])] = self.reader.forward([Read(prefix, None, keep=True)])
+        return self._prefixes[key]
+
+    def _answer_logprobs(self, hidden_ND: Tensor, follows: list[str]) -> Tensor:
+        """Log-probability of each of ANSWER_CHARS where only those of ``follows`` are possible (fp64, CPU)."""
+        logits_NV = (hidden_ND.float() @ self._answer_weight_VD.T / self.temperature).double().cpu()
+        mask_NV = torch.from_numpy(np.stack([_may_follow(follow) for follow in follows]))
+        return F.log_softmax(logits_NV.masked_fill(~mask_NV, -torch.inf), dim=-1)
+
+    def _choose_legal(self, turns: list[Turn], hidden_ND: Tensor) -> None:
+        """Sample the next character of each answer among those that continue a legal id."""
+        follows = [turn.trie.follow[turn.text] for turn in turns if turn.trie]
+        logp_NV = self._answer_logprobs(hidden_ND, follows)
+        if self.greedy:
+            picks_N = logp_NV.argmax(-1)
+        else:
+            picks_N = invert(logp_NV.double().exp().cumsum(-1), self._uniform(turns))[0]
+        self._note_values(turns, hidden_ND)
+        logprobs = logp_NV.gather(1, picks_N[:, None])[:, 0].tolist()
+        for turn, follow, pick, logprob in zip(turns, follows, picks_N.tolist(), logprobs, strict=True):
+            assert turn.trie is not None
+            char = ANSWER_CHARS[pick]
+            if len(follow) > 1:
+                turn.record(self.chat.answer_ids[char], logprob, self.chat.answers_of(follow))
+            chars = char + turn.trie.forced[turn.text + char]  # what follows without a choice is not asked for
+            turn.text += chars
+            turn.ids += self.chat.answers_of(chars)
+
+    def _choose_free(self, turns: list[Turn], hidden_ND: Tensor) -> None:
+        """Sample the next token of each answer from the whole vocabulary."""
+        self._note_values(turns, hidden_ND)
+        for start in range(0, len(turns), HEAD_ROWS):
+            some = turns[start : start + HEAD_ROWS]
+            u_N = None if self.greedy else self._uniform(some).to(self.device)
+            picks_N, logp_N = draw(hidden_ND[start : start + HEAD_ROWS], self.lm_head.weight, u_N, self.temperature)
+            for turn, pick, logprob in zip(some, picks_N.tolist(), logp_N.tolist(), strict=True):
+                turn.record(pick, logprob)
+                turn.ids.append(pick)
+
+    def _uniform(self, turns: list[Turn]) -> Tensor:
+        """A uniform number of the decision's own for each next token (fp64, CPU)."""
+        keys = [(self.seed, *turn.query.rng_key, turn.written) for turn in turns]
+        return torch.tensor([uniform(*key) for key in keys], dtype=torch.float64)
+
+    def _note_values(self, turns: list[Turn], hidden_ND: Tensor) -> None:
+        """The value of a decision is read at the last token of its prompt."""
+        for turn, value in zip(turns, self.value_head(hidden_ND.float())[:, 0].tolist(), strict=True):
+            if not turn.written:
+                turn.value = value
+
+    def _finished(self, turn: Turn) -> bool:
+        if turn.trie:
+            return turn.text.endswith(END)
+        return turn.ids[-1] == self.chat.end_id or turn.written >= self.max_new_tokens
+
+    @torch.no_grad()
+    def action_probs(self, queries: Seq[Query]) -> list[dict[int, float]]:
+        """Probability of every legal action (sums to 1), under the constraint and the temperature."""
+        reads, nodes = [], []
+        for i, query in enumerate(queries):
+            ids, shared = self.chat.first_prompt(query.conversation)
+            kv = self._prefix(ids, shared)
+            for text, follow in answer_trie(tuple(query.legal)).follow.items():
+                if len(follow) > 1:
+                    answer = [self.chat.answer_ids[c] for c in text]
+                    reads.append(Read(ids + answer, kv, False))
+                    nodes.append((i, text, follow))
+        probs = [dict.fromkeys(query.legal, 1.0) for query in queries]
+        if not reads:
+            return probs
+        probs_NV = self._answer_logprobs(self.reader.read(reads)[0], [follow for _, _, follow in nodes]).exp().tolist()
+        for (i, text, _), probs_V in zip(nodes, probs_NV, strict=True):
+            for action in queries[i].legal:
+                answer_text = str(action) + END
+                if answer_text.startswith(text):
+                    probs[i][action] *= probs_V[ANSWER_CHARS.index(answer_text[len(text)])]
+        return probs
+
+    # -- scoring -------------------------------------------------------------------------------------------------
+
+    def evaluate_decisions(
+        self, sequences: Seq[Sequence], adapter: str | None = None, entropy_grad: bool = True, legal_mass: bool = False
+    ) -> Evaluation:
+        """Score every decision of ``sequences``, in their order (M decisions), with gradients.
+
+        Args:
+            sequences: what was answered; read in micro-batches of ``tokens_per_batch``.
+            adapter: score with another adapter (``"base"``: none) and without gradients.
+            entropy_grad: whether gradients flow from the entropies too, which costs time over a whole vocabulary.
+            legal_mass: read it too, which needs ``answer_mode: constrained``.
+        """
+        with self.using(adapter):
+            read = partial(self._evaluate, entropy_grad=entropy_grad, legal_mass=legal_mass)
+            return Evaluation(*self.in_micro_batches(read, sequences))
+
+    def evaluate_batch(
+        self, sequences: list[Sequence], entropy_grad: bool = True, legal_mass: bool = False
+    ) -> Evaluation:
+        """``evaluate_decisions`` of sequences that are one micro-batch already: a group of ``micro_batches``."""
+        return Evaluation(*self._evaluate(sequences, entropy_grad, legal_mass))
+
+    def log_legal_mass(self, sequences: Seq[Sequence]) -> Tensor:
+        """The log legal mass of each decision (M), see ``Evaluation``, with gradients."""
+        mass_M = self.evaluate_decisions(sequences, legal_mass=True).legal_mass
+        assert mass_M is not None
+        return mass_M
+
+    def _evaluate(self, sequences: list[Sequence], entropy_grad: bool, legal_mass: bool) -> tuple[Tensor, ...]:
+        """One forward pass: the columns of an Evaluation, the legal mass only where it is asked for."""
+        decisions = [d for s in sequences for d in s.decisions]
+
+        def answer(d: Decision) -> Seq[int]:
+            return range(d.start - 1, d.stop - 1) if legal_mass else d.positions
+
+        hidden_ND = self.hidden_at(
+            sequences, [[p for d in s.decisions for p in (d.start - 1, *answer(d))] for s in sequences]
+        )
+        lengths = torch.tensor([len(answer(d)) for d in decisions])
+        value_rows = (lengths + 1).cumsum(0) - lengths - 1
+        is_answer = torch.ones(len(hidden_ND), dtype=torch.bool)
+        is_answer[value_rows] = False
+        values_M = self.value_head(hidden_ND[value_rows.to(self.device)].float())[:, 0]
+        answers_ND = hidden_ND[is_answer.to(self.device)]
+        masses = (self._log_masses(answers_ND, sequences, lengths),) if legal_mass else ()
+        if legal_mass:  # tokens that left no choice are no part of the log-probability
+            is_choice = torch.tensor([p in d.positions for d in decisions for p in answer(d)])
+            answers_ND = answers_ND[is_choice.to(self.device)]
+        zeros_M = torch.zeros(len(decisions), device=self.device)
+        if not len(answers_ND):
+            return zeros_M, zeros_M, values_M, *masses
+        logp_N, entropy_N = self._choices(answers_ND, decisions, entropy_grad)
+        counts = torch.tensor([len(d.positions) for d in decisions])
+        owner_N = torch.repeat_interleave(torch.arange(len(decisions)), counts).to(self.device)
+        return zeros_M.index_add(0, owner_N, logp_N), zeros_M.index_add(0, owner_N, entropy_N), values_M, *masses
+
+    def _choices(self, hidden_ND: Tensor, decisions: list[Decision], entropy_grad: bool) -> tuple[Tensor, Tensor]:
+        """Log-probability of what was chosen and entropy, per token-level choice (N)."""
+        chosen_N = torch.tensor([c for d in decisions for c in d.chosen], device=self.device)
+        if decisions[0].allowed is None:
+            return score(hidden_ND, self.lm_head.weight, chosen_N, self.temperature, entropy_grad)
+        columns_V, mask_NV = self._allowed([a for d in decisions for a in d.allowed or []])
+        logits_NV = hidden_ND.float() @ self.lm_head.weight[columns_V].float().T / self.temperature
+        logp_NV = F.log_softmax(logits_NV.masked_fill(~mask_NV, -torch.inf), dim=-1)
+        entropy_N = -(logp_NV.exp() * logp_NV.masked_fill(~mask_NV, 0.0)).sum(-1)
+        return logp_NV.gather(1, torch.searchsorted(columns_V, chosen_N)[:, None])[:, 0], entropy_N
+
+    def _allowed(self, allowed: list[list[int]]) -> tuple[Tensor, Tensor]:
+        """The ids that occur in ``allowed`` in order (V), and which of them each row allows (N, V)."""
+        columns_V, at = np.unique(np.fromiter(chain.from_iterable(allowed), np.int64), return_inverse=True)
+        mask_NV = np.zeros((len(allowed), len(columns_V)), dtype=bool)
+        mask_NV[np.repeat(np.arange(len(allowed)), [len(a) for a in allowed]), at] = True
+        return torch.from_numpy(columns_V).to(self.device), torch.from_numpy(mask_NV).to(self.device)
+
+    def _log_masses(self, hidden_ND: Tensor, sequences: list[Sequence], lengths: Tensor) -> Tensor:
+        """Log legal mass (M) from the hidden states before each token of the answers, ``lengths`` to a decision."""
+        allowed = []
+        for s in sequences:
+            for d in s.decisions:
+                choices = dict(zip(d.positions, d.allowed or [], strict=True))
+                allowed += [choices.get(p, [s.ids[p + 1]]) for p in range(d.start - 1, d.stop - 1)]
+        columns_V, mask_NV = self._allowed(allowed)
+
+        def mass(hidden_ND: Tensor, mask_NV: Tensor) -> Tensor:
+            logits_NV = self.lm_head(hidden_ND).float()
+            legal_NV = logits_NV[:, columns_V].masked_fill(~mask_NV, -torch.inf)
+            return legal_NV.logsumexp(-1) - logits_NV.logsumexp(-1)
+
+        pieces = zip(hidden_ND.split(HEAD_ROWS), mask_NV.split(HEAD_ROWS), strict=True)
+        mass_N = torch.cat([checkpoint(mass, h, m, use_reentrant=False) for h, m in pieces])
+        owner_N = torch.repeat_interleave(torch.arange(len(lengths)), lengths).to(self.device)
+        return torch.zeros(len(lengths), device=self.device).index_add(0, owner_N, mass_N)
+
+
+def load_policy(config: Any) -> Policy:
+    """Load base model, adapter, value head and tokenizer.
+
+    Args:
+        config: an object with the sections ``model`` (ModelConfig), ``lora`` (LoraConfig), ``ppo`` (temperature,
+            max_seq_length, max_new_tokens), ``env`` (answer_mode) and ``run`` (seed).
+
+    Raises:
+        ConfigError: model, adapter or tokenizer cannot be loaded or used; one line, with the key.
+    """
+    peft_model, tokenizer = load_model(config.model, config.lora, config.run.seed)
+    return Policy(peft_model, tokenizer, config)

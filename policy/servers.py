@@ -1,0 +1,222 @@
+"""A vLLM server as training uses it: what it can do, which adapters it holds, and calls that never raise."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import json
+import logging
+import math
+import os
+import re
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from envs.client import one_line
+from envs.config import EnvConfig
+from utils import ConfigError
+
+log = logging.getLogger(__name__)
+
+FIRST_WAIT, LONGEST_WAIT = 0.25, 30.0  # seconds before a repetition; doubled each time
+CONNECT_SECONDS = 10.0
+IDLE_SECONDS = 2.0  # until an unused connection is closed; vLLM does it after 5, even when a question is on its way
+PLAIN = {"top_p": 1.0, "top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0}  # else a model's own defaults hold
+PROBE_CHOICE = "73"
+ADDRESS = re.compile(r"https?://[^\s/@?#]+(/[^\s@?#]*)?")
+
+
+def addresses(env: EnvConfig) -> list[str]:
+    """The servers of a configuration.
+
+    Raises:
+        ConfigError: one that is no plain http(s) address; keys belong into the environment.
+    """
+    urls = [env.vllm_base_url] if isinstance(env.vllm_base_url, str) else env.vllm_base_url
+    if not urls or len(set(urls)) < len(urls) or not all(map(ADDRESS.fullmatch, urls)):
+        raise ConfigError("env.vllm_base_url: an address like http://127.0.0.1:8000/v1 or a list of different ones, "
+                          "without user, password or key (that comes from OPENAI_API_KEY)")  # fmt: skip
+    return [url.rstrip("/") for url in urls]
+
+
+@dataclass(eq=False)
+class Server:
+    """One address, and what it is known to hold. Times are of ``time.monotonic``."""
+
+    url: str
+    version: int | None = None  # of the newest adapter it holds
+    loaded: list[str] = field(default_factory=list)
+    in_flight: int = 0
+    out: bool = False  # left out until an adapter could be loaded again
+    retry_at: float = 0.0
+    pause: float = FIRST_WAIT
+    problem: str = ""
+    idle: list[Any] = field(default_factory=list)  # clients of one connection: a pool looks through all of its own
+
+    async def call(self, path: str, body: Any = None, seconds: float = CONNECT_SECONDS) -> tuple[int, Any]:
+        """POST (GET without a body) below the address; (HTTP status, object or text), status 0 without an answer."""
+        import httpx
+
+        client = self.idle.pop() if self.idle else _client()
+        try:
+            async with asyncio.timeout(seconds):
+                method = "GET" if body is None else "POST"
+                response = await client.request(method, f"{self.url}/{path}", json=body)
+        except (httpx.HTTPError, httpx.InvalidURL, OSError) as error:
+            if isinstance(error, TimeoutError):
+                return 0, f"no answer within {seconds:g} s"
+            return 0, f"no answer: {type(error).__name__} {error}".rstrip()
+        finally:
+            self.idle.append(client)
+        try:
+            return response.status_code, json.loads(response.text)
+        except (ValueError, RecursionError):
+            return response.status_code, response.text
+
+    async def close(self) -> None:
+        """Unload what was loaded, if it still answers, and end all connections."""
+        for name in self.loaded if not self.out else ():
+            await self.call("unload_lora_adapter", {"lora_name": name})
+        for client in self.idle:
+            await client.aclose()
+
+    def later(self, problem: str, out: bool = True) -> None:
+        """Try to load its adapter after a pause; meanwhile it may play with an older one, unless it is ``out``."""
+        if problem != self.problem:
+            log.warning("%s: %s", self.url, problem)
+        self.problem, waiting, self.out = problem, self.out and time.monotonic() < self.retry_at, out
+        if waiting:  # many questions fail together, and are one failure
+            return
+        self.retry_at = time.monotonic() + self.pause
+        self.pause = min(2 * self.pause, LONGEST_WAIT)
+
+    async def load(self, name: str, path: Path, version: int, seconds: float) -> None:
+        """Load an adapter under a new name and unload the older ones."""
+        self.retry_at = math.inf  # nobody else tries meanwhile
+        status, answer = await self.call("load_lora_adapter", {"lora_name": name, "lora_path": str(path)}, seconds)
+        if status != 200 and name in _models((await self.call("models", seconds=seconds))[1]):
+            status = 200  # an earlier attempt, whose answer was lost
+        if status != 200:
+            self.later(f"it does not load {path}: {problem_of(status, answer)}", self.out or not status)
+            return
+        old, self.loaded = self.loaded, [name]
+        self.out, self.version, self.retry_at = False, version, 0.0
+        for gone in set(old) - {name}:
+            await self.call("unload_lora_adapter", {"lora_name": gone}, seconds)
+
+
+def problem_of(status: int, answer: Any) -> str:
+    """A call's failure in one line."""
+    text = answer if isinstance(answer, str) else json.dumps(answer)
+    return one_line(text) if status == 0 else f"HTTP {status}: {one_line(text)}"
+
+
+def _models(answer: Any) -> dict[str, dict[str, Any]]:
+    """Name -> card, of an answer of /v1/models."""
+    try:
+        return {str(card["id"]): card for card in answer["data"]}
+    except (TypeError, KeyError):
+        return {}
+
+
+# ----------------------------------------------------------------------------------------------------- capabilities
+
+COSTS = {  # of what a server lacks
+    "token ids": "text would have to be tokenised again, not always as it was sampled",
+    "log-probabilities": "answers that are off-policy could not be weighted",
+    "log-probabilities under temperature and constraint": "start it with --logprobs-mode processed_logprobs",
+    "structured output": "illegal answers are possible: they are asked again, then forfeit",
+    "loading adapters": "it would play with the base weights for ever; start it with --enable-lora and "
+    "VLLM_ALLOW_RUNTIME_LORA_UPDATING=True",
+}
+
+
+async def probe(server: Server, model: str, prompt: Any, seconds: float = 60.0) -> list[str]:
+    """What a server lacks, each with what that costs: seen from a short completion and an adapter without a name.
+
+    ``prompt``: text, or token ids where training will send such.
+    """
+    body = {"model": model, "prompt": prompt, "max_tokens": len(PROBE_CHOICE) + 1, "temperature": 1.0, "logprobs": 0,
+            "return_token_ids": True, "structured_outputs": {"choice": [PROBE_CHOICE]}, **PLAIN}  # fmt: skip
+    status, answer = await server.call("completions", body, seconds)
+    adapters, _ = await server.call("load_lora_adapter", {}, seconds)
+    try:
+        choice = answer["choices"][0] if status == 200 else {}
+        logprobs = [float(p) for p in (choice.get("logprobs") or {}).get("token_logprobs") or []]
+    except (TypeError, KeyError, IndexError, AttributeError, ValueError):
+        choice, logprobs = {}, []
+    lacks = [not choice.get("token_ids"), not logprobs, False, choice.get("text") != PROBE_CHOICE,
+             adapters not in (400, 422)]  # fmt: skip
+    lacks[2] = not lacks[1] and not lacks[3] and abs(sum(logprobs)) > 1e-3  # the only choice has log-probability 0
+    refused = [] if status == 200 else [f"an answer to /v1/completions ({problem_of(status, answer)})"]
+    return refused + [f"{name} ({cost})" for (name, cost), lack in zip(COSTS.items(), lacks, strict=True) if lack]
+
+
+def missing(url: str, model: str) -> list[str] | None:
+    """What the server at an address lacks for training, for people to read; None: it does not answer."""
+
+    async def ask() -> list[str] | None:
+        server = Server(url.rstrip("/"))
+        try:
+            return await probe(server, model, "1 2 3") if (await server.call("models"))[0] else None
+        finally:
+            await server.close()
+
+    return asyncio.run(ask())
+
+
+def check_servers(config: Any, processes: int = 1) -> None:
+    """Make sure, before any model is loaded, that every server can be trained through, by one process.
+
+    Raises:
+        ConfigError: names the server, what it lacks and what that costs.
+    """
+    if processes > 1:
+        raise ConfigError("env.use_vllm: one process trains beside the servers; start it without torchrun")
+
+    async def ask() -> None:
+        for server in map(Server, addresses(config.env)):
+            problem = await _unfit(server, config, min(60.0, config.env.env_timeout))
+            await server.close()
+            if problem:
+                raise ConfigError(f"env.vllm_base_url {server.url}: {problem}")
+
+    asyncio.run(ask())
+
+
+async def _unfit(server: Server, config: Any, seconds: float) -> str:
+    status, answer = await server.call("models", seconds=seconds)
+    models, wanted = _models(answer), config.model.model_name
+    if status != 200:
+        return f"{problem_of(status, answer)}; start it with scripts/serve_vllm.sh, or set env.use_vllm to false"
+    fits = [m for m, c in models.items() if Path(wanted).name in (Path(m).name, Path(str(c.get("root"))).name)]
+    if not models:  # some list none until they are asked
+        fits, models = [wanted], {wanted: {}}
+    if not fits:
+        return f"it serves {', '.join(models) or 'nothing'}, not model.model_name {wanted}"
+    longest = models[fits[0]].get("max_model_len") or math.inf
+    if longest < config.ppo.max_seq_length:
+        return f"it takes {longest} tokens, ppo.max_seq_length is {config.ppo.max_seq_length}"
+    lacks = await probe(server, fits[0], [0, 1], seconds)
+    if config.env.answer_mode == "free":
+        lacks = [lack for lack in lacks if not lack.startswith("structured")]
+    return f"training through it needs {'; '.join(lacks)}" if lacks else ""
+
+
+@functools.cache
+def _tls() -> Any:
+    import httpx
+
+    return httpx.create_ssl_context()  # 50 ms; the same for all
+
+
+def _client() -> Any:
+    import httpx
+
+    logging.getLogger("httpx").setLevel(logging.WARNING)  # it tells of every call
+    key = os.environ.get("OPENAI_API_KEY")
+    headers = {"Authorization": f"Bearer {key}"} if key else {}
+    return httpx.AsyncClient(headers=headers, timeout=httpx.Timeout(None, connect=CONNECT_SECONDS), verify=_tls(),
+                             limits=httpx.Limits(keepalive_expiry=IDLE_SECONDS))  # fmt: skip

@@ -1,0 +1,125 @@
+"""Rows of tokens as a tree: what several rows begin with is one run of tokens, in one flat list without padding.
+
+Rows are sorted, so that each shares its beginning with the row before it: of every row only what is new becomes tokens
+of the pass, and its path says where the keys and values of all its tokens lie. Numbers only; no model here.
+
+Shapes: N tokens computed in a pass, U of them read, R runs of queries in a bucket, T queries and S keys of a run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from collections.abc import Sequence as Seq
+from typing import NamedTuple
+
+import numpy as np
+
+Ints = np.ndarray  # of int64
+NOTHING: Ints = np.zeros(0, dtype=np.int64)
+WASTE = 1.25  # of a bucket's scores, padding included, to those that are wanted
+SMALL = 1 << 15  # scores that cost less than a bucket of their own
+
+
+class Row(NamedTuple):
+    """What one row adds to a pass: its ids from ``len(past)`` on; ``past``: slots of the keys of those before."""
+
+    ids: Seq[int]
+    past: Ints = NOTHING
+
+
+class Bucket(NamedTuple):
+    """Runs of queries that attend to about as many keys, side by side; rows of ``keys`` are right-padded."""
+
+    queries: Ints  # (total queries) which of the pass's queries, run by run
+    places: Ints  # (total queries) where they stand in (R, T), flat
+    positions: Ints  # (R, T) of each query in its path: it sees the keys up to there; 0 where there is none
+    keys: Ints  # (R, S) slots
+
+
+class Tree(NamedTuple):
+    """The tokens of a pass."""
+
+    ids_N: Ints
+    positions_N: Ints
+    slots_N: Ints  # where keys and values of each token go
+    reads_U: Ints  # the tokens that are read, in order
+    flat: list[Ints]  # of each row: which of the N its own tokens are
+    paths: list[Ints]  # of each row: the slots of all its tokens, those of its past first
+    full: list[Bucket]  # every token attends
+    last: list[Bucket]  # only those that are read do
+
+
+def common(a: Seq[int], b: Seq[int]) -> int:
+    """Length of the common beginning."""
+    n = min(len(a), len(b))
+    if a[:n] == b[:n]:
+        return n
+    return int((np.asarray(a[:n]) != np.asarray(b[:n])).argmax())
+
+
+def new_tokens(rows: Seq[Row]) -> Iterator[tuple[int, int]]:
+    """Of each row, sorted: how many of its tokens the row before has computed already, and how many are its own."""
+    before: Row | None = None
+    for row in rows:
+        shared = common(before.ids, row.ids) if before is not None and before.past is row.past else 0
+        yield shared, len(row.ids) - shared
+        before = row
+
+
+def _buckets(runs: list[tuple[Ints, Ints, Ints]]) -> list[Bucket]:
+    """Runs (queries, their positions, path) in buckets of similar size."""
+    runs = sorted(runs, key=lambda run: (len(run[0]), run[1][-1]))
+    buckets, wanted, tallest, widest = [], 0, 0, 0
+    group: list[tuple[Ints, Ints, Ints]] = []
+    for run in runs:
+        T, S = len(run[0]), int(run[1][-1]) + 1
+        tallest, widest, wanted = max(tallest, T), max(widest, S), wanted + T * S
+        if group and (len(group) + 1) * tallest * widest > WASTE * wanted + SMALL:
+            buckets.append(_bucket(group))
+            group, wanted, tallest, widest = [], T * S, T, S
+        group.append(run)
+    return [*buckets, _bucket(group)] if group else buckets
+
+
+def _bucket(runs: list[tuple[Ints, Ints, Ints]]) -> Bucket:
+    T, S = max(len(queries) for queries, _, _ in runs), max(int(at[-1]) for _, at, _ in runs) + 1
+    positions, keys = np.zeros((len(runs), T), np.int64), np.zeros((len(runs), S), np.int64)
+    places = []
+    for r, (queries, at, path) in enumerate(runs):
+        seen = int(at[-1]) + 1
+        positions[r, : len(at)], keys[r, :seen], keys[r, seen:] = at, path[:seen], path[0]
+        places.append(np.arange(len(queries)) + r * T)
+    return Bucket(np.concatenate([run[0] for run in runs]), np.concatenate(places), positions, keys)
+
+
+def grow(rows: Seq[Row], reads: Seq[Seq[int]], slots_N: Ints | None, most: int) -> Tree:
+    """The tree of ``rows``, which must be sorted (by past, then by ids).
+
+    Args:
+        rows: none of them empty or equal.
+        reads: of each row the positions that are read, counted from its first token after ``past``.
+        slots_N: where keys and values of the tokens computed go; None: to their place in the pass.
+        most: queries of a run; longer ones are cut, so that less is computed of what a causal mask hides.
+    """
+    sizes = list(new_tokens(rows))
+    total = sum(own for _, own in sizes)
+    slots_N = np.arange(total) if slots_N is None else slots_N
+    ids_N, positions_N, owner_N = np.empty(total, np.int64), np.empty(total, np.int64), np.empty(total, np.int64)
+    flat: list[Ints] = []
+    paths: list[Ints] = []
+    runs, end = [], 0
+    for r, (row, (shared, own)) in enumerate(zip(rows, sizes, strict=True)):
+        start, end = end, end + own
+        mine = np.arange(start, end)
+        flat.append(np.concatenate((flat[-1][:shared], mine)) if shared else mine)
+        paths.append(np.concatenate((row.past, slots_N[flat[-1]])) if len(row.past) else slots_N[flat[-1]])
+        at = np.arange(own) + len(row.past) + shared
+        ids_N[start:end], positions_N[start:end], owner_N[start:end] = row.ids[shared:], at, r
+        runs += [(mine[i : i + most], at[i : i + most], paths[-1]) for i in range(0, own, most)]
+    reads_U = np.unique(np.concatenate([path[list(read)] for path, read in zip(flat, reads, strict=True)]))
+    last = []
+    for which in np.split(np.arange(len(reads_U)), np.flatnonzero(np.diff(owner_N[reads_U])) + 1):
+        at = positions_N[reads_U[which]]
+        path = paths[owner_N[reads_U[which[0]]]]
+        last += [(which[i : i + most], at[i : i + most], path) for i in range(0, len(which), most)]
+    return Tree(ids_N, positions_N, slots_N, reads_U, flat, paths, _buckets(runs), _buckets(last))

@@ -1,0 +1,221 @@
+"""Rollouts through vLLM servers: prompts and answers travel as token ids, adapters are swapped after every update.
+
+What plays is always a published adapter with a version in its name, never one that is overwritten in place. Servers
+that do not answer are left out and tried again; see ``docs/scaling.md`` for how to start them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import secrets
+import shutil
+import time
+from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Sequence as Seq
+from pathlib import Path
+from typing import Any
+
+from envs.client import one_line
+from envs.config import EnvConfig
+from envs.protocol import Action, InterruptedRolloutError, Query, Sequence
+from policy.conversations import Conversations, Turn
+from policy.player import Policy
+from policy.servers import FIRST_WAIT, LONGEST_WAIT, PLAIN, Server, addresses, problem_of
+from utils import ConfigError, uniform, write_directory
+
+CALLS_AT_ONCE = 512  # questions under way; what servers cannot take yet waits there
+FAULTS_AT_MOST = 5  # answers that are errors or make no sense, to one question; then its episode has failed
+ATTEMPTS_IN_TIME = 3  # a server that keeps silent has this part of ``env_timeout``, so that another can be asked
+
+
+class EngineError(RuntimeError):
+    """No server answers any more, or weights older than allowed have played."""
+
+
+class _BadAnswerError(ValueError):
+    """A server's answer that cannot be used."""
+
+
+class Engine:
+    """Answers queries through the servers of ``env.vllm_base_url``; other adapters' are answered by ``policy``.
+
+    Every answer is asked for with a seed of its own, so it depends on query, weights and server, not on which other
+    requests are under way. ``stop`` is asked between repetitions whether to leave.
+    """
+
+    def __init__(self, policy: Policy, env: EnvConfig, folder: Path, stop: Callable[[], Any] = lambda: False) -> None:
+        self.policy, self.env, self.stop = policy, env, stop
+        self.folder, self.run = folder.resolve() / "adapters", secrets.token_hex(3)
+        self.version, self._kept = -1, list[Path]()
+        self._runner = asyncio.Runner()
+        self.servers = [Server(url) for url in addresses(env)]
+        self._slots = asyncio.Semaphore(CALLS_AT_ONCE)
+        self._heard = 0.0  # when the last good answer came, or the first question was asked
+        self.conversations = Conversations(policy.chat)
+
+    def name(self, version: int) -> str:
+        """Of an adapter: no other run on the same servers uses it, nor this one before it was resumed."""
+        return f"policy-{version:06d}-{self.run}"
+
+    # -- weights -------------------------------------------------------------------------------------------------
+
+    def publish(self, version: int) -> None:
+        """Write the policy's adapter as it is now and load it into the servers; nothing where that version plays.
+
+        Raises:
+            ConfigError: the first adapter is refused. Later ones are tried again until ``env_timeout``, in ``act``.
+        """
+        if version == self.version:
+            return
+        first, self.version = self.version < 0, version
+        if first:
+            shutil.rmtree(self.folder, ignore_errors=True)
+        self._kept.append(write_directory(self.folder / self.name(version), self.policy.save))
+        self._runner.run(_together(self._load(server) for server in self.servers))
+        refused = [f"{server.url}: {server.problem}" for server in self.servers if server.version is None]
+        if first and refused:
+            raise ConfigError(f"env.vllm_base_url {'; '.join(refused)}")
+        while len(self._kept) > max(2, 1 + self.env.max_staleness):
+            shutil.rmtree(self._kept.pop(0), ignore_errors=True)
+
+    async def _load(self, server: Server) -> None:
+        name, seconds = self.name(self.version), self.env.env_timeout / ATTEMPTS_IN_TIME
+        await server.load(name, self.folder / name, self.version, seconds)
+
+    def check_age(self, sequences: Iterable[Sequence]) -> None:
+        """Make sure that no decision is older than ``max_staleness`` updates.
+
+        Raises:
+            EngineError: one is, or nobody knows.
+        """
+        for version in {decision.version for sequence in sequences for decision in sequence.decisions}:
+            if version is None or self.version - version > self.env.max_staleness:
+                raise EngineError(f"a decision was made by adapter {version}, the current one is {self.version}: more "
+                                  f"than env.max_staleness {self.env.max_staleness} updates old")  # fmt: skip
+
+    def close(self) -> None:
+        """Unload this run's adapters where a server still answers, and end all connections."""
+        self._runner.run(_together(server.close() for server in self.servers))
+        self._runner.close()
+
+    # -- acting --------------------------------------------------------------------------------------------------
+
+    def release(self, episodes: Seq[int]) -> None:
+        """Forget the conversations of finished episodes."""
+        self.conversations.release(episodes)
+        self.policy.release(episodes)
+
+    def action_probs(self, queries: Seq[Query]) -> list[dict[int, float]]:
+        """The learner's, whose weights those of the servers are."""
+        return self.policy.action_probs(queries)
+
+    def act(self, queries: Seq[Query]) -> list[Action]:
+        """Answer all queries, as many at once as servers take. What gets no usable answer fails its episode.
+
+        Raises:
+            EngineError: no query got an answer.
+            InterruptedRolloutError: the run is to stop.
+        """
+        others = [i for i, query in enumerate(queries) if query.adapter is not None]
+        mine = [i for i, query in enumerate(queries) if query.adapter is None]
+        actions = dict(zip(others, self.policy.act([queries[i] for i in others]), strict=True))
+        self._heard = time.monotonic()
+        answers = self._runner.run(_together(self._answer(self._open(queries[i])) for i in mine))
+        if mine and all(a.error for a in answers) and (len(mine) > 1 or not any(map(self._may_play, self.servers))):
+            raise EngineError(answers[0].error)
+        actions |= zip(mine, answers, strict=True)
+        return [actions[i] for i in range(len(queries))]
+
+    def _open(self, query: Query) -> Turn | None:
+        policy = self.policy
+        free_tokens = None if policy.constrained else policy.max_new_tokens
+        return self.conversations.open(query, policy.max_seq_length, free_tokens)
+
+    def _request(self, turn: Turn) -> dict[str, Any]:
+        seed = int(2**31 * uniform(self.policy.seed, *turn.query.rng_key))
+        body = {"prompt": turn.ids, "seed": seed, "logprobs": 0, "return_token_ids": True, **PLAIN,
+                "temperature": 0.0 if self.policy.greedy else self.policy.temperature,
+                "stop_token_ids": [self.policy.chat.end_id]}  # fmt: skip
+        if turn.trie is None:
+            return body | {"max_tokens": self.policy.max_new_tokens}
+        return body | {"max_tokens": turn.trie.longest,
+                       "structured_outputs": {"choice": [str(action) for action in turn.query.legal]}}  # fmt: skip
+
+    async def _answer(self, turn: Turn | None) -> Action:
+        """Ask until there is an answer, time is over, or the answers are bad too often."""
+        if turn is None:
+            return Action("", truncated=True)
+        async with self._slots:
+            body, wait, faults, problem = self._request(turn), FIRST_WAIT, 0, ""
+            asked, patience = time.monotonic(), self.env.env_timeout
+            while (left := min(asked, self._heard) + patience - time.monotonic()) > 0 and faults < FAULTS_AT_MOST:
+                if self.stop():
+                    raise InterruptedRolloutError
+                if server := await self._choose():
+                    version = server.version or 0
+                    status, answer = await self._ask(server, body, left)
+                    try:
+                        self._write(turn, answer, version)
+                        server.pause, server.problem, self._heard = FIRST_WAIT, "", time.monotonic()
+                        return self.conversations.close(turn, version)
+                    except _BadAnswerError as error:
+                        problem = str(error) if status == 200 else problem_of(status, answer)
+                    if status != 429:
+                        server.later(problem)  # 404: it has been started anew, and lacks the adapter
+                    faults += status not in (0, 404, 429, 503)  # those are waited for
+                await asyncio.sleep(min(wait, left))
+                wait = min(2 * wait, LONGEST_WAIT)
+            problem = "; ".join(f"{server.url}: {server.problem or problem}" for server in self.servers)
+            tried = f"{faults} tries" if faults == FAULTS_AT_MOST else f"{patience:g} s"
+            return Action("", error=f"no answer after {tried}: {problem}")
+
+    async def _ask(self, server: Server, body: dict[str, Any], left: float) -> tuple[int, Any]:
+        seconds = min(left, self.env.env_timeout / ATTEMPTS_IN_TIME)
+        server.in_flight += 1
+        try:
+            return await server.call("completions", body | {"model": self.name(server.version or 0)}, seconds)
+        finally:
+            server.in_flight -= 1
+
+    async def _choose(self) -> Server | None:
+        """The server with the fewest requests; those left out or behind are tried again when their pause is over."""
+        for server in self.servers:
+            if (server.out or server.version != self.version) and time.monotonic() >= server.retry_at:
+                await self._load(server)
+        return min((s for s in self.servers if self._may_play(s)), key=lambda s: s.in_flight, default=None)
+
+    def _may_play(self, server: Server) -> bool:
+        return not server.out and server.version is not None and (
+            self.version - server.version <= self.env.max_staleness)  # fmt: skip
+
+    def _write(self, turn: Turn, answer: Any, version: int) -> None:
+        """Write a server's answer into the conversation.
+
+        Raises:
+            _BadAnswerError: it is none, or not one that was asked for; nothing has been written.
+        """
+        tokens, logprobs = _sampled(answer, self.name(version), self.policy.base.config.vocab_size)
+        try:
+            self.conversations.write(turn, tokens, logprobs)
+        except ValueError as error:  # no legal answer
+            raise _BadAnswerError(str(error)) from error
+
+
+async def _together(work: Iterable[Awaitable[Any]]) -> list[Any]:
+    return list(await asyncio.gather(*work))
+
+
+def _sampled(answer: Any, model: str, vocabulary: int) -> tuple[list[int], list[float]]:
+    """Token ids and log-probabilities of an answer to /v1/completions."""
+    try:
+        choice = answer["choices"][0]
+        tokens, logprobs = choice["token_ids"], choice["logprobs"]["token_logprobs"]
+        sound = answer["model"] == model and len(tokens) == len(logprobs) > 0
+        sound = sound and all(type(t) is int and 0 <= t < vocabulary for t in tokens)
+        sound = sound and all(-math.inf < p <= 1e-3 for p in logprobs)
+    except (TypeError, KeyError, IndexError):
+        sound = False
+    if not sound:
+        raise _BadAnswerError(f"not an answer with token ids and log-probabilities: {one_line(str(answer))}")
+    return tokens, logprobs

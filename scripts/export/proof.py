@@ -1,0 +1,86 @@
+"""Whether two models are the same player: log-probabilities of the same decisions, and the same deals, greedily."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+
+from curriculum import first_tasks
+from env_wrapper import Sequence, play
+from envs.protocol import Task
+from evaluation.measure import EvaluationError, Row, differences, outcome, paired_tasks
+
+RECORDED = 40  # deals whose decisions are recorded
+
+
+@dataclass(frozen=True)
+class Played:
+    """What one model does: log-probabilities of given decisions, and its greedy games."""
+
+    logprobs_M: torch.Tensor
+    moves: list[list[list[int]]]  # the tokens of each answer, a list a deal
+    rows: dict[str, list[Row]]  # game -> how its deals ended
+
+
+def deals(config: SimpleNamespace, count: int, seed: int) -> list[Task]:
+    """At least ``count`` deals of the run's games against uniform random, in pairs of seats, on reserved seeds."""
+    ids = first_tasks(config.curriculum, config.env.env_type)
+    each = 2 * math.ceil(count / 2 / len(ids))
+    return [task for tasks in paired_tasks([[(i, i)] for i in ids], each, seed, "random") for task in tasks]
+
+
+def record_decisions(policy: Any, config: SimpleNamespace) -> list[Sequence]:
+    """Token ids with the decisions of some sampled games."""
+    episodes = play(config.env, policy, deals(config, RECORDED, seed=1))
+    found = [s for e in episodes for sequences in e.sequences.values() for s in sequences if s.decisions]
+    if not found:
+        causes = {e.info.get("error", e.outcome) for e in episodes}
+        raise EvaluationError(f"no decision could be recorded: {' '.join(sorted(map(str, causes)))[:300]}")
+    return found
+
+
+def observe(policy: Any, config: SimpleNamespace, sequences: list[Sequence], count: int) -> Played:
+    """Score the recorded decisions, and play ``count`` deals greedily."""
+    with torch.no_grad():
+        logprobs_M = policy.evaluate_decisions(sequences).logprobs.float().cpu()
+    policy.greedy = True
+    try:
+        episodes = play(config.env, policy, deals(config, count, seed=2))
+    finally:
+        policy.greedy = False
+    moves, rows = [], defaultdict(list)
+    for episode in episodes:
+        answered = [s for sequences in episode.sequences.values() for s in sequences]
+        moves.append([s.ids[d.start : d.stop] for s in answered for d in s.decisions])
+        rows[episode.game].append(outcome(episode))
+    return Played(logprobs_M, moves, rows)
+
+
+def compare(before: Played, after: Played, effect: float) -> dict[str, Any]:
+    """The differences. Moves are compared up to the first that differs: after it the positions are others."""
+    apart_M = (after.logprobs_M - before.logprobs_M).abs()
+    same = moves = 0
+    for ours, theirs in zip(before.moves, after.moves, strict=True):
+        equal = next((i for i, pair in enumerate(zip(ours, theirs, strict=False)) if pair[0] != pair[1]), len(ours))
+        same, moves = same + equal, moves + min(equal + 1, len(ours))
+    *_, found = differences(after.rows, before.rows)
+    return {
+        "decisions": len(apart_M), "mean_difference": float(apart_M.mean()), "max_difference": float(apart_M.max()),
+        "effect": effect, "deals": len(before.moves), "moves": moves, "identical_moves": same / moves if moves else 1.0,
+        "value_difference": found["difference"], "value_interval": found["interval"],
+    }  # fmt: skip
+
+
+def say(proof: dict[str, Any]) -> str:
+    """One comparison in a sentence."""
+    low, high = proof["value_interval"]
+    return (f"log-probabilities of {proof['decisions']} decisions differ by {proof['mean_difference']:.2g} nats on "
+            f"average and {proof['max_difference']:.2g} at most (the adapter itself moves them by "
+            f"{proof['effect']:.2g}); over {proof['deals']} deals played greedily {proof['identical_moves']:.2%} of "
+            f"{proof['moves']} moves are the same, and the mean value differs by {proof['value_difference']:+.4f} "
+            f"(95 %: {low:+.4f} to {high:+.4f}).")  # fmt: skip

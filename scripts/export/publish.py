@@ -1,0 +1,223 @@
+"""A folder that others may see: its model card, what must not be in it, and the upload to the Hub."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from tabulate import tabulate
+
+from evaluation.measure import VALUE, between
+from scripts.export.proof import say
+from training.process import ProgramError
+from utils import ConfigError, redact
+
+ROOT = Path(__file__).resolve().parents[2]
+TEMPLATE = Path(__file__).with_name("card.md")
+OWN_LICENCES = (  # of Qwen's own repositories, from their model cards; the first pattern that fits
+    (r"Qwen/Qwen2\.5-3B(-\w+)*", "qwen-research"),
+    (r"Qwen/Qwen2\.5-72B(-\w+)*", "qwen"),
+    (r"Qwen/Qwen(2\.5|3)-[\w.]+B(-\w+)*", "apache-2.0"),
+)
+RESEARCH_ONLY = re.compile(r"research|non-?commercial|(^|-)nc(-|$)", re.IGNORECASE)
+VOCABULARY = ("tokenizer.json", "vocab.json", "merges.txt")  # the base's words, among them things like /home
+PLACES = re.compile(r"(?<![\w:/.<-])/(home|root|Users|tmp|mnt|media|opt|srv|var|data|scratch|workspace|content)/")
+PRIVATE_KEYS = ("env_url", "env_image", "vllm_base_url")  # servers, perhaps with a password in the address
+
+
+class PublishError(ProgramError):
+    """What keeps a folder from being published, in one line."""
+
+
+# ----------------------------------------------------------------------------------------------------------- licence
+
+
+def public_name(model: str) -> str:
+    """A model's name on the Hub, or the last part of a local path."""
+    return Path(model).name if Path(model).is_absolute() or Path(model).is_dir() else model
+
+
+def licence_of(base: str, revision: str | None = None) -> str | None:
+    """The licence a base is under: Qwen's own from a table, others from their model card; None: nobody says."""
+    for pattern, licence in OWN_LICENCES:
+        if re.fullmatch(pattern, base):
+            return licence
+    from huggingface_hub import ModelCard, hf_hub_download
+
+    try:
+        local = Path(base) / "README.md"
+        path = local if Path(base).is_dir() else Path(hf_hub_download(base, "README.md", revision=revision))
+        data = ModelCard.load(path).data
+    except Exception:  # no card, no network, a card that is no card: all the same here
+        return None
+    return getattr(data, "license_name", None) or data.license
+
+
+def licence_warning(base: str, licence: str | None) -> str | None:
+    """What somebody who publishes or uses the model must know about its licence, where that is not a free one."""
+    name = public_name(base)
+    if licence is None:
+        return f"The licence of {name} is not known here: read its terms before you use or publish this model."
+    if RESEARCH_ONLY.search(licence):
+        return f"{name} is under {licence}, which allows research only, and so is this model: no commercial use."
+    return None
+
+
+# -------------------------------------------------------------------------------------------------------------- card
+
+
+@dataclass(frozen=True)
+class Published:
+    """What a model card tells about."""
+
+    repo: str  # as in the card's examples
+    base: str
+    licence: str | None
+    config: SimpleNamespace  # of the run
+    checkpoint: str  # the folder's name
+    summary: dict[str, Any] | None  # the run's summary.json
+    report: dict[str, Any] | None  # of the merge; None: this is the adapter
+
+    @property
+    def title(self) -> str:
+        """The model's name without its owner's."""
+        return self.repo.rpartition("/")[2]
+
+    @property
+    def evaluated(self) -> dict[str, dict[str, Any]] | None:
+        """Game -> result, where the run's evaluation is that of this checkpoint."""
+        here = self.summary and self.checkpoint in (self.summary.get("checkpoint"), "final")
+        return self.summary["games"] if self.summary and here else None
+
+
+def card(about: Published) -> str:
+    """The README.md: front matter for the Hub, use, training, evaluation, proof of the merge, licence."""
+    from huggingface_hub import ModelCard
+
+    sections, settings = vars(about.config), json.dumps(public_config(about.config), indent=1)
+    found = ModelCard.from_template(
+        _card_data(about), str(TEMPLATE), about=about, base=public_name(about.base), task=_task(about.config), say=say,
+        evaluation=_evaluation(about.evaluated or {}), stages=sections["curriculum"].stages, settings=settings,
+        warning=licence_warning(about.base, about.licence), seed=sections["run"].seed,
+        **{name: sections[name] for name in ("model", "lora", "env", "ppo")},
+    )  # fmt: skip
+    return redact(str(found)).rstrip() + "\n"
+
+
+def _card_data(about: Published) -> Any:
+    from huggingface_hub import EvalResult, ModelCardData
+
+    library, relation = ("transformers", "finetune") if about.report else ("peft", "adapter")
+    own, free = about.licence, about.licence in ("apache-2.0", "mit")
+    known = public_name(about.base) == about.base
+    results = [
+        EvalResult("text-generation", "openspiel", game, "value", round(found["after"], 4),
+                   metric_name="mean value against uniform random, -1 to 1")
+        for game, found in (about.evaluated or {}).items()
+    ]  # fmt: skip
+    return ModelCardData(
+        base_model=about.base if known else None, base_model_relation=relation if known else None,
+        eval_results=results or None, library_name=library, license=own if free or not own else "other",
+        license_name=None if free else own, model_name=about.title, pipeline_tag="text-generation",
+        tags=["ppo", "games", "openspiel" if about.config.env.env_type == "openspiel" else "code"],
+    )  # fmt: skip
+
+
+def _task(config: SimpleNamespace) -> str:
+    from curriculum import pool
+    from games import GAMES
+
+    if config.env.env_type != "openspiel":
+        return "predict what Python programs print"
+    played = sorted({i for stage in config.curriculum.stages for i in pool(stage.games)})
+    return f"play {', '.join(GAMES[i].name for i in played)}"
+
+
+def public_config(config: SimpleNamespace) -> dict[str, Any]:
+    """The configuration that others may see: no addresses, no paths, nothing about the machine."""
+    sections = {name: asdict(part) for name, part in vars(config).items() if name != "run"}
+    for key in ("model_name", "adapter"):
+        if sections["model"][key]:
+            sections["model"][key] = public_name(sections["model"][key])
+    sections["model"].pop("device")
+    for key in PRIVATE_KEYS:
+        sections["env"].pop(key, None)
+    return sections
+
+
+def _evaluation(games: dict[str, dict[str, Any]]) -> str:
+    lines = [(game, r["before"], r["after"], between(*r["interval"]), r["episodes"], r["exact_after"], r["ceiling"],
+              r["share"]) for game, r in games.items()]  # fmt: skip
+    head = ("game", "before", "after", "95 %", "games", "exact", "best response", "share")
+    return tabulate(lines, head, tablefmt="pipe", missingval="-", floatfmt=("", *[VALUE] * 6, ".3f"))
+
+
+# ------------------------------------------------------------------------------------------------------------ upload
+
+
+def published_files(folder: Path) -> list[Path]:
+    """All files of a folder, by name."""
+    return sorted(path for path in folder.rglob("*") if path.is_file())
+
+
+def check_public(folder: Path) -> None:
+    """Raise PublishError where a file holds a secret of the environment or a path of this machine."""
+    own = "|".join(re.escape(str(p)) for p in {Path.home(), Path.cwd(), ROOT} if len(p.parts) > 1)
+    machine = re.compile(rf"(?<![\w.-])({own})(?![\w-])") if own else PLACES
+    for path in published_files(folder):
+        if path.suffix == ".safetensors" or path.name in VOCABULARY:
+            continue
+        text = path.read_text(encoding="utf-8", errors="replace")
+        if redact(text) != text:
+            raise PublishError(f"{path}: holds a secret that stands in the environment; remove it before publishing")
+        if found := machine.search(text) or PLACES.search(text):
+            line = text.count("\n", 0, found.start()) + 1
+            raise PublishError(f"{path}: line {line} holds a path of this machine; remove it before publishing")
+
+
+def check_repo(repo: str) -> None:
+    """Raise ConfigError for a name the Hub does not take."""
+    from huggingface_hub.utils import HFValidationError, validate_repo_id
+
+    try:
+        validate_repo_id(repo)
+    except HFValidationError as error:
+        raise ConfigError(f"--push {repo}: {' '.join(str(error).split())}") from error
+    if repo.count("/") != 1:
+        raise ConfigError(f"--push {repo}: expected OWNER/NAME")
+
+
+def who_uploads() -> str:
+    """The account that uploads would be made from.
+
+    Raises:
+        ConfigError: not logged in, or the Hub cannot be reached.
+    """
+    from huggingface_hub import HfApi
+
+    try:
+        return HfApi().whoami()["name"]
+    except Exception as error:
+        cause = " ".join(str(error).split())[:200]
+        raise ConfigError(f"--push: no access to the Hub ({cause}); `hf auth login` gives it") from error
+
+
+def upload(folder: Path, repo: str, private: bool) -> str:
+    """Upload a folder, its repository made where there is none; return the address.
+
+    Raises:
+        PublishError: what the Hub said.
+    """
+    from huggingface_hub import HfApi
+
+    api = HfApi()
+    try:
+        api.create_repo(repo, private=private, exist_ok=True)
+        info = api.upload_folder(repo_id=repo, folder_path=folder, commit_message="Upload model and card")
+    except Exception as error:
+        raise PublishError(redact(f"--push {repo}: {' '.join(str(error).split())[:300]}")) from error
+    return str(info.commit_url)

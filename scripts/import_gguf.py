@@ -1,0 +1,76 @@
+"""Make an ordinary model folder out of a GGUF file, so that a run can start from it.
+
+    python scripts/import_gguf.py SmolLM2-135M-Instruct.Q4_1.gguf models/smollm2-135m [--dtype bfloat16]
+
+The weights are dequantised: the folder holds the values that the file stands for, as safetensors, with tokenizer, chat
+template and configuration. Needs the package ``gguf`` (pip install gguf).
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import sys
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from config.flags import FlagParser
+from policy.model import ModelConfig, load_architecture, quietly
+from training.process import run_program
+from utils import ConfigError
+
+
+def load(file: Path, dtype: str) -> tuple[Any, Any]:
+    """Model (plain weights, in ``dtype``) and tokenizer of a GGUF file.
+
+    Raises:
+        ConfigError: there is no such file, or what is in it cannot be used.
+    """
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
+
+    from policy.chat import ChatFormat
+
+    if not file.is_file():
+        raise ConfigError(f"{file}: no such file")
+    if importlib.util.find_spec("gguf") is None:
+        raise ConfigError("the package gguf is missing: pip install gguf")
+    load_architecture(ModelConfig(str(file.parent)), gguf_file=file.name)
+    try:
+        with quietly():
+            tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
+            model = AutoModelForCausalLM.from_pretrained(
+                file.parent, gguf_file=file.name, dtype=torch.float32, quantization_config=GgufConfig(dequantize=True)
+            )
+    except Exception as error:  # somebody's file: cut short, of another format, of types that the reader does not know
+        raise ConfigError(f"{file}: cannot be read ({' '.join(str(error).split())[:300]})") from error
+    ChatFormat(tokenizer)
+    model = model.to(getattr(torch, dtype))
+    model.generation_config.eos_token_id = tokenizer.eos_token_id
+    return model, tokenizer
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Write the folder."""
+    parser = FlagParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("file", type=Path, metavar="FILE.gguf")
+    parser.add_argument("output", type=Path, metavar="FOLDER")
+    parser.add_argument("--dtype", choices=("bfloat16", "float16", "float32"), default="bfloat16")
+    args = parser.parse_args(argv)
+
+    def run() -> None:
+        if args.output.exists() and (not args.output.is_dir() or any(args.output.iterdir())):
+            raise ConfigError(f"{args.output} is there already: choose another folder")
+        model, tokenizer = load(args.file, args.dtype)
+        model.save_pretrained(args.output)
+        tokenizer.save_pretrained(args.output)
+        size = f"{model.num_parameters():,} parameters, {len(tokenizer)} tokens"
+        print(f"{args.output}: {model.config.model_type}, {size}")
+
+    return run_program(run)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

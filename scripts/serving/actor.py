@@ -1,0 +1,325 @@
+"""The games of serve.py and what clients may do with them: budgets, room, and the public form of every answer."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import re
+import sys
+import threading
+import time
+import uuid
+from collections import OrderedDict
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Any
+
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+
+import games
+from envs.affinetes import EVALUATE_PATH
+from envs.config import EnvConfig
+from envs.openspiel import OpenSpielEnv, derive_seed
+from envs.opponents import parse_opponent
+from envs.protocol import Step, Task
+
+ILLEGAL_REWARD = -0.01
+MAX_SHOWN = 100  # characters of what a client sent, in a message
+MAX_ACTION = 2**16  # characters of an answer that is read for an action
+RETRYABLE = ("no_episode_id", "episode_not_found", "episode_done", "invalid_action")
+# What is told of an episode that is not there.
+UNKNOWN = dict.fromkeys(("task_id", "seed", "game_name", "llm_player_id", "opponent_type")) | {
+    "step_count": 0, "cumulative_reward": 0.0}  # fmt: skip
+INTEGER = re.compile(r"-?[0-9]{1,30}")
+RECLAIM_SECONDS = 60.0  # without a call, after which a game gives way to a new one where there is no room
+ATTEMPTS = 10**9  # the public reset/step path never forfeits: an illegal answer may be repeated without end
+
+CLIENT: ContextVar[Request] = ContextVar("CLIENT")  # of the call that is being answered
+
+
+class RequestError(ValueError):
+    """A request that is answered with an error object in ``info.error``."""
+
+    def __init__(self, kind: str, message: str, episode_id: str | None = None):
+        super().__init__(message)
+        self.kind, self.episode_id = kind, episode_id
+
+    def response(self) -> dict[str, Any]:
+        """Return the answer to a request that no episode can give."""
+        info = UNKNOWN | {"error": _error(self.kind, str(self))}
+        return _response(str(self), 0.0, done=True, truncated=True, episode_id=self.episode_id, info=info)
+
+
+def _error(kind: str, message: str) -> dict[str, Any]:
+    return {"type": kind, "message": message, "retryable": kind in RETRYABLE}
+
+
+class StoppedError(RuntimeError):
+    """Nobody waits for the rest of this game."""
+
+
+class StoppableEnv(OpenSpielEnv):
+    """The environment, which begins no further search once ``stopped``; one that runs is bounded by its budget."""
+
+    stopped = False
+
+    def _bot_action(self, seat: int, legal: list[int]) -> int:
+        if self.stopped:
+            raise StoppedError
+        return super()._bot_action(seat, legal)
+
+
+@dataclass
+class HostedGame:
+    """A game on the server. ``lock`` lets one request at a time play it; ``used`` is a monotonic time in seconds."""
+
+    id: str
+    task: Task
+    pool: ThreadPoolExecutor
+    env: StoppableEnv = field(default_factory=lambda: StoppableEnv(EnvConfig(), ATTEMPTS))
+    step: Step | None = None  # the position to answer, or the end; None until the reset is through
+    used: float = field(default_factory=time.monotonic)
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    @property
+    def ended(self) -> bool:
+        """Whether the game is over."""
+        return self.step is not None and self.step.done
+
+    def response(self, reward: float = 0.0, before: str = "", error: dict[str, Any] | None = None) -> dict[str, Any]:
+        """Return what reset, step and state answer; the position's text begins with ``before``.
+
+        History and returns are told once nothing is hidden any more.
+        """
+        assert self.step is not None
+        known, done = self.step.info, self.step.done
+        info = {"task_id": self.task.task_id, "seed": self.task.seed, "game_name": known["game"],
+                "llm_player_id": known["seat"], "opponent_type": self.task.opponent, "path": EVALUATE_PATH,
+                "step_count": sum(player >= 0 for player, _ in known["history"]),
+                "cumulative_reward": self.step.score}  # fmt: skip
+        if done:
+            info |= {"returns": known["returns"], "history": known["history"]}
+        if error:
+            info["error"] = error
+        text = _end_text(self.step) if done else before + _position_text(self.step)
+        if error and error["type"] == "invalid_action":
+            text = f"{before}{_legal_text(self.step)}"
+        return _response(text, reward, done, episode_id=self.id, info=info)
+
+
+def _response(
+    text: str, reward: float, done: bool, truncated: bool = False, episode_id: str | None = None, info: Any = None
+) -> dict[str, Any]:
+    return {"observation": text, "reward": reward, "done": done, "truncated": truncated, "episode_id": episode_id,
+            "info": info}  # fmt: skip
+
+
+def _position_text(step: Step) -> str:
+    """Return the public form of a position; the full prompt holds the same in another order."""
+    description = step.text.removeprefix("Current State:\n").rpartition("\n\nYou are Player ")[0]
+    return (
+        f"Game: {step.info['game']}\nYou are Player {step.info['seat']}.\n\nCurrent State:\n{description}\n\n"
+        + _legal_text(step)
+    )
+
+
+def _legal_text(step: Step) -> str:
+    legal = "\n".join(f"  {action} -> {name}" for action, name in step.legal.items())
+    return f"Legal Actions:\n{legal}\n\nYour choice (action ID only):"
+
+
+def _end_text(step: Step) -> str:
+    returns = step.info["returns"]
+    result = "WIN" if step.score > 0.5 else "LOSS" if step.score < 0.5 else "DRAW"
+    return (
+        f"Game Over: {step.info['game']}\nYou were Player {step.info['seat']}.\n\n"
+        f"Final Returns: {returns}\nYour Return: {returns[step.info['seat']]}\n"
+        f"Normalized Score: {step.score:.3f}\nResult: {result}"
+    )
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}…"
+
+
+def read_task(task_id: Any, seed: Any, opponent: Any, max_search: float) -> Task:
+    """Return a checked task; one without an id is drawn, one without a seed has the seed of its id."""
+    if isinstance(task_id, str) and INTEGER.fullmatch(task_id):  # public servers take both
+        task_id = int(task_id)
+    for name, value in (("task_id", task_id), ("seed", seed)):
+        if value is not None and type(value) is not int:
+            raise RequestError("invalid_request", f"{name} {_shown(value)} is not an integer")
+    if not isinstance(opponent, str) or len(opponent) > MAX_SHOWN:
+        raise RequestError("invalid_request", f"opponent {_shown(opponent)} is not the name of one")
+    if task_id is None:
+        task_id = random.randrange(len(games.GAMES) * games.CONFIGS_PER_GAME)
+    try:
+        game, _ = games.decode_task_id(task_id)
+    except ValueError as error:
+        raise RequestError("invalid_game", str(error)) from error
+    try:
+        spec = parse_opponent(opponent)
+    except ValueError as error:
+        raise RequestError("invalid_opponent", str(error)) from error
+    if spec.kind in ("self", "past"):
+        raise RequestError("invalid_opponent", f"opponent {opponent!r} is a model: this server plays bots only")
+    if spec.searches and (budget := spec.budget_in(game)) and game.mcts:
+        simulations, rollouts = (max_search * most for most in (game.mcts[0], game.mcts[0] * game.mcts[1]))
+        if budget[0] > simulations or budget[0] * budget[1] > rollouts:
+            raise RequestError("invalid_opponent", f"opponent {opponent!r} searches more than this server allows in "
+                               f"{game.name}: {simulations:.0f} simulations, {rollouts:.0f} rollouts")  # fmt: skip
+    return Task(task_id, derive_seed(task_id) if seed is None else seed, opponent)
+
+
+def _step_back() -> None:
+    """Let the calling thread give way to those that answer requests (Linux knows priorities of threads)."""
+    if sys.platform == "linux":
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 5)
+
+
+class Actor:
+    """The episodes, and the methods that clients may call on them."""
+
+    def __init__(
+        self, opponent: str, max_episodes: int, idle_seconds: float, search_threads: int, max_search: float = 1.0
+    ):
+        self._opponent, self._max_episodes, self._idle_seconds = opponent, max_episodes, idle_seconds
+        self._max_search, self._closing = max_search, asyncio.Event()
+        self._episodes: OrderedDict[str, HostedGame] = OrderedDict()  # the longest unused first
+        # Two pools, so that games without search never wait for one with.
+        self._search_pool = ThreadPoolExecutor(search_threads or os.cpu_count(), "search", initializer=_step_back)
+        self._quick_pool = ThreadPoolExecutor(os.cpu_count(), "quick")
+        self.methods: dict[str, Callable[..., Any]] = {
+            "reset": self.reset, "step": self.step, "state": self.state, "stop": self.stop,
+        }  # fmt: skip
+
+    async def reset(self, task_id: int | None = None, seed: int | None = None, opponent: str | None = None) -> dict:
+        """Start a game and return its rules and the first position."""
+        task = read_task(task_id, seed, self._opponent if opponent is None else opponent, self._max_search)
+        self._make_room()
+        searches = parse_opponent(task.opponent).searches
+        episode = HostedGame(uuid.uuid4().hex, task, self._search_pool if searches else self._quick_pool)
+        self._episodes[episode.id] = episode
+        game, params = games.decode_task_id(task.task_id)
+        rules = f"# Game Rules\n{game.rules(params)}\n\n# Current Game State\n"
+        async with episode.lock:
+            try:
+                step = await self._in_pool(episode, episode.env.reset, task)
+            except ValueError as error:
+                raise RequestError("invalid_opponent", str(error)) from error
+        return episode.response(step.score, rules)
+
+    async def step(self, action: str | None = None, episode_id: str | None = None) -> dict:
+        """Play an action: its id, or text that the parser of the evaluate path understands."""
+        episode = self._find(episode_id)
+        async with episode.lock:
+            if episode.step is None or episode.step.done:
+                return episode.response(error=_error("episode_done", "the episode has ended: reset starts another"))
+            text = str(action) if isinstance(action, str) or type(action) is int else ""
+            step = await self._in_pool(episode, episode.env.step, text if len(text) <= MAX_ACTION else "")
+        if episode.step is not step:
+            message = f"{_shown(action)} is none of the legal actions {list(step.legal)}"
+            said = (f'Invalid action: "{str(action)[:MAX_SHOWN]}"\n\nCould not parse a valid action ID. Please respond '
+                    "with just the action ID number.\n\n")  # fmt: skip
+            return episode.response(ILLEGAL_REWARD, said, _error("invalid_action", message))
+        return episode.response(step.score)
+
+    async def state(self, episode_id: str | None = None) -> dict:
+        """Return the position again; nothing is played."""
+        episode = self._find(episode_id)
+        async with episode.lock:
+            return episode.response(episode.step.score if episode.step else 0.0)
+
+    async def stop(self, episode_id: str | None = None) -> dict:
+        """Forget an episode."""
+        try:
+            episode = self._find(episode_id)
+        except RequestError as error:
+            return {"status": "ok", "stopped": False, "message": str(error)}
+        self._drop(episode)
+        return {"status": "ok", "stopped": True, "episode_id": episode.id}
+
+    def close(self) -> None:
+        """Give up all games and start no more work."""
+        self._closing.set()
+        for episode in list(self._episodes.values()):
+            self._drop(episode)
+        for pool in (self._search_pool, self._quick_pool):
+            pool.shutdown(wait=False, cancel_futures=True)
+
+    def _drop(self, episode: HostedGame) -> None:
+        episode.env.stopped = True
+        self._episodes.pop(episode.id, None)
+
+    async def _in_pool(self, episode: HostedGame, play: Callable[..., Step], argument: Any) -> Step:
+        """Play in a thread. What fails ends the episode: its position is no longer known."""
+        played = asyncio.get_running_loop().run_in_executor(episode.pool, play, argument)
+        try:
+            if episode.pool is self._search_pool:
+                await self._while_awaited(played)
+            step = await played
+        except StoppedError as error:
+            raise RequestError("episode_not_found", "Episode not found.", episode.id) from error
+        except Exception:  # of the engine, or of a custom game: told as HTTP 500
+            self._drop(episode)
+            raise
+        if step.done or step.info["attempt"] == 1:  # an answer that was refused leaves the position as it was
+            episode.step = step
+        episode.used = time.monotonic()
+        return step
+
+    async def _while_awaited(self, played: asyncio.Future[Step]) -> None:
+        """Wait until a search is through; HTTPException if its client hangs up, or the server ends, before that."""
+        left: list[asyncio.Future[Any]] = [asyncio.ensure_future(_hang_up(CLIENT.get())),
+                                           asyncio.ensure_future(self._closing.wait())]  # fmt: skip
+        try:
+            await asyncio.wait([played, *left], return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for waiting in left:
+                waiting.cancel()
+        if played.cancelled() or not played.done():
+            played.cancel()
+            raise HTTPException(503, "nobody waits for this search any more, or the server ends")
+
+    def _find(self, episode_id: Any) -> HostedGame:
+        self._expire()
+        if not isinstance(episode_id, str) or not episode_id:
+            raise RequestError("no_episode_id", "episode_id is missing: it is told by reset")
+        if episode_id not in self._episodes:
+            raise RequestError("episode_not_found", "Episode not found.", episode_id[:MAX_SHOWN])
+        self._episodes.move_to_end(episode_id)
+        episode = self._episodes[episode_id]
+        episode.used = time.monotonic()
+        return episode
+
+    def _expire(self) -> None:
+        oldest = time.monotonic() - self._idle_seconds
+        while self._episodes:
+            episode = next(iter(self._episodes.values()))
+            if episode.used > oldest:
+                break
+            if episode.lock.locked():  # its opponent is thinking
+                episode.used = time.monotonic()
+                self._episodes.move_to_end(episode.id)
+            else:
+                self._drop(episode)
+
+    def _make_room(self) -> None:
+        self._expire()
+        if len(self._episodes) >= self._max_episodes:
+            unused = time.monotonic() - RECLAIM_SECONDS
+            idle = (e for e in self._episodes.values() if e.used < unused and not e.lock.locked())
+            gives_way = next((e for e in self._episodes.values() if e.ended), None) or next(idle, None)
+            if gives_way is None:
+                raise HTTPException(503, f"{self._max_episodes} episodes are running: stop one, or try again later")
+            self._drop(gives_way)
+
+
+async def _hang_up(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass

@@ -1,0 +1,418 @@
+"""The OpenSpiel environment and its opponents: contract, prompts, seats, seeds, forfeits, bots."""
+
+import dataclasses
+import logging
+import random
+import subprocess
+import sys
+from typing import Any
+
+import numpy as np
+import pyspiel
+import pytest
+from players import random_player
+
+import games
+from env_wrapper import EnvConfig, Task, make_env, parse_action, play
+from envs import openspiel, opponents
+from envs.contract import check_contract, random_legal, transcript
+from envs.openspiel import OpenSpielEnv, derive_seed
+from envs.opponents import OpponentSpec, Stream, make_bot, parse_opponent
+
+NAMES = list(games.NAMES)
+
+
+def task_id(name, config_id=0):
+    return NAMES.index(name) * games.CONFIGS_PER_GAME + config_id
+
+
+def new_env(**config):
+    return lambda: OpenSpielEnv(EnvConfig(**config))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_contract_of_every_game(name):
+    check_contract(new_env(), Task(task_id(name, 1), 5))
+
+
+OPPONENTS = [
+    ("leduc_poker", "self"), ("goofspiel_small", "self"), ("hearts", "self"), ("kuhn_poker", "past:older"),
+    ("hex_small", "mcts:20x2"), ("euchre", "mcts:10x1"), ("backgammon", "random"), ("goofspiel", "mcts:10x1"),
+    ("blackjack", "mcts"), ("liars_dice_small", "ismcts:20x2"), ("leduc_poker", "ismcts:20x2"),
+    ("gin_rummy", "ismcts:2x1"), ("euchre", "ismcts:10x1"), ("connect_four", "ismcts:10x1"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "opponent"), OPPONENTS)
+def test_contract_of_every_opponent(name, opponent):
+    check_contract(new_env(prompt="compact"), Task(task_id(name, 1), 8, opponent))
+
+
+def play_out(names, config_ids, seeds, prompt):
+    tasks = [
+        Task(task_id(name, c), seed, "random", index)
+        for index, (name, c, seed) in enumerate((n, c, s) for n in names for c in config_ids for s in seeds)
+    ]
+    player = random_player()
+    for episode in play({"prompt": prompt, "history_turns": 0}, player, tasks):
+        assert episode.outcome == "finished", (episode.task, episode.info)
+        assert episode.game == NAMES[episode.task.task_id // games.CONFIGS_PER_GAME]
+        assert 0 <= episode.score <= 1
+        assert episode.info["length"] == len(episode.info["history"]) > 0
+    for query in player.queries:
+        system, user = query.conversation
+        assert system["content"]
+        assert user["content"].strip()
+        assert prompt == "compact" or "\nLegal Actions:\n" in user["content"]
+    return tasks
+
+
+@pytest.mark.parametrize("prompt", ["full", "compact"])
+def test_random_play_of_every_game(prompt):
+    play_out(NAMES, (0, 2), (0, 1), prompt)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("prompt", ["full", "compact"])
+def test_random_play_of_every_game_at_length(name, prompt):
+    assert len(play_out([name], range(5), range(20), prompt)) == 100
+
+
+def test_full_prompt():
+    step = make_env({"env_type": "openspiel"}).reset(Task(task_id("leduc_poker"), 0))
+    game, params = games.decode_task_id(task_id("leduc_poker"))
+    assert step.text == (
+        "Current State:\nYour card: Queen of hearts\nPublic card: not dealt yet\nRound 1 betting: none yet\n"
+        "Chips put in: you 1, opponent 1; pot 2\n\nYou are Player 0.\nLegal Actions:\n1 -> Call\n2 -> Raise\n\n"
+        "Your choice (ID only):"
+    )
+    assert step.legal == {1: "Call", 2: "Raise"}
+    assert game.rules(params) in step.info["system"]
+    assert "ONLY the action ID" in step.info["system"]
+
+
+@pytest.mark.parametrize(
+    ("name", "listed"), [("leduc_poker", False), ("tic_tac_toe", False), ("hex", True), ("go", True)]
+)
+def test_compact_prompt_lists_the_legal_actions_where_they_do_not_follow_from_the_position(name, listed):
+    env = new_env(prompt="compact")()
+    step = env.reset(Task(task_id(name), 0))
+    game = games.decode_task_id(task_id(name))[0]
+    assert game.compact_actions == listed
+    position, names = game.compact(env._state, step.info["seat"]), [f"{i} {label}" for i, label in step.legal.items()]
+    assert step.text == (f"{position}\n{';'.join(names)}" if listed else position)
+    assert step.info["system"] == name
+
+
+@pytest.mark.parametrize("name", [game.name for game in games.GAMES if not game.compact_actions])
+def test_where_legal_actions_are_left_out_the_prompt_determines_them(name):
+    tasks = [Task(task_id(name, c), seed, index=50 * c + seed) for c in range(6) for seed in range(50)]
+    player, legal = random_player(), {}
+    play({"prompt": "compact", "history_turns": 0}, player, tasks)
+    for query in player.queries:
+        shown = tuple(message["content"] for message in query.conversation)
+        assert legal.setdefault(shown, tuple(query.legal)) == tuple(query.legal), shown
+    assert len(legal) > 5
+
+
+def test_history_is_the_engines_own():
+    env = new_env()()
+    for name in ("goofspiel", "backgammon", "hearts"):
+        rng, step = random.Random(0), env.reset(Task(task_id(name), 3))
+        while not step.done:
+            engine = [[move.player, move.action] for move in env._state.full_history()]
+            assert step.info["history"] == engine
+            step = env.step(random_legal(step, rng))
+        assert len(step.info["history"]) > len(engine)
+
+
+def test_seats_are_even_seats_first_two_only():
+    env = new_env()()
+    for name, expected in (("leduc_poker", [0, 1, 0, 1]), ("hearts", [0, 1, 0, 1]), ("2048", [0, 0, 0, 0])):
+        assert [env.reset(Task(task_id(name), seed)).info["seat"] for seed in range(4)] == expected
+
+
+def test_a_seed_that_is_not_given_derives_from_the_task_id():
+    env = new_env()()
+    for config_id in range(5):
+        tid = task_id("leduc_poker", config_id)
+        without = transcript(env, Task(tid), random_legal)
+        assert without == transcript(env, Task(tid, derive_seed(tid)), random_legal)
+    assert derive_seed(123456789) == 2668902308
+    assert len({derive_seed(tid) for tid in range(10000)}) == 10000
+
+
+@pytest.mark.parametrize("opponent", ["random", "mcts:5x1", "ismcts:5x1"])
+@pytest.mark.parametrize("seed", [2**32 - 1, 2**32 - 4, 2**32, 2**31 - 6, -1, 10**30 + 1])
+def test_any_integer_is_a_seed_modulo_2_32(seed, opponent):
+    env = new_env()()
+    wrapped = transcript(env, Task(task_id("leduc_poker"), seed % 2**32, opponent), random_legal)
+    assert transcript(env, Task(task_id("leduc_poker"), seed, opponent), random_legal) == wrapped
+    assert wrapped[-1].info["outcome"] == "finished"
+
+
+def test_stream_draws_what_randomstate_draws():
+    rng = random.Random(0)
+    for seed in [0, 1, 2**32 - 1, *(rng.randrange(2**32) for _ in range(200))]:
+        stream, reference = Stream(seed), np.random.RandomState(seed)
+        for _ in range(10):
+            actions = sorted(rng.sample(range(5000), rng.randint(1, 300)))
+            assert stream.choice(actions) == reference.choice(actions)
+            weights = np.random.RandomState(rng.randrange(1000)).dirichlet([0.3] * len(actions)).tolist()
+            assert stream.weighted(list(zip(actions, weights, strict=True))) == reference.choice(actions, p=weights)
+
+
+RETRY = "Invalid response format. You must respond with ONLY the action ID number (e.g., '5'). This is attempt {} of 3."
+
+
+def test_three_attempts_then_forfeit():
+    env = new_env()()
+    first = env.reset(Task(task_id("leduc_poker"), 1))
+    assert first.info["attempt"] == 1
+    for attempt in (1, 2):
+        step = env.step("no idea")
+        assert (step.text, step.legal, step.done) == (RETRY.format(attempt), first.legal, False)
+        assert (step.info["attempt"], step.info["outcome"], step.info["seat"]) == (attempt + 1, None, 1)
+    step = env.step("99")
+    assert (step.done, step.score, step.legal, step.text) == (True, 0.0, {}, "")
+    assert step.info["outcome"] == "forfeited"
+    assert step.info["returns"] is None
+    assert step.info["scores"] == {0: 0.5, 1: 0.0}
+    with pytest.raises(RuntimeError, match="reset"):
+        env.step("1")
+
+
+def test_an_answer_in_time_leaves_no_trace_of_the_failed_ones():
+    env = new_env()()
+    plain = transcript(env, Task(task_id("leduc_poker"), 1), random_legal)
+    again = transcript(env, Task(task_id("leduc_poker"), 1), lambda step, rng: random_legal(step, rng))
+    env.reset(Task(task_id("leduc_poker"), 1))
+    env.step("")
+    assert env.step(str(plain[1].info["history"][len(plain[0].info["history"])][1])) == plain[1] == again[1]
+
+
+def test_self_play_yields_every_seat_and_a_forfeit_costs_only_its_own():
+    env = OpenSpielEnv(EnvConfig(), attempts=1)
+    for seed, score in ((0, 0.5), (1, 0.0)):
+        step = env.reset(Task(task_id("leduc_poker"), seed, "self"))
+        assert (step.info["seat"], step.info["adapter"]) == (0, None)
+        step = env.step("1")
+        assert (step.info["seat"], step.info["adapter"]) == (1, None)
+        step = env.step("?")
+        assert step.info["scores"] == {0: 0.5, 1: 0.0}
+        assert (step.score, step.info["seat"]) == (score, seed)
+    hearts = transcript(new_env()(), Task(task_id("hearts"), 0, "self"), random_legal)
+    assert {s.info["seat"] for s in hearts[:-1]} == {0, 1, 2, 3}
+    assert set(hearts[-1].info["scores"]) == {0, 1, 2, 3}
+
+
+def test_earlier_adapters_answer_for_the_other_seats():
+    steps = transcript(new_env()(), Task(task_id("euchre"), 3, "past:checkpoint-000500"), random_legal)
+    adapters = {step.info["seat"]: step.info["adapter"] for step in steps[:-1]}
+    assert adapters == {0: "checkpoint-000500", 1: None, 2: "checkpoint-000500", 3: "checkpoint-000500"}
+
+
+def test_simultaneous_seats_choose_unseen_and_move_together():
+    env = new_env()()
+    first = env.reset(Task(task_id("goofspiel"), 0, "self"))
+    second = env.step("7")
+    assert (first.info["seat"], second.info["seat"]) == (0, 1)
+    assert second.info["history"] == first.info["history"]
+    other = new_env()()
+    other.reset(Task(task_id("goofspiel"), 0, "self"))
+    assert other.step("3").text == second.text
+    third = env.step("2")
+    assert third.info["history"][1:3] == [[0, 7], [1, 2]]
+
+
+def test_reset_forgets_the_episode_before():
+    env = new_env()()
+    first = env.reset(Task(task_id("goofspiel"), 0, "self"))
+    env.step("7")
+    env.step("none")
+    assert env.reset(Task(task_id("goofspiel"), 0, "self")) == first
+    with pytest.raises(ValueError, match="out of range"):
+        env.reset(Task(-1))
+    with pytest.raises(RuntimeError):
+        env.step("7")
+
+
+def test_parser_edges():
+    for protocol in ("affinetes", "affinetes_step"):
+        assert parse_action("9" * 5000, {9: "nine"}, protocol) is None
+    assert parse_action("hm", {3: "--"}) is None
+    with pytest.raises(ValueError, match="affinetes or affinetes_step"):
+        parse_action("1", {1: "one"}, "native")
+
+
+@pytest.mark.parametrize("kind", ["mcts", "ismcts"])
+def test_searching_bots_beat_random_ones(kind):
+    tid, points = task_id("liars_dice_small", 1), []
+    game, spiel = games.decode_task_id(tid)[0], openspiel.load_game(tid)
+    for seed in range(60):
+        state, chance = spiel.new_initial_state(), Stream(seed)
+        specs = [OpponentSpec(kind, (60, 1)), OpponentSpec("random")]
+        bots = [make_bot(game, spiel, specs[(p + seed) % 2], p, seed) for p in (0, 1)]
+        while not state.is_terminal():
+            if state.is_chance_node():
+                state.apply_action(chance.weighted(state.chance_outcomes()))
+            else:
+                state.apply_action(bots[state.current_player()].step(state))
+        points.append(state.returns()[seed % 2])
+    assert np.mean(points) > 0.35
+
+
+def test_ismcts_does_not_see_hidden_cards_and_mcts_does():
+    tid = task_id("liars_dice")
+    game, spiel = games.decode_task_id(tid)[0], openspiel.load_game(tid)
+    moves: dict[str, list[int]] = {"ismcts": [], "mcts": []}
+    for hidden in ([0, 0, 0, 0, 0], [5, 5, 5, 5, 5], [0, 1, 2, 3, 4]):
+        state = spiel.new_initial_state()
+        for die in [4, 3, 2, 1, 0, *hidden]:
+            state.apply_action(die)
+        for kind, played in moves.items():
+            bot = make_bot(game, spiel, OpponentSpec(kind, (300, 1)), 0, 7)
+            played.append(bot.step(state))
+    assert len(set(moves["ismcts"])) == 1
+    assert len(set(moves["mcts"])) > 1
+
+
+@pytest.mark.parametrize("seat", [0, 1])
+def test_ismcts_backs_values_up_from_the_side_of_the_player_who_moved(seat):
+    class MoverWins:
+        total_reward = 1.0
+
+        def mcts_search(self, state):
+            return self
+
+    tid = task_id("kuhn_poker")
+    spiel = openspiel.load_game(tid)
+    state = spiel.new_initial_state()
+    for action in [0, 1, 1][: 2 + seat]:  # two cards; seat 1 moves after a bet, seat 0 before it
+        state.apply_action(action)
+    bot: Any = make_bot(games.decode_task_id(tid)[0], spiel, OpponentSpec("ismcts", (3, 1)), seat, 0)
+    bot._leaf = MoverWins()
+    bot.step(state)
+    root = bot._tree[state.information_state_string(seat)]
+    if seat == 0:  # every move hands the winning turn to the opponent
+        assert root == {0: [1, -1.0], 1: [1, -1.0]}
+    else:  # folding loses the ante; calling a bet wins or loses two
+        assert root[0] == [1, -1.0]
+        assert abs(root[1][1]) == 2
+
+
+@pytest.mark.parametrize("name", ["leduc_poker", "liars_dice", "gin_rummy", "euchre", "kuhn_poker"])
+def test_ismcts_resamples_worlds_the_seat_cannot_tell_apart(name):
+    tid = task_id(name)
+    spiel = openspiel.load_game(tid)
+    bot: Any = make_bot(games.decode_task_id(tid)[0], spiel, OpponentSpec("ismcts", (1, 1)), 0, 0)
+    rng, stream, others, checked = random.Random(0), Stream(1), 0, 0
+    while checked < 40:
+        state = spiel.new_initial_state()
+        while not state.is_terminal() and checked < 40:
+            if not state.is_chance_node():
+                seat = state.current_player()
+                world = bot._resample(state, seat, stream)
+                for view in ("observation_string", "information_state_string"):
+                    if name != "liars_dice" or view == "information_state_string":
+                        assert getattr(world, view)(seat) == getattr(state, view)(seat)
+                others += str(world) != str(state)
+                checked += 1
+            state.apply_action(rng.choice(state.legal_actions()))
+    assert others > 0
+
+
+@pytest.mark.parametrize("name", ["liars_dice_small", "hex_small"])
+def test_bots_are_the_public_ones_seed_for_seed(name):
+    tid = task_id(name)
+    game, spiel = games.decode_task_id(tid)[0], openspiel.load_game(tid)
+    state = spiel.new_initial_state()
+    while state.is_chance_node():
+        state.apply_action(0)
+    evaluator = pyspiel.RandomRolloutEvaluator(2, 40 + 2 + 1 + 3)
+    reference = pyspiel.MCTSBot(spiel, evaluator, 1.414, 30, 256, True, 40 + 2 + 1 + 4, False)
+    bot = make_bot(game, spiel, OpponentSpec("mcts", (30, 2)), 1, 40)
+    assert [bot.step(state) for _ in range(20)] == [reference.step(state) for _ in range(20)]
+    uniform = make_bot(game, spiel, OpponentSpec("random"), 0, 40)
+    rng = np.random.RandomState(40 + 2 + 0 + 2)
+    assert [uniform.step(state) for _ in range(20)] == [rng.choice(state.legal_actions()) for _ in range(20)]
+
+
+@pytest.mark.parametrize(("opponent", "rollouts"), [("mcts", 50), ("mcts_light", 5)])
+def test_the_default_budget_is_the_games(opponent, rollouts, monkeypatch):
+    built = []
+    monkeypatch.setattr(pyspiel, "MCTSBot", lambda *args, **kwargs: built.append(args))
+    monkeypatch.setattr(pyspiel, "RandomRolloutEvaluator", lambda rollouts, seed: built.append(rollouts))
+    make_bot(games.GAMES[6], openspiel.load_game(task_id("hex")), parse_opponent(opponent), 1, 0)
+    assert (built[1][3], built[0]) == (1000, rollouts)
+    assert games.GAMES[6].mcts == (1000, 50)
+
+
+@pytest.mark.parametrize("opponent", ["mcts", "ismcts"])
+def test_games_without_search_fall_back_to_random_and_say_so_once(opponent, caplog):
+    opponents._say_once.cache_clear()
+    env = new_env()()
+    with caplog.at_level(logging.WARNING):
+        for seed in range(3):
+            fallback = transcript(env, Task(task_id("goofspiel"), seed, opponent), random_legal)
+            assert fallback == transcript(env, Task(task_id("goofspiel"), seed), random_legal)
+    assert [record.getMessage() for record in caplog.records] == [
+        f"goofspiel cannot be searched: its {opponent} opponents play at random"
+    ]
+
+
+@pytest.mark.parametrize("name", ["hearts", "phantom_ttt", "bridge"])
+def test_ismcts_refuses_games_it_cannot_resample(name):
+    with pytest.raises(ValueError, match=f"ismcts cannot play {name}: .*leduc_poker"):
+        new_env()().reset(Task(task_id(name), 0, "ismcts"))
+
+
+@pytest.mark.parametrize(
+    ("text", "spec"),
+    [
+        ("random", OpponentSpec("random")),
+        ("mcts", OpponentSpec("mcts")),
+        ("mcts:25x1", OpponentSpec("mcts", (25, 1))),
+        ("ismcts:100x20", OpponentSpec("ismcts", (100, 20))),
+        ("self", OpponentSpec("self")),
+        ("past:checkpoint-000500", OpponentSpec("past", adapter="checkpoint-000500")),
+    ],
+)
+def test_parse_opponent(text, spec):
+    assert parse_opponent(text) == spec
+    assert spec.searches == (spec.kind in ("mcts", "ismcts"))
+
+
+@pytest.mark.parametrize("text", ["", "Random", "mcts:", "mcts:0x5", "mcts:5", "mcts:-1x2", "mcts:1x2x3", "past:", "x"])
+def test_parse_opponent_names_what_is_allowed(text):
+    with pytest.raises(ValueError, match="allowed are random, mcts, mcts_light, mcts:SIMSxROLLOUTS") as error:
+        parse_opponent(text)
+    assert repr(text) in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_engine_noise_is_kept_from_the_user():
+    program = (
+        "from env_wrapper import Task, play, Action\n"
+        "class First:\n"
+        "    def act(self, queries): return [Action(str(min(q.legal))) for q in queries]\n"
+        "tasks = [Task(i * 10**8 + c, c, o) for i in (12, 14, 9) for c in range(3) for o in ('random', 'mcts:2x1')]\n"
+        "print([e.outcome for e in play({}, First(), tasks)])\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.stdout.strip() == str(["finished"] * 18)
+    assert done.stderr == ""
+
+
+def test_errors_of_the_engine_still_arrive():
+    bad = dataclasses.replace(games.GAMES[0], name="bad", spiel_name="leduc_poker")
+    with pytest.raises(pyspiel.SpielError, match="wrong"):
+        openspiel._table(bad, (("wrong", 1),))
+
+
+def test_bad_tasks_are_one_line():
+    for task in (Task(-1), Task(len(NAMES) * games.CONFIGS_PER_GAME), Task(0, 0, "stockfish")):
+        with pytest.raises(ValueError, match="allowed") as error:
+            new_env()().reset(task)
+        assert "\n" not in str(error.value)

@@ -1,0 +1,215 @@
+import itertools
+import random
+import time
+
+import numpy as np
+import pyspiel
+import pytest
+
+from envs import exact
+
+GOOFSPIEL = "goofspiel(imp_info=True,num_cards={},points_order=descending)"
+GAMES = ["kuhn_poker", "leduc_poker", "tic_tac_toe", "hex(board_size=3)", GOOFSPIEL.format(4), GOOFSPIEL.format(5)]
+LIARS_DICE = "liars_dice(numdice=1)"
+
+
+def random_table(game, seed):
+    rng = np.random.default_rng(seed)
+    return exact.tabulate(
+        game,
+        lambda asked: [
+            dict(zip(legal, rng.dirichlet(np.ones(len(legal))), strict=True))
+            for legal in (state.legal_actions(seat) for state, seat in asked)
+        ],
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "ceiling"),
+    [
+        ("kuhn_poker", 0.229),
+        ("leduc_poker", 0.1826),
+        ("tic_tac_toe", 0.960),
+        ("hex(board_size=3)", 0.978),
+        (GOOFSPIEL.format(4), 0.708),
+        (GOOFSPIEL.format(5), 0.775),
+        (LIARS_DICE, 0.781),
+    ],
+)
+def test_ceilings_are_the_known_ones_and_are_attained(name, ceiling):
+    game = pyspiel.load_game(name)
+    best = exact.best_response_values(game)
+    assert np.mean(best) / game.max_utility() == pytest.approx(ceiling, abs=5e-4)
+    table = exact.best_response_table(game)
+    assert all(sorted(probs.values())[-1] == 1 and sum(probs.values()) == 1 for probs in table.values())
+    assert exact.value_against_random(game, table) == pytest.approx(best, abs=1e-12)
+
+
+@pytest.mark.parametrize(("name", "known"), [("kuhn_poker", 11 / 12), ("leduc_poker", 4.747222)])
+def test_nash_conv_of_uniform_play_is_the_known_one(name, known):
+    game = pyspiel.load_game(name)
+    table = exact.uniform_table(game)
+    assert exact.nash_conv(game, table) == pytest.approx(known, abs=1e-6)
+
+
+def test_kuhn_equilibrium_has_no_nash_conv_and_its_known_value():
+    """Kuhn 1950, the equilibrium with alpha = 1/3; action 1 is to bet or call."""
+    bet = {"0": 1 / 3, "1": 0, "2": 1, "0pb": 0, "1pb": 2 / 3, "2pb": 1}
+    bet |= {"0p": 1 / 3, "1p": 0, "2p": 1, "0b": 0, "1b": 1 / 3, "2b": 1}
+    game = pyspiel.load_game("kuhn_poker")
+    table = exact.tabulate(
+        game, lambda asked: [{0: 1 - bet[k], 1: bet[k]} for k in (s.information_state_string(p) for s, p in asked)]
+    )
+    assert exact.nash_conv(game, table) == pytest.approx(0, abs=1e-12)
+    assert exact._values(game, [table, table])[0] == pytest.approx(-1 / 18)
+
+
+@pytest.mark.parametrize("name", GAMES)
+def test_a_uniform_table_is_worth_what_random_play_is(name):
+    game = pyspiel.load_game(name)
+    even = exact.tabulate(game, lambda asked: [exact._uniform(s.legal_actions(p)) for s, p in asked])
+    assert exact.value_against_random(game, even) == pytest.approx(exact.random_values(game), abs=1e-12)
+
+
+def test_positions_and_histories_give_the_same_values():
+    """The position graph against OpenSpiel's own algorithms on the full history tree, for a random policy."""
+    game = pyspiel.load_game("hex(board_size=2)")
+    table = random_table(game, seed=3)
+    by_history, uniform = {}, {}
+    stack = [game.new_initial_state()]
+    while stack:
+        state = stack.pop()
+        if state.is_terminal():
+            continue
+        by_history[state.information_state_string()] = list(
+            table[exact.info_key(state, state.current_player())].items()
+        )
+        uniform[state.information_state_string()] = [(a, 1 / len(state.legal_actions())) for a in state.legal_actions()]
+        stack.extend(state.child(action) for action in state.legal_actions())
+    assert len(by_history) > len(table)
+    policy, even = pyspiel.TabularPolicy(by_history), pyspiel.TabularPolicy(uniform)
+    root = game.new_initial_state()
+    expected = (
+        pyspiel.expected_returns(root, [policy, even], -1, True)[0],
+        pyspiel.expected_returns(root, [even, policy], -1, True)[1],
+    )
+    assert exact.value_against_random(game, table) == pytest.approx(expected, abs=1e-12)
+    assert exact.nash_conv(game, table) == pytest.approx(pyspiel.nash_conv(game, by_history), abs=1e-12)
+    ceilings = [pyspiel.TabularBestResponse(game, seat, uniform).value_from_state(root) for seat in (0, 1)]
+    assert exact.best_response_values(game) == pytest.approx(ceilings, abs=1e-12)
+
+
+@pytest.mark.parametrize("name", [GOOFSPIEL.format(4), "leduc_poker", "tic_tac_toe"])
+def test_values_agree_with_played_games(name):
+    """The original game, simultaneous moves included, is played out; the mean lies within four standard errors."""
+    game, rng = pyspiel.load_game(name), random.Random(7)
+    table = random_table(game, seed=11)
+    for seat, value in enumerate(exact.value_against_random(game, table)):
+        returns = [play(game, table, seat, rng) for _ in range(3000)]
+        assert abs(np.mean(returns) - value) < 4 * np.std(returns) / len(returns) ** 0.5
+
+
+def play(game, table, seat, rng):
+    def choose(state, player):
+        if player != seat:
+            return rng.choice(state.legal_actions(player))
+        probs = table[exact.info_key(state, player)]
+        return rng.choices(list(probs), list(probs.values()))[0]
+
+    state = game.new_initial_state()
+    while not state.is_terminal():
+        if state.is_simultaneous_node():
+            state.apply_actions([choose(state, player) for player in (0, 1)])
+        elif state.is_chance_node():
+            state.apply_action(rng.choices(*zip(*state.chance_outcomes(), strict=True))[0])
+        else:
+            state.apply_action(choose(state, state.current_player()))
+    return state.returns()[seat]
+
+
+@pytest.mark.parametrize(
+    ("name", "count"),
+    [("kuhn_poker", 12), ("leduc_poker", 936), ("tic_tac_toe", 4520), (LIARS_DICE, 24576), (GOOFSPIEL.format(4), 162)],
+)
+def test_information_states_are_complete_distinct_and_shown_as_in_play(name, count):
+    infos = exact.information_states(pyspiel.load_game(name))
+    assert len({info.key for info in infos}) == len(infos) == count
+    for info in infos:
+        assert info.state.get_game().get_type().short_name == name.split("(")[0]
+        assert exact.info_key(info.state, info.seat) == info.key
+        assert info.state.is_simultaneous_node() or info.state.current_player() == info.seat
+
+
+def test_states_of_one_information_state_offer_the_same_choice():
+    game = pyspiel.load_game("leduc_poker")
+    legal = {info.key: info.state.legal_actions() for info in exact.information_states(game)}
+    rng = random.Random(1)
+    for _ in range(300):
+        state = game.new_initial_state()
+        while not state.is_terminal():
+            if state.is_player_node():
+                assert legal[exact.info_key(state, state.current_player())] == state.legal_actions()
+            state.apply_action(rng.choice(state.legal_actions()))
+
+
+def test_a_policy_is_asked_once_and_never_about_forced_moves():
+    game, calls = pyspiel.load_game("tic_tac_toe"), []
+
+    def probs_fn(asked):
+        calls.append(asked)
+        return [{state.legal_actions(seat)[-1]: np.float32(0.99999)} for state, seat in asked]
+
+    table = exact.tabulate(game, probs_fn)
+    assert len(calls) == 1
+    assert 0 < len(calls[0]) < len(table)
+    assert all(len(state.legal_actions(seat)) > 1 for state, seat in calls[0])
+    assert all(sum(probs.values()) == 1 for probs in table.values())
+
+
+@pytest.mark.parametrize(
+    "answer", [{}, {0: 0.5, 1: 0.4}, {0: 1.5, 1: -0.5}, {0: 0.5, 7: 0.5}, {0: float("nan"), 1: 0.5}]
+)
+def test_an_answer_that_is_no_distribution_is_refused(answer):
+    with pytest.raises(ValueError, match="no distribution over the legal actions"):
+        exact.tabulate(pyspiel.load_game("kuhn_poker"), lambda asked: [answer] * len(asked))
+
+
+def test_too_few_answers_are_refused():
+    with pytest.raises(ValueError, match="11 answers for 12"):
+        exact.tabulate(pyspiel.load_game("kuhn_poker"), lambda asked: [{0: 0.5, 1: 0.5}] * (len(asked) - 1))
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("connect_four", "hex(board_size=4)", "liars_dice(numdice=2)", GOOFSPIEL.format(6), "chess", "gin_rummy"),
+        *("2048", "hearts", "phantom_ttt", "blackjack", "backgammon", "kuhn_poker(players=3)", "goofspiel"),
+    ],
+)
+def test_games_beyond_the_bound_are_recognised_quickly(name):
+    game = pyspiel.load_game(name)
+    start = time.process_time()
+    assert not exact.feasible(game)
+    assert time.process_time() - start < 5
+    for function in (exact.information_states, exact.best_response_values, exact.random_values):
+        with pytest.raises(ValueError, match="too large for exact values"):
+            function(game)
+
+
+@pytest.mark.parametrize("name", [*GAMES, LIARS_DICE])
+def test_small_games_are_feasible(name):
+    assert exact.feasible(pyspiel.load_game(name))
+
+
+def test_the_usual_four_games_take_seconds():
+    """All of them from cold caches, given the lookups."""
+    for cache in (exact._explore, exact._positions, exact._best_against_random):
+        cache.cache_clear()
+    start = time.process_time()
+    for name in ("leduc_poker", "tic_tac_toe", GOOFSPIEL.format(4), LIARS_DICE):
+        game = pyspiel.load_game(name)
+        table = random_table(game, seed=0)
+        values = exact.value_against_random(game, table), exact.random_values(game), exact.best_response_values(game)
+        for value, floor, ceiling in itertools.islice(zip(*values, strict=True), 2):
+            assert value < ceiling > floor
+    assert time.process_time() - start < 15

@@ -1,0 +1,355 @@
+"""The remote client against servers that err: a failed episode with a clear message, never a wrong score."""
+
+import asyncio
+import contextlib
+import re
+import socket
+import sys
+import threading
+import types
+
+import httpx
+import pytest
+from players import FunctionPlayer, random_player
+from serving import POSITION, RESET, answer, ok, running_server, scripted_server, task_id
+
+from env_wrapper import EnvConfig, Task, make_env, play
+from envs import affinetes, client
+from envs.affinetes import ServerError
+from utils import ConfigError
+
+
+class PublicServer:
+    """Answers by method: an object, or a list of (status, object) used up one by one, None hangs up."""
+
+    def __init__(self, **replies):
+        position = POSITION.format(game="leduc_poker")
+        self.replies = {
+            "reset": answer(RESET + position),
+            "step": answer("Result: WIN", done=True, reward=0.75),
+            "stop": {"status": "ok", "stopped": True},
+        } | replies
+        self.calls = []
+
+    def __call__(self, method, kwargs):
+        self.calls.append((method, kwargs))
+        reply = self.replies[method]
+        return reply.pop(0) if isinstance(reply, list) else ok(reply)
+
+    @property
+    def methods(self):
+        return [method for method, _ in self.calls]
+
+
+@contextlib.contextmanager
+def env_on(server, **config):
+    with scripted_server(server) as url:
+        env = make_env({"env_mode": "url", "env_url": url, "env_timeout": 20.0} | config)
+        yield env
+        env.close()
+
+
+TASK = Task(task_id("leduc_poker"), 4, "random")
+
+
+@pytest.fixture(autouse=True)
+def _no_long_pauses(monkeypatch):
+    monkeypatch.setattr(client, "FIRST_WAIT", 0.01)
+
+
+def test_a_public_server_is_shown_as_a_local_game():
+    server = PublicServer()
+    with env_on(server) as env:
+        step = env.reset(TASK)
+        assert step.text == (
+            "Current State:\nboard\n\nof two parts\n\nYou are Player 0.\nLegal Actions:\n3 -> c1\n14 -> take 2 -> now"
+            "\n\nYour choice (ID only):"
+        )
+        assert step.legal == {3: "c1", 14: "take 2 -> now"}
+        assert step.info["system"].startswith(
+            "You are playing leduc_poker.\n\n# Game Rules\nBe first.\n\n# Output Format"
+        )
+        end = env.step("<think>3</think>14")
+        assert (end.done, end.score, end.legal) == (True, 0.75, {})
+        assert end.info["outcome"] == "finished"
+        assert end.info["scores"] == {0: 0.75}
+        assert end.info["history"] == []
+        with pytest.raises(RuntimeError, match="reset"):
+            env.step("3")
+    asked = {"task_id": TASK.task_id, "seed": 4, "opponent": "random"}
+    played = [("reset", asked), ("step", {"action": "14", "episode_id": "e1"}), ("stop", {"episode_id": "e1"})]
+    assert server.calls == played
+
+
+def test_retries_and_forfeits_stay_on_this_side():
+    server = PublicServer()
+    with env_on(server) as env:
+        env.reset(TASK)
+        assert "attempt 1 of 3" in env.step("what?").text
+        assert env.step("99").info["attempt"] == 3
+        end = env.step("")
+        assert (end.score, end.info["outcome"], end.info["returns"]) == (0.0, "forfeited", None)
+    assert server.methods == ["reset", "stop"]
+
+
+def no_ids(game):
+    return (
+        RESET + f"Game: {game}\nYou are Player 0.\n\nCurrent State:\nP0 hand: 1 2\n\nWaiting for Player -2 to move..."
+    )
+
+
+def crash(message):
+    return [(500, {"detail": f"{message}\nTraceback (most recent call last):\n  File x"})]
+
+
+def told(name, **changes):
+    return {"task_id": task_id(name), "game_name": name} | changes
+
+
+DEFECTS = [
+    (
+        "goofspiel",
+        {"reset": answer(no_ids("goofspiel"), **told("goofspiel"))},
+        "no legal actions.*other cards than asked",
+    ),
+    ("hearts", {"reset": crash("action_id != kInvalidAction")}, 'kInvalidAction.*opponent "random"'),
+    ("oware", {"reset": crash("Unknown parameter 'seeds_per_house'")}, "seeds_per_house.*cannot load"),
+    ("blackjack", {"reset": crash("invalid literal for int(): 'T'")}, "literal.*at a Ten"),
+    ("leduc_poker", {"step": crash("boom")}, "step: HTTP 500: boom$"),
+    ("leduc_poker", {"step": answer("", error="invalid_action")}, "invalid_action"),
+    ("leduc_poker", {"step": answer("", done=True, error="episode_not_found")}, "episode_not_found"),
+    ("leduc_poker", {"step": answer("", done=True, reward=1.5)}, r"score 1.5 is not in \[0, 1\]"),
+    ("leduc_poker", {"step": answer("", done=True, reward=None)}, "score None"),
+    ("leduc_poker", {"step": answer("", done=True, reward=0.5) | {"truncated": True}}, "ended the episode early"),
+    ("leduc_poker", {"step": answer("Your turn")}, "no legal actions"),
+    ("leduc_poker", {"step": None}, "step: answered with 'None'"),
+    ("leduc_poker", {"step": answer("x") | {"episode_id": None}}, "without an observation or an episode_id"),
+    ("leduc_poker", {"step": [(200, ["what"])]}, "not the affinetes protocol"),
+    ("leduc_poker", {"step": [(404, {"detail": "Method not found: step"})]}, "HTTP 404: Method not found: step"),
+    ("leduc_poker", {"reset": answer(RESET, llm_player_id=None)}, "does not tell the seat"),
+    ("leduc_poker", {"reset": answer(RESET, seed=5)}, "asked for .*'seed': 4.*plays leduc_poker with .*'seed': 5"),
+    ("leduc_poker", {"reset": answer(RESET, opponent_type="mcts")}, "'opponent': 'mcts'"),
+    ("kuhn_poker", {"reset": answer(RESET, **told("kuhn_poker", game_name="goofspiel"))}, "plays goofspiel"),
+]
+
+
+def config_of(url, **changes):
+    return EnvConfig(env_mode="url", env_url=url, **({"env_timeout": 20.0} | changes))
+
+
+@pytest.mark.parametrize(("name", "replies", "message"), DEFECTS)
+def test_a_server_that_errs_fails_the_episode(name, replies, message):
+    server = PublicServer(**replies)
+    with scripted_server(server) as url:
+        [episode] = play(config_of(url), random_player(), [Task(task_id(name), 4, "random")])
+    assert (episode.outcome, episode.score) == ("failed", 0.0)
+    error = episode.info["error"]
+    assert error.startswith(f"ServerError: {name} on http://")
+    assert re.search(message, error), error
+    assert "\n" not in error
+    assert len(error) < 600
+    started = "step" in replies or isinstance(replies["reset"], dict)
+    assert server.methods.count("stop") == started
+
+
+def test_a_failed_episode_leaves_the_others_alone():
+    def mixed(method, kwargs):
+        if method == "reset" and kwargs["seed"] == 1:
+            return 500, {"detail": "boom"}
+        reply = PublicServer()(method, kwargs)
+        if method == "reset":
+            reply[1]["result"]["info"]["seed"] = kwargs["seed"]
+        return reply
+
+    with scripted_server(mixed) as url:
+        episodes = play(config_of(url), random_player(), [Task(task_id("leduc_poker"), s) for s in range(3)])
+    assert [(e.outcome, e.score) for e in episodes] == [("finished", 0.75), ("failed", 0.0), ("finished", 0.75)]
+
+
+@pytest.mark.parametrize("opponent", ["mcts:20x1", "ismcts"])
+def test_public_servers_play_at_random_for_opponents_they_do_not_know(opponent):
+    server = PublicServer(reset=answer(RESET, opponent_type=opponent))
+    with env_on(server) as env, pytest.raises(ServerError, match="silently play at random"):
+        env.reset(Task(task_id("leduc_poker"), 4, opponent))
+
+
+def test_tasks_that_no_server_can_play():
+    server = PublicServer()
+    with env_on(server) as env:
+        for task, message in (
+            (Task(-1), "0 to 2799999999"),
+            (Task(0, 0, "self"), "'self' cannot play on a server"),
+            (Task(0, 0, "past:x"), "cannot play on a server"),
+            (Task(0, 0, "bad"), "allowed are random"),
+        ):
+            with pytest.raises(ValueError, match=message):
+                env.reset(task)
+    assert server.calls == []
+
+
+def test_a_second_reset_and_an_early_close_stop_the_episode_once():
+    server = PublicServer()
+    with env_on(server) as env:
+        env.reset(TASK)
+        env.reset(TASK)
+        env.close()
+        env.close()
+        with pytest.raises(RuntimeError, match="reset"):
+            env.step("3")
+    assert server.methods == ["reset", "stop", "reset", "stop"]
+
+
+def test_an_episode_that_cannot_be_stopped_still_counts():
+    server = PublicServer(stop=crash("lost") + crash("lost"))
+    with scripted_server(server) as url:
+        [episode] = play(config_of(url), random_player(), [TASK])
+    assert (episode.outcome, episode.score) == ("finished", 0.75)
+
+
+# --- connections --------------------------------------------------------------------------------------------------
+
+BUSY = (503, {"detail": "busy"})
+
+
+def test_what_was_not_carried_out_is_repeated():
+    server = PublicServer()
+    first, end = server.replies["reset"], server.replies["step"]
+    server.replies["reset"] = [BUSY, (502, {}), None, (504, {}), ok(first)]
+    server.replies["step"] = [BUSY, BUSY, ok(end)]
+    with env_on(server) as env:
+        env.reset(TASK)
+        assert env.step("3").score == 0.75
+    assert server.methods == ["reset"] * 5 + ["step"] * 3 + ["stop"]
+
+
+@pytest.mark.parametrize("reply", [(502, {}), (504, {}), (500, {}), None])
+def test_a_step_that_may_have_been_played_is_not_repeated(reply):
+    server = PublicServer(step=[reply, ok(answer("", done=True, reward=1.0))])
+    with env_on(server) as env:
+        env.reset(TASK)
+        with pytest.raises(ServerError, match="step: "):
+            env.step("3")
+    assert server.methods == ["reset", "step", "stop"]
+
+
+def test_repetition_ends():
+    server = PublicServer(reset=[BUSY] * 20)
+    with env_on(server) as env, pytest.raises(ServerError, match="HTTP 503: busy"):
+        env.reset(TASK)
+    assert server.methods == ["reset"] * client.ATTEMPTS
+
+
+def test_a_server_that_starts_late_is_waited_for(monkeypatch):
+    monkeypatch.setattr(client, "FIRST_WAIT", 0.5)
+    with socket.socket() as reserved:
+        reserved.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{reserved.getsockname()[1]}"
+    env = make_env(config_of(url))
+    with pytest.raises(ServerError, match="no connection"):
+        make_env(config_of(url, env_timeout=0.2)).reset(TASK)
+    late = threading.Timer(0.6, lambda: servers.enter_context(scripted_server(PublicServer(), url)))
+    with contextlib.ExitStack() as servers:
+        late.start()
+        assert env.reset(TASK).legal
+        env.close()
+
+
+# --- configuration and docker -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"env_mode": "url"}, "env_url '' is not allowed.*http://"),
+        ({"env_mode": "url", "env_url": "localhost:8765"}, "env_url 'localhost:8765'"),
+        *(
+            ({"env_url": f"http{url}"}, "^env_url is not allowed: .*without user, password or query$")
+            for url in ("://user:secret@127.0.0.1:9100", "s://secret@x/", "://x/?key=secret", "://x/a#secret")
+        ),
+        ({"env_image": "https://me:secret@registry/games:1"}, "^env_image is not allowed: the name of an image"),
+        ({"env_mode": "docker", "env_image": ""}, "env_image '' is not allowed"),
+        ({"env_mode": "url", "env_url": "http://x", "prompt": "compact"}, "prompt 'compact'"),
+        ({"env_mode": "url", "env_url": "http://x", "env_type": "trace"}, "env_type 'trace'"),
+        ({"env_mode": "url", "env_url": "http://x", "env_timeout": 0}, "env_timeout 0"),
+        ({"env_mode": "url", "env_url": "http://x", "env_timeout": "9"}, "env_timeout '9'"),
+    ],
+)
+def test_what_a_server_needs_is_checked_before_anything_is_called(changes, message):
+    with pytest.raises(ValueError, match=message) as error:
+        EnvConfig(**changes)
+    assert "\n" not in str(error.value)
+    assert "secret" not in str(error.value)
+
+
+def test_docker_without_the_package_is_one_line(monkeypatch):
+    monkeypatch.setitem(sys.modules, "affinetes", None)
+    with pytest.raises(ConfigError, match=r"pip install affinetes==0.2.0$"):
+        make_env({"env_mode": "docker", "env_image": "image"})
+
+
+class Container:
+    """What ``affinetes.load_env`` returns: asynchronous methods, here those of a running server."""
+
+    def __init__(self, url):
+        self.client, self.cleaned = httpx.AsyncClient(base_url=url), False
+
+    async def _call(self, method, kwargs):
+        response = await self.client.post("/call", json={"method": method, "kwargs": kwargs})
+        response.raise_for_status()
+        return response.json()["result"]
+
+    def __getattr__(self, method):
+        return lambda **kwargs: self._call(method, kwargs)
+
+    async def cleanup(self):
+        self.cleaned = True
+
+
+def test_docker_starts_one_container_for_all_games(monkeypatch):
+    started = []
+    affinetes._container.cache_clear()
+    with running_server() as url:
+
+        def load_env(**kwargs):
+            started.append(kwargs)
+            return Container(url)
+
+        monkeypatch.setitem(sys.modules, "affinetes", types.SimpleNamespace(load_env=load_env))
+        tasks = [Task(task_id(name), seed, "random") for name in ("leduc_poker", "hex") for seed in range(4)]
+        docker = {"env_mode": "docker", "env_image": "games:1"}
+        episodes = play(docker, FunctionPlayer(lambda query: min(query.legal)), tasks)
+        local = play({}, FunctionPlayer(lambda query: min(query.legal)), tasks)
+        assert [(e.outcome, e.score) for e in episodes] == [(e.outcome, e.score) for e in local]
+        connection = affinetes._container("games:1")
+        connection.close()
+        assert connection._env.cleaned
+    assert started == [{"image": "games:1", "mode": "docker"}]
+
+
+def test_docker_that_cannot_start_is_one_line(monkeypatch):
+    def load_env(**kwargs):
+        raise OSError("cannot reach\nthe daemon")
+
+    affinetes._container.cache_clear()
+    monkeypatch.setitem(sys.modules, "affinetes", types.SimpleNamespace(load_env=load_env))
+    with pytest.raises(ConfigError, match="games:1 cannot be started: cannot reach the daemon"):
+        make_env({"env_mode": "docker", "env_image": "games:1"})
+
+
+def test_a_container_that_hangs_or_raises_fails_the_call(monkeypatch):
+    async def reset(**kwargs):
+        if kwargs["seed"] == 4:
+            raise ValueError("HTTP 500: bad\nTraceback (most")
+        await asyncio.sleep(60)
+
+    async def cleanup():
+        pass
+
+    container = types.SimpleNamespace(reset=reset, cleanup=cleanup)
+    affinetes._container.cache_clear()
+    monkeypatch.setitem(sys.modules, "affinetes", types.SimpleNamespace(load_env=lambda **kwargs: container))
+    env = make_env({"env_mode": "docker", "env_image": "games:1", "env_timeout": 0.3})
+    with pytest.raises(ServerError, match=r"reset: HTTP 500: bad$"):
+        env.reset(TASK)
+    with pytest.raises(ServerError, match=r"no answer within 0\.3 s"):
+        env.reset(Task(TASK.task_id, 5))

@@ -1,0 +1,491 @@
+"""The trace environment: golden rows, safe injection, scores, programs of every level, sources, contract."""
+
+import ast
+import dataclasses
+import json
+import random
+import re
+import sys
+from pathlib import Path
+
+import pytest
+from players import FunctionPlayer
+
+from config.reader import ConfigError, load_config
+from env_wrapper import EnvConfig, Task
+from envs.contract import check_contract
+from envs.trace import TASKS_PER_LEVEL, TraceConfig, TraceEnv, inject, inject_safe, load_programs, programs, score
+from envs.trace.prints import clean, leading_share
+from envs.trace.programs import CONSTRUCTS, LEVELS, generate
+from envs.trace.sandbox import Limits, Run, Sandbox, SandboxError
+from evaluation.measure import evaluate
+
+GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "trace.json").read_text())
+ROWS = [row for row in GOLDEN["rows"] if row["py312_same"] or sys.version_info < (3, 12)]
+BROKEN = {row["name"] for row in ROWS if row["stderr_last_line"] and not row["original_stderr_last_line"]}
+LEVEL = TASKS_PER_LEVEL
+
+
+@pytest.fixture(scope="module")
+def box():
+    with Sandbox(min_level=0, spares=3) as made:
+        yield made
+
+
+def new_env(prompt="full", protocol="affinetes", **settings):
+    return TraceEnv(EnvConfig(env_type="trace", prompt=prompt, protocol=protocol, answer_mode="free"), settings)
+
+
+# Injection and comparison
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: f"{row['name']}-{row['task_id']}")
+def test_golden_injection(row):
+    assert inject(row["program"], row["task_id"]) == row["transformed"]
+
+
+def test_golden_output(box):
+    runs = box.run_many([(row["transformed"], row["stdin"]) for row in ROWS])
+    for row, run in zip(ROWS, runs, strict=True):
+        assert run.stdout == row["stdout"], row["name"]
+        assert run.stdout.strip() == row["ground_truth"]
+        assert (run.stderr.strip().split("\n")[-1] or None) == row["stderr_last_line"]
+
+
+@pytest.mark.parametrize("pair", GOLDEN["compare"], ids=lambda pair: repr(pair["prediction"][:20]))
+def test_golden_comparison(pair):
+    assert clean(pair["prediction"]) == pair["cleaned"]
+    assert score(pair["expected"], pair["prediction"]) == pair["score"]
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: f"{row['name']}-{row['task_id']}")
+def test_safe_injection_never_breaks_a_program(row, box):
+    shown, run = inject_safe(row["program"], row["task_id"], lambda program: box.run_trusted(program, row["stdin"]))
+    if row["stderr_last_line"] == row["original_stderr_last_line"]:
+        assert shown == row["transformed"]
+        return
+    assert run.status == "ok"
+    left_out = set(row["transformed"].split("\n")) - set(shown.split("\n"))
+    assert left_out
+    assert all(line.strip().startswith("print('__DBG_") for line in left_out)
+    plain = [line for line in run.stdout.split("\n") if not line.startswith("__DBG_")]
+    assert plain == row["original_stdout"].split("\n")
+
+
+def test_some_golden_rows_break():
+    assert {"untaken_branch", "del_var"} <= BROKEN
+
+
+SWALLOWING = """
+def f(flag):
+    for i in range(3):
+        try:
+            if flag:
+                hidden = 1
+            if i:
+                x = 5
+        except Exception:
+            print('caught')
+    return 0
+f(False)
+"""
+
+
+def test_safe_injection_sees_swallowed_exceptions(box):
+    """A print that raises inside a try ends no program, but changes what it does."""
+    changed = 0
+    for seed in range(40):
+        public = box.run_trusted(inject(SWALLOWING, seed))
+        shown, run = inject_safe(SWALLOWING, seed, box.run_trusted)
+        changed += "caught" in public.stdout
+        assert "caught" not in run.stdout
+        assert run == box.run_trusted(shown)._replace(seconds=run.seconds)
+    assert changed
+
+
+def test_safe_injection_with_shadowed_builtins(box):
+    program = "type = 3\nrows = [1]\nstr = 'x'\nrows += [2]\nrows += [3]\nprint(type, str)"
+    results = [inject_safe(program, seed, box.run_trusted)[1] for seed in range(20)]
+    assert {run.status for run in results} == {"ok"}
+
+
+def test_at_most_so_many_prints():
+    program = "\n".join(f"x{n} = {n}" for n in range(40))
+    assert max(inject(program, seed).count("__DBG_") for seed in range(20)) == 6
+    assert max(inject(program, seed, 2).count("__DBG_") for seed in range(20)) == 2
+    assert inject(program, 1, 0) == program
+
+
+@pytest.mark.parametrize(("site", "probability"), [("if y:\n    pass", 0.4), ("y.z = 1", 0.6), ("y.z += 1", 0.6)])
+def test_how_often_a_site_gets_a_print(site, probability):
+    for seed in range(300):
+        drawn = random.Random(seed).random() < probability
+        assert ("__DBG_0__" in inject(f"for x in y:\n    pass\n{site}", seed)) == drawn
+
+
+def test_which_statements_get_prints():
+    """Names of while, with, try, class and async bodies are not seen and they get no prints; for-else bodies do."""
+    hidden = "while y:\n    a = 1\nwith y:\n    b = 1\ntry:\n    c = 1\nfinally:\n    d = 1\nclass C:\n    e = 1"
+    assert all(inject(hidden, seed) == ast.unparse(ast.parse(hidden)) for seed in range(20))
+    shown = "async def g(n):\n    if n:\n        p = 1\ndef h(q, *r, s=1, **t):\n    u = q\n"
+    shown += "for v in w:\n    pass\nelse:\n    x = 2"
+    seen = {name for seed in range(60) for name in re.findall(r"repr\((\w+)\)", inject(shown, seed))}
+    assert seen == {"p", "q", "u", "v", "x"}
+
+
+def test_not_python():
+    assert inject("def f(:", 0).startswith("# Syntax Error in source: invalid syntax")
+    assert inject("```python\nx = 1\n```", 3) == inject("x = 1", 3)
+
+
+SCORES = [
+    ("1 2", "12", 1.0, 0.0),
+    ("a\nb", "a\nb\n", 1.0, 1.0),
+    ("a\nb", "A\nB", 1.0, 0.0),
+    ("a", "```\na\n```", 1.0, 1.0),
+    ("a", "<think>b</think>a", 1.0, 1.0),
+    ("a", "<THINK>b</THINK>a", 0.0, 0.0),
+    ("a", "b</thinking>a", 1.0, 1.0),
+    ("a", "<thinking>x<think>y</thinking>z</think>a", 0.0, 0.0),
+    ("a", "", 0.0, 0.0),
+    ("a  b", "a b", 1.0, 0.0),
+]
+
+
+@pytest.mark.parametrize(("expected", "prediction", "public", "exact"), SCORES)
+def test_scores(expected, prediction, public, exact):
+    assert score(expected, prediction) == public
+    assert score(expected, prediction, "native") == exact
+
+
+def test_score_names_its_protocols():
+    with pytest.raises(ValueError, match="'strict' is not known: affinetes or native"):
+        score("a", "a", "strict")
+
+
+SHARES = [("a\nb\nc\nd", "a\nb\nx\nd", 0.5), ("a\nb", "a\nb\nc\nd", 0.5), ("a\nb", "x\nb", 0.0), ("a\nb", "A \nb", 1.0)]
+
+
+@pytest.mark.parametrize(("expected", "prediction", "share"), SHARES)
+def test_leading_share(expected, prediction, share):
+    assert leading_share(expected, prediction) == share
+
+
+def test_partial_credit():
+    task = Task(3 * LEVEL, 1)
+    for partial in (False, True):
+        env = new_env(partial_credit=partial)
+        env.reset(task)
+        expected = env._task.expected
+        lines = expected.split("\n")
+        assert len(lines) > 1
+        step = env.step("\n".join([*lines[:-1], "wrong"]))
+        assert step.score == ((len(lines) - 1) / len(lines) if partial else 0.0)
+        env.reset(task)
+        assert env.step(expected).score == 1.0
+
+
+# Programs
+
+
+def test_generated_programs_end_alike_in_two_hash_seeds(box):
+    """Of every level; ten thousand in the slow test below."""
+    check_programs(box, 60)
+
+
+@pytest.mark.slow
+def test_ten_thousand_generated_programs(box):
+    check_programs(box, 1000)
+
+
+def check_programs(box, per_level):
+    with Sandbox(min_level=0, hash_seed=4242) as other:
+        seen = set()
+        for level in range(LEVELS):
+            lengths = []
+            for seed in range(per_level):
+                program = generate(level, seed)
+                assert program == generate(level, seed)
+                run, again = box.run_trusted(*program), other.run_trusted(*program)
+                assert run.status == "ok", (program, run)
+                assert run.stdout == again.stdout, program
+                assert run.stdout.strip(), program
+                assert run.seconds < 1
+                seen.add(program)
+                lengths.append(len(program.program))
+            assert sum(lengths) / len(lengths) > (level > 0) * 50, "programs grow with the level"
+        assert len(seen) >= 0.99 * LEVELS * per_level
+
+
+def test_trusted_runs_equal_runs_in_an_interpreter_of_their_own(box):
+    programs = [generate(level, f"own {seed}") for level in range(LEVELS) for seed in range(4)]
+    alone = box.run_many(programs)
+    assert [run.stdout for run in alone] == [box.run_trusted(*program).stdout for program in programs]
+
+
+@pytest.mark.parametrize("level", [2, 5, LEVELS - 1])
+def test_every_construct_appears(level, monkeypatch):
+    """Each construct of the level and those below is really drawn, and none above."""
+    drawn = set()
+
+    def noting(number, function):
+        def noted(writer):
+            drawn.add(number)
+            function(writer)
+
+        return noted
+
+    noted = [(minimum, noting(number, function)) for number, (minimum, function) in enumerate(CONSTRUCTS)]
+    monkeypatch.setattr(programs, "CONSTRUCTS", noted)
+    for seed in range(600):
+        generate(level, seed)
+    assert drawn == {number for number, (minimum, _) in enumerate(noted) if minimum <= level}
+
+
+WANTED = {
+    "for": 3, "while": 3, "def": 6, "lambda": 6, "class": 8, "try": 8, "raise": 8, "yield": 9, "nonlocal": 9,
+    "input()": 7, "return": 6, ".append(": 5, ".upper()": 4, "{": 7, "import": 9, "match": 9, "super()": 8,
+}  # fmt: skip
+
+
+def test_levels_bring_what_they_say():
+    texts = {level: "\n".join(generate(level, seed).program for seed in range(300)) for level in range(LEVELS)}
+    for word, level in WANTED.items():
+        assert word in texts[level], (word, level)
+        if word != "{":
+            assert all(word not in texts[lower] for lower in range(level)), word
+
+
+def test_level_0_is_one_digit_from_two():
+    for seed in range(300):
+        program = generate(0, seed).program
+        assert re.fullmatch(r"([a-z]) = \d\n([a-z] = [^\n]+\n)?print\([^\n]+\)\n", program), program
+        assert len(program) <= 30
+
+
+def test_no_such_level():
+    with pytest.raises(ValueError, match="level 10 does not exist: 0 to 9"):
+        generate(10, 0)
+
+
+# The environment
+
+
+@pytest.mark.parametrize("level", range(LEVELS))
+@pytest.mark.parametrize("prompt", ["full", "compact"])
+def test_contract(level, prompt):
+    steps = check_contract(lambda: new_env(prompt), Task(level * LEVEL + 7, 3), lambda step, rng: "wrong")
+    first, last = steps
+    assert first.info["game"] == f"trace_l{level}"
+    assert (first.info["seat"], first.info["attempt"], first.info["adapter"], first.legal) == (0, 1, None, {})
+    assert (last.score, last.info["exact"], last.info["match"]) == (0.0, 0.0, 0.0)
+    assert len(last.info["history"]) == 1
+
+
+def test_right_answers_score_one():
+    for level in range(LEVELS):
+        env = new_env()
+        env.reset(Task(level * LEVEL, 11))
+        step = env.step(f"<think>hm</think>```\n{env._task.expected}\n```")
+        assert (step.score, step.info["exact"], step.info["match"], step.info["share"]) == (1, 1, 1, 1)
+        assert step.info["expected"] == env_expected(level)[:500]
+
+
+def env_expected(level):
+    env = new_env()
+    env.reset(Task(level * LEVEL, 11))
+    return env._task.expected
+
+
+def test_native_protocol_is_exact():
+    for protocol, wanted in (("affinetes", 1.0), ("native", 0.0)):
+        env = new_env(protocol=protocol)
+        env.reset(Task(3 * LEVEL, 5))
+        assert env.step(env._task.expected.replace("\n", "")).score == wanted
+
+
+def test_task_and_seed_decide_the_program():
+    def text(task_id, seed):
+        return new_env().reset(Task(task_id, seed)).text
+
+    assert text(LEVEL, 1) == text(LEVEL, 1)
+    assert len({text(LEVEL, 1), text(LEVEL, 2), text(LEVEL + 1, 1), text(LEVEL, None)}) == 4
+
+
+def test_easy_levels_have_fewer_prints():
+    most = [
+        max(new_env("compact").reset(Task(level * LEVEL + n, 0)).text.count("'__DBG_") for n in range(40))
+        for level in range(LEVELS)
+    ]
+    assert most == [0, 0, 1, 2, 3, 4, 5, 6, 6, 6]
+
+
+@pytest.mark.parametrize("task_id", [-1, LEVELS * LEVEL])
+def test_task_ids_out_of_range(task_id):
+    with pytest.raises(ValueError, match=rf"task_id {task_id} is out of range: allowed are 0 to 99999999"):
+        new_env().reset(Task(task_id))
+
+
+def test_no_secret_in_the_prompt_and_no_answer_either():
+    env = new_env("compact")
+    step = env.reset(Task(LEVEL * 7 + 3, 2))
+    assert env._task.expected not in step.text
+    assert set(step.info) == {"game", "seat", "system", "attempt", "adapter", "history", "outcome"}
+
+
+# Programs of others
+
+
+@pytest.fixture
+def folder(tmp_path):
+    (tmp_path / "a.jsonl").write_text(
+        json.dumps({"program": "n = int(input())\nprint(n * 2)", "inputs": "21\n"})
+        + "\n\n"
+        + json.dumps({"program": "print('b')"})
+    )
+    (tmp_path / "b.py").write_text("s = input()\nprint(s[::-1])\n")
+    (tmp_path / "b.in").write_text("abc\n")
+    (tmp_path / "notes.txt").write_text("not a program")
+    return tmp_path
+
+
+def test_programs_of_a_folder(folder):
+    assert [row.inputs for row in load_programs(str(folder))] == ["21\n", "", "abc\n"]
+    assert len(load_programs(str(folder / "a.jsonl"))) == 2
+    answers = []
+    for task_id in (0, 1, 2, 3):
+        env = new_env(source=str(folder))
+        step = env.reset(Task(task_id, 99))
+        assert step.info["game"] == "trace"
+        assert inject(load_programs(str(folder))[task_id % 3].program, task_id) in step.text
+        answers.append(env._task.expected.split("\n")[-1])
+    assert answers == ["42", "b", "cba", "42"]
+
+
+def test_a_program_of_a_file_runs_once_whatever_the_seed(tmp_path, monkeypatch):
+    """Its output is known after the first time: thousands of episodes of a small file must not pay for it again."""
+    (tmp_path / "a.jsonl").write_text('{"program": "print(3)"}\n')
+    runs, real = [], Sandbox.run
+    monkeypatch.setattr(Sandbox, "run", lambda self, *args: runs.append(args) or real(self, *args))
+    source = str(tmp_path / "a.jsonl")
+    shown = {new_env(source=source).reset(Task(0, seed)).text for seed in (None, 1, 2)}
+    assert (len(shown), len(runs)) == (1, 1)
+
+
+BAD = [
+    ("nowhere", "is not there: generator, a folder"),
+    ("./a/b", "is not there"),
+    ("{folder}/empty", "holds no programs"),
+    ("{folder}/bad.jsonl", r'bad.jsonl:2: expected \{"program": text'),
+    ("{folder}/broken.jsonl", "broken.jsonl:1: Expecting"),
+]
+
+
+@pytest.mark.parametrize(("source", "message"), BAD)
+def test_bad_sources(source, message, tmp_path):
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "bad.jsonl").write_text('{"program": "1"}\n{"program": 1}\n')
+    (tmp_path / "broken.jsonl").write_text("{\n")
+    with pytest.raises(ValueError, match=message):
+        new_env(source=source.format(folder=tmp_path))
+
+
+def test_a_hub_dataset(monkeypatch):
+    class Datasets:
+        @staticmethod
+        def load_dataset(name, split):
+            assert (name, split) == ("owner/programs", "train")
+            return [{"program": "print(input())", "inputs": "hub\n"}]
+
+    monkeypatch.setitem(sys.modules, "datasets", Datasets)
+    env = new_env(source="owner/programs")
+    env.reset(Task(5))
+    assert env._task.expected == "hub"
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    with pytest.raises(ValueError, match="pip install datasets"):
+        new_env(source="owner/others")
+
+
+def test_programs_of_others_run_alone_and_only_in_a_sandbox(folder, monkeypatch):
+    calls = []
+    monkeypatch.setattr(Sandbox, "run_trusted", lambda *_: calls.append(1))
+    new_env(source=str(folder)).reset(Task(1))
+    assert not calls
+    monkeypatch.setattr("envs.trace.sandbox.probe", lambda: "none")
+    with pytest.raises(SandboxError, match="sandbox_min_level is 2"):
+        new_env(source=str(folder), sandbox_min_level=2)
+
+
+def test_a_program_that_does_not_end_is_no_task(tmp_path):
+    (tmp_path / "loop.py").write_text("while True: pass")
+    env = new_env(source=str(tmp_path))
+    env._workshop.sandbox.limits = Limits(wall_s=0.5)
+    with pytest.raises(ValueError, match="task_id 0: the program does not end within its limits: timeout"):
+        env.reset(Task(0))
+
+
+def test_a_program_that_crashes_is_one(tmp_path):
+    (tmp_path / "crash.py").write_text("print('so far')\n1 / 0")
+    env = new_env(source=str(tmp_path))
+    env.reset(Task(0))
+    assert env.step("so far").score == 1.0
+
+
+def test_tasks_are_not_run_twice(box, monkeypatch):
+    calls = []
+
+    def counted(self, program, inputs=""):
+        calls.append(program)
+        return Run("1\n", "", "ok", 0, 0.0)
+
+    monkeypatch.setattr(Sandbox, "run_trusted", counted)
+    for _ in range(3):
+        new_env().reset(Task(1, 4242))
+    assert len(calls) == 1
+
+
+# Configuration and play
+
+
+def test_configuration_file():
+    file = Path(__file__).parents[2] / "config" / "trace_config.json"
+    configs = load_config({"env": EnvConfig}, [file], skip_unknown_sections=True)
+    assert configs["env"].trace == dataclasses.asdict(TraceConfig())
+    assert (configs["env"].env_type, configs["env"].answer_mode, configs["env"].protocol) == (
+        "trace",
+        "free",
+        "affinetes",
+    )
+    with pytest.raises(ConfigError, match=r"trace\.sandbox_min_level = 3: expected an integer >= 0 and <= 2"):
+        load_config({"trace": TraceConfig}, sets=["trace.sandbox_min_level=3"])
+
+
+def test_knobs():
+    assert [*TraceConfig.__dataclass_fields__] == [
+        "source", "partial_credit", "sandbox_min_level",
+    ]  # fmt: skip
+
+
+def test_play():
+    from env_wrapper import play
+
+    tasks = [Task(level * LEVEL + 1, level, index=level) for level in range(LEVELS)]
+    player = FunctionPlayer(lambda query: random.Random(str(query.rng_key)).choice(["1", "2"]))
+    episodes = play({"env_type": "trace", "answer_mode": "free", "prompt": "compact"}, player, tasks)
+    assert [episode.outcome for episode in episodes] == ["finished"] * LEVELS
+    assert [episode.game for episode in episodes] == [f"trace_l{level}" for level in range(LEVELS)]
+    assert all(len(query.conversation) == 2 for query in player.queries)
+
+
+def test_an_evaluation_draws_from_all_rows_of_a_file(tmp_path):
+    """Seeds choose no row: an evaluation of the first task id alone would ask for one program again and again."""
+    (tmp_path / "a.jsonl").write_text("".join(f'{{"program": "print({i})"}}\n' for i in range(10)))
+    asked = []
+
+    def answer(query):
+        asked.append(query.conversation[-1]["content"])
+        return "0"
+
+    config = EnvConfig("trace", answer_mode="free", trace={"source": str(tmp_path / "a.jsonl")})
+    evaluate(FunctionPlayer(answer), config, [0], 60)
+    assert len(set(asked)) == 10

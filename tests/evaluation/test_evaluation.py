@@ -1,0 +1,454 @@
+"""Intervals, tests of differences, ratings and the tasks of an evaluation: against published and exact values."""
+
+import json
+import re
+from collections import Counter, defaultdict
+from dataclasses import replace
+from itertools import product
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from shapes import write_model
+from tiny import base_model, micro_config, tiny_policy
+
+import games
+import train_ppo
+from curriculum import EVAL_SEEDS, first_tasks
+from env_wrapper import Action, EnvConfig, Task, play
+from envs import exact
+from envs.openspiel import load_game, lone_query
+from envs.ratings import rate
+from evaluation.intervals import mean_interval, pair_means, paired_difference, student, wilson
+from evaluation.measure import GameResult, evaluate, exact_values, game_sets, paired_tasks, table_values
+from policy import load_policy, network
+from policy.chat import ChatFormat
+from policy.model import load_tokenizer
+from scripts.make_tiny_model import make_model
+from training import preflight
+from training.options import parse_args, read_config
+from utils import uniform
+
+KUHN, LEDUC, TIC_TAC_TOE = (
+    games.NAMES.index(name) * games.CONFIGS_PER_GAME for name in ("kuhn_poker", "leduc_poker", "tic_tac_toe")
+)
+GAMES_OF_AN_EVALUATION = 200
+
+
+class TablePlayer:
+    """Plays a table of ``exact``; it knows the position from the prompts that every information state is shown."""
+
+    def __init__(self, task_id, table, seed=0):
+        from envs.openspiel import table as shared_table
+        from envs.openspiel import user_message
+
+        shared, self.seed = shared_table(task_id), seed
+        self.probs = {}
+        for info in exact.information_states(shared.spiel):
+            legal = {a: info.state.action_to_string(info.seat, a) for a in info.state.legal_actions(info.seat)}
+            self.probs[user_message(shared.game, info.state, info.seat, legal, "full")] = table[info.key]
+
+    def act(self, queries):
+        return [Action(str(self._choose(query))) for query in queries]
+
+    def _choose(self, query):
+        probs, u = self.probs[query.conversation[-1]["content"]], uniform(self.seed, *query.rng_key)
+        ends = np.cumsum(list(probs.values()))
+        return list(probs)[int(np.searchsorted(ends, u * ends[-1], side="right"))]
+
+
+def outcomes_against_random(task_id, table, seat):
+    """Return -> probability of the player in ``seat``, by walking the whole game (positions met twice once)."""
+    game = load_game(task_id)
+    known: dict[str, dict[float, float]] = {}
+    uniform_table = exact.uniform_table(game)
+    perfect = task_id == TIC_TAC_TOE
+
+    def walk(state):
+        key = str(state) if perfect else state.history_str()
+        if key not in known:
+            total: dict[float, float] = defaultdict(float)
+            known[key] = total
+            if state.is_terminal():
+                total[state.returns()[seat]] = 1.0
+                return total
+            if state.is_chance_node():
+                moves = state.chance_outcomes()
+            else:
+                mover = state.current_player()
+                moves = (table if mover == seat else uniform_table)[exact.info_key(state, mover)].items()
+            for action, probability in moves:
+                for value, share in walk(state.child(action)).items() if probability else ():
+                    total[value] += probability * share
+        return known[key]
+
+    return walk(game.new_initial_state())
+
+
+def mixture(task_id, share):
+    """A player between uniform random (0) and the best response to it (1)."""
+    game = load_game(task_id)
+    best, uniform_table = exact.best_response_table(game), exact.uniform_table(game)
+    return {k: {a: share * best[k][a] + (1 - share) * p[a] for a in p} for k, p in uniform_table.items()}
+
+
+# --------------------------------------------------------------------------------------------------------- intervals
+
+
+@pytest.mark.parametrize(
+    ("hits", "n", "low", "high"),  # Newcombe 1998, "Two-sided confidence intervals for the single proportion", table I
+    [(81, 263, 0.2553, 0.3662), (15, 148, 0.0624, 0.1605), (0, 20, 0.0, 0.1611), (1, 29, 0.0061, 0.1718)],
+)
+def test_wilson_is_that_of_newcombes_table(hits, n, low, high):
+    found = wilson(hits / n, n)
+    assert (found.low, found.high) == pytest.approx((low, high), abs=5e-5)
+    mirrored = wilson(1 - hits / n, n)
+    assert (mirrored.low, mirrored.high) == pytest.approx((1 - high, 1 - low), abs=5e-5)
+
+
+def test_wilson_without_trials_knows_nothing():
+    assert wilson(0.5, 0)[1:] == (0.0, 1.0)
+
+
+@pytest.mark.parametrize(("degrees", "value"), [(1, 12.706), (5, 2.571), (9, 2.262), (30, 2.042), (99, 1.984)])
+def test_students_quantile_is_that_of_the_tables(degrees, value):
+    assert student(degrees) == pytest.approx(value, abs=5e-4)
+
+
+def test_units_are_pairs_of_seats_without_what_failed():
+    assert pair_means([1.0, 0.0, None, 0.5, None, None, 1.0, 1.0]).tolist() == [0.5, 0.5, 1.0]
+
+
+def test_the_mean_interval_is_students_where_scores_are_far_from_the_ends():
+    units = np.random.default_rng(0).normal(0.5, 0.02, 50)
+    found = mean_interval([units], 100)
+    half = student(49) * units.std(ddof=1) / 50**0.5
+    assert found == pytest.approx((units.mean(), units.mean() - half, units.mean() + half), abs=2e-5)
+
+
+def test_pairs_that_win_in_one_seat_and_lose_in_the_other_are_surer_than_their_games():
+    opposed = mean_interval([np.array([0.5, 0.5, 0.5, 0.6] * 10)], 80)
+    together = mean_interval([np.array([0.0, 1.0] * 20)], 80)
+    assert opposed.high - opposed.low < 0.04
+    assert 0.25 < together.high - together.low < 0.35  # as 40 games, not as 80: 0.31 against 0.22
+
+
+@pytest.mark.parametrize("score", [0.0, 0.5, 1.0])
+def test_games_that_all_end_alike_still_leave_doubt(score):
+    found = mean_interval([np.full(50, score)], 100)
+    assert found.estimate == score
+    assert 0 <= found.low <= score <= found.high <= 1
+    assert 0.03 < found.high - found.low < 0.25
+
+
+def test_strata_have_equal_weights_whatever_their_size():
+    many, few = np.full(400, 0.9), np.linspace(0.0, 0.2, 10)
+    assert mean_interval([many, few], 820).estimate == pytest.approx(0.5)
+    units = np.random.default_rng(0).normal(0.5, 0.1, 100)
+    one, two = mean_interval([units], 200), mean_interval([units, units], 400)
+    assert (two.high - two.low) / (one.high - one.low) == pytest.approx(0.5**0.5, rel=0.02)
+
+
+@pytest.mark.parametrize("task_id", [LEDUC, TIC_TAC_TOE])
+@pytest.mark.parametrize("share", [0.0, 0.5, 0.9, 1.0])
+def test_95_in_100_intervals_contain_the_exact_score(task_id, share):
+    """2,000 evaluations of 200 games, drawn from the exact distribution of outcomes in each seat."""
+    table, span = mixture(task_id, share), 2 * load_game(task_id).max_utility()
+    rng, seats = np.random.default_rng(int(10 * share)), []
+    for seat in (0, 1):
+        outcomes = outcomes_against_random(task_id, table, seat)
+        scores = np.array([value / span + 0.5 for value in outcomes])
+        seats.append(rng.choice(scores, p=list(outcomes.values()), size=(2000, GAMES_OF_AN_EVALUATION // 2)))
+    truth = table_values(table, task_id)[0] / 2 + 0.5
+    found = [mean_interval([units], GAMES_OF_AN_EVALUATION) for units in (seats[0] + seats[1]) / 2]
+    coverage = sum(interval.low <= truth <= interval.high for interval in found) / 2000
+    assert 0.935 <= coverage <= 0.965
+
+
+@pytest.mark.parametrize("task_id", [LEDUC, TIC_TAC_TOE])
+def test_played_games_have_the_exact_distribution_of_outcomes(task_id):
+    table, span = mixture(task_id, 0.5), 2 * load_game(task_id).max_utility()
+    [tasks] = paired_tasks([[(task_id, task_id)]], 1000, 7, "random")
+    episodes = play(EnvConfig(), TablePlayer(task_id, table), tasks)
+    for seat in (0, 1):
+        seen = Counter(round((e.score - 0.5) * span, 6) for e in episodes if e.info["seat"] == seat)
+        expected = {value: 500 * p for value, p in outcomes_against_random(task_id, table, seat).items() if p > 0.01}
+        chi2 = sum((seen[value] - n) ** 2 / n for value, n in expected.items())
+        assert chi2 < 3 * len(expected) + 10
+
+
+# -------------------------------------------------------------------------------------------------------- differences
+
+
+def test_a_difference_has_the_p_value_of_all_sign_flips():
+    units = np.array([0.1, 0.3, -0.05, 0.2, 0.4, 0.15, 0.0, 0.25])
+    flips = [abs(np.mean(units * signs)) for signs in product((-1, 1), repeat=len(units))]
+    exact_p = np.mean([flip >= abs(units.mean()) - 1e-12 for flip in flips])
+    found = paired_difference([units])
+    assert found.p == pytest.approx(exact_p, abs=0.01)
+    assert found.estimate == pytest.approx(units.mean())
+    assert found.low < found.estimate < found.high
+
+
+def test_the_interval_of_a_difference_is_as_wide_as_the_standard_error_says():
+    units = np.random.default_rng(1).normal(0.1, 0.3, 400)
+    found = paired_difference([units])
+    assert (found.high - found.low) / 2 == pytest.approx(1.96 * 0.3 / 20, rel=0.1)
+    assert found == paired_difference([units])
+
+
+def test_intervals_of_differences_of_few_deals_are_not_too_narrow():
+    """Of normal differences, 10 deals: with the normal quantile 8 % of the intervals miss the truth."""
+    rng = np.random.default_rng(0)
+    missed = 0
+    for _ in range(600):
+        found = paired_difference([rng.normal(0.1, 0.2, 10)])
+        missed += not found.low <= 0.1 <= found.high
+    assert 15 <= missed <= 45
+
+
+def test_a_single_deal_says_nothing():
+    assert paired_difference([np.array([0.5])])[:3] == (0.5, -2.0, 2.0)
+
+
+def test_strata_of_a_difference_are_averaged_and_players_that_play_alike_do_not_differ():
+    assert paired_difference([np.full(10, 0.4), np.full(300, 0.2)]).estimate == pytest.approx(0.3)
+    assert paired_difference([np.zeros(20)]) == (0.0, 0.0, 0.0, 1.0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["table", "model"])
+def test_a_player_is_seldom_found_better_than_itself(kind, tmp_path):
+    """500 comparisons of one player with itself, 60 real games each, the two sampling with different seeds."""
+    player: Any = TablePlayer(LEDUC, mixture(LEDUC, 0.5)) if kind == "table" else tiny_policy(tmp_path)
+    config = EnvConfig() if kind == "table" else micro_config(tmp_path).env
+    false = {"p": 0, "interval": 0}
+    for trial in range(500):
+        [tasks] = paired_tasks([[(LEDUC, LEDUC)]], 60, trial, "random")
+        scores = []
+        for player.seed in (1, 2):
+            scores.append([episode.score for episode in play(config, player, tasks)])
+        found = paired_difference([pair_means(np.subtract(*scores).tolist())])
+        false["p"] += int(found.p < 0.05)
+        false["interval"] += int(not found.low <= 0 <= found.high)
+    assert max(false.values()) <= 35
+
+
+# ------------------------------------------------------------------------------------------------------------ ratings
+
+
+def test_ratings_are_elos_where_the_odds_are_known():
+    wins = np.array([[1.0, 1.0]] * 1500 + [[0.0, 0.0]] * 500)
+    [strong, weak] = rate({(0, 1): [wins]}, 2, anchor=1)
+    assert weak == (0.0, 0.0, 0.0)
+    assert strong.points == pytest.approx(190.85, abs=1)  # 400 log10(3)
+    assert strong.low < strong.points < strong.high
+    assert strong.high - strong.low == pytest.approx(2 * 1.96 * 400 / np.log(10) / (2000 * 0.75 * 0.25) ** 0.5, rel=0.2)
+
+
+def test_draws_count_half_for_each_and_unbeaten_players_have_finite_ratings():
+    drawn, unbeaten = np.full((50, 2), 0.5), np.ones((50, 2))
+    ratings = rate({(0, 1): [drawn], (0, 2): [unbeaten], (1, 2): [unbeaten]}, 3, anchor=2)
+    assert ratings[0].points == pytest.approx(ratings[1].points, abs=1)
+    assert 400 < ratings[0].points < 2000
+    half_drawn = np.array([[1.0, 0.5]] * 1000)  # three points of four, as three wins in four games
+    assert rate({(0, 1): [half_drawn]}, 2, anchor=1)[0].points == pytest.approx(190.85, abs=1)
+
+
+def test_a_rating_uses_all_games_and_orders_players_that_met_only_through_others():
+    better = np.array([[1.0, 0.0], [1.0, 1.0], [1.0, 0.5]] * 20)
+    ratings = rate({(0, 1): [better, better], (2, 1): [1 - better]}, 3, anchor=1)
+    assert ratings[0].points > 100 > -100 > ratings[2].points
+
+
+# -------------------------------------------------------------------------------------------------------------- tasks
+
+
+def test_an_item_is_a_name_a_configuration_a_task_or_a_range():
+    hexes, size = games.NAMES.index("hex") * games.CONFIGS_PER_GAME, games.CONFIGS_PER_GAME
+    assert game_sets(["hex", "hex#3", f"{hexes}", f"{hexes + 1}-{hexes + 2}", [LEDUC, LEDUC]]) == {
+        "hex#*": [(hexes, hexes + size - 1)], "hex#3": [(hexes + 3, hexes + 3)], "hex": [(hexes, hexes)],
+        "hex#1-2": [(hexes + 1, hexes + 2)], "leduc_poker": [(LEDUC, LEDUC)],
+    }  # fmt: skip
+    assert game_sets(["kuhn_poker"]) == {"kuhn_poker": [(KUHN, KUHN + size - 1)]}  # one configuration, whatever the id
+    assert list(game_sets([[KUHN + size - 1, KUHN + size]])) == ["kuhn_poker#99999999", "tic_tac_toe"]
+    assert list(game_sets(["2048"])) == ["2048"]  # the game, not the task
+
+
+@pytest.mark.parametrize("item", ["ches", "hex#x", "ches#1", "5-3", "9900000000", f"hex#{10**8}", "hex#-1"])
+def test_an_item_that_does_not_exist_is_refused(item):
+    with pytest.raises(ValueError, match=r"known|out of range"):
+        game_sets([item])
+
+
+def test_everyone_gets_the_same_deals_in_both_seats_and_on_reserved_seeds():
+    sets = list(game_sets(["leduc_poker", "hex"]).values())
+    leduc, hexes = paired_tasks(sets, 20, 3, "random")
+    against_search = paired_tasks(sets, 20, 3, "mcts:5x1")
+    for ours, theirs in zip(leduc + hexes, against_search[0] + against_search[1], strict=True):
+        assert (ours.task_id, ours.seed, ours.index) == (theirs.task_id, theirs.seed, theirs.index)
+    for even, odd in zip(hexes[::2], hexes[1::2], strict=True):
+        assert even.task_id == odd.task_id
+        assert even.seed is not None
+        assert (even.seed % 2, odd.seed) == (0, even.seed + 1)
+    tasks = leduc + hexes
+    assert all(task.seed in EVAL_SEEDS for task in tasks)
+    assert len({task.index for task in tasks}) == 40
+    assert max(task.index for task in tasks) < 0
+    assert len({task.task_id for task in hexes}) > 4
+    other = paired_tasks(sets, 20, 4, "random")
+    assert not {task.seed for task in other[0]} & {task.seed for task in leduc}
+
+
+def test_values_of_the_uniform_player_and_of_the_best_response_are_those_of_their_tables():
+    game = load_game(KUHN)
+    own, random, best = table_values(exact.uniform_table(game), KUHN)
+    assert own == pytest.approx(random)
+    assert best > random
+    assert table_values(exact.best_response_table(game), KUHN)[0] == pytest.approx(best)
+    assert table_values(exact.uniform_table(game), KUHN)[1] == pytest.approx(0.0)  # 1/8 in one seat, -1/8 in the other
+
+
+def test_the_share_lies_between_random_play_and_the_best_response():
+    def share(exact, ceiling):
+        return GameResult("g", 1, 0.0, 0.0, 0.0, 0.0, exact=exact, random=0.2, ceiling=ceiling).share
+
+    assert [share(value, 0.8) for value in (0.2, 0.8, 0.35, -0.1)] == pytest.approx([0, 1, 0.25, -0.5])
+    assert share(1.0, 0.2) is None
+    assert share(None, 0.8) is None
+
+
+def test_a_task_of_the_evaluation_is_played_as_any_other():
+    [tasks] = paired_tasks([[(KUHN, KUHN)]], 2, 0, "random")
+    episodes = play(EnvConfig(), TablePlayer(KUHN, exact.uniform_table(load_game(KUHN))), tasks)
+    assert [e.info["seat"] for e in episodes] == [0, 1]
+    assert isinstance(tasks[0], Task)
+
+
+# ------------------------------------------------------------------------------------------------ what it costs
+
+
+@pytest.fixture(scope="module")
+def default_run(tmp_path_factory):
+    """The default configuration, with prompts no shorter than Qwen3's own; and on a network of one layer."""
+    folder = write_model("Qwen3-4B", tmp_path_factory.mktemp("shape") / "Qwen3-4B")
+    config = read_config(parse_args(["--set", f"model.model_name={folder}"], None))
+    small = tmp_path_factory.mktemp("small")
+    tokenizer = load_tokenizer(config.model)
+    make_model(len(tokenizer), 16, 1, 0.15, 0, "qwen3").save_pretrained(small)
+    tokenizer.save_pretrained(small)
+    model = replace(config.model, model_name=str(small), use_4bit=False, dtype="float32", device="cpu")
+    return config, SimpleNamespace(**vars(config) | {"model": model})
+
+
+def test_the_default_run_takes_at_most_300_forward_passes_before_its_first_step(default_run, monkeypatch):
+    config, small = default_run
+    chat = ChatFormat(load_tokenizer(config.model))
+    measured = preflight.measure_prompts(config, chat)
+    for game, first, later in (("tic_tac_toe", 284, 100), ("leduc_poker", 350, 92), ("clobber", 646, 214)):
+        prompts = measured[games.NAMES.index(game)]  # Qwen's own counts: docs/results.md, "Memory estimates"
+        assert np.mean(prompts.first) >= first
+        assert np.mean(prompts.later) >= later
+    assert preflight.exact_tasks(config, chat) == {}
+    policy, passes, real, told = load_policy(small), [], network.run_trunk, []
+    monkeypatch.setattr(network, "run_trunk", lambda *args, **options: passes.append(1) or real(*args, **options))
+    tasks = first_tasks(config.curriculum)
+    results = evaluate(policy, config.env, tasks, config.ppo.eval_games, exact_tasks=(),
+                       progress=lambda *progress: told.append(progress))  # fmt: skip
+    assert len(results) == 10
+    assert len(passes) <= 300
+    assert preflight.evaluation_work(config, chat)[0] == pytest.approx(len(passes), rel=0.25)
+    assert told[0] == ("evaluation: games", 0, 140)
+    assert told[-1] == ("evaluation: games", 140, 140)
+    assert len(told) > 20
+
+
+@pytest.mark.parametrize(
+    ("preset", "exact", "chosen"),
+    [
+        ("tiny", "auto", ["leduc_poker", "tic_tac_toe", "liars_dice_small", "goofspiel_small"]),
+        ("tiny", "never", []),
+        ("big", "auto", ["kuhn_poker"]),
+        ("big", "always", ["kuhn_poker", "leduc_poker", "tic_tac_toe"]),
+    ],
+)
+def test_exact_values_are_computed_where_they_are_cheap_for_the_model_or_asked_for(default_run, preset, exact, chosen):
+    sets = [f"ppo.eval_exact={exact}"]
+    if preset == "tiny":
+        sets.append(f"model.model_name={base_model()}")
+        config = read_config(
+            parse_args(["--config", "config/presets/tiny.json", *(w for s in sets for w in ("--set", s))], None)
+        )
+    else:
+        sets += [f"model.model_name={default_run[0].model.model_name}"]
+        config = read_config(parse_args([w for s in sets for w in ("--set", s)], None))
+        stage = replace(config.curriculum.stages[0], games=["kuhn_poker", "leduc_poker", "tic_tac_toe", "connect_four"])
+        config.curriculum = replace(config.curriculum, stages=[stage])
+    costs = preflight.exact_tasks(config, ChatFormat(load_tokenizer(config.model)))
+    assert {task_id: games.NAMES[task_id // games.CONFIGS_PER_GAME] for task_id in costs} == {
+        games.NAMES.index(name) * games.CONFIGS_PER_GAME: name for name in chosen
+    }
+
+
+def test_operations_are_two_a_weight_and_token_read(tmp_path):
+    """Kuhn poker: 12 information states, of two legal actions of one digit each."""
+    chat = ChatFormat(load_tokenizer(micro_config(tmp_path).model))
+    tokens = 0
+    for info in exact.information_states(load_game(KUHN)):
+        ids, shared = chat.first_prompt(lone_query(KUHN, info.state, info.seat, "full").conversation)
+        tokens += len(ids) - shared
+    assert preflight.exact_operations(KUHN, "full", chat, 1000) == pytest.approx(2 * 1000 * tokens)
+    assert preflight.exact_operations(KUHN + 4 * games.CONFIGS_PER_GAME, "full", chat, 1) > 0
+
+
+def test_exact_values_are_those_asked_for_and_tell_how_far_they_are(tmp_path):
+    policy, config, told = tiny_policy(tmp_path), micro_config(tmp_path).env, []
+    tell = lambda *progress: told.append(progress)  # noqa: E731
+    kuhn, leduc = evaluate(policy, config, [KUHN, LEDUC], 2, exact_tasks=[LEDUC], progress=tell)
+    assert kuhn.exact is None
+    assert leduc.exact is not None
+    states = [progress for progress in told if progress[0] == "evaluation: states of leduc_poker"]
+    assert [done for _, done, _ in states] == [0, 512]
+    assert states[0][2] == 936
+    assert leduc.exact == exact_values(policy, config, LEDUC)[0]
+
+
+def test_the_legal_rate_counts_answers_that_were_asked_for_again():
+    class Stubborn:
+        """Illegal twice, then legal; in seat 1 illegal for ever."""
+
+        def act(self, queries):
+            legal = [q.rng_key[-1] == 3 and q.seat == 0 for q in queries]
+            return [
+                Action(str(next(iter(q.legal))) if fine else "none") for q, fine in zip(queries, legal, strict=True)
+            ]
+
+    [found] = evaluate(Stubborn(), EnvConfig(), [TIC_TAC_TOE], 2)
+    episodes = play(EnvConfig(), Stubborn(), paired_tasks([[(TIC_TAC_TOE, TIC_TAC_TOE)]], 2, 0, "random")[0])
+    decisions = episodes[0].info["n_decisions"][0]
+    assert found.forfeited == 1
+    assert found.legal_rate == pytest.approx(decisions / (3 * decisions + 3))
+
+
+def test_dry_run_tells_what_the_evaluation_takes(tmp_path):
+    said = preflight.describe(micro_config(tmp_path, ppo={"legal_mass_coef": 0.1}))
+    assert re.search(
+        r"evaluation, before and after: 4 games of each of 2, about [1-9] forward passes and \d+ tok", said
+    )
+    assert "tokens; exact values of leduc_poker, kuhn_poker (ppo.eval_exact auto)" in said
+    assert "and as many games with free answers (ppo.legal_mass_coef > 0)" in said
+    assert "it takes at least 0m00s each time, at the speed of this machine's matrix products" in said
+
+
+@pytest.mark.slow
+def test_the_smol_preset_begins(tmp_path, capsys):
+    """One step of 8 games with the pretrained model that ``make test-all`` fetches."""
+    sets = ["ppo.num_train_steps=1", "ppo.batch_size=8", "ppo.mini_batch_size=8", "ppo.eval_games=2",
+            "ppo.eval_exact=never", "ppo.max_new_tokens=3", "model.dtype=float32"]  # fmt: skip
+    args = ["--config", "config/presets/smol.json", "--output-dir", str(tmp_path / "run")]
+    assert train_ppo.main([*args, *(word for value in sets for word in ("--set", value))]) == 0
+    shown = capsys.readouterr().out
+    assert "free before" in shown
+    found = json.loads((tmp_path / "run" / "summary.json").read_text())["games"]
+    assert found.keys() == {"leduc_poker", "kuhn_poker", "tic_tac_toe", "liars_dice_small"}

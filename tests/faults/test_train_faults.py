@@ -1,0 +1,302 @@
+"""Runs that are interrupted, killed or starved: what they leave, and that they go on exactly."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import mutants
+import pytest
+import torch
+from tiny import micro_file
+from tiny_runs import ADAPTIVE, ROOT, STEPS, Drawing, assert_same_run, final_bytes, rows, train, undisturbed_run
+
+import train_ppo
+
+
+@pytest.fixture(autouse=True)
+def drawing(monkeypatch):
+    stand_in = Drawing()
+    monkeypatch.setattr(train_ppo, "subprocess", stand_in)
+    return stand_in
+
+
+@pytest.fixture
+def undisturbed():
+    return undisturbed_run()
+
+
+def signal_in_rollout(number, step):
+    """``play`` whose player gets a signal at its second answer of a step."""
+    steps, real = iter(range(10**6)), train_ppo.play
+
+    def play(config, player, tasks):
+        answers = iter(range(10**6)) if next(steps) == step else iter([])
+        act = player.act
+
+        def act_or_signal(queries):
+            if next(answers, None) == 1:
+                os.kill(os.getpid(), number)
+            return act(queries)
+
+        player.act = act_or_signal
+        return real(config, player, tasks)
+
+    return play
+
+
+def signal_in_update(number, step):
+    """``ppo_update`` that gets a signal at its start in a step."""
+    steps, real = iter(range(10**6)), train_ppo.ppo_update
+
+    def ppo_update(*args):
+        if next(steps) == step:
+            os.kill(os.getpid(), number)
+        return real(*args)
+
+    return ppo_update
+
+
+def signal_in_evaluation(number, nth):
+    """``evaluate`` whose player gets a signal at its first answer of one evaluation."""
+    evaluations, real = iter(range(10**6)), train_ppo.evaluate
+
+    def evaluate(*args, **options):
+        if next(evaluations) == nth:
+            os.kill(os.getpid(), number)
+        return real(*args, **options)
+
+    return evaluate
+
+
+@pytest.mark.parametrize(
+    ("name", "patched", "number", "step", "done"),
+    [
+        ("evaluate", signal_in_evaluation, signal.SIGTERM, 0, 0),  # before the first step
+        ("evaluate", signal_in_evaluation, signal.SIGTERM, 1, 4),  # of step 4, whose row waits for it
+        ("evaluate", signal_in_evaluation, signal.SIGINT, 2, 6),  # after the last step
+        ("play", signal_in_rollout, signal.SIGTERM, 0, 0),
+        ("play", signal_in_rollout, signal.SIGTERM, 3, 3),
+        ("ppo_update", signal_in_update, signal.SIGTERM, 2, 3),
+        ("ppo_update", signal_in_update, signal.SIGINT, 5, 6),
+    ],
+)
+def test_a_signal_leaves_a_checkpoint_from_which_the_run_goes_on_exactly(
+    undisturbed, tmp_path, monkeypatch, capsys, name, patched, number, step, done
+):
+    """In the rollout the step is dropped, in the update it is finished, an evaluation is done again on resume."""
+    with monkeypatch.context() as patch:
+        patch.setattr(train_ppo, name, patched(number, step))
+        assert train(tmp_path, "--set", "ppo.save_freq=100", **ADAPTIVE) == 128 + number
+    assert f"interrupted after step {done}; checkpoint: {tmp_path / 'run'}" in capsys.readouterr().out
+    assert len(rows(tmp_path)) == done - (name == "evaluate" and done == 4)
+    assert train(tmp_path, "--resume", "--set", "ppo.save_freq=100", **ADAPTIVE) == 0
+    assert_same_run(tmp_path, undisturbed)
+
+
+# -------------------------------------------------------------------------------------------------- what breaks
+
+
+def test_a_loss_that_stays_not_finite_ends_the_run_with_the_last_good_state(tmp_path, monkeypatch, capsys):
+    real = train_ppo.ppo_loss
+    calls = iter(range(10**6))
+
+    def loss(*args):
+        total, stats = real(*args)
+        return (total if next(calls) < 8 else total * torch.nan), stats
+
+    monkeypatch.setattr(train_ppo, "ppo_loss", loss)
+    monkeypatch.setattr(train_ppo, "MAX_BAD_UPDATES", 4)
+    assert train(tmp_path) == 1
+    message = capsys.readouterr().err.splitlines()[-1]
+    assert "4 minibatches in a row gave a loss or gradient that is not finite; the last are in " in message
+    last = Path(message.rpartition("checkpoint: ")[2])
+    step = json.loads((last / "trainer_state.json").read_text())["step"]
+    assert 1 <= step < STEPS
+    assert len(rows(tmp_path)) == step  # the step is whole: its good minibatches, and what was played
+    dumped = json.loads((tmp_path / "run" / "bad_batch.json").read_text())
+    assert dumped["step"] == step
+    assert sum(len(s["decisions"]) for s in dumped["sequences"]) == rows(tmp_path)[-1]["decisions"]
+    assert {len(s["advantages"]) - len(s["decisions"]) for s in dumped["sequences"]} == {0}
+
+
+def test_no_memory_in_the_middle_of_a_step_leaves_the_last_checkpoint_alone(undisturbed, tmp_path, monkeypatch, capsys):
+    """Some minibatches of step 5 are applied when it fails: that state must not be saved as if it were step 4's."""
+    real, calls = train_ppo._backward, iter(range(10**6))
+    limit = 1 + int(sum(row["updates"] + row["skipped"] for row in rows(undisturbed)[:4]))
+
+    def backward(*args):
+        if next(calls) == limit:
+            args[0].tokens_per_batch = 1  # nothing is left to halve
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return real(*args)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(train_ppo, "_backward", backward)
+        assert train(tmp_path, **ADAPTIVE) == 1
+    message = capsys.readouterr().err.splitlines()[-1]
+    assert (
+        "in step 5: out of memory with a single sequence at a time: lower ppo.max_seq_length; checkpoint: " in message
+    )
+    assert message.endswith("checkpoint-000004")
+    assert final_bytes(tmp_path, 4) == final_bytes(undisturbed, 4)
+    assert train(tmp_path, "--resume", **ADAPTIVE) == 0
+    assert_same_run(tmp_path, undisturbed)
+
+
+PLACES = {  # where a device fails -> the checkpoint that is left, in step 3 or the evaluation of step 4
+    "play": 2, "collate": 2, "Trainer.legal_mass": 2, "_backward": 2, "Trainer.keep_past": 2, "evaluate": 4,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("error", [torch.OutOfMemoryError, torch.AcceleratorError])
+@pytest.mark.parametrize("place", PLACES)
+def test_a_device_that_fails_leaves_a_checkpoint_wherever_it_was(
+    undisturbed, tmp_path, monkeypatch, capsys, place, error
+):
+    owner = train_ppo.Trainer if place.startswith("Trainer.") else train_ppo
+    name = place.removeprefix("Trainer.")
+    real, now = getattr(owner, name), {"step": 0}
+
+    def step(self, stop):
+        now["step"] = self.state.step + 1
+        return real_step(self, stop)
+
+    def failing(*args, **options):
+        if now["step"] == PLACES[place] + (place != "evaluate"):
+            if place == "_backward":
+                args[0].tokens_per_batch = 1  # nothing is left to halve
+            raise error("device lost\nfor ever")
+        return real(*args, **options)
+
+    with monkeypatch.context() as patch:
+        real_step = train_ppo.Trainer.step
+        patch.setattr(train_ppo.Trainer, "step", step)
+        patch.setattr(owner, name, failing)
+        assert train(tmp_path, "--set", "ppo.save_freq=2", **ADAPTIVE) == 1
+    message = capsys.readouterr().err.splitlines()[-1]
+    assert message.startswith("training failed: ")
+    left = Path(message.rpartition("checkpoint: ")[2])
+    assert left == tmp_path / "run" / f"checkpoint-{PLACES[place]:06d}"
+    assert train(tmp_path, "--resume", **ADAPTIVE) == 0
+    assert_same_run(tmp_path, undisturbed)
+
+
+def test_failing_environments_end_the_run_with_the_cause_and_a_checkpoint(tmp_path, monkeypatch, capsys):
+    from envs.openspiel import OpenSpielEnv
+
+    real, calls = OpenSpielEnv.step, iter(range(10**6))
+
+    def step(self, text):
+        if next(calls) >= 60:
+            raise OSError("engine lost")
+        return real(self, text)
+
+    monkeypatch.setattr(OpenSpielEnv, "step", step)
+    assert train(tmp_path) == 1
+    message = capsys.readouterr().err.splitlines()[-1]
+    assert re.search(
+        r"episodes failed; the first: OSError: engine lost \(test_train_faults.py:\d+\); checkpoint: ", message
+    )
+    assert Path(message.rpartition("checkpoint: ")[2]).is_dir()
+
+
+def test_games_that_do_not_fit_are_counted_and_the_run_goes_on(tmp_path):
+    sets = ["ppo.max_seq_length=20", "env.history_turns=all", "ppo.num_train_steps=2"]
+    assert train(tmp_path, *(word for value in sets for word in ("--set", value))) == 0
+    assert all(0 < row["truncated"] < row["games"] for row in rows(tmp_path))
+
+
+class BrokenWandb:
+    """Cannot be reached: at the start, or only once the run is on its way."""
+
+    Settings = SimpleNamespace
+
+    def __init__(self, fails_at):
+        self.fails_at, self.calls = fails_at, []
+
+    def init(self, **options):
+        self.called("init")
+        return SimpleNamespace(log=lambda row, step: self.called("log"), finish=lambda exit_code: self.called("finish"))
+
+    def called(self, name):
+        self.calls.append(name)
+        if name == self.fails_at:
+            raise ConnectionError("api.wandb.ai is unreachable")
+
+
+@pytest.mark.parametrize(("fails_at", "calls"), [("init", ["init"]), ("log", ["init", "log"])])
+def test_training_does_not_need_wandb(undisturbed, tmp_path, monkeypatch, capsys, fails_at, calls):
+    broken = BrokenWandb(fails_at)
+    monkeypatch.setitem(sys.modules, "wandb", broken)
+    monkeypatch.setenv("WANDB_API_KEY", "canary-0123456789")
+    assert train(tmp_path, run={"wandb_mode": "online", "keep_last": 20}, **ADAPTIVE) == 0
+    assert broken.calls == calls
+    assert "wandb is off from here: ConnectionError" in capsys.readouterr().err
+    assert_same_run(tmp_path, undisturbed)
+
+
+# ------------------------------------------------------------------------------------------------ real processes
+
+KILLED = """
+import os, signal, sys
+sys.path.insert(0, {root!r})
+import train_ppo
+real, updates = train_ppo.ppo_update, iter(range(10**6))
+
+def update(*args):
+    stats = real(*args)
+    if next(updates) == {at}:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return stats
+
+train_ppo.ppo_update = update
+sys.exit(train_ppo.main(sys.argv[1:]))
+"""
+
+
+def process(program, *args):
+    env = os.environ | {"OMP_NUM_THREADS": str(torch.get_num_threads())}
+    return subprocess.run([sys.executable, *program, *args], env=env, cwd=ROOT, capture_output=True, text=True)
+
+
+def test_a_killed_run_resumed_is_the_undisturbed_one(undisturbed, tmp_path):
+    """SIGKILL in the update of step 5, two steps after the last checkpoint; metrics of step 4 are written again."""
+    config = micro_file(tmp_path, **ADAPTIVE)
+    args = ["--config", config, "--output-dir", str(tmp_path / "run"), "--set", "ppo.save_freq=3"]
+    killed = process(["-c", KILLED.format(root=str(ROOT), at=4)], *args)
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    assert len(rows(tmp_path)) == 4
+    assert train(tmp_path, "--resume", "--set", "ppo.save_freq=3", **ADAPTIVE) == 0
+    assert_same_run(tmp_path, undisturbed)
+
+
+@pytest.mark.slow
+def test_forty_steps_of_the_tiny_preset_killed_after_step_25(tmp_path):
+    assert process(["scripts/make_tiny_model.py", "models/tiny"]).returncode == 0
+    args = ["--config", "config/presets/tiny.json", "--set", "ppo.num_train_steps=40", "--set", "ppo.save_freq=5"]
+    for name in ("whole", "killed"):
+        (tmp_path / name).mkdir()
+    out = {name: ["--output-dir", str(tmp_path / name / "run")] for name in ("whole", "killed")}
+    whole = process(["train_ppo.py"], *args, *out["whole"])
+    assert whole.returncode == 0, whole.stderr
+    killed = process(["-c", KILLED.format(root=str(ROOT), at=26)], *args, *out["killed"])
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    resumed = process(["train_ppo.py"], *args, *out["killed"], "--resume")
+    assert resumed.returncode == 0, resumed.stderr
+    assert rows(tmp_path / "killed") == rows(tmp_path / "whole")
+    assert final_bytes(tmp_path / "killed", 40) == final_bytes(tmp_path / "whole", 40)
+
+
+def test_every_deliberate_fault_still_has_its_place_in_the_code():
+    assert mutants.not_applicable() == []
+
+
+@pytest.mark.slow
+def test_every_deliberate_fault_is_noticed():
+    done = process(["tests/tools/mutants.py"])
+    assert done.returncode == 0, done.stdout + done.stderr

@@ -1,0 +1,86 @@
+"""Keys and values: one store, slots used again, what is kept never changes and nothing is read twice."""
+
+import pytest
+import torch
+from torch.testing import assert_close
+
+from policy.cache import Kept, Store
+from policy.network import Read
+
+
+@pytest.fixture
+def qwen2(new_policy):
+    return new_policy()
+
+
+def ids_of(length, seed):
+    return torch.randint(5, 250, (length,), generator=torch.Generator().manual_seed(seed)).tolist()
+
+
+def test_a_slot_is_used_again_once_nobody_holds_it(qwen2):
+    store = Store(qwen2.trunk)
+    slots = store.take(10)
+    whole, part = Kept(store, slots), Kept(store, slots[:4])
+    store.hold(slots, -1)
+    assert (store.held, whole.length) == (10, 10)
+    assert not {*store.take(5)} & {*slots}
+    del whole
+    assert store.held == 4 + 5
+    assert {*slots[4:]} <= {*store.take(8)}
+    del part
+
+
+def test_a_store_that_grows_keeps_what_it_holds(qwen2):
+    store = Store(qwen2.trunk)
+    slots = store.take(7)
+    for i, pair in enumerate(store.layers):
+        for x in pair:
+            x[slots] = float(i + 1)
+    store.take(1000)
+    assert all((x[slots] == i + 1).all() for i, pair in enumerate(store.layers) for x in pair)
+
+
+@torch.no_grad()
+def test_conversations_go_on_in_any_company_and_leave_nothing_behind(qwen2):
+    """Six steps of five conversations of different lengths: the hidden states are those of reading all again."""
+    rows = [ids_of(4 + 3 * i, i) for i in range(5)]
+    kvs = [None] * 5
+    plan = [[0, 1, 2, 3, 4], [0, 1, 2, 3, 4], [3, 0, 4, 1, 2], [1, 3], [0, 1, 2, 3, 4], [4, 3, 2, 1, 0]]
+    for step, members in enumerate(plan):
+        for i in members:
+            rows[i] = rows[i] + ids_of(1 + (i + step) % 3, 10 * step + i)
+        hidden_ND, new = qwen2.reader.read([Read(rows[i], kvs[i], True) for i in members])
+        afresh_ND, _ = qwen2.reader.read([Read(rows[i], None, False) for i in members])
+        assert_close(hidden_ND, afresh_ND, atol=1e-5, rtol=0)
+        for i, kv in zip(members, new, strict=True):
+            kvs[i] = kv
+    assert qwen2.reader.store.held == sum(map(len, rows))
+    capacity = len(qwen2.reader.store.layers[0][0])
+    kvs = new = kv = None
+    assert qwen2.reader.store.held == 0
+    qwen2.reader.read([Read(ids, None, True) for ids in rows])
+    assert len(qwen2.reader.store.layers[0][0]) == capacity
+
+
+@torch.no_grad()
+def test_many_go_on_from_one_beginning_without_touching_each_other(qwen2):
+    start = ids_of(20, 0)
+    [kv] = qwen2.reader.read([Read(start, None, True)])[1]
+    longer = [start + ids_of(3, i) for i in (1, 2)]
+    ahead = qwen2.reader.read([Read(ids, kv, True) for ids in longer])[1]
+    assert qwen2.reader.store.held == 20 + 3 + 3, "the beginning is held once"
+    longest = [[*ids, 7] for ids in longer]
+    hidden_ND, _ = qwen2.reader.read([Read(ids, kv, False) for ids, kv in zip(longest, ahead, strict=True)])
+    assert_close(hidden_ND, qwen2.reader.read([Read(ids, None, False) for ids in longest])[0], atol=1e-5, rtol=0)
+
+
+@torch.no_grad()
+def test_a_pass_that_fails_holds_nothing(qwen2, monkeypatch):
+    def fails(*args):
+        raise torch.OutOfMemoryError
+
+    monkeypatch.setattr("policy.network.run_trunk", fails)
+    qwen2.tokens_per_batch = 1
+    with pytest.raises(torch.OutOfMemoryError):
+        qwen2.reader.read([Read(ids_of(9, 0), None, True)])
+    assert qwen2.reader.store.held == 0

@@ -1,0 +1,362 @@
+"""The trunk against the library's own forward pass, chat formats against the templates, and what loading refuses."""
+
+import importlib.resources
+import json
+import platform
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch.testing import assert_close
+
+from policy import network
+from policy.chat import ChatFormat, answer_trie
+from policy.model import LoraConfig, ModelConfig, device_of, load_architecture, load_model, load_tokenizer
+from policy.network import Read, run_trunk
+from policy.tree import Row, grow
+from scripts import make_tiny_model
+from scripts.make_tiny_model import make_model, make_tokenizer, prompts
+from utils import ConfigError, load_config
+
+BOTH = pytest.mark.parametrize("architecture", ["qwen2", "qwen3"])
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module", params=["qwen2", "qwen3", "llama"])
+def policy(request, new_policy):
+    return new_policy(request.param)
+
+
+def random_ids(*shape, seed=0):
+    return torch.randint(0, 300, shape, generator=torch.Generator().manual_seed(seed))
+
+
+# ------------------------------------------------------------------------------------------------------------ trunk
+
+
+def tree_rows():
+    """A system prompt that rows share, nested branchings, rows that are beginnings of others, one by itself."""
+    text = random_ids(200).tolist()
+    rows = [text[:50] + [i] * 30 for i in range(5)] + [text[:50] + [3] * 30 + [i] * 9 for i in range(3)]
+    rows += [text[:50], text[:90], text, [*text[:20], 7, *text[:150]], [5, 6, 7], [9]]
+    return sorted(rows)
+
+
+def read_tree(policy, rows, reads, most=64, **options):
+    """Hidden states of each row's reads, from one pass."""
+    tree = grow([Row(row) for row in rows], reads, None, most)
+    hidden_UD = run_trunk(policy.trunk, tree, **options)
+    at = [np.searchsorted(tree.reads_U, flat[read]) for flat, read in zip(tree.flat, reads, strict=True)]
+    return tree, [hidden_UD[torch.from_numpy(x)] for x in at]
+
+
+def test_a_tree_holds_every_beginning_once():
+    rows = tree_rows()
+    tree = grow([Row(row) for row in rows], [[0]] * len(rows), None, 64)
+    assert len(tree.ids_N) == len({tuple(row[: i + 1]) for row in rows for i in range(len(row))})
+    for row, flat in zip(rows, tree.flat, strict=True):
+        assert tree.ids_N[flat].tolist() == row
+        assert tree.positions_N[flat].tolist() == list(range(len(row)))
+
+
+def gradients(policy, parts, weights):
+    policy.peft_model.zero_grad()
+    sum((part.float() * weight).sum() for part, weight in zip(parts, weights, strict=True)).backward()
+    return {name: p.grad.clone() for name, p in policy.peft_model.named_parameters() if p.requires_grad}
+
+
+@pytest.mark.parametrize("most", [1000, 16])
+@pytest.mark.parametrize("recompute", [False, True])
+def test_values_and_gradients_of_a_tree_are_those_of_the_library_row_by_row(policy, recompute, most):
+    rows = tree_rows()
+    reads = [sorted({len(row) - 1, len(row) // 2, 0}) for row in rows]
+    _, found = read_tree(policy, rows, reads, most, recompute=recompute)
+    model = policy.base.model
+    expected = [model(torch.tensor([row])).last_hidden_state[0, read] for row, read in zip(rows, reads, strict=True)]
+    for a, b in zip(found, expected, strict=True):
+        assert_close(a, b, atol=2e-5, rtol=0)
+    generator = torch.Generator().manual_seed(2)
+    weights = [torch.randn(part.shape, generator=generator) for part in expected]
+    wanted, got = gradients(policy, expected, weights), gradients(policy, found, weights)
+    assert len(wanted) == 3 * 7 * 2
+    for name, gradient in wanted.items():
+        assert gradient.abs().max() > 0
+        assert (got[name] - gradient).norm() <= 2e-5 * gradient.norm(), name
+
+
+def error(found, exact):
+    return float(sum((a.float() - b).square().sum() for a, b in zip(found, exact, strict=True)) ** 0.5)
+
+
+def test_in_bfloat16_a_tree_is_as_near_to_the_exact_gradient_as_the_library_is(policy, new_policy):
+    """The prefix is in 64 rows: their gradients must not be added up in bfloat16."""
+    architecture = policy.base.config.model_type
+    text = random_ids(40).tolist()
+    rows = sorted([*text, i, *text[:5]] for i in range(64))
+    reads, found = [[len(row) - 1] for row in rows], {}
+    weights = [w[None] for w in torch.randn(64, 32, generator=torch.Generator().manual_seed(2))]
+    for name, dtype in (("exact", "float32"), ("tree", "bfloat16"), ("library", "bfloat16")):
+        other = new_policy(architecture, model={"dtype": dtype})
+        if name == "tree":
+            parts = read_tree(other, rows, reads)[1]
+        else:
+            parts = list(other.base.model(torch.tensor(rows)).last_hidden_state[:, -1:])
+            parts = [part[0][None] for part in parts]
+        found[name] = [p.detach().float() for p in parts], list(gradients(other, parts, weights).values())
+    for tree, library, exact in zip(found["tree"], found["library"], found["exact"], strict=True):
+        assert error(tree, exact) < 1.3 * error(library, exact)
+
+
+def test_what_was_cached_need_not_be_read_again(policy):
+    """Conversations with 0, 6, 17 and 30 tokens read go on in one pass, two of them from the same beginning."""
+    cached = [0, 6, 17, 17, 30]
+    rows = [random_ids(40, seed=i).tolist() for i in (0, 1, 2, 2, 3)]
+    rows[3] = [*rows[3][:20], 1, 2, 3]
+    with torch.no_grad():
+        begun = [Read(row[:c], None, True) for row, c in zip(rows[1:], cached[1:], strict=True)]
+        kvs = dict(zip(cached[1:], policy.reader.read(begun)[1], strict=True))
+        hidden_ND, _ = policy.reader.read([Read(r, kvs.get(c), True) for r, c in zip(rows, cached, strict=True)])
+        for row, hidden_D in zip(rows, hidden_ND, strict=True):
+            expected_D = policy.base.model(torch.tensor([row])).last_hidden_state[0, -1]
+            assert_close(hidden_D, expected_D, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("off", ["base", "some", "two"])
+def test_adapters_that_are_off_partial_or_several_are_honoured(new_policy, off):
+    policy = new_policy(lora={"target_modules": ("q_proj", "v_proj", "up_proj")} if off == "some" else None)
+    ids = random_ids(30).tolist()
+    if off == "two":
+        policy.keep_past("past")
+        policy.peft_model.base_model.set_adapter(["default", "past"])
+    with torch.no_grad(), policy.using("base" if off == "base" else None):
+        found = read_tree(policy, [ids], [[29]])[1][0]
+        assert_close(found, policy.base.model(torch.tensor([ids])).last_hidden_state[0, -1:], atol=1e-5, rtol=0)
+
+
+def test_the_last_layer_runs_only_where_it_is_read(policy, monkeypatch):
+    rows, gated = [], network.gated
+    monkeypatch.setattr(network, "gated", lambda mlp, x: rows.append(len(x)) or gated(mlp, x))
+    texts = random_ids(2, 40).tolist()
+    read_tree(policy, sorted(texts), [[39], [12]])
+    assert rows == [80, 80, 2]
+
+
+# ------------------------------------------------------------------------------------------------------ chat format
+
+
+def template(name):
+    return importlib.resources.files("trl").joinpath("chat_templates", f"{name}.jinja").read_text()
+
+
+def test_the_tiny_tokenizer_is_loaded_as_it_was_trained_and_a_stone_is_one_token(tmp_path):
+    texts = list(prompts(("tic_tac_toe", "leduc_poker", "connect_four"), 60))
+    trained = make_tokenizer(iter(texts), 600)
+    make_model(len(trained), 32, 1, 0.15, 0).save_pretrained(tmp_path)
+    trained.save_pretrained(tmp_path)
+    loaded = load_tokenizer(ModelConfig(model_name=str(tmp_path)))
+    assert [loaded.encode(text) for text in texts] == [trained.encode(text) for text in texts]
+    assert loaded.tokenize("-a+b+e") == ["-a", "+b", "+e"]
+    assert loaded.tokenize("+da-db") == ["+da", "-db"]
+    assert len(loaded.tokenize("Ks/Jh crc/r")) == 4
+    config = load_architecture(ModelConfig(model_name=str(tmp_path)))
+    assert (loaded.eos_token_id, loaded.pad_token_id) == (config.eos_token_id, config.pad_token_id)
+
+
+def qwen_tokenizer(tiny_models, name):
+    """The tiny tokenizer with Qwen's template and the tokens it uses."""
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(tiny_models["qwen2"])
+    tokenizer.add_tokens(["<think>", "</think>", "<tool_call>", "</tool_call>"])
+    tokenizer.chat_template = template(name)
+    return tokenizer
+
+
+TALK = [
+    {"role": "system", "content": "You play a game.\nAnswer with an id."},
+    {"role": "user", "content": "Pot: 2\nLegal: 0 -> Fold, 12 -> Raise"},
+    {"role": "assistant", "content": "12"},
+    {"role": "user", "content": " a board\n...\n"},
+    {"role": "assistant", "content": "0"},
+    {"role": "user", "content": "7"},
+]
+
+
+@pytest.mark.parametrize(
+    ("name", "oracle"), [("qwen2_5", "qwen2_5"), ("qwen3", "qwen3_training"), ("qwen3_instruct_2507", None)]
+)
+def test_prompts_are_what_the_template_says(tiny_models, name, oracle):
+    """Turn by turn, every prompt extends the last, and is what the template gives for the whole conversation."""
+    tokenizer = qwen_tokenizer(tiny_models, name)
+    chat = ChatFormat(tokenizer)
+    reference = qwen_tokenizer(tiny_models, oracle or name)
+    ids: list[int] = []
+    for turn in range(2, len(TALK) + 1, 2):
+        expected = reference.apply_chat_template(
+            TALK[:turn], add_generation_prompt=True, enable_thinking=False, return_dict=False
+        )
+        assert chat.first_prompt(TALK[:turn])[0] == expected
+        ids += chat.later(TALK[turn - 2 : turn]) if ids else expected
+        assert ids == expected
+    head = tokenizer.decode(ids[: chat.first_prompt(TALK)[1]])
+    assert head == "<|im_start|>system\n" + TALK[0]["content"]
+    assert tokenizer.decode([chat.end_id]) == "<|im_end|>"
+    assert ("<think>\n\n</think>\n\n" in tokenizer.decode(expected)) == (name == "qwen3")
+
+
+def test_the_template_that_was_used_is_the_one_that_is_saved(tiny_models):
+    tokenizer = qwen_tokenizer(tiny_models, "qwen3")
+    ChatFormat(tokenizer)
+    assert tokenizer.chat_template == template("qwen3_training")
+
+
+@pytest.mark.parametrize(
+    ("chat_template", "message"),
+    [
+        (None, "no chat template"),
+        ("{% for m in messages %}{{ m.content }}{% endfor %}".replace("m.content", "m.role"), "does not show"),
+        (
+            "{% for m in messages %}{% if m.role == 'assistant' and loop.index > messages|length - 3 %}(old){% endif %}"
+            "<|im_start|>{{ m.content }}<|im_end|>{% endfor %}{{ '!' if add_generation_prompt }}",
+            "rewrites history",
+        ),
+        ("{% for m in messages %}<|im_end|>{{ m.content.strip('a') }}{% endfor %}<|im_end|>", "around each message"),
+    ],
+)
+def test_templates_that_cannot_be_extended_are_refused(tiny_models, chat_template, message):
+    tokenizer = qwen_tokenizer(tiny_models, "qwen2_5")
+    tokenizer.chat_template = chat_template
+    with pytest.raises(ConfigError, match=message):
+        ChatFormat(tokenizer)
+
+
+def test_a_tokenizer_that_merges_digits_is_refused(tiny_models):
+    tokenizer = qwen_tokenizer(tiny_models, "qwen2_5")
+    tokenizer.add_tokens(["12"])
+    with pytest.raises(ConfigError, match="merges digits"):
+        ChatFormat(tokenizer)
+
+
+def test_answer_trie_holds_the_legal_ids_and_nothing_else():
+    trie = answer_trie((1, 12, 120, 30))
+    assert trie.follow == {"": "13", "1": ".2", "12": ".0", "120": ".", "3": "0", "30": "."}
+    assert (trie.longest, trie.last_choice) == (4, 2)
+    assert answer_trie((45,)).last_choice == -1
+
+
+# ---------------------------------------------------------------------------------------------------------- loading
+
+
+def refusal(config):
+    with pytest.raises(ConfigError) as error:
+        load_architecture(config)
+    message = str(error.value)
+    assert "\n" not in message
+    assert message.startswith("model.model_name: ")
+    return message
+
+
+@pytest.mark.parametrize("name", ["models/none", "./none", "/none", "~/none"])
+def test_a_missing_folder_is_told_in_one_line(name):
+    assert f"no folder {name.removeprefix('./')}" in refusal(ModelConfig(name))
+
+
+def test_other_architectures_are_refused(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "gemma", "hidden_size": 64}))
+    assert "'gemma'" in refusal(ModelConfig(str(tmp_path)))
+    sliding = {"model_type": "qwen2", "use_sliding_window": True, "max_window_layers": 1, "num_hidden_layers": 2}
+    (tmp_path / "config.json").write_text(json.dumps(sliding))
+    assert "allowed: qwen2, qwen3, llama without sliding windows" in refusal(ModelConfig(str(tmp_path)))
+    rope = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama", "rope_parameters": rope}))
+    assert "rope type 'dynamic'" in refusal(ModelConfig(str(tmp_path)))
+    (tmp_path / "config.json").write_text("{")
+    refusal(ModelConfig(str(tmp_path)))
+
+
+def test_a_folder_without_weights_is_told_in_one_line(tiny_models, tmp_path):
+    for file in tiny_models["qwen2"].iterdir():
+        if file.suffix != ".safetensors":
+            (tmp_path / file.name).write_bytes(file.read_bytes())
+    config = ModelConfig(str(tmp_path), use_4bit=False, device="cpu")
+    with pytest.raises(ConfigError, match=r"^model\.model_name: cannot load .*\)$"):
+        load_model(config, LoraConfig(), 0)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"), [("lora_dropout", 0.1), ("target_modules", ["q_proj", "lm_head"]), ("r", 0), ("lora_alpha", -1)]
+)
+def test_adapters_that_ppo_cannot_train_are_refused(key, value):
+    with pytest.raises(ConfigError, match=f"lora.{key}"):
+        load_config({"lora": LoraConfig}, sets=[f"lora.{key}={json.dumps(value)}"])
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+def test_what_needs_a_cuda_device_is_refused_without_one():
+    with pytest.raises(ConfigError, match=r"^model\.use_4bit: .* needs a CUDA device .*tiny\.json$"):
+        device_of(ModelConfig())
+    with pytest.raises(ConfigError, match=r"^model\.device"):
+        device_of(ModelConfig(device="cuda", use_4bit=False))
+    assert device_of(ModelConfig(device="cpu")) == device_of(ModelConfig(use_4bit=False)) == "cpu"
+
+
+@pytest.mark.parametrize("broken", ["missing", "another"])
+def test_an_adapter_that_does_not_fit_is_told_in_one_line(new_policy, tmp_path, broken):
+    if broken == "another":
+        new_policy(lora={"target_modules": ("q_proj",)}).save(tmp_path / "adapter")
+        weights = tmp_path / "adapter" / "adapter_config.json"
+        weights.write_text(weights.read_text().replace('"r": 4', '"r": 5'))
+    with pytest.raises(ConfigError, match=r"^model\.adapter: cannot load .*\)$"):
+        new_policy(model={"adapter": str(tmp_path / "adapter")})
+
+
+def test_loading_says_nothing(tiny_models):
+    program = (
+        "from types import SimpleNamespace as S; from policy.model import *; from training.options import *\n"
+        "from policy import *\n"
+        f"load_policy(S(model=ModelConfig({str(tiny_models['qwen2'])!r}, use_4bit=False, device='cpu'),\n"
+        "  lora=LoraConfig(), ppo=PPOConfig(), env=EnvConfig(), run=RunConfig()))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT, timeout=120)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="a knob of glibc")
+def test_freed_memory_is_used_again_without_asking_the_kernel(new_policy):
+    """In a process of its own, because other tests have set the knob."""
+    program = """if True:
+        import resource, torch
+        from policy.model import keep_freed_memory
+        faults = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+        def cycle():
+            before = faults()
+            held = [torch.ones(1 << 22) for _ in range(8)]
+            del held
+            return faults() - before
+        assert keep_freed_memory()
+        for _ in range(4):  # until the heap is as large as it gets
+            cycle()
+        print(cycle() + cycle())
+    """
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert int(done.stdout) < 1000  # pages; without the knob mostly 65,000, but how glibc decides is its own affair
+
+
+def test_what_follows_without_a_choice_is_known_to_its_end():
+    forced = answer_trie((3, 12, 140, 141)).forced
+    assert {prefix: forced[prefix] for prefix in ("3", "1", "12", "14", "140")} == {
+        "3": ".", "1": "", "12": ".", "14": "", "140": "."
+    }  # fmt: skip
+    assert answer_trie((3, 120)).forced["1"] == "20."
+
+
+def test_a_base_is_made_anew_when_the_texts_it_reads_change(tmp_path, monkeypatch, capsys):
+    said = []
+    for games in (("kuhn_poker",), ("kuhn_poker",), ("tic_tac_toe",)):
+        monkeypatch.setattr(make_tiny_model, "TEACHING_GAMES", games)
+        assert make_tiny_model.main([str(tmp_path / "base"), "--layers", "1", "--hidden", "16"]) == 0
+        said.append("already there" in capsys.readouterr().out)
+    assert said == [False, True, False]

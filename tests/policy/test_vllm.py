@@ -1,0 +1,589 @@
+"""Rollouts through servers: the same prompts and decisions as in process, the right adapter, and every fault."""
+
+import inspect
+import time
+from contextlib import contextmanager
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from starlette.responses import JSONResponse, PlainTextResponse
+from tiny import LEDUC, micro_config, tiny_policy
+from tiny_runs import Drawing, rows, summary, train
+from vllm_stand_in import stand_in
+
+import train_ppo
+from env_wrapper import EnvConfig, Query, Task, play
+from games import CONFIGS_PER_GAME, NAMES
+from policy.model import ModelConfig
+from policy.servers import addresses, check_servers, missing
+from policy.vllm import FAULTS_AT_MOST, Engine, EngineError
+from training import alarms
+from training.options import PPOConfig
+from utils import ConfigError
+
+TTT, HEX = NAMES.index("tic_tac_toe") * CONFIGS_PER_GAME, NAMES.index("hex_small") * CONFIGS_PER_GAME + 1
+TASKS = [Task((TTT, LEDUC, HEX)[i % 3], seed=i, index=i) for i in range(9)]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("engine")
+
+
+@pytest.fixture(scope="module")
+def running(folder):
+    with stand_in(micro_config(folder)) as server:
+        yield server
+
+
+@pytest.fixture
+def server(running):
+    """The stand-in, sound and with nothing but its base model."""
+    yield running
+    if not running.running:
+        running.start()
+    running.faulty = lambda path, body: None
+    running.requests.clear()
+    running.keys.clear()
+
+
+@pytest.fixture(scope="module")
+def policies(folder):
+    """Answer mode -> a policy whose adapter is random."""
+    return {mode: tiny_policy(folder, env={"answer_mode": mode}) for mode in ("constrained", "free")}
+
+
+@pytest.fixture
+def policy(policies):
+    return policies["constrained"]
+
+
+@contextmanager
+def engine_of(policy, folder, *servers, version=0, **env):
+    urls = [server.url for server in servers]
+    engine = Engine(policy, EnvConfig(**{"vllm_base_url": urls, "env_timeout": 30.0} | env), folder)
+    engine.publish(version)
+    try:
+        yield engine
+    finally:
+        engine.close()
+
+
+def games(player, tasks=TASKS, history=0, mode="constrained"):
+    return play(EnvConfig(prompt="compact", history_turns=history, answer_mode=mode), player, tasks)
+
+
+def sequences(episodes):
+    return [s for e in episodes for seat in sorted(e.sequences) for s in e.sequences[seat]]
+
+
+def decisions(episodes):
+    return [d for s in sequences(episodes) for d in s.decisions]
+
+
+def calls(server, path):
+    return [body for called, body in server.requests if called == path]
+
+
+# -- what is played and recorded ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("mode", "history"), [("constrained", 0), ("constrained", "all"), ("free", "all")])
+def test_greedy_answers_are_recorded_as_the_policy_records_its_own(policies, server, tmp_path, mode, history):
+    policy = policies[mode]
+    policy.greedy = True
+    try:
+        own = games(policy, history=history, mode=mode)
+        with engine_of(policy, tmp_path, server) as engine:
+            served = games(engine, history=history, mode=mode)
+    finally:
+        policy.greedy = False
+    assert [e.info["history"] for e in served] == [e.info["history"] for e in own]
+    for mine, theirs in zip(sequences(own), sequences(served), strict=True):
+        assert (theirs.ids, theirs.shared) == (mine.ids, mine.shared)
+        for a, b in zip(mine.decisions, theirs.decisions, strict=True):
+            assert (b.start, b.stop, b.positions, b.chosen) == (a.start, a.stop, a.positions, a.chosen)
+            assert b.allowed == a.allowed
+            assert b.token_logprobs == pytest.approx(a.token_logprobs, abs=1e-4)
+
+
+@pytest.mark.parametrize(("mode", "history"), [("constrained", 0), ("constrained", "all"), ("free", "all")])
+def test_the_learner_finds_the_log_probabilities_the_server_told(policies, server, tmp_path, mode, history):
+    with engine_of(policies[mode], tmp_path, server, version=7) as engine:
+        episodes = games(engine, history=history, mode=mode)
+        with torch.no_grad():
+            read = policies[mode].evaluate_decisions(sequences(episodes))
+        engine.check_age(sequences(episodes))
+    told = torch.tensor([d.logprob for d in decisions(episodes)])
+    assert len(told) > 9
+    assert (told < -0.1).any()
+    assert (read.logprobs - told).abs().max() < 1e-4
+    assert {d.version for d in decisions(episodes)} == {7}
+
+
+def test_an_answer_depends_on_its_question_alone(policy, server, tmp_path):
+    with engine_of(policy, tmp_path, server) as engine:
+        together = [e.info["history"] for e in games(engine)]
+        alone = [games(engine, [task])[0].info["history"] for task in TASKS]
+        others = [e.info["history"] for e in games(engine, [replace(t, index=t.index + 50) for t in TASKS])]
+    assert together == alone
+    assert others != together
+
+
+def test_requests_leave_nothing_to_a_models_own_sampling_defaults(policy, server, tmp_path):
+    with engine_of(policy, tmp_path, server) as engine:
+        games(engine, TASKS[:2])
+    body = calls(server, "completions")[0]
+    plain = {"temperature": 1.0, "top_p": 1.0, "top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0}
+    assert body | plain == body
+    assert all(isinstance(token, int) for token in body["prompt"])
+    assert body["structured_outputs"]["choice"] == [str(a) for a in range(9)]
+    assert "guided_choice" not in body
+
+
+def test_earlier_selves_answer_in_process(policy, server, tmp_path):
+    with engine_of(policy, tmp_path, server) as engine:
+        said = [{"role": "system", "content": "a"}, {"role": "user", "content": "b"}]
+        queries = [Query(n, 0, said, {1: "x", 2: "y"}, (n, 0, 0, 1), "base" if n % 2 else None) for n in range(6)]
+        actions = engine.act(queries)
+    assert [a.sequence.decisions[0].version for a in actions] == [0, None] * 3
+    assert len(calls(server, "completions")) == 3
+
+
+def test_what_no_longer_fits_ends_the_game(policy, server, tmp_path, monkeypatch):
+    monkeypatch.setattr(policy, "max_seq_length", 60)
+    with engine_of(policy, tmp_path, server) as engine:
+        own, served = games(policy, history="all"), games(engine, history="all")
+    assert {e.outcome for e in served} == {e.outcome for e in own} == {"finished", "truncated"}
+
+
+# -- adapters ----------------------------------------------------------------------------------------------------
+
+
+def test_every_version_gets_a_name_of_its_own_and_the_old_one_goes(policy, server, tmp_path):
+    with engine_of(policy, tmp_path, server) as engine:
+        for version in (1, 2, 2, 3):
+            engine.publish(version)
+        loaded = calls(server, "load_lora_adapter")
+        assert [body["lora_name"][:14] for body in loaded] == [f"policy-00000{v}-" for v in range(4)]
+        assert not any("load_inplace" in body for body in loaded)
+        assert list(server.adapters) == [loaded[-1]["lora_name"]]
+        assert sorted(p.name for p in (tmp_path / "adapters").iterdir()) == [b["lora_name"] for b in loaded[-2:]]
+    assert not server.adapters
+
+
+def test_new_weights_play_after_they_are_published(policy, server, tmp_path):
+    before = {name: p.detach().clone() for name, p in policy.trainable().items()}
+    with engine_of(policy, tmp_path, server) as engine:
+        games(engine)
+        with torch.no_grad():
+            for parameter in policy.trainable().values():
+                parameter += 0.3 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1))
+        policy.weights_changed()
+        try:
+            engine.publish(1)
+            episodes = games(engine)
+            with torch.no_grad():
+                read = policy.evaluate_decisions(sequences(episodes))
+        finally:
+            for name, p in policy.trainable().items():
+                p.data.copy_(before[name])
+            policy.weights_changed()
+    told = torch.tensor([d.logprob for d in decisions(episodes)])
+    assert (read.logprobs - told).abs().max() < 1e-4
+    assert {d.version for d in decisions(episodes)} == {1}
+
+
+def refuse_second(path, body):
+    """No adapter but the first is taken."""
+    if path == "load_lora_adapter" and not body.get("lora_name", "policy-000000").startswith("policy-000000"):
+        return JSONResponse({"error": {"message": "rank too great"}}, 400)
+    return None
+
+
+def test_rollouts_older_than_allowed_are_an_error(policy, server, tmp_path):
+    server.faulty = refuse_second
+    with engine_of(policy, tmp_path, server, env_timeout=1.0, max_staleness=1) as engine:
+        engine.publish(1)
+        episodes = games(engine, TASKS[:3])
+        engine.check_age(sequences(episodes))
+        assert {d.version for d in decisions(episodes)} == {0}
+        engine.env = replace(engine.env, max_staleness=0)
+        with pytest.raises(EngineError, match="made by adapter 0, the current one is 1"):
+            engine.check_age(sequences(episodes))
+        with pytest.raises(EngineError, match="rank too great"):
+            games(engine, TASKS[:3])
+
+
+def test_a_server_started_anew_gets_the_adapter_again(policy, server, tmp_path):
+    with engine_of(policy, tmp_path, server) as engine:
+        server.stop()
+        server.start()
+        episodes = games(engine)
+        assert list(server.adapters) == [engine.name(0)]
+    assert {e.outcome for e in episodes} == {"finished"}
+
+
+def test_load_is_spread_and_a_dead_server_is_left_out_and_tried_again(policy, server, folder, tmp_path):
+    with stand_in(micro_config(folder)) as other, engine_of(policy, tmp_path, server, other) as engine:
+        both = games(engine)
+        shares = [len(calls(s, "completions")) for s in (server, other)]
+        assert min(shares) > sum(shares) / 4
+        other.stop()
+        assert [e.info["history"] for e in games(engine)] == [e.info["history"] for e in both]
+        assert engine.servers[1].out
+        other.start()
+        other.requests.clear()
+        engine.servers[1].retry_at = 0.0
+        games(engine)
+        assert not engine.servers[1].out
+        assert calls(other, "completions")
+
+
+# -- what a server must be able to do ----------------------------------------------------------------------------
+
+
+def changed_answer(change):
+    """The stand-in's answers with a change to each choice."""
+
+    class Changed(JSONResponse):
+        def render(self, content):
+            for choice in content.get("choices", []):
+                change(choice)
+            return super().render(content)
+
+    return Changed
+
+
+def raw(choice):
+    choice["logprobs"]["token_logprobs"] = [p - 2 for p in choice["logprobs"]["token_logprobs"]]
+
+
+def no_route(path, body):
+    return PlainTextResponse("Not Found", 404) if path == "load_lora_adapter" else None
+
+
+@pytest.mark.parametrize(
+    ("change", "lack"),
+    [
+        (lambda choice: choice.pop("token_ids"), "needs token ids (text would"),
+        (lambda choice: choice.update(logprobs=None), "needs log-probabilities (answers"),
+        (raw, "needs log-probabilities under temperature and constraint (start it with --logprobs-mode"),
+        (lambda choice: choice.update(text="free text"), "needs structured output (illegal"),
+    ],
+)
+def test_training_needs_what_the_probe_finds_missing(server, tmp_path, monkeypatch, change, lack):
+    monkeypatch.setattr("vllm_stand_in.JSONResponse", changed_answer(change))
+    config = served_config(tmp_path, server)
+    with pytest.raises(ConfigError) as error:
+        check_servers(config)
+    assert f"env.vllm_base_url {server.url}: training through it {lack}" in str(error.value)
+
+
+def test_training_refuses_a_server_that_loads_no_adapters(server, tmp_path):
+    server.faulty = no_route
+    with pytest.raises(ConfigError, match=r"needs loading adapters \(it would play with the base weights for ever"):
+        check_servers(served_config(tmp_path, server))
+
+
+def served_config(folder, server, **sections):
+    return micro_config(folder, env={"use_vllm": True, "vllm_base_url": server.url}, **sections)
+
+
+def test_a_sound_server_is_trained_through_by_one_process_only(server, tmp_path):
+    config = served_config(tmp_path, server)
+    check_servers(config)
+    assert missing(server.url, config.model.model_name) == []
+    with pytest.raises(ConfigError, match="one process trains beside the servers"):
+        check_servers(config, processes=2)
+
+
+def test_another_model_or_too_short_a_context_is_found_before_training(server, tmp_path, monkeypatch):
+    config = served_config(tmp_path, server)
+    other = SimpleNamespace(**vars(config) | {"model": ModelConfig(model_name="Qwen/Qwen3-4B")})
+    with pytest.raises(ConfigError, match=r"it serves .*, not model.model_name Qwen/Qwen3-4B"):
+        check_servers(other)
+    monkeypatch.setattr(server, "max_model_len", 100)
+    with pytest.raises(ConfigError, match=r"it takes 100 tokens, ppo\.max_seq_length is 256"):
+        check_servers(config)
+
+
+def test_a_chat_server_is_told_what_it_lacks_for_training(server, monkeypatch):
+    server.faulty = lambda path, body: PlainTextResponse("no", 404) if path != "models" else None
+    lacks = missing(server.url, "tiny")
+    assert lacks[0] == "an answer to /v1/completions (HTTP 404: no)"
+    names = [lack.partition(" (")[0] for lack in lacks[1:]]
+    assert names == ["token ids", "log-probabilities", "structured output", "loading adapters"]
+    assert missing("http://127.0.0.1:9/v1", "tiny") is None
+
+
+@pytest.mark.parametrize(
+    "url", ["ftp://a/v1", "127.0.0.1:8000", "http://me:secret@host/v1", "http://h/v1?key=secret", [], ["http://a"] * 2]
+)
+def test_addresses_hold_no_secrets_and_name_each_server_once(url):
+    with pytest.raises(ConfigError, match=r"env\.vllm_base_url: an address like") as error:
+        addresses(EnvConfig(vllm_base_url=url))
+    assert "secret" not in str(error.value)
+
+
+def test_keys_come_from_the_environment_and_stay_there(server, tmp_path, monkeypatch, caplog, capfd):
+    monkeypatch.setattr(train_ppo, "subprocess", Drawing())
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-very-secret-123")
+    assert served_run(tmp_path, server, ppo={"num_train_steps": 1}) == 0
+    assert server.keys == {"Bearer sk-very-secret-123"}
+    files = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert len(files) > 10
+    assert not any(b"sk-very-secret-123" in path.read_bytes() for path in files)
+    assert "sk-very-secret-123" not in caplog.text + "".join(capfd.readouterr())
+
+
+# -- training ----------------------------------------------------------------------------------------------------
+
+
+def served_run(folder, server, *args, env=None, **sections):
+    env = {"use_vllm": True, "vllm_base_url": server.url, "env_timeout": 20.0} | (env or {})
+    sections["ppo"] = {"num_train_steps": 2} | sections.get("ppo", {})
+    return train(folder, *args, env=env, **sections)
+
+
+def test_the_learner_weights_what_the_sampler_did_and_reads_its_own_values(policy, server, tmp_path):
+    with engine_of(policy, tmp_path, server) as engine:
+        episodes = games(engine)
+    played = decisions(episodes)
+    with torch.no_grad():
+        read = policy.evaluate_decisions(sequences(episodes))
+    gaps = (-3.0, 1.0)  # the learner is e^3 times as likely to choose so: cut at 2
+    for sequence, gap in zip(sequences(episodes), gaps, strict=False):
+        sequence.decisions[0] = replace(sequence.decisions[0], logprob=sequence.decisions[0].logprob + gap)
+    batch = train_ppo.collate(episodes, policy, PPOConfig(recompute_logprobs=False), 0.0)
+    assert batch.weights_M[0] == 2.0
+    assert float(batch.weights_M[1]) == pytest.approx(2.71828**-1, abs=1e-3)
+    assert batch.weights_M[2:].tolist() == pytest.approx([1.0] * (len(played) - 2), abs=1e-3)
+    assert torch.equal(batch.old_logprobs_M, read.logprobs)
+    assert torch.equal(batch.values_M, read.values)
+    assert batch.summary()["logprob_gap_max"] == pytest.approx(3.0, abs=1e-3)
+
+
+def test_a_gap_between_sampler_and_learner_raises_the_alarm():
+    row = {"entropy": 1.0, "score_mean": 0.5, "approx_kl": 0.0, "explained_variance": 0.0, "grad_norm": 1.0}
+    memory: dict[str, float] = {}
+    raised = [alarms.watch(row | {"logprob_gap_mean": 0.3}, memory) for _ in range(3)]
+    assert [[a.name for a in r] for r in raised] == [[], [], ["logprob_gap"]]
+
+
+@pytest.fixture
+def played(monkeypatch):
+    """Of each step that was played: the versions of the adapters that made its decisions."""
+    steps = []
+    check = Engine.check_age
+
+    def note(engine, held):
+        held = list(held)
+        steps.append({d.version for s in held for d in s.decisions})
+        check(engine, held)
+
+    monkeypatch.setattr(Engine, "check_age", note)
+    return steps
+
+
+@pytest.fixture
+def drawing(monkeypatch):
+    monkeypatch.setattr(train_ppo, "subprocess", Drawing())
+
+
+def test_each_step_is_played_by_the_weights_of_the_step_before(server, tmp_path, drawing, played):
+    assert served_run(tmp_path, server, ppo={"num_train_steps": 3}) == 0
+    assert played == [{0}, {1}, {2}]
+    assert max(row["logprob_gap_max"] for row in rows(tmp_path)) < 1e-4
+    assert not server.adapters
+    assert served_run(tmp_path, server, "--resume", "--force-config", ppo={"num_train_steps": 4}) == 0
+    assert played[3:] == [{3}]
+
+
+GOOFSPIEL = NAMES.index("goofspiel_small") * CONFIGS_PER_GAME
+LEARNING = {"num_train_steps": 80, "batch_size": 64, "mini_batch_size": 32, "learning_rate": 1e-2, "lr_final": 0.1,
+            "init_kl_coef": 0.0, "save_freq": 1000}  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_training_through_a_server_learns_as_much_as_in_process(server, tmp_path, drawing, played, seed):
+    (tmp_path / "own").mkdir()
+    (tmp_path / "served").mkdir()
+    settings: dict[str, dict[str, Any]] = {"ppo": LEARNING, "curriculum": {
+        "stages": [{"name": "only", "games": [[GOOFSPIEL, GOOFSPIEL]]}], "failure_replay_prob": 0.0}}  # fmt: skip
+    assert train(tmp_path / "own", "--seed", str(seed), **settings) == 0
+    env = {"env_timeout": 60.0}
+    assert served_run(tmp_path / "served", server, "--seed", str(seed), env=env, **settings) == 0
+    gap = max(row["logprob_gap_max"] for row in rows(tmp_path / "served"))
+    own, served = (summary(tmp_path / kind)["mean_share_of_ceiling"] for kind in ("own", "served"))
+    assert played == [{step} for step in range(LEARNING["num_train_steps"])]
+    assert gap < 1e-4
+    assert own > 0.5
+    assert served == pytest.approx(own, abs=0.05)
+
+
+# -- faults ------------------------------------------------------------------------------------------------------
+
+
+class Fault:
+    """A response to some of the completions of training steps (evaluations ask first): which, and what."""
+
+    def __init__(self, response, first=0, count=10**9, path="completions", adapter="policy-000001"):
+        self.response, self.wanted, self.path, self.adapter = response, range(first, first + count), path, adapter
+        self.seen = -1
+
+    def __call__(self, path, body):
+        name = (body or {}).get("model" if self.path == "completions" else "lora_name") or ""
+        if path != self.path or not name.startswith(self.adapter):
+            return None
+        self.seen += 1
+        if self.seen not in self.wanted:
+            return None
+        return self.response(body) if inspect.isfunction(self.response) else self.response
+
+
+def error(status):
+    return JSONResponse({"error": {"message": "something"}}, status)
+
+
+def wrong_tokens(body, model=None):
+    choice = {"index": 0, "text": "7", "token_ids": [5], "logprobs": {"token_logprobs": [0.0]}}
+    return JSONResponse({"model": model or body["model"], "choices": [choice]})
+
+
+PATIENCE = 3.0  # seconds until a run gives up
+GARBAGE = PlainTextResponse("<html>")
+FAULTS = {  # name -> (fault, exit code, what the last line holds)
+    "429, twice": (Fault(error(429), count=2), 0, ""),
+    "429, for ever": (Fault(error(429)), 1, "HTTP 429"),
+    "500, thrice": (Fault(error(500), count=3), 0, ""),
+    "500, for ever": (Fault(error(500)), 1, "HTTP 500"),
+    "garbage, thrice": (Fault(GARBAGE, count=3), 0, ""),
+    "garbage, for ever": (Fault(GARBAGE), 1, "not an answer with token ids"),
+    "another model's answer, for ever": (Fault(wrong_tokens(None, "policy")), 1, "not an answer with token ids"),
+    "tokens that were not asked for, thrice": (Fault(wrong_tokens, count=3), 0, ""),
+    "tokens that were not asked for, for ever": (Fault(wrong_tokens), 1, "is no legal answer"),
+    "slow, for ever": (Fault(5.0), 1, "no answer within"),
+    "an adapter refused, for ever": (Fault(error(400), path="load_lora_adapter"), 1, "it does not load"),
+    "an adapter refused, twice": (Fault(error(500), count=2, path="load_lora_adapter"), 0, ""),
+}
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_faults_in_training(server, tmp_path, drawing, capsys, name):
+    fault, code, said = FAULTS[name]
+    fault.seen, server.faulty = -1, fault
+    patience = {"env_timeout": PATIENCE if code else 20.0}
+    assert served_run(tmp_path, server, env=patience, ppo={"eval_games": 2}) == code
+    last = capsys.readouterr().err.strip().splitlines()[-1:] if code else [""]
+    assert said in last[0]
+    steps = rows(tmp_path)
+    assert [row["failed"] for row in steps] == [0] * len(steps)
+    assert len(steps) == (1 if code else 2)
+    if code:
+        assert last[0].startswith("training failed: after step 1: ")
+        assert server.url in last[0]
+        assert "checkpoint-000001" in last[0]
+        assert (tmp_path / "run" / "checkpoint-000001").is_dir()
+
+
+@pytest.mark.parametrize("comes_back", [True, False])
+def test_a_server_that_dies_in_a_rollout(server, tmp_path, drawing, capsys, comes_back, monkeypatch):
+    real, deaths = Engine.act, []
+
+    def act(engine, queries):
+        if engine.version == 1 and not deaths:
+            deaths.append(1)
+            server.stop()
+            if comes_back:
+                server.start()
+        return real(engine, queries)
+
+    monkeypatch.setattr(Engine, "act", act)
+    patience = {"env_timeout": 20.0 if comes_back else PATIENCE}
+    assert served_run(tmp_path, server, env=patience, ppo={"eval_games": 2}) == (0 if comes_back else 1)
+    if not comes_back:
+        last = capsys.readouterr().err.strip().splitlines()[-1]
+        assert last.startswith("training failed: after step 1: no answer after 3 s")
+        assert server.url in last
+        assert "checkpoint-000001" in last
+
+
+def test_one_question_that_a_server_cannot_answer_fails_its_game_alone(policy, server, tmp_path, monkeypatch):
+    monkeypatch.setattr("policy.vllm.FIRST_WAIT", 0.02)
+    seen = []
+
+    def poison(path, body):
+        if path == "completions":
+            seen.append(body["seed"])
+            return error(500) if body["seed"] == seen[0] else None
+        return None
+
+    server.faulty = poison
+    with engine_of(policy, tmp_path, server) as engine:
+        episodes = games(engine)
+    failed = [e for e in episodes if e.outcome == "failed"]
+    assert len(failed) == 1
+    assert f"no answer after 5 tries: {server.url}: HTTP 500" in failed[0].info["error"]
+    assert {e.outcome for e in episodes if e not in failed} == {"finished"}
+
+
+@pytest.mark.parametrize("status", [429, 503])
+def test_a_busy_server_is_asked_more_often_than_a_broken_one(policy, server, tmp_path, monkeypatch, status):
+    monkeypatch.setattr("policy.vllm.FIRST_WAIT", 0.02)
+    seen = []
+
+    def busy(path, body):
+        if path == "completions":
+            seen.append(body["seed"])
+            return error(status) if body["seed"] == seen[0] and seen.count(seen[0]) <= FAULTS_AT_MOST + 1 else None
+        return None
+
+    server.faulty = busy
+    with engine_of(policy, tmp_path, server) as engine:
+        engine.servers[0].pause = 0.02
+        episodes = games(engine, TASKS[:3])
+    assert seen.count(seen[0]) == FAULTS_AT_MOST + 2
+    assert {e.outcome for e in episodes} == {"finished"}
+
+
+def test_a_server_that_is_down_or_refuses_the_first_adapter_is_bad_usage(server, tmp_path, drawing, capsys):
+    server.faulty = Fault(error(400), path="load_lora_adapter", adapter="policy-000000")
+    assert served_run(tmp_path, server) == 2
+    assert f"error: env.vllm_base_url {server.url}: it does not load" in capsys.readouterr().err
+    server.stop()
+    assert served_run(tmp_path, server) == 2
+    assert f"error: env.vllm_base_url {server.url}: no answer: ConnectError" in capsys.readouterr().err
+
+
+def test_connections_are_closed_before_the_server_does_it(policy, server, tmp_path, monkeypatch):
+    """A server that closes one just as a question is sent would be left out, though nothing is wrong with it."""
+    task = [Task(TTT, seed=0, index=0)]
+    with engine_of(policy, tmp_path, server) as engine:
+        server.peers.clear()
+        games(engine, task)
+        assert len(set(server.peers)) == 1
+        time.sleep(0.2)
+        games(engine, task)
+        assert len(set(server.peers)) == 1
+    monkeypatch.setattr("policy.servers.IDLE_SECONDS", 0.1)
+    with engine_of(policy, tmp_path, server) as engine:
+        server.peers.clear()
+        games(engine, task)
+        time.sleep(0.2)
+        games(engine, task)
+        assert len(set(server.peers)) > 1
+
+
+def test_a_signal_ends_the_wait_for_a_dead_server(policy, server, tmp_path):
+    stop = SimpleNamespace(received=0)
+    with engine_of(policy, tmp_path, server, env_timeout=60.0) as engine:
+        engine.stop = lambda: stop.received
+        server.stop()
+        stop.received = 15
+        with pytest.raises(train_ppo.InterruptedRolloutError):
+            games(engine)

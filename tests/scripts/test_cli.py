@@ -1,0 +1,388 @@
+"""Broken configurations at the command line: exit code 2 and one line that names what, where and what is allowed."""
+
+import fcntl
+import json
+import logging
+import os
+import re
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import huggingface_hub
+import pytest
+import torch
+from tiny import base_model, micro_file
+from tiny_runs import Drawing, copy_of, final_bytes, rows, train
+
+import policy.model as policy_model
+import train_ppo
+import utils
+from envs import affinetes
+from training.options import parse_args, read_config
+
+ROOT = Path(train_ppo.__file__).parent
+SLOWEST_REFUSAL = 2.0  # times the CPU seconds that importing torch takes: the same on a slow or busy machine
+
+
+def only(field, value="[0, 0]"):
+    return f'curriculum.stages=[{{"name": "s", "games": [{value}], {field}}}]'
+
+
+def games(value):
+    return f'curriculum.stages=[{{"name": "s", "games": [{value}]}}]'
+
+
+BROKEN = {
+    "ppo.batch_sise=8": "--set: ppo.batch_sise = 8: no such key; the nearest is ppo.batch_size",
+    "pop.batch_size=8": "--set: pop = {'batch_size': 8}: no such key; the nearest is ppo",
+    "ppo.batch_size=eight": '--set: ppo.batch_size = "eight": expected an integer >= 1',
+    "ppo.gamma=1.5": "--set: ppo.gamma = 1.5: expected a number >= 0 and <= 1",
+    "ppo.learning_rate=NaN": '--set: ppo.learning_rate: "NaN" is not allowed: numbers are finite',
+    "ppo.mini_batch_size=3": "ppo: batch_size 8 is not divisible by mini_batch_size * gradient_accumulation_steps "
+    "= 3 * 1 = 3: batch_size 9 or mini_batch_size 1 fits",
+    "ppo.batch_size": '--set: expected KEY.PATH=VALUE, not "ppo.batch_size"',
+    "lora.lora_dropout=0.1": "--set: lora.lora_dropout = 0.1: expected 0.0 "
+    "(with dropout the ratio is not 1 before the first update)",
+    'lora.target_modules=["q_prj"]': '--set: lora.target_modules[0] = "q_prj": expected one of "q_proj", "k_proj", ',
+    "model.dtype=int8": '--set: model.dtype = "int8": expected one of "bfloat16", "float16", "float32"',
+    "model.device=cuda": "model.device: 'cuda' was asked for, but torch finds no CUDA device",
+    "model.use_4bit=true": "model.use_4bit: Qwen/Qwen3-4B in 4 bits needs a CUDA device and there is none; "
+    "to try it on this machine: make train, or --config config/presets/tiny.json",
+    "env.prompt=short": "env: prompt 'short' is not allowed: choose full or compact",
+    "env.history_turns=-2": 'env: history_turns -2 is not allowed: "auto", "all" or an integer >= 0',
+    games("99"): "--set: curriculum.stages[0].games[0] = 99: expected a string or a list of [an integer, an integer]",
+    games("[9900000000, 9900000000]"): "--set: curriculum.stages[0]: tasks [9900000000, 9900000000] are out of range: "
+    "0 <= first <= last < 2800000000",
+    games("[5, 3]"): "--set: curriculum.stages[0]: tasks [5, 3] are out of range: 0 <= first <= last < 2800000000",
+    games('"ches"'): "--set: curriculum.stages[0]: game 'ches' is not known, the nearest is chess: allowed are ",
+    only('"threshold": 2'): "--set: curriculum.stages[0].threshold = 2: expected a number >= 0 and <= 1",
+    only('"opponent": "mtcs:10x1"'): "--set: curriculum.stages[0]: opponent 'mtcs:10x1' is not known: allowed are "
+    "random, mcts, mcts_light, mcts:SIMSxROLLOUTS, ",
+    "env.allowed_game_indices=[28]": "env.allowed_game_indices: no stage plays a game of 28; the stages play "
+    "0 goofspiel, 1 liars_dice, 2 leduc_poker, 6 hex, 7 clobber, 16 phantom_ttt, 23 tic_tac_toe, 24 connect_four, "
+    "25 liars_dice_small, 27 hex_small",
+    "env.opponent=minimax": "env.opponent = 'minimax': stage 'easy': opponent 'minimax' is not known: allowed are "
+    "random, mcts, ",
+    "env.opponent=self": "env.opponent = 'self': stage 'easy' could never be left: ",
+    "curriculum.stages=[]": "curriculum: stages: give at least one, each with a name of its own",
+}  # fmt: skip
+
+FILES = {
+    '{"ppo": {"gamma": 1.0,}}': "invalid JSON in line 1: ",
+    '{"ppo": {"gamma": 1.0, "gamma": 0.9}}': 'the key "gamma" stands twice in one object',
+    '{"ppo": {"lerning_rate": 1e-5}}': "ppo.lerning_rate = 1e-05: no such key; the nearest is ppo.learning_rate",
+    "[]": "expected an object with the keys model, lora, ppo, env, curriculum, run",
+}
+
+
+@pytest.fixture(autouse=True)
+def _no_cuda(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+
+
+@pytest.fixture
+def refused(capsys):
+    """Run the program; return the one line with which it refuses its arguments."""
+
+    def refusal(*arguments):
+        capsys.readouterr()
+        code = train_ppo.main([str(argument) for argument in arguments])
+        out, err = capsys.readouterr()
+        assert code == 2
+        assert not out
+        assert err.startswith("error: ")
+        assert err.count("\n") == 1
+        assert err.endswith("\n")
+        return err.removeprefix("error: ").rstrip("\n")
+
+    return refusal
+
+
+@pytest.mark.parametrize("item", BROKEN)
+def test_broken_set(refused, item):
+    line = refused("--set", item)
+    assert line == BROKEN[item] or (BROKEN[item].endswith(" ") and line.startswith(BROKEN[item]))
+
+
+@pytest.mark.parametrize("text", FILES)
+def test_broken_file(refused, tmp_path, text):
+    file = tmp_path / "broken.json"
+    file.write_text(text)
+    assert refused("--config", file).startswith(f"{file}: {FILES[text]}")
+
+
+def test_missing_file(refused, tmp_path):
+    missing = tmp_path / "missing.json"
+    assert refused("--config", missing) == f"{missing}: cannot be read: No such file or directory"
+
+
+def test_negative_seed(refused):
+    assert refused("--seed", "-1") == "--set: run.seed = -1: expected an integer >= 0 and <= 2147483647"
+
+
+def test_model_folder_that_is_not_there(refused, tmp_path):
+    file = micro_file(tmp_path, model={"model_name": "models/nope"})
+    line = refused("--config", file, "--output-dir", tmp_path / "run")
+    assert line == "model.model_name: there is no folder models/nope (scripts/make_tiny_model.py makes a tiny one)"
+    assert line == refused("--config", file, "--dry-run")
+
+
+def test_adapter_that_is_not_there(refused, tmp_path):
+    file = micro_file(tmp_path, model={"adapter": str(tmp_path / "nope")})
+    line = refused("--config", file, "--output-dir", tmp_path / "run")
+    assert line.startswith(f"model.adapter: cannot load '{tmp_path / 'nope'}'")
+
+
+def test_prompts_that_cannot_fit(refused, tmp_path):
+    file = micro_file(tmp_path, ppo={"max_seq_length": 64}, env={"prompt": "full"})
+    assert refused("--config", file, "--dry-run").startswith("ppo.max_seq_length = 64: the first prompt and answer of ")
+
+
+def test_nothing_to_resume(refused, tmp_path):
+    (tmp_path / "run").mkdir()
+    line = refused("--config", micro_file(tmp_path), "--output-dir", tmp_path / "run", "--resume")
+    assert line == f"--resume: no checkpoint that verifies in {tmp_path / 'run'}"
+
+
+def test_checkpoint_that_is_not_there(refused, tmp_path):
+    line = refused("--config", micro_file(tmp_path), "--output-dir", tmp_path / "run", "--resume", tmp_path / "nope")
+    assert line == f"--resume: there is no folder {tmp_path / 'nope'}"
+    (tmp_path / "checkpoint-000001").mkdir()
+    line = refused("--resume", tmp_path / "checkpoint-000001")
+    assert line == f"--resume: {tmp_path / 'checkpoint-000001'}: manifest.json: No such file or directory"
+
+
+def test_run_that_would_be_overwritten(refused, tmp_path):
+    (tmp_path / "run" / "checkpoint-000001").mkdir(parents=True)
+    line = refused("--config", micro_file(tmp_path), "--output-dir", tmp_path / "run")
+    assert line.startswith(f"run.output_dir: {tmp_path / 'run'} holds checkpoints; --resume goes on")
+
+
+def test_folder_that_cannot_be_written(refused, tmp_path):
+    (tmp_path / "file").touch()
+    line = refused("--config", micro_file(tmp_path), "--output-dir", tmp_path / "file" / "run")
+    assert line == f"{tmp_path / 'file' / 'run'}: cannot be written: Not a directory"
+
+
+def test_folder_in_use(refused, tmp_path):
+    (tmp_path / "run").mkdir()
+    with (tmp_path / "run" / ".lock").open("w") as lock:
+        lock.write("1234")
+        lock.flush()
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        line = refused("--config", micro_file(tmp_path), "--output-dir", tmp_path / "run")
+    assert line == f"{tmp_path / 'run'}: in use by another run (process 1234)"
+
+
+def cpu_seconds(*command):
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    environment = os.environ | {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
+    result = subprocess.run([sys.executable, *command], env=environment, capture_output=True, text=True)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return result, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+
+def test_default_model_is_refused_at_once_without_cuda():
+    result, seconds = cpu_seconds(str(ROOT / "train_ppo.py"))
+    assert result.returncode == 2
+    assert result.stderr.count("\n") == 1
+    assert "config/presets/tiny.json" in result.stderr
+    assert seconds < SLOWEST_REFUSAL * cpu_seconds("-c", "import torch")[1]
+
+
+# ----------------------------------------------------------------------------------------------------- as it is typed
+
+TAKEN = {
+    "--set lr=1e-3": ("ppo", "learning_rate", 1e-3),
+    "--set ppo.gae_lambda=0.9": ("ppo", "lam", 0.9),
+    "--set kl_penalty=0.1": ("ppo", "init_kl_coef", 0.1),
+    "--set n_epochs=2": ("ppo", "ppo_epochs", 2),
+    "--set clip_range=0.1": ("ppo", "cliprange", 0.1),
+    "--set ppo.value_coef=1": ("ppo", "vf_coef", 1.0),
+    "--set lora_r=8": ("lora", "r", 8),
+    "--set max_length=2048": ("ppo", "max_seq_length", 2048),
+    "--set report_to=disabled": ("run", "wandb_mode", "disabled"),
+    "--set games=tictactoe,Leduc": ("env", "allowed_game_indices", ["tictactoe", "Leduc"]),
+    "--set batch_size=32 --set mini-batch-size=4 --set gradient_accumulation=8": ("ppo", "batch_size", 32),
+    "--output_dir runs/x": ("run", "output_dir", "runs/x"),
+    "--checkpoint_dir=runs/x": ("run", "output_dir", "runs/x"),
+    "--env_config FLAT": ("ppo", "gamma", 0.5),
+}
+REFUSED = {
+    "--set ppo.report_to=tensorboard": '--set: run.wandb_mode = "tensorboard": expected one of "auto", "online", ',
+    "--set progression_threshold=0.6": "--set: progression_threshold = 0.6: no such key; a stage has it: ",
+    "--set ppo.shape=1": "--set: ppo.shape = 1: no such key; docs/configuration.md lists them",
+    "--set games=ludo": "env.allowed_game_indices: game 'ludo' is not known: allowed are goofspiel, ",
+    "--set ppo.batch_size=2 --set ppo.mini_batch_size=1 --set ppo.gradient_accumulation_steps=16": "ppo: batch_size 2 "
+    "is not divisible by mini_batch_size * gradient_accumulation_steps = 1 * 16 = 16: batch_size 16 or "
+    "gradient_accumulation_steps 2 fits",
+    "--set lora.dropout=0.05": "--set: lora.lora_dropout = 0.05: expected 0.0 (with dropout the ratio is not 1 ",
+    "--resume_from runs/none": "--resume: there is no folder runs/none",
+    "--dry-run --set model.use_4bit=false --set env.env_mode=url --set env.env_url=http://127.0.0.1:9": "env.env_url: "
+    "no server answers at http://127.0.0.1:9 (no connection: ",
+    "--dry-run --set env_mode=docker": "env.env_mode docker: affinefoundation/game:openspiel cannot be started: ",
+}  # fmt: skip
+
+
+def typed(line, tmp_path):
+    (tmp_path / "flat.json").write_text('{"env_type": "openspiel", "opponent": "random", "gamma": 0.5}')
+    return line.replace("FLAT", str(tmp_path / "flat.json")).split()
+
+
+@pytest.mark.parametrize("line", TAKEN)
+def test_what_is_plainly_meant_is_taken(tmp_path, monkeypatch, line):
+    monkeypatch.setenv("CHUTES_API_KEY", "canary-0123456789")  # what another trainer of these games asks for
+    section, key, value = TAKEN[line]
+    assert getattr(vars(read_config(parse_args(typed(line, tmp_path), None)))[section], key) == value
+    assert utils.redact("key canary-0123456789") == "key [redacted]"
+
+
+@pytest.mark.parametrize("line", REFUSED)
+def test_what_is_not_is_refused_in_a_line_that_helps(refused, tmp_path, monkeypatch, line):
+    monkeypatch.setenv("DOCKER_HOST", "unix:///nowhere")
+    monkeypatch.setattr(affinetes, "CHECK_SECONDS", 1.0)
+    monkeypatch.setattr(logging.root.manager, "disable", logging.INFO)  # the lines that tell how a key was read
+    assert refused(*typed(line, tmp_path)).startswith(REFUSED[line])
+
+
+def test_a_model_that_cannot_be_had_is_one_line_at_once(refused, monkeypatch):
+    """The Hub's library would try for half a minute, in 23 lines."""
+    tried = []
+
+    class NoNetwork:
+        def head(self, url, **options):
+            tried.append(url)
+            raise OSError("no route")
+
+    monkeypatch.setattr(huggingface_hub, "get_session", NoNetwork)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
+    policy_model._hub_problem.cache_clear()
+    for _ in range(2):
+        line = refused("--dry-run", "--set", "model.use_4bit=false", "--set", "model.model_name=nobody/nothing")
+        assert line == ("model.model_name: cannot load 'nobody/nothing' (it is not on this disk, and "
+                        "https://huggingface.co cannot be reached: no route)")  # fmt: skip
+    assert len(tried) == 1
+    policy_model._hub_problem.cache_clear()
+
+
+def test_a_model_of_the_projects_own_is_found_from_anywhere(tmp_path, monkeypatch):
+    shutil.copytree(base_model(), tmp_path / "models" / "base")
+    monkeypatch.setattr(policy_model, "ROOT", tmp_path)
+    monkeypatch.chdir("/")
+    model = policy_model.ModelConfig("models/base")
+    assert policy_model.load_architecture(model).hidden_size == 32
+    assert policy_model.load_tokenizer(model).chat_template
+
+
+def test_a_model_folder_without_a_tokenizer(refused, tmp_path):
+    base = tmp_path / "base"
+    shutil.copytree(base_model(), base)
+    (base / "tokenizer.json").unlink()
+    line = refused("--config", micro_file(tmp_path, model={"model_name": str(base)}), "--dry-run")
+    assert line.startswith(f"model.model_name: {base} has no tokenizer: one of tokenizer.json, ")
+
+
+# ------------------------------------------------------------------------------------------- from the checkpoint alone
+
+
+@pytest.fixture
+def _undrawn(monkeypatch):
+    monkeypatch.setattr(train_ppo, "subprocess", Drawing())
+
+
+FIVE = ("ppo.gamma=0.9", "ppo.lam=0.8", "ppo.num_train_steps=3", "lr_final=1", "ppo.entropy_coef=0.02")
+SETS = [word for item in FIVE for word in ("--set", item)]
+
+
+@pytest.mark.usefixtures("_undrawn")
+@pytest.mark.parametrize("form", [["--resume", "RUN"], ["--resume", "RUN/checkpoint-000001"],
+                                  ["--resume", "--output-dir", "RUN"]])  # fmt: skip
+def test_a_run_goes_on_from_its_folder_alone(tmp_path, monkeypatch, form):
+    """A relative base model, five ``--set``, and the resume from another folder."""
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(base_model(), "base")
+    assert train(tmp_path, *SETS, model={"model_name": "base"}) == 0
+    (tmp_path / "copy").mkdir()
+    copy_of(tmp_path / "run", tmp_path / "copy", 1)
+    (tmp_path / "micro.json").unlink()
+    monkeypatch.chdir("/")
+    assert train_ppo.main([word.replace("RUN", str(tmp_path / "copy" / "run")) for word in form]) == 0
+    assert rows(tmp_path / "copy") == rows(tmp_path)
+    assert final_bytes(tmp_path / "copy", 3) == final_bytes(tmp_path, 3)
+
+
+@pytest.mark.usefixtures("_undrawn")
+def test_more_steps_are_an_ordinary_continuation(tmp_path, capsys):
+    """With no decay over the steps, to the byte the run that was asked for them at once."""
+    whole, part = tmp_path / "whole", tmp_path / "part"
+    for folder, steps in ((whole, 3), (part, 2)):
+        folder.mkdir()
+        assert train(folder, *SETS, "--set", f"steps={steps}") == 0
+    assert train_ppo.main(["--resume", str(part / "run")]) == 0
+    assert "is finished: see" in capsys.readouterr().out
+    assert (
+        train_ppo.main(["--resume", str(part / "run"), "--set", "ppo.num_train_steps=3", "--set", "save_freq=9"]) == 0
+    )
+    told = [line for line in capsys.readouterr().err.splitlines() if "goes on from" in line]
+    with_what = "ppo.num_train_steps: 2 -> 3; ppo.save_freq: 1 -> 9"
+    assert told == [f"INFO: goes on from {part / 'run' / 'checkpoint-000002'} with {with_what}"]
+    assert (rows(part), final_bytes(part, 3)) == (rows(whole), final_bytes(whole, 3))
+    assert " goes on from " in (part / "run" / "run.log").read_text()
+    assert re.search(r"^20\d\d-\d\d-\d\d \S+ Step 3/3 \|", (part / "run" / "run.log").read_text(), re.MULTILINE)
+
+
+@pytest.mark.usefixtures("_undrawn")
+def test_another_decay_is_told_and_another_meaning_is_refused(tmp_path, capsys, refused):
+    assert train(tmp_path, "--set", "ppo.num_train_steps=1") == 0
+    run = str(tmp_path / "run")
+    line = refused("--resume", run, "--set", "ppo.num_train_steps=2", "--seed", "1", "--set", "ppo.gamma=0.5")
+    assert line.startswith("--resume: the configuration has changed since checkpoint-000001: ppo.gamma: 0.99 -> 0.5; ")
+    assert "run.seed: 0 -> 1; --force-config goes on" in line
+    assert train_ppo.main(["--resume", run, "--set", "ppo.num_train_steps=2"]) == 0
+    assert "; ppo.lr_final is now reached at the new last step" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("_undrawn")
+def test_an_interrupt_and_a_failure_tell_the_command_that_goes_on(tmp_path, monkeypatch, capsys):
+    def interrupted(*args):
+        os.kill(os.getpid(), signal.SIGINT)
+        return real(*args)
+
+    real = train_ppo.ppo_update
+    monkeypatch.setattr(train_ppo, "ppo_update", interrupted)
+    monkeypatch.setenv("OPENSPIEL_AGENTS_PATH", "")
+    assert train(tmp_path, "--set", "ppo.num_train_steps=2") == 130
+    command = capsys.readouterr().out.splitlines()[-1].removeprefix("go on with: ")
+    assert command.endswith(f"train_ppo.py --resume {tmp_path / 'run'}")
+    monkeypatch.setattr(train_ppo, "MAX_FAILED_SHARE", -1.0)
+    monkeypatch.setattr(train_ppo.Trainer, "without_failed", lambda *_: (_ for _ in ()).throw(OSError("no space")))
+    assert train_ppo.main(["--resume", str(tmp_path / "run")]) == 1
+    assert capsys.readouterr().err.splitlines()[-2:] == [f"go on with: {command}", "training failed: no space"]
+    monkeypatch.undo()
+    assert subprocess.run(["sh", "-c", command], capture_output=True).returncode == 0
+    assert [row["step"] for row in rows(tmp_path)] == [1, 2]
+
+
+@pytest.mark.usefixtures("_undrawn")
+def test_metrics_of_a_run_that_left_no_checkpoint_are_set_aside(tmp_path, capsys):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "metrics.jsonl").write_text('{"step": 1}\n')
+    assert train(tmp_path, "--set", "ppo.num_train_steps=1") == 0
+    told = f"{tmp_path / 'run'} left no checkpoint: its metrics are set aside as abandoned-metrics-1.jsonl"
+    assert f"WARNING: {told}\n" in capsys.readouterr().err
+    assert (tmp_path / "run" / "abandoned-metrics-1.jsonl").read_text() == '{"step": 1}\n'
+    assert [row["step"] for row in rows(tmp_path)] == [1]
+
+
+@pytest.mark.usefixtures("_undrawn")
+@pytest.mark.parametrize(("every", "scored"), [(0, [True, True]), (1, [True, False])])
+def test_without_evaluations_the_best_checkpoint_is_that_of_the_best_window(tmp_path, every, scored):
+    assert train(tmp_path, "--set", "ppo.num_train_steps=2", "--set", f"eval_freq={every}") == 0
+    manifests = [tmp_path / "run" / f"checkpoint-00000{step}" / "manifest.json" for step in (1, 2)]
+    scores = [json.loads(path.read_text())["score"] for path in manifests]
+    assert [score is not None for score in scores] == scored
+    assert every or scores == [row["window_success"] for row in rows(tmp_path)]

@@ -1,0 +1,193 @@
+"""The wizard: for every machine a file that passes --dry-run and fits, its costs told, bad answers refused."""
+
+import json
+import re
+from dataclasses import replace
+
+import pytest
+import torch
+from shapes import write_model
+
+import train_ppo
+from policy.model import load_architecture
+from scripts import configure
+from training import preflight
+from training.options import parse_args, read_config
+from utils import ConfigError, read_json
+
+GB = 1e9
+
+
+@pytest.fixture(scope="module")
+def qwen3_4b(tmp_path_factory):
+    """Everything of Qwen3-4B but its weights."""
+    return str(write_model("Qwen3-4B", tmp_path_factory.mktemp("shape") / "Qwen3-4B"))
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(preflight, "SEARCH_SECONDS", 0.01)
+    monkeypatch.setenv("COLUMNS", "120")
+
+
+def configured(folder, *arguments):
+    file = folder / "mine.json"
+    assert configure.main(["--yes", "--output", str(file), "--games", "kuhn_poker", "tic_tac_toe", *arguments]) == 0
+    return file
+
+
+def config_of(file):
+    return read_config(parse_args(["--config", str(file)], None))
+
+
+def peak_of(config):
+    architecture = load_architecture(config.model)
+    parameters = preflight.count_parameters(config.model, config.lora, architecture)
+    measured = preflight.measure_prompts(config, preflight.ChatFormat(preflight.load_tokenizer(config.model)))
+    return preflight.peak(preflight.memory(config, parameters, architecture, measured)) / GB
+
+
+@pytest.mark.parametrize(("gpu", "four_bits"), [("8", True), ("12", True), ("24", False), ("80", False)])
+def test_gpus(qwen3_4b, tmp_path, capsys, gpu, four_bits):
+    file = configured(tmp_path, "--gpu-memory", gpu, "--model", qwen3_4b, "--budget", "3200")
+    told = capsys.readouterr().out
+    config = config_of(file)
+    assert config.model.use_4bit == four_bits
+    assert config.model.gradient_checkpointing
+    assert peak_of(config) <= 0.9 * float(gpu)
+    assert config.ppo.num_train_steps == 100
+    assert f"Machine: a GPU with {gpu} GB" in told
+    assert told.count("chosen") == 1
+    assert "3,200 games are 100 steps of 32" in told
+    here = 2 if four_bits else 0  # this machine has no GPU
+    assert train_ppo.main(["--config", str(file), "--dry-run"]) == here
+    assert f"{peak_of(config):.2f}" in told
+
+
+def test_without_a_gpu(tiny_models, tmp_path, capsys):
+    folder = str(tiny_models["qwen2"])
+    file = configured(tmp_path, "--gpu-memory", "0", "--model", folder, "--budget", "10240")
+    config = config_of(file)
+    tiny = read_config(parse_args(["--config", str(configure.TINY)], None))
+    assert config.model == replace(tiny.model, model_name=folder)
+    assert config.env == tiny.env
+    assert config.ppo == replace(tiny.ppo, num_train_steps=10, save_freq=1)
+    assert [stage.games for stage in config.curriculum.stages] == [["kuhn_poker", "tic_tac_toe"]] * 2
+    assert train_ppo.main(["--config", str(file), "--dry-run"]) == 0
+    assert "no GPU" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("usual", "steps"), [(True, 196), (False, 20)])
+def test_the_tiny_model_plays_more_games_unless_told(tiny_models, tmp_path, monkeypatch, usual, steps):
+    folder = str(tiny_models["qwen2"])
+    if usual:
+        monkeypatch.setattr(configure, "TINY_MODEL", folder)
+    config = config_of(configured(tmp_path, "--gpu-memory", "0", "--model", folder))
+    assert config.ppo.num_train_steps == steps
+
+
+def test_a_big_model_without_a_gpu_is_held_plain(qwen3_4b, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(configure, "ROOM", 100.0)
+    config = config_of(configured(tmp_path, "--gpu-memory", "0", "--model", qwen3_4b))
+    assert (config.model.device, config.model.use_4bit, config.model.dtype) == ("cpu", False, "float32")
+    assert "4 bits" not in capsys.readouterr().out  # it needs a GPU, and is not offered
+
+
+def test_the_largest_that_fits_is_taken(qwen3_4b, tmp_path):
+    words = ["--model", qwen3_4b, "--games", "connect_four", "--opponents", "random", "--budget", "100"]
+    for gpu in (12.0, 16.0, 40.0):
+        found, _, _ = configure.options(configure.parse_args(words), True)
+        chosen = configure.choose(found, gpu)
+        assert chosen.peak <= 0.9 * gpu
+        larger = [o for o in found if o.label == chosen.label and o.games_at_once > chosen.games_at_once]
+        assert all(o.peak > 0.9 * gpu for o in larger)
+        assert chosen.peak == pytest.approx(peak_of(configure.resolve(chosen.overlay)))
+
+
+def test_choice():
+    """Options stand in the order of preference: the first that fits; four games beside plain weights are too few."""
+    found = [configure.Option("", 1, {}, peak) for peak in (30.0, 20.0, 14.0, 24.0, 9.0, 7.0)]
+    for room, peak in ((34, 30.0), (24, 20.0), (16, 14.0), (15, 9.0), (8, 7.0)):
+        assert configure.choose(found, room).peak == peak
+    with pytest.raises(ConfigError, match=r"at least 7\.8 GB are needed, and there are 7\.0"):
+        configure.choose(found, 7)
+
+
+def test_search_time_is_told(tiny_models, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(configure.os, "cpu_count", lambda: 4)
+    index = configure.NAMES.index("kuhn_poker")
+    seconds = {("mcts:50x1", index): (1.0, 3.0), ("mcts:50x1", index + 1): (1.0, 1.0)}
+    monkeypatch.setattr(preflight, "search_seconds", lambda *_: seconds)
+    configured(tmp_path, "--model", str(tiny_models["qwen2"]), "--gpu-memory", "0")
+    told = capsys.readouterr().out
+    assert "stage random: 0.00 s a step" in told
+    assert re.search(r"stage mcts:50x1: \S+ s a step of \d+ games, on 4 threads", told)
+
+
+def test_a_licence_for_research_only_is_told(tiny_models, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(configure, "licence_of", lambda *_: "qwen-research")
+    configured(tmp_path, "--model", str(tiny_models["qwen2"]), "--gpu-memory", "0")
+    assert "which allows research only" in " ".join(capsys.readouterr().out.split())
+
+
+def test_self_play_is_gated_by_random(tiny_models, tmp_path):
+    config = config_of(configured(tmp_path, "--model", str(tiny_models["qwen2"]), "--opponents", "random", "self"))
+    first, second = config.curriculum.stages
+    assert (first.opponent, first.gate) == ("random", "random")
+    assert (second.gate, set(second.mixture)) == ("random", {"self", "random"})  # else no game would count
+
+
+def test_questions(tiny_models, tmp_path, monkeypatch, capsys):
+    """Typed answers end in the file; a wrong one is said and asked again."""
+    model = str(tiny_models["qwen2"])
+    answers = iter(["two names", model, "ches", "leduc_poker, kuhn_poker", "mtcs", "random", "0", "512"])
+    monkeypatch.setattr("builtins.input", lambda *_: next(answers))
+    file = tmp_path / "mine.json"
+    assert configure.main(["--output", str(file), "--gpu-memory", "0"]) == 0
+    assert not list(answers)
+    told = capsys.readouterr().out
+    assert "game 'ches' is not known" in told
+    assert "opponent 'mtcs' is not known" in told
+    config = config_of(file)
+    assert [(s.opponent, s.games) for s in config.curriculum.stages] == [("random", ["leduc_poker", "kuhn_poker"])]
+    assert config.ppo.num_train_steps == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (("--games", "ches"), "--games: game 'ches' is not known, the nearest is chess: allowed are goofspiel"),
+        (("--opponents", "mtcs"), "--opponents: opponent 'mtcs' is not known"),
+        (("--model", "./nothing"), "--model: model.model_name: there is no folder nothing"),
+        (("--gpu-memory", "1"), "nothing fits: at least"),
+    ],
+)
+def test_bad_usage_is_told_in_one_line(qwen3_4b, tmp_path, capsys, arguments, expected):
+    model = () if "--model" in arguments else ("--model", qwen3_4b)
+    file = tmp_path / "mine.json"
+    assert configure.main(["--yes", "--output", str(file), "--games", "kuhn_poker", *model, *arguments]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith(f"error: {expected}"), error
+    assert error.count("\n") == 1
+    assert not file.exists()
+
+
+@pytest.mark.parametrize("arguments", [("--budget", "0"), ("--gpu-memory", "-1"), ("--gpu-memory", "nan")])
+def test_impossible_numbers(arguments, capsys):
+    with pytest.raises(SystemExit, match="2"):
+        configure.parse_args(arguments)
+    assert "expected at least" in capsys.readouterr().err
+
+
+def test_a_file_that_is_there_is_kept(tiny_models, tmp_path, monkeypatch):
+    file = tmp_path / "mine.json"
+    file.write_text("{}")
+    flags = ["--model", str(tiny_models["qwen2"]), "--games", "kuhn_poker", "--opponents", "random", "--budget", "10"]
+    monkeypatch.setattr("builtins.input", lambda *_: "n")
+    assert configure.main([*flags, "--gpu-memory", "0", "--output", str(file)]) == 2
+    assert file.read_text() == "{}"
+    monkeypatch.setattr("builtins.input", lambda *_: "y")
+    assert configure.main([*flags, "--gpu-memory", "0", "--output", str(file)]) == 0
+    assert read_json(file)["ppo"]["num_train_steps"] == 1
+    assert json.loads(file.read_text())["run"]["output_dir"] == "runs/mine"

@@ -1,0 +1,519 @@
+"""scripts/evaluate.py from its command line: the same table twice, resumed, compared, refused; and every player."""
+
+import json
+import re
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from types import SimpleNamespace
+
+import pytest
+from tiny import LEDUC, base_model, micro_config
+from tiny_runs import STEPS, undisturbed_run
+
+import env_wrapper
+from env_wrapper import EnvConfig, Task
+from envs.openspiel import OpenSpielEnv, position
+from evaluation import arena, players
+from evaluation.measure import exact_values, paired_tasks
+from evaluation.players import ChatPlayer, Roster
+from policy import load_policy
+from scripts import evaluate
+
+
+@pytest.fixture(scope="module")
+def run():
+    """A run's folder: kuhn_poker and leduc_poker, compact prompts."""
+    return undisturbed_run() / "run"
+
+
+@pytest.fixture(scope="module")
+def checkpoint(run):
+    return str(run / f"checkpoint-{STEPS:06d}")
+
+
+def command(*args, games=("kuhn_poker", "leduc_poker"), episodes=20):
+    return [*args, *(["--games", *games] if games else []), "--num_episodes", str(episodes), "--games_at_once", "8"]
+
+
+def table(capsys, *args, code=0, **options):
+    """What the program prints; it has to end with ``code``."""
+    assert evaluate.main(command(*args, **options)) == code
+    return capsys.readouterr().out
+
+
+def report(tmp_path, *args, **options):
+    """What the program writes with --json."""
+    assert evaluate.main(command(*args, "--json", str(tmp_path / "report.json"), **options)) == 0
+    return json.loads((tmp_path / "report.json").read_text())
+
+
+def played(path):
+    """The rows of --output."""
+    return [json.loads(line) for line in path.read_text().splitlines()[1:]]
+
+
+# ---------------------------------------------------------------------------------------------------- the same again
+
+
+def test_the_same_command_prints_the_same_table(checkpoint, capsys):
+    first = table(capsys, "--checkpoint", checkpoint, "--exact")
+    assert first == table(capsys, "--checkpoint", checkpoint, "--exact")
+    assert first != table(capsys, "--checkpoint", checkpoint, "--exact", "--seed", "1")
+    assert [line.split()[0] for line in first.splitlines()[1:5]] == ["game", "kuhn_poker", "leduc_poker", "overall"]
+
+
+@pytest.mark.parametrize("cut", [0, 300, 0.4, 0.999])
+def test_an_interrupted_evaluation_goes_on_where_it_was(checkpoint, tmp_path, capsys, monkeypatch, cut):
+    output, asked = tmp_path / "games.jsonl", []
+
+    def counting(config, player, tasks):
+        asked.extend(tasks)
+        return env_wrapper.play(config, player, tasks)
+
+    monkeypatch.setattr(arena, "play", counting)
+    whole = table(capsys, "--checkpoint", checkpoint, "--output", str(output))
+    data = output.read_bytes()
+    assert len(asked) == len(played(output)) == 40
+    asked.clear()
+    head = data.index(b"\n") + 1
+    torn = b"?" * 20_000 if cut == 0.4 else b""  # a row that was never finished, and longer than what will be there
+    output.write_bytes(data[: int(cut * len(data)) if cut < 1 else head + cut] + torn)
+    assert table(capsys, "--checkpoint", checkpoint, "--output", str(output)) == whole
+    assert output.read_bytes() == data
+    kept = 0 if cut in (0, 300) else {0.4: 8, 0.999: 36}[cut]  # chunks are 8, 8 and 4 games of each of the two
+    assert len(asked) == 40 - kept
+
+
+def test_a_finished_file_is_read_and_nothing_played(checkpoint, tmp_path, capsys, monkeypatch):
+    args = ("--checkpoint", checkpoint, "--output", str(tmp_path / "games.jsonl"))
+    whole = table(capsys, *args)
+    monkeypatch.setattr(arena, "play", None)
+    assert table(capsys, *args) == whole
+
+
+def test_a_file_of_other_settings_or_with_damage_is_refused(checkpoint, tmp_path, capsys):
+    output = tmp_path / "games.jsonl"
+    args = ("--checkpoint", checkpoint, "--output", str(output))
+    table(capsys, *args)
+    data = output.read_bytes()
+    for other in (("--seed", "1"), ("--greedy",), ("--set", "ppo.temperature=0.5"), ("--opponent", "mcts:2x1")):
+        assert evaluate.main(command(*args, *other)) == 2
+        assert "other settings" in capsys.readouterr().err
+        assert output.read_bytes() == data
+    lines = data.split(b"\n")
+    output.write_bytes(b"\n".join([*lines[:3], b"{", *lines[4:]]))
+    assert evaluate.main(command(*args)) == 2
+    assert "line 4 is damaged" in capsys.readouterr().err
+
+
+def test_an_interrupt_ends_with_130(checkpoint, tmp_path, capsys, monkeypatch):
+    def interrupted(config, player, tasks):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(arena, "play", interrupted)
+    assert evaluate.main(command("--checkpoint", checkpoint, "--output", str(tmp_path / "games.jsonl"))) == 130
+    assert "interrupted" in capsys.readouterr().err
+
+
+# --------------------------------------------------------------------------------------------------- what is measured
+
+
+@pytest.mark.parametrize("name", ["random", "mcts", "mcts_light", "ismcts", "mcts:20x1"])
+def test_every_opponent_can_be_a_contestant(name):
+    contestant = Roster([], [], 0, False, None).contestant(name)
+    assert contestant.label == name
+
+
+def test_uniform_play_has_the_known_nash_conv(tmp_path):
+    results = report(tmp_path, "--checkpoint", "random", "--exact", episodes=2)["tables"][0]["results"]
+    kuhn, leduc = results[:2]
+    assert kuhn["nash_conv"] == pytest.approx(11 / 12)
+    assert leduc["nash_conv"] == pytest.approx(4.747222, abs=1e-6)
+    assert (kuhn["share"], kuhn["exact"]) == pytest.approx((0.0, 0.0))
+
+
+def test_a_checkpoint_plays_as_the_policy_that_was_saved(run, checkpoint, tmp_path):
+    config = micro_config(tmp_path)
+    policy = load_policy(config)
+    policy.load(run / f"checkpoint-{STEPS:06d}")
+    [tasks] = paired_tasks([[(LEDUC, LEDUC)]], 20, 0, "random")
+    expected = [e for k in range(0, 20, 8) for e in env_wrapper.play(config.env, policy, tasks[k : k + 8])]
+    output = tmp_path / "games.jsonl"
+    result = report(tmp_path, "--checkpoint", checkpoint, "--exact", "--output", str(output), games=["leduc_poker#0"])
+    assert [(row["score"], row["seed"]) for row in played(output)] == [(e.score, e.task.seed) for e in expected]
+    values = exact_values(policy, config.env, LEDUC)
+    assert values is not None
+    own, random, best = values
+    found = result["tables"][0]["results"][0]
+    assert (found["exact"], found["ceiling"]) == pytest.approx((own, best), abs=1e-6)
+    assert found["share"] == pytest.approx((own - random) / (best - random), abs=1e-5)
+    mass = policy.log_legal_mass(expected[0].sequences[expected[0].info["seat"]]).exp().mean().item()
+    assert played(output)[0]["legal_mass"] == pytest.approx(mass, rel=1e-4)
+
+
+def test_greedy_play_is_exactly_the_likeliest_answers(checkpoint, tmp_path):
+    args = ("--checkpoint", checkpoint, "--greedy", "--exact")
+    result = report(tmp_path, *args, games=["kuhn_poker"], episodes=200)["tables"][0]["results"][0]
+    assert result["low"] - 0.04 <= result["exact"] <= result["high"] + 0.04
+    contestant = Roster([], [], 0, True, None).contestant(checkpoint)
+    assert contestant.player.policy.greedy
+    sampled = report(tmp_path, "--checkpoint", checkpoint, "--exact", games=["kuhn_poker"])["tables"][0]["results"][0]
+    assert sampled["exact"] != result["exact"]
+
+
+def test_the_table_counts_what_the_rows_say(checkpoint, tmp_path):
+    output = tmp_path / "games.jsonl"
+    result = report(tmp_path, "--checkpoint", checkpoint, "--output", str(output), episodes=40)
+    [kuhn, leduc, overall] = result["tables"][0]["results"]
+    rows = [row for row in played(output) if row["game"] == "leduc_poker"]
+    scores = [row["score"] for row in rows]
+    assert leduc["value"] == pytest.approx(2 * sum(scores) / 40 - 1)
+    assert leduc["success"] == pytest.approx(sum(s > 0.5 for s in scores) / 40)
+    assert leduc["success"] + leduc["draw"] + leduc["loss"] == pytest.approx(1)
+    assert overall["value"] == pytest.approx((kuhn["value"] + leduc["value"]) / 2)
+    assert overall["episodes"] == 80
+    assert {row["seat"] for row in rows} == {0, 1}
+
+
+def test_what_is_too_long_is_counted_and_scores_nothing(checkpoint, tmp_path):
+    args = ("--checkpoint", checkpoint, "--set", "ppo.max_seq_length=16", "--set", "env.history_turns=all")
+    output = tmp_path / "games.jsonl"
+    [leduc] = report(tmp_path, *args, "--output", str(output), games=["leduc_poker"])["tables"][0]["results"]
+    cut = [row for row in played(output) if row["outcome"] == "truncated"]
+    assert leduc["truncated"] == len(cut) > 0
+    assert {row["score"] for row in cut} == {0.0}
+    assert leduc["episodes"] == 20
+
+
+def test_games_that_fail_are_left_out_and_when_all_do_nothing_is_reported(checkpoint, tmp_path, monkeypatch, capsys):
+    reset, calls = OpenSpielEnv.reset, []
+
+    def failing(self, task):
+        calls.append(task)
+        if len(calls) % every == 0:
+            raise RuntimeError("no such luck")
+        return reset(self, task)
+
+    monkeypatch.setattr(OpenSpielEnv, "reset", failing)
+    every = 4
+    [kuhn] = report(tmp_path, "--checkpoint", checkpoint, games=["kuhn_poker"])["tables"][0]["results"]
+    assert (kuhn["failed"], kuhn["episodes"]) == (5, 15)
+    capsys.readouterr()
+    every = 1
+    assert evaluate.main(command("--checkpoint", checkpoint, games=["kuhn_poker"])) == 1
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert last.startswith("error: every game of kuhn_poker failed; the first: RuntimeError: no such luck (")
+
+
+def test_the_games_of_the_run_are_the_default(checkpoint, tmp_path):
+    results = report(tmp_path, "--checkpoint", checkpoint, games=(), episodes=2)["tables"][0]["results"]
+    assert [r["game"] for r in results] == ["kuhn_poker", "leduc_poker", "overall"]
+
+
+# -------------------------------------------------------------------------------------------------------- comparisons
+
+
+def test_a_checkpoint_does_not_differ_from_itself_and_is_compared_on_the_same_deals(checkpoint, tmp_path):
+    output = tmp_path / "games.jsonl"
+    same = report(tmp_path, "--compare", checkpoint, checkpoint)["comparison"]
+    assert [(r["difference"], r["p"]) for r in same] == [(0.0, 1.0)] * 3
+    result = report(tmp_path, "--compare", checkpoint, "base", "--output", str(output))
+    deals = [
+        [(r["task_id"], r["seed"]) for r in played(output) if r["player"] == t["player"]] for t in result["tables"]
+    ]
+    assert deals[0] == deals[1]
+    assert len(deals[0]) == 40
+    ours, theirs = (t["results"] for t in result["tables"])
+    for row, a, b in zip(result["comparison"], ours, theirs, strict=True):
+        assert row["difference"] == pytest.approx(a["value"] - b["value"])
+        assert row["interval"][0] <= row["difference"] <= row["interval"][1]
+
+
+def test_a_better_player_is_found_better(tmp_path):
+    [row] = report(tmp_path, "--compare", "mcts:100x5", "random", games=["kuhn_poker"], episodes=200)["comparison"]
+    assert row["difference"] > 0.1
+    assert row["p"] < 0.01
+    assert row["interval"][0] > 0
+
+
+def test_base_is_the_model_without_the_adapter(checkpoint, tmp_path):
+    args = ("--exact",)
+    by_name = report(tmp_path, "--checkpoint", checkpoint, "base", *args)["tables"][1]
+    sets = ["env.prompt=compact", "env.history_turns=0", "model.use_4bit=false", "model.dtype=float32",
+            "model.device=cpu", "ppo.max_seq_length=256"]  # fmt: skip
+    sets = [part for item in sets for part in ("--set", item)]
+    by_model = report(tmp_path, "--model", base_model(), *sets, *args)["tables"][0]
+    assert by_model["results"] == by_name["results"]
+    assert by_name["player"] == "base"
+
+
+# ---------------------------------------------------------------------------------------------------------- opponents
+
+
+def test_an_earlier_checkpoint_or_the_base_can_be_the_opponent(run, checkpoint, tmp_path, capsys):
+    earlier = str(run / "checkpoint-000001")
+    shown = table(capsys, "--checkpoint", checkpoint, "--opponent", f"past:{earlier}", games=["leduc_poker"])
+    assert shown.startswith("run/checkpoint-000006 against run/checkpoint-000001, sampled")
+    output = tmp_path / "games.jsonl"
+    table(capsys, "--checkpoint", checkpoint, "--opponent", "base", "--output", str(output), games=["leduc_poker"])
+    against_random = tmp_path / "random.jsonl"
+    table(capsys, "--checkpoint", checkpoint, "--output", str(against_random), games=["leduc_poker"])
+    assert [r["seed"] for r in played(output)] == [r["seed"] for r in played(against_random)]
+    assert [r["returns"] for r in played(output)] != [r["returns"] for r in played(against_random)]
+
+
+def test_each_seat_is_answered_by_its_own_player():
+    asked: dict[str, list[env_wrapper.Query]] = {"own": [], "other": []}
+
+    def player(name):
+        def act(queries):
+            asked[name] += queries
+            return [env_wrapper.Action(str(next(iter(query.legal)))) for query in queries]
+
+        return SimpleNamespace(act=act)
+
+    seats = players.Seats(player("own"), {"other": player("other")})
+    tasks = [Task(LEDUC, seed, "past:other") for seed in range(20)]
+    env_wrapper.play(EnvConfig(), seats, tasks)
+    assert all(query.seat == query.episode % 2 for query in asked["own"])
+    assert all(query.seat != query.episode % 2 for query in asked["other"])
+    assert {query.adapter for query in asked["own"] + asked["other"]} == {None}
+
+
+@pytest.mark.parametrize("game", ["goofspiel_small", "leduc_poker", "tic_tac_toe", "hearts"])
+def test_a_bot_in_the_models_seat_plays_a_whole_game(game):
+    [[(task_id, _)]] = evaluate.game_sets([f"{game}#0"]).values()
+    [tasks] = paired_tasks([[(task_id, task_id)]], 4, 0, "random")
+    episodes = [arena.play_bot("mcts:5x1" if game != "hearts" else "random", task) for task in tasks]
+    assert [e.info["seat"] for e in episodes] == [0, 1, 0, 1]
+    for episode in episodes:
+        assert episode.outcome == "finished", episode.info
+        assert position(task_id, episode.info["history"]).returns() == episode.info["returns"]
+
+
+# ------------------------------------------------------------------------------------------------------------- ladder
+
+
+def test_a_ladder_rates_everyone_against_everyone(checkpoint, tmp_path, capsys):
+    result = report(tmp_path, "--ladder", "random", "mcts:3x1", "mcts:100x2", "base", checkpoint, games=["kuhn_poker"])
+    capsys.readouterr()
+    labels = [row["player"] for row in result["ladder"]]
+    assert sorted(labels) == sorted(["random", "mcts:3x1", "mcts:100x2", "base", "run/checkpoint-000006"])
+    assert len(result["matches"]) == 10
+    assert {m["games"] for m in result["matches"]} == {20}
+    points = {row["player"]: row["ratings"]["overall"] for row in result["ladder"]}
+    assert points["random"] == {"points": 0.0, "low": 0.0, "high": 0.0}
+    for rating in points.values():
+        assert rating["low"] <= rating["points"] <= rating["high"]
+
+
+def test_the_ladders_default_is_base_random_and_search_of_three_strengths(checkpoint):
+    args = evaluate.arguments(command("--ladder", "--checkpoint", checkpoint))
+    names = evaluate.Contest(args).names
+    assert names == ["base", "random", "mcts:10x1", "mcts:50x1", "mcts:200x1", checkpoint]
+
+
+@pytest.mark.slow
+def test_more_search_climbs_the_ladder(tmp_path):
+    names = ("mcts:200x1", "random", "mcts:10x1", "mcts:50x1")
+    result = report(tmp_path, "--ladder", *names, games=["tic_tac_toe", "connect_four"], episodes=60)
+    assert [row["player"] for row in result["ladder"]] == ["mcts:200x1", "mcts:50x1", "mcts:10x1", "random"]
+
+
+# ------------------------------------------------------------------------------------------------------------- servers
+
+
+class Server:
+    """An OpenAI-compatible server; ``answer`` maps a request and its number to (status, text), or bytes sent as is."""
+
+    def __init__(self, answer):
+        self.requests: list[dict] = []
+        self.headers: list[dict] = []
+        server, lock = self, threading.Lock()
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self):
+                body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+                if not self.path.endswith("/chat/completions"):  # what else a server can do is asked, too
+                    self.send_error(404)
+                    return
+                with lock:
+                    server.requests.append(body)
+                    server.headers.append(dict(self.headers))
+                    status, text = answer(body, len(server.requests))
+                if status == 200 and isinstance(text, str):
+                    text = json.dumps({"choices": [{"message": {"role": "assistant", "content": text}}]})
+                self.send_response(status)
+                self.end_headers()
+                self.wfile.write(text.encode() if isinstance(text, str) else text)
+
+            def log_message(self, *args):
+                pass
+
+        self._http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self._http.server_port}/v1"
+        threading.Thread(target=self._http.serve_forever, daemon=True).start()
+
+    def close(self):
+        self._http.shutdown()
+        self._http.server_close()
+
+
+@pytest.fixture
+def serve(monkeypatch):
+    monkeypatch.setattr(players.time, "sleep", lambda seconds: None)
+    servers = []
+
+    def start(answer):
+        servers.append(Server(answer))
+        return servers[-1]
+
+    yield start
+    for server in servers:
+        server.close()
+
+
+def first_legal(body, number):
+    """The first of the actions listed in the last question, in words."""
+    listed = re.findall(r"^(\d+) -> ", body["messages"][-1]["content"], re.MULTILINE)
+    return 200, f"I play {listed[0]}"
+
+
+def test_a_server_is_asked_for_free_answers(serve, tmp_path, monkeypatch):
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-of-the-test-0123456789")
+    server = serve(first_legal)
+    args = ("--model", "some/model", "--base_url", server.url)
+    result = report(tmp_path, *args, games=["kuhn_poker"])
+    [kuhn] = result["tables"][0]["results"]
+    assert (kuhn["episodes"], kuhn["forfeited"], kuhn["legal_mass"]) == (20, 0, None)
+    assert result["tables"][0]["player"] == "some/model"
+    body = server.requests[0]
+    assert (body["model"], body["max_tokens"], body["temperature"]) == ("some/model", 16, 1.0)
+    assert [m["role"] for m in body["messages"]] == ["system", "user"]
+    assert server.headers[0]["Authorization"] == "Bearer sk-of-the-test-0123456789"
+    assert "sk-of-the-test" not in (tmp_path / "report.json").read_text()
+    assert len({b["seed"] for b in server.requests}) == len(server.requests)
+
+
+def test_answers_that_cannot_be_read_forfeit_after_three_attempts(serve, tmp_path):
+    server = serve(lambda body, number: (200, "I would rather not"))
+    [kuhn] = report(tmp_path, "--model", "m", "--base_url", server.url, games=["kuhn_poker"])["tables"][0]["results"]
+    assert (kuhn["forfeited"], kuhn["value"]) == (20, -1.0)
+    assert len(server.requests) == 60
+    assert "attempt 2 of 3" in server.requests[-1]["messages"][-1]["content"]
+
+
+def test_a_server_that_stumbles_is_asked_again(serve):
+    server = serve(lambda body, number: (503, "busy") if number < 4 else (200, "1"))
+    query = env_wrapper.Query(0, 0, [{"role": "user", "content": "?"}], {0: "a", 1: "b"}, (0, 0, 0, 1))
+    assert ChatPlayer(server.url, "m", 1.0, 4, 0).act([query])[0].text == "1"
+    assert len(server.requests) == 4
+
+
+@pytest.mark.parametrize(
+    ("status", "text"), [(401, "bad key sk-of-the-test-0123456789"), (500, "down"), (200, b"not JSON")]
+)
+def test_a_server_that_refuses_ends_the_evaluation(serve, tmp_path, capsys, monkeypatch, status, text):
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-of-the-test-0123456789")
+    server = serve(lambda body, number: (status, text))
+    args = command("--model", "m", "--base_url", server.url, games=["kuhn_poker"])
+    assert evaluate.main(args) == 1
+    [line] = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error: ")]
+    assert server.url in line or "not JSON" in line
+    assert "sk-of-the-test" not in line
+
+
+def test_a_prompt_that_the_server_finds_too_long_ends_the_game_truncated(serve, tmp_path):
+    server = serve(lambda body, number: (400, "maximum context length is 10 tokens"))
+    [kuhn] = report(tmp_path, "--model", "m", "--base_url", server.url, games=["kuhn_poker"])["tables"][0]["results"]
+    assert kuhn["truncated"] == 20
+
+
+def test_a_server_can_be_the_opponent(serve, checkpoint, tmp_path):
+    server = serve(lambda body, number: (200, body["messages"][-1]["content"].split("\n")[-1][0]))
+    args = ("--checkpoint", checkpoint, "--model", "m", "--opponent", server.url)
+    result = report(tmp_path, *args, games=["kuhn_poker"])
+    assert result["tables"][0]["opponent"] == "m"
+    assert server.requests
+
+
+def test_the_public_protocol_asks_forced_moves_free_answers_and_plays_mcts(serve, tmp_path):
+    """tic_tac_toe's ninth stone is forced: the public environment asks for it, and so does its protocol here."""
+    server = serve(first_legal)
+    args = ("--model", "m", "--base_url", server.url, "--protocol", "affinetes")
+    result = report(tmp_path, *args, "--opponent", "random", games=["tic_tac_toe"], episodes=40)
+    forced = [b for b in server.requests if b["messages"][-1]["content"].count(" -> ") == 1]
+    assert forced
+    assert "# Game Rules" in forced[0]["messages"][0]["content"]
+    assert len(forced[0]["messages"]) == 10  # the whole conversation: five questions, four answers, the system message
+    env = result["settings"]["players"][0]["env"]
+    assert (env["protocol"], env["answer_mode"], env["history_turns"]) == ("affinetes", "free", "all")
+    assert evaluate.Contest(evaluate.arguments(command(*args))).opponent_name == "mcts"
+
+
+# -------------------------------------------------------------------------------------------------------- bad commands
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        ([], "nobody to evaluate"),
+        (["--checkpoint", "nowhere"], "nowhere: no such directory"),
+        (["--checkpoint", "mcts:0x1"], "opponent 'mcts:0x1' is not known"),
+        (["--checkpoint", "random", "--opponent", "nobody"], "nobody: no such directory"),
+        (["--checkpoint", "random", "--games", "ches"], "--games: game 'ches' is not known"),
+        (["--checkpoint", "random", "--games", "hex#x"], "--games: game 'hex#x' is not known"),
+        (["--checkpoint", "random", "--num_episodes", "3"], "--num_episodes 3: an even number"),
+        (["--checkpoint", "random", "--games_at_once", "0"], "--games_at_once: 0: expected at least 1"),
+        (["--checkpoint", "random", "--set", "ppo.nothing=1"], "--set: ppo.nothing = 1: no such key"),
+        (["--checkpoint", "base"], "base: the base of what?"),
+        (["--checkpoint", "http://127.0.0.1:1/v1"], "--model must name the model"),
+        (["--base_url", "http://127.0.0.1:1/v1", "--checkpoint", "random"], "--model must name the model"),
+        (["--model", "./nowhere", "--set", "model.use_4bit=false"], "there is no folder"),
+        (["--compare", "random"], "expected 2 arguments"),
+        (["--ladder", "random", "mcts:2x1", "--games", "hearts"], "--ladder: hearts#* is not for two players"),
+        (["--checkpoint", "random", "--output", "/"], "--output /"),
+    ],
+)
+def test_a_bad_command_is_told_in_one_line(args, message, capsys):
+    code: object
+    try:
+        code = evaluate.main(args)
+    except SystemExit as stopped:
+        code = stopped.code
+    error = capsys.readouterr().err
+    assert code == 2
+    assert message in error.splitlines()[-1]
+    assert "Traceback" not in error
+
+
+def test_a_damaged_checkpoint_or_a_folder_that_is_none_is_refused(run, checkpoint, tmp_path, capsys):
+    import shutil
+
+    copy = tmp_path / "copy" / "checkpoint-000006"
+    shutil.copytree(checkpoint, copy)
+    (copy / "adapter_model.safetensors").write_bytes(b"broken")
+    (tmp_path / "empty").mkdir()
+    for folder, message in ((copy, "adapter_model.safetensors"), (copy.parent, "no checkpoint in it verifies"),
+                            (tmp_path / "empty", "no run_config.json")):  # fmt: skip
+        assert evaluate.main(command("--checkpoint", str(folder))) == 2
+        assert message in capsys.readouterr().err
+
+
+def test_a_run_stands_for_its_latest_checkpoint_and_its_final_adapter_can_be_named(run, tmp_path):
+    result = report(tmp_path, "--checkpoint", str(run), str(run / "final"), games=["kuhn_poker"])
+    latest, final = result["tables"]
+    assert (latest["player"], final["player"]) == ("run/checkpoint-000006", "run/final")
+    assert latest["results"] == final["results"]
+
+
+def test_models_that_were_taught_different_prompts_do_not_meet(run, checkpoint, tmp_path, capsys):
+    import shutil
+
+    other = tmp_path / "other" / "checkpoint-000006"
+    shutil.copytree(run / "final", other)
+    config = json.loads((run / "run_config.json").read_text())
+    config["env"]["prompt"] = "full"
+    (other / "run_config.json").write_text(json.dumps(config))
+    assert evaluate.main(command("--checkpoint", checkpoint, "--opponent", str(other), games=["kuhn_poker"])) == 2
+    assert "different prompts" in capsys.readouterr().err

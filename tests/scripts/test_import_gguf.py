@@ -1,0 +1,109 @@
+"""scripts/import_gguf.py: a GGUF file becomes a folder that a policy loads, with the logits it had; or one line."""
+
+import importlib.util
+import json
+
+import pytest
+import torch
+from torch.testing import assert_close
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from policy.model import LINEARS
+from scripts import import_gguf
+
+gguf = pytest.importorskip("gguf")
+TEMPLATE = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+PARTS = dict(zip(LINEARS, ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down"), strict=True))
+PARTS |= {"input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm"}
+
+
+def write_gguf(path, model, words, architecture="llama"):
+    """The tiny Llama in a file as llama.cpp writes it: query and key rows of each head in its own order."""
+    config, writer = model.config, gguf.GGUFWriter(path, architecture)
+    heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
+    writer.add_context_length(config.max_position_embeddings)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_head_count(config.num_attention_heads)
+    writer.add_head_count_kv(config.num_key_value_heads)
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
+    writer.add_vocab_size(config.vocab_size)
+    tokens = sorted(words["model"]["vocab"], key=words["model"]["vocab"].get)
+    added = sorted(words["added_tokens"], key=lambda token: token["id"])
+    tokens = [*tokens, *(t["content"] for t in added if t["content"] not in tokens)]
+    order = {t["content"]: t["id"] for t in added} | words["model"]["vocab"]
+    tokens.sort(key=order.get)
+    writer.add_tokenizer_model("gpt2")
+    writer.add_token_list(tokens)
+    writer.add_token_types([3 if t in {a["content"] for a in added} else 1 for t in tokens])
+    writer.add_token_merges([" ".join(pair) for pair in words["model"]["merges"]])
+    writer.add_eos_token_id(order["<|im_end|>"])
+    writer.add_bos_token_id(order["<|im_start|>"])
+    writer.add_chat_template(TEMPLATE)
+    for name, tensor in model.state_dict().items():
+        parts = name.split(".")
+        if name == "model.embed_tokens.weight":
+            name = "token_embd.weight"
+        elif name == "model.norm.weight":
+            name = "output_norm.weight"
+        elif parts[1] == "layers":
+            name = f"blk.{parts[2]}.{PARTS[parts[-2]]}.weight"
+            if parts[-2] in heads:
+                tensor = tensor.unflatten(0, (heads[parts[-2]], 2, -1)).transpose(1, 2).flatten(0, 2)
+        else:
+            continue
+        writer.add_tensor(name, tensor.contiguous().numpy())
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+@pytest.fixture(scope="module")
+def source(tiny_models):
+    model = AutoModelForCausalLM.from_pretrained(tiny_models["llama"], dtype=torch.float32).eval()
+    return model, json.loads((tiny_models["llama"] / "tokenizer.json").read_text())
+
+
+def test_the_folder_holds_the_model_that_the_file_held(source, tmp_path, new_policy):
+    model, words = source
+    write_gguf(tmp_path / "tiny.gguf", model, words)
+    folder = tmp_path / "made"
+    assert import_gguf.main([str(tmp_path / "tiny.gguf"), str(folder), "--dtype", "float32"]) == 0
+    read = AutoModelForCausalLM.from_pretrained(folder).eval()
+    ids = torch.arange(60)[None]
+    with torch.no_grad():
+        assert_close(read(ids).logits, model(ids).logits, atol=1e-5, rtol=0)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    assert tokenizer.decode(tokenizer.encode("Raise 120, fold.")) == "Raise 120, fold."
+    assert new_policy(str(folder)).chat.end_id == tokenizer.eos_token_id
+    assert import_gguf.main([str(tmp_path / "tiny.gguf"), str(folder)]) == 2, "nothing is written over"
+
+
+def refusal(capsys, *args):
+    assert import_gguf.main([str(arg) for arg in args]) == 2
+    line = capsys.readouterr().err.splitlines()[-1]
+    assert line.startswith("error: ")
+    return line
+
+
+def test_what_cannot_be_used_is_told_in_one_line(source, tmp_path, capsys, monkeypatch):
+    model, words = source
+    assert refusal(capsys, tmp_path / "none.gguf", tmp_path / "out").endswith("no such file")
+    (tmp_path / "text.gguf").write_text("no GGUF")
+    assert "cannot" in refusal(capsys, tmp_path / "text.gguf", tmp_path / "out")
+    write_gguf(tmp_path / "gemma2.gguf", model, words, "gemma2")
+    assert "'gemma2'" in refusal(capsys, tmp_path / "gemma2.gguf", tmp_path / "out")
+    vocab, last = words["model"]["vocab"], "".join(words["model"]["merges"][-1])
+    both = {"merges": [*words["model"]["merges"][:-1], ["1", "2"]]}
+    both["vocab"] = {token: i for token, i in vocab.items() if token != last} | {"12": vocab[last]}
+    write_gguf(tmp_path / "merged.gguf", model, words | {"model": both})
+    assert "merges digits" in refusal(capsys, tmp_path / "merged.gguf", tmp_path / "out")
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    assert "pip install gguf" in refusal(capsys, tmp_path / "gemma2.gguf", tmp_path / "out")
+    assert not (tmp_path / "out").exists()

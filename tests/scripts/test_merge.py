@@ -1,0 +1,421 @@
+"""Merging: nothing of the adapter is lost, the proof notices what is, and what is published gives nothing away."""
+
+import json
+import shutil
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+import torch
+from huggingface_hub import ModelCard
+from tiny import base_model, micro_config, tiny_policy
+
+from evaluation import measure as evaluation
+from scripts import merge
+from scripts.export import proof, publish
+from utils import ConfigError, config_dict, read_json, save_checkpoint
+
+FOUR_BITS = {"use_4bit": True, "dtype": "bfloat16"}
+QWEN_3B = "Qwen/Qwen2.5-3B-Instruct"
+
+
+def make_run(folder, **model):
+    """A run's folder with a checkpoint and a summary; its adapter is random."""
+    policy, config = tiny_policy(folder, model=model), micro_config(folder, model=model)
+    before = [vars(r) | {"share": r.share} for r in evaluation.evaluate(policy, config.env, [200000000], 4)]
+    save_checkpoint(folder / "run", 6, policy.save, documents={"run_config": config_dict(vars(config))}, tensors={})
+    _, summary = evaluation.result_table(before, evaluation.evaluate(policy, config.env, [200000000], 4))
+    (folder / "run" / "summary.json").write_text(json.dumps(summary | {"checkpoint": "checkpoint-000006"}))
+    return folder / "run"
+
+
+@pytest.fixture(scope="module")
+def run_4bit(tmp_path_factory):
+    return make_run(tmp_path_factory.mktemp("run4"), **FOUR_BITS)
+
+
+@pytest.fixture(scope="module")
+def run_plain(tmp_path_factory):
+    return make_run(tmp_path_factory.mktemp("run32"))
+
+
+def merge_in(folder, run, *arguments):
+    return merge.main(["--adapters", str(run), "--output", str(folder), "--deals", "8", *arguments])
+
+
+@pytest.fixture(scope="module")
+def merged_4bit(run_4bit, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("merged") / "player"
+    assert merge_in(folder, run_4bit) == 0
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def _no_cuda(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+
+
+def logits(model):
+    ids = torch.arange(3, 43)[None]
+    with torch.no_grad():
+        return model.eval()(ids).logits.float().log_softmax(-1)
+
+
+def quantised_base():
+    from transformers import AutoModelForCausalLM, BitsAndBytesConfig
+
+    from policy import model
+
+    settings = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True,
+                                  bnb_4bit_compute_dtype=torch.bfloat16)  # fmt: skip
+    base = AutoModelForCausalLM.from_pretrained(
+        base_model(), dtype=torch.bfloat16, quantization_config=settings, device_map={"": "cpu"}
+    )
+    model.guard_4bit_on_cpu(base)
+    return base
+
+
+# ------------------------------------------------------------------------------------------------------ the weights
+
+
+def test_the_merged_folder_is_a_plain_model_that_equals_base_and_adapter(run_4bit, merged_4bit):
+    """Held against PEFT on the quantised base, and against what merging into quantised weights would have lost."""
+    from peft import PeftModel
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    adapted = PeftModel.from_pretrained(quantised_base(), run_4bit / "checkpoint-000006")
+    merged = AutoModelForCausalLM.from_pretrained(merged_4bit)
+    assert merged.dtype == torch.bfloat16
+    assert not hasattr(merged.config, "quantization_config")
+    expected, found = logits(adapted), logits(merged)
+    with adapted.disable_adapter():
+        effect = (logits(adapted) - expected).abs().mean()
+    lost = (found - expected).abs().mean()
+    assert lost < 0.05 * effect
+    naive = logits(adapted.merge_and_unload())
+    assert (naive - expected).abs().mean() > 5 * lost
+    saved = AutoTokenizer.from_pretrained(run_4bit / "checkpoint-000006")
+    assert AutoTokenizer.from_pretrained(merged_4bit).chat_template == saved.chat_template
+    assert (merged_4bit / "generation_config.json").is_file()
+
+
+def test_a_checkpoint_loads_with_plain_libraries(run_plain):
+    from peft import PeftModel
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    folder = run_plain / "checkpoint-000006"
+    base = AutoModelForCausalLM.from_pretrained(base_model())
+    plain = logits(base)
+    adapted = logits(PeftModel.from_pretrained(base, folder))
+    assert not torch.allclose(adapted, plain, atol=0.01)
+    assert torch.allclose(logits(AutoModelForCausalLM.from_pretrained(folder)), adapted, atol=1e-5)
+    assert AutoTokenizer.from_pretrained(folder).chat_template
+
+
+def test_the_report_proves_it(merged_4bit):
+    report = read_json(merged_4bit / merge.REPORT)
+    found = report["proof"]
+    assert found["mean_difference"] < 0.1 * found["effect"]
+    assert found["mean_difference"] <= found["max_difference"]
+    assert found["decisions"] >= 40
+    assert found["deals"] == 8
+    assert found["identical_moves"] > 0.8
+    assert report["made_of"]["dequantised"]
+
+
+def test_weights_may_be_saved_more_finely(run_plain, tmp_path):
+    assert merge_in(tmp_path / "a", run_plain) == 0
+    assert merge_in(tmp_path / "b", run_plain, "--dtype", "bfloat16") == 0
+    fine, coarse = (read_json(tmp_path / name / merge.REPORT) for name in "ab")
+    assert fine["proof"]["max_difference"] < 1e-5
+    assert fine["proof"]["identical_moves"] == 1.0
+    assert 1e-4 < coarse["proof"]["mean_difference"] < 0.02
+    assert (fine["rounding"], coarse["rounding"]) == (1e-4, 0.02)
+
+
+# --------------------------------------------------------------------------------------------------------- the proof
+
+
+def test_a_merge_that_loses_the_adapter_fails(run_plain, tmp_path, monkeypatch, capsys):
+    def forget(policy, adapter, output, dtype):
+        policy.peft_model.unload().save_pretrained(output)
+        policy.tokenizer.save_pretrained(output)
+
+    monkeypatch.setattr(merge, "write_merged", forget)
+    assert merge_in(tmp_path / "out", run_plain) == 1
+    error = capsys.readouterr().err
+    assert "error: " in error
+    assert "the merged model is not the one that was trained: log-probabilities differ by" in error
+    assert not (tmp_path / "out" / "README.md").exists()
+    found = read_json(tmp_path / "out" / merge.REPORT)["proof"]
+    assert found["mean_difference"] == pytest.approx(found["effect"], rel=1e-3)
+
+
+def test_the_tolerance_can_be_stated(run_4bit, merged_4bit, tmp_path, capsys):
+    shutil.copytree(merged_4bit, tmp_path / "out")
+    assert merge_in(tmp_path / "out", run_4bit, "--tolerance", "1e-9") == 1
+    assert "allowed are 1e-09" in capsys.readouterr().err
+    assert merge_in(tmp_path / "out", run_4bit, "--tolerance", "0.5") == 0
+
+
+def test_deals_are_replayed_greedily(run_plain):
+    """The recorded games are sampled, and differ from seed to seed; the replays do not."""
+    config = merge.run_config(run_plain / "checkpoint-000006", None)
+    policy = merge.load(config, adapter=str(run_plain / "checkpoint-000006"))
+    found = []
+    for policy.seed in (0, 1):
+        sequences = proof.record_decisions(policy, config)
+        found.append(([s.ids for s in sequences], proof.observe(policy, config, sequences, 20).moves))
+    assert found[0][0] != found[1][0]
+    assert found[0][1] == found[1][1]
+
+
+def played(logprobs, moves, scores):
+    return proof.Played(torch.tensor(logprobs), moves, {"a": [{"score": score} for score in scores]})
+
+
+def test_moves_count_up_to_the_first_that_differs():
+    before = played([-1.0, -2.0], [["1", "2", "3"], ["4", "5"], ["6"], []], [1.0, 0.0, 0.5, 0.5])
+    after = played([-1.5, -2.0], [["1", "9", "3", "4"], ["4", "5"], ["7"], []], [0.0, 0.0, None, 0.5])
+    found = proof.compare(before, after, effect=2.0)
+    assert (found["mean_difference"], found["max_difference"]) == (0.25, 0.5)
+    assert (found["moves"], found["identical_moves"]) == (2 + 2 + 1, 3 / 5)
+    assert found["value_difference"] == pytest.approx((-1.0 + 0.0) / 2)  # pairs: -2 and 0; 0 alone
+
+
+def test_all_deals_lost_is_no_proof():
+    lost = played([-1.0], [["1"]], [None])
+    with pytest.raises(proof.EvaluationError, match="no deal was played to its end"):
+        proof.compare(lost, lost, 1.0)
+
+
+# ------------------------------------------------------------------------------------------------------- publishing
+
+
+def test_dry_run_lists_the_files_and_the_card_without_secrets_and_paths(run_plain, tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("SOME_API_KEY", "hush-hush-12345")
+    monkeypatch.setattr(publish, "OWN_LICENCES", ((r".*", "qwen-research"),))
+    monkeypatch.setattr(publish, "upload", lambda *_: pytest.fail("uploaded"))
+    held = read_json(run_plain / "checkpoint-000006" / "run_config.json")
+    held["curriculum"]["stages"][0]["name"] = "hush-hush-12345"
+    held["env"]["env_image"] = "somebody/somewhere"
+    shutil.copytree(run_plain / "checkpoint-000006", tmp_path / "final")
+    (tmp_path / "final" / "manifest.json").unlink()
+    (tmp_path / "final" / "run_config.json").write_text(json.dumps(held))
+    out = tmp_path / "out"
+    assert merge_in(out, tmp_path / "final", "--push", "me/player", "--dry-run") == 0
+    said = capsys.readouterr()
+    files = sorted(path.name for path in out.iterdir())
+    assert {"README.md", "config.json", "generation_config.json", "model.safetensors", "tokenizer.json",
+            "tokenizer_config.json", "chat_template.jinja", "merge_report.json"} == set(files)  # fmt: skip
+    assert all(name in said.out for name in files)
+    assert "me/player would hold" in said.out
+    assert "allows research only" in said.err
+    assert "license_name: qwen-research" in said.out
+    for path in out.iterdir():
+        text = path.read_bytes().decode(errors="replace")
+        for private in ("hush-hush-12345", "somebody/somewhere", str(tmp_path), base_model()):
+            assert private not in text, path.name
+    assert "[redacted]" in (out / "README.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "found"),
+    [
+        ("README.md", "one\nsee {tmp}/notes", "line 2 holds a path of this machine"),
+        ("README.md", "see /elsewhere/me/notes", "line 1 holds a path of this machine"),
+        ("config.json", '{{"_name_or_path": "/home/somebody/models/base"}}', "line 1 holds a path of this machine"),
+        ("notes/a.txt", "key hush-hush-12345", "holds a secret"),
+    ],
+)
+def test_what_gives_something_away_is_not_published(tmp_path, monkeypatch, name, text, found):
+    monkeypatch.setenv("SOME_API_KEY", "hush-hush-12345")
+    monkeypatch.setattr(publish.Path, "home", lambda: publish.Path("/elsewhere/me"))
+    file = tmp_path / "out" / name
+    file.parent.mkdir(parents=True)
+    (tmp_path / "out" / "tokenizer.json").write_text('{"/home/": 1}')  # words of the vocabulary are no paths
+    publish.check_public(tmp_path / "out")
+    file.write_text(text.format(tmp=tmp_path))
+    with pytest.raises(publish.PublishError, match=found):
+        publish.check_public(tmp_path / "out")
+
+
+class Hub:
+    """Stands in for the Hub's client."""
+
+    calls: list = []  # noqa: RUF012
+
+    def whoami(self):
+        return {"name": "me"}
+
+    def create_repo(self, repo, **options):
+        self.calls.append((repo, options))
+
+    def upload_folder(self, repo_id, folder_path, commit_message):
+        self.calls.append((repo_id, sorted(path.name for path in folder_path.iterdir())))
+        return SimpleNamespace(commit_url=f"https://hub/{repo_id}")
+
+
+def test_push_uploads_the_folder(run_4bit, merged_4bit, monkeypatch, capsys):
+    monkeypatch.setattr("huggingface_hub.HfApi", Hub)
+    monkeypatch.setattr(Hub, "calls", [])
+    monkeypatch.setattr(merge, "merge", lambda *_: pytest.fail("merged once more"))
+    assert merge_in(merged_4bit, run_4bit, "--push", "me/player", "--private") == 0
+    assert Hub.calls[0] == ("me/player", {"private": True, "exist_ok": True})
+    assert Hub.calls[1] == ("me/player", sorted(path.name for path in merged_4bit.iterdir()))
+    assert "https://hub/me/player" in capsys.readouterr().out
+
+
+def test_a_folder_that_gives_something_away_is_not_pushed(run_4bit, merged_4bit, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("huggingface_hub.HfApi", Hub)
+    monkeypatch.setattr(Hub, "calls", [])
+    shutil.copytree(merged_4bit, tmp_path / "out")
+    (tmp_path / "out" / "notes.txt").write_text("see /home/somebody/notes")
+    assert merge_in(tmp_path / "out", run_4bit, "--push", "me/player") == 1
+    assert "notes.txt: line 1 holds a path of this machine" in capsys.readouterr().err
+    assert not Hub.calls
+
+
+def test_without_access_nothing_is_merged(run_plain, tmp_path, monkeypatch, capsys):
+    def refuse(self):
+        raise OSError("no token")
+
+    monkeypatch.setattr("huggingface_hub.HfApi.whoami", refuse)
+    assert merge_in(tmp_path / "out", run_plain, "--push", "me/player") == 2
+    assert "no access to the Hub (no token)" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+def test_adapter_alone(run_plain, tmp_path, capsys):
+    from safetensors.torch import load_file
+
+    out = tmp_path / "out"
+    for _ in range(2):
+        assert merge_in(out, run_plain, "--adapter-only", "--dry-run") == 0
+    names = {path.name for path in out.iterdir()}
+    assert {"adapter_model.safetensors", "adapter_config.json", "tokenizer.json", "README.md"} <= names
+    assert not names & {"optimizer.safetensors", "run_config.json", "manifest.json", "merge_report.json"}
+    first, second = (load_file(f / "adapter_model.safetensors") for f in (out, run_plain / "checkpoint-000006"))
+    assert all(torch.equal(first[name], second[name]) for name in second)
+    assert base_model() not in (out / "adapter_config.json").read_text()
+    card = (out / "README.md").read_text()
+    assert "library_name: peft" in card
+    assert "PeftModel.from_pretrained(model" in card
+
+
+# ------------------------------------------------------------------------------------------------------------ cards
+
+
+def about(folder, **changed):
+    config = micro_config(folder)
+    config.model = replace(config.model, model_name=changed.get("base", base_model()))
+    held = {"repo": "me/player", "base": config.model.model_name, "licence": "apache-2.0", "config": config,
+            "checkpoint": "checkpoint-000006", "summary": None, "report": None}  # fmt: skip
+    return publish.Published(**held | changed)
+
+
+def test_card_tells_the_evaluation_with_intervals(run_4bit, merged_4bit):
+    result = read_json(run_4bit / "summary.json")["games"]["leduc_poker"]
+    text = (merged_4bit / "README.md").read_text()
+    [shown] = ModelCard(text).data.eval_results
+    assert (shown.dataset_name, shown.metric_value) == ("leduc_poker", pytest.approx(result["after"], abs=1e-4))
+    card = " ".join(text.split())
+    low, high = result["interval"]
+    assert f"| leduc_poker | {result['before']:+.3f} | {result['after']:+.3f} | [{low:+.3f}, {high:+.3f}] |" in card
+
+
+def test_card_does_not_take_another_checkpoints_evaluation(tmp_path):
+    card = publish.card(about(tmp_path, summary={"checkpoint": "checkpoint-000009", "games": {}}))
+    assert "None of this checkpoint; its run was evaluated as checkpoint-000009." in card
+    assert "The run holds none" in publish.card(about(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("base", "licence", "research_only"),
+    [
+        (QWEN_3B, "qwen-research", True),
+        ("Qwen/Qwen2.5-3B", "qwen-research", True),
+        ("Qwen/Qwen2.5-7B-Instruct", "apache-2.0", False),
+        ("Qwen/Qwen2.5-72B-Instruct", "qwen", False),
+        ("Qwen/Qwen3-4B", "apache-2.0", False),
+        ("Qwen/Qwen3-0.6B", "apache-2.0", False),
+    ],
+)
+def test_licences_of_qwens_own_bases(tmp_path, base, licence, research_only):
+    assert publish.licence_of(base) == licence
+    warning = publish.licence_warning(base, licence)
+    assert bool(warning) == research_only
+    card = publish.card(about(tmp_path, base=base, licence=licence))
+    assert ("allows research only" in card) == research_only
+    assert f"base_model: {base}" in card
+
+
+def test_licence_of_a_local_base_is_read_from_its_card(tmp_path):
+    assert publish.licence_of(str(tmp_path)) is None
+    (tmp_path / "README.md").write_text("---\nlicense: cc-by-nc-4.0\n---\n")
+    assert publish.licence_of(str(tmp_path)) == "cc-by-nc-4.0"
+    assert "allows research only" in str(publish.licence_warning(str(tmp_path), "cc-by-nc-4.0"))
+    assert "is not known here" in str(publish.licence_warning(str(tmp_path), None))
+
+
+def test_front_matter_is_what_the_hub_reads(tmp_path):
+    data = ModelCard(publish.card(about(tmp_path, base=QWEN_3B, licence="qwen-research"))).data.to_dict()
+    assert (data["license"], data["license_name"], data["base_model"]) == ("other", "qwen-research", QWEN_3B)
+
+
+# ------------------------------------------------------------------------------------------------------- bad usage
+
+
+def test_bad_usage_is_told_in_one_line(run_plain, tmp_path, capsys):
+    empty, full = tmp_path / "empty", tmp_path / "full"
+    empty.mkdir()
+    full.mkdir()
+    (full / "mine.txt").write_text("")
+    bare = tmp_path / "bare"
+    bare.mkdir()
+    (bare / "adapter_model.safetensors").write_bytes(b"")
+    damaged = tmp_path / "damaged"
+    shutil.copytree(run_plain / "checkpoint-000006", damaged)
+    (damaged / "adapter_model.safetensors").write_bytes(b"")
+    cases = [
+        (tmp_path / "new", tmp_path / "nope", (), "no such directory"),
+        (tmp_path / "new", empty, (), "there is no adapter_model.safetensors in"),
+        (tmp_path / "new", bare, (), "there is no run_config.json in it or above it"),
+        (tmp_path / "new", damaged, (), "adapter_model.safetensors: 0 bytes instead of"),
+        (full, run_plain, (), "is not empty; expected a directory that is new or empty"),
+        (full, run_plain, ("--adapter-only",), "is not empty; expected a directory that is new or empty"),
+        (tmp_path / "new", run_plain, ("--push", "no spaces!", "--dry-run"), "--push no spaces!: "),
+        (tmp_path / "new", run_plain, ("--push", "player", "--dry-run"), "expected OWNER/NAME"),
+        (tmp_path / "new", run_plain, ("--base", str(tmp_path / "gone")), "there is no folder"),
+    ]
+    for output, run, arguments, expected in cases:
+        capsys.readouterr()
+        assert merge_in(output, run, *arguments) == 2, expected
+        error = capsys.readouterr().err
+        assert error.startswith("error: "), error
+        assert expected in error, error
+        assert error.count("\n") == 1, error
+
+
+def test_another_merge_in_the_folder_is_kept(run_plain, merged_4bit, capsys):
+    assert merge_in(merged_4bit, run_plain) == 2
+    assert "holds another merge" in capsys.readouterr().err
+
+
+def test_another_adapter_of_the_same_base_is_another_merge(run_plain, tmp_path, capsys):
+    from safetensors.torch import load_file, save_file
+
+    assert merge_in(tmp_path / "out", run_plain) == 0
+    other = tmp_path / "other"
+    shutil.copytree(run_plain / "checkpoint-000006", other)
+    (other / "manifest.json").unlink()
+    weights = {name: 2 * tensor for name, tensor in load_file(other / merge.WEIGHTS).items()}
+    save_file(weights, other / merge.WEIGHTS)
+    capsys.readouterr()
+    assert merge_in(tmp_path / "out", other) == 2
+    assert "holds another merge" in capsys.readouterr().err
+
+
+def test_config_errors_of_the_base_name_the_key(run_plain):
+    with pytest.raises(ConfigError, match="model_name"):
+        merge.load(merge.run_config(run_plain / "checkpoint-000006", "./nothing/here"), adapter="x")

@@ -1,0 +1,237 @@
+"""scripts/play.py with a scripted person: what is shown, what is asked, what is played, what is refused."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tiny_runs import STEPS, undisturbed_run
+
+import games
+from env_wrapper import Action, EnvConfig, Query, Task
+from evaluation.measure import game_sets
+from evaluation.players import Contestant, Roster
+from scripts import play
+
+ROOT = Path(play.__file__).parents[1]
+
+
+@pytest.fixture(scope="module")
+def checkpoint():
+    """Of a run on kuhn_poker and leduc_poker with compact prompts."""
+    return str(undisturbed_run() / "run" / f"checkpoint-{STEPS:06d}")
+
+
+@pytest.fixture
+def person(monkeypatch):
+    """Type these lines, then close the input."""
+
+    def types(*lines):
+        answers = iter(lines)
+
+        def ask(prompt):
+            print(prompt, end="")
+            try:
+                return next(answers)
+            except StopIteration:
+                raise EOFError from None
+
+        monkeypatch.setattr("builtins.input", ask)
+        return answers
+
+    return types
+
+
+def task_of(name):
+    [[(first, _)]] = game_sets([f"{name}#0"]).values()
+    return first
+
+
+class FirstLegal:
+    """Answers with the first legal action, and keeps the questions."""
+
+    def __init__(self):
+        self.queries = []
+
+    def act(self, queries):
+        self.queries += queries
+        return [Action(str(next(iter(query.legal)))) for query in queries]
+
+
+# ---------------------------------------------------------------------------------------------------------- a game
+
+
+def test_a_whole_game_is_drawn_played_and_told(person, capsys):
+    person("4", "3", "5")
+    opponent = Contestant("first", {}, EnvConfig(prompt="compact"), FirstLegal())
+    episode = play.play_one(opponent, Task(task_of("tic_tac_toe"), 0, opponent.opponent))
+    shown = capsys.readouterr().out
+    assert [move for _, move in episode.info["history"]] == [4, 0, 3, 1, 5]
+    assert (episode.score, episode.outcome) == (1.0, "finished")
+    assert "0 . . .\n1 . . .\n2 . . ." in shown
+    assert "0 o . .\n1 . x .\n2 . . ." in shown
+    assert "   4  x(1,1)" in shown
+    assert "oo.\nxxx\n..." in play.ending(episode)
+    assert "you win: score 1.000" in play.ending(episode)
+    assert "Legal Actions" not in shown
+
+
+def test_the_model_is_asked_as_it_was_taught_and_the_person_sees_the_board(person, capsys):
+    person("4", "2", "q")
+    model = FirstLegal()
+    opponent = Contestant("first", {}, EnvConfig(prompt="compact", history_turns=0), model)
+    with pytest.raises(play.QuitError):
+        play.play_one(opponent, Task(task_of("tic_tac_toe"), 1, opponent.opponent))
+    assert [len(query.conversation) for query in model.queries] == [2, 2, 2]
+    assert model.queries[0].conversation[0]["content"] == "tic_tac_toe"
+    assert "0 x . .\n1 . . .\n2 . . ." in capsys.readouterr().out
+    assert {query.seat for query in model.queries} == {0}
+
+
+def test_illegal_answers_are_asked_again_and_never_played(person, capsys):
+    person("44", "x(0,0)", "", "-1", "4", "q")
+    opponent = Contestant("first", {}, EnvConfig(), FirstLegal())
+    with pytest.raises(play.QuitError):
+        play.play_one(opponent, Task(task_of("tic_tac_toe"), 0, opponent.opponent))
+    shown = capsys.readouterr().out
+    assert shown.count("is none of the legal actions 0, 1, 2, 3, 4, 5, 6, 7, 8") == 4
+    assert "0 o . .\n1 . x .\n2 . . ." in shown
+
+
+def test_forced_moves_are_played_and_the_two_tables_stay_together(person, capsys):
+    person("4", "1", "3", "8")  # the ninth stone, which wins, is nobody's choice
+    opponent = Contestant("first", {}, EnvConfig(prompt="compact"), FirstLegal())
+    episode = play.play_one(opponent, Task(task_of("tic_tac_toe"), 0, opponent.opponent))
+    assert [move for _, move in episode.info["history"]] == [4, 0, 1, 2, 3, 5, 8, 6, 7]
+    assert capsys.readouterr().out.count("your move") == 4
+    assert episode.score == 1.0
+
+
+def test_the_person_sees_the_position_that_is_asked_about_after_forced_moves_too(monkeypatch):
+    seen = []
+
+    def first_legal(self, queries):
+        seen.append((self.board.step.legal, queries[0].legal))
+        return [Action(str(next(iter(queries[0].legal))))]
+
+    monkeypatch.setattr(play.Person, "act", first_legal)
+    opponent = Contestant("first", {}, EnvConfig(), FirstLegal())
+    episode = play.play_one(opponent, Task(task_of("checkers"), 0, opponent.opponent))
+    assert episode.outcome == "finished"
+    assert episode.info["forced"] > 0
+    assert len(seen) > 10
+    assert all(shown == asked for shown, asked in seen)
+
+
+def test_both_bid_at_once_and_unseen(person, capsys):
+    person("3", "0", "1")
+    opponent = Contestant("first", {}, EnvConfig(prompt="compact"), FirstLegal())
+    episode = play.play_one(opponent, Task(task_of("goofspiel_small"), 1, opponent.opponent))
+    bids = [(seat, move) for seat, move in episode.info["history"] if seat >= 0]
+    assert bids == [(0, 0), (1, 3), (0, 1), (1, 0), (0, 2), (1, 1)]
+    assert "Round 1: prize 4, your bid 4, you won" in capsys.readouterr().out
+
+
+def test_hidden_cards_stay_hidden_until_the_end(person, capsys):
+    person("1", "1", "1", "1")
+    opponent = Contestant("first", {}, EnvConfig(), FirstLegal())
+    episode = play.play_one(opponent, Task(task_of("kuhn_poker"), 0, opponent.opponent))
+    shown = capsys.readouterr().out
+    own, other = (move for seat, move in episode.info["history"] if seat == -1)
+    names = ("Jack", "Queen", "King")
+    assert names[own] in shown
+    assert names[other] not in shown
+    assert f"{own} {other}" in play.ending(episode)
+
+
+@pytest.mark.parametrize("seat", [0, 1])
+def test_a_bot_can_be_played_against_in_either_seat(person, seat, capsys):
+    person(*[str(square) for _ in range(5) for square in range(9)])
+    code = play.main(["--opponent", "mcts:20x1", "--game", "tic_tac_toe", "--seat", str(seat), "--seed", "3"])
+    shown = capsys.readouterr().out
+    assert code == 0
+    assert f"you were player {seat}" in shown
+    assert f"You are Player {seat}." in shown
+
+
+def test_the_models_opinion_is_its_probabilities(person, checkpoint, capsys):
+    person("?", "q")
+    assert play.main(["--checkpoint", checkpoint, "--game", "leduc_poker", "--seed", "2"]) == 0
+    shown = capsys.readouterr().out
+    lines = [line.split() for line in shown.splitlines() if "%" in line]
+    opinion = {int(action): float(share.rstrip("%")) for action, share, *_ in lines}
+    assert sum(opinion.values()) == pytest.approx(100, abs=0.2)
+    assert list(opinion.values()) == sorted(opinion.values(), reverse=True)
+    contestant = Roster([], [], 0, False, None).contestant(checkpoint)
+    seen: list[Query] = []
+
+    class Spy(FirstLegal):
+        def act(self, queries):
+            seen.extend(queries)
+            raise play.QuitError
+
+    from env_wrapper import play as play_tasks
+    from evaluation.players import Seats
+
+    tasks = [Task(task_of("leduc_poker"), 4, contestant.opponent)]
+    with pytest.raises(play.QuitError):
+        play_tasks(contestant.env, Seats(Spy(), {contestant.label: contestant.player}), tasks)
+    [probs] = contestant.player.action_probs(seen)
+    assert opinion == pytest.approx({action: 100 * p for action, p in probs.items()}, abs=0.06)
+
+
+def test_a_bot_has_no_opinion(person, capsys):
+    person("?")
+    assert play.main(["--opponent", "random"]) == 0
+    assert "no probabilities to show" in capsys.readouterr().out
+
+
+def test_the_seed_is_the_deal(person, capsys):
+    deals = []
+    for seed in ("0", "0", "1", "2", "3"):
+        person("q")
+        play.main(["--opponent", "random", "--game", "hearts", "--seed", seed])
+        deals.append(capsys.readouterr().out)
+    assert deals[0] == deals[1]
+    assert len(set(deals)) == 4
+
+
+def test_it_works_with_piped_input():
+    command = [sys.executable, str(ROOT / "scripts" / "play.py"), "--opponent", "random", "--game", "kuhn_poker"]
+    done = subprocess.run(command, input="1\n1\n1\n", capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+    assert "you were player 0" in done.stdout
+    assert done.stderr == ""
+
+
+# -------------------------------------------------------------------------------------------------------- bad commands
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["--checkpoint", "nowhere"], "nowhere: no such directory"),
+        (["--opponent", "mcts:x"], "opponent 'mcts:x' is not known"),
+        ([], "base: the base of what?"),
+        (["--opponent", "random", "--game", "ches"], "--game: game 'ches' is not known"),
+        (["--opponent", "random", "--seat", "2"], "invalid choice: 2"),
+        (["--opponent", "random", "--seed", "-1"], "--seed: -1: expected at least 0"),
+        (["--opponent", "ismcts", "--game", "phantom_ttt"], "ismcts cannot play phantom_ttt"),
+    ],
+)
+def test_a_bad_command_is_told_in_one_line(args, message, capsys):
+    code: object
+    try:
+        code = play.main(args)
+    except SystemExit as stopped:
+        code = stopped.code
+    error = capsys.readouterr().err
+    assert code == 2
+    assert message in error.splitlines()[-1]
+
+
+def test_every_game_can_be_opened(person, capsys):
+    for name in games.NAMES:
+        person("q")
+        assert play.main(["--opponent", "random", "--game", f"{name}#0"]) == 0, name
+        assert "your move" in capsys.readouterr().out, name

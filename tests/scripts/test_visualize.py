@@ -1,0 +1,519 @@
+import base64
+import hashlib
+import json
+import math
+import random
+import re
+import shutil
+import struct
+import subprocess
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+
+import numpy as np
+import pytest
+from chromium import CHROMIUM, Browser
+
+import games
+from envs.openspiel import load_game, score, user_message
+from scripts import visualize
+from scripts.report.replay import replayable
+
+ROOT = Path(__file__).resolve().parents[2]
+SHOWN = (
+    "tic_tac_toe",
+    "hex",
+    "leduc_poker",
+    "chess",
+    "goofspiel",
+    "liars_dice",
+    "connect_four",
+    "go",
+    "hearts",
+    "clobber",
+    "othello",
+    "checkers",
+    "amazons",
+    "2048",
+    "phantom_ttt",
+    "kuhn_poker",
+    "backgammon",
+)
+AS_TEXT = ("hearts", "backgammon")
+
+
+def play(name, seed, step=0, config_id=None):
+    """A real game of a soft random player against a random opponent, as an episodes.jsonl row."""
+    rng = random.Random(seed)
+    task_id = games.NAMES.index(name) * games.CONFIGS_PER_GAME + (seed if config_id is None else config_id)
+    game, spiel = games.GAMES[games.NAMES.index(name)], load_game(task_id)
+    seat, history = seed % spiel.num_players(), []
+    turns: list[dict] = []
+
+    def choose(state, player):
+        legal = {a: state.action_to_string(player, a) for a in state.legal_actions(player)}
+        action = rng.choice(list(legal))
+        if player == seat and len(legal) > 1:
+            weights = np.array([rng.gammavariate(0.6, 1) + 1e-9 for _ in legal])
+            probs = dict(zip(legal, weights / weights.sum(), strict=True))
+            action = rng.choices(list(probs), list(probs.values()))[0]
+            turn = {"seat": seat, "user": user_message(game, state, seat, legal, "full"), "answer": str(action)}
+            turn |= {"action": action, "legal": legal, "probs": probs, "value": rng.uniform(-1, 1), "state": str(state)}
+            rules = game.rules(game.params(task_id % games.CONFIGS_PER_GAME))
+            turns.append(turn if turns else {"system": rules, **turn})
+        return action
+
+    state = spiel.new_initial_state()
+    while not state.is_terminal():
+        if state.is_simultaneous_node():
+            moves = [[p, choose(state, p)] for p in range(spiel.num_players())]
+            state.apply_actions([a for _, a in moves])
+        else:
+            p = state.current_player()
+            chance = state.is_chance_node() and rng.choices(*zip(*state.chance_outcomes(), strict=True))[0]
+            moves = [[p, chance if state.is_chance_node() else choose(state, p)]]
+            state.apply_action(moves[0][1])
+        history += moves
+    row = {"step": step, "game": name, "task_id": task_id, "seed": seed, "opponent": "random", "seat": seat}
+    row |= {"score": score(spiel, state.returns(), seat), "outcome": "finished", "returns": state.returns()}
+    return json.loads(json.dumps({**row, "history": history, "turns": turns}))
+
+
+def metrics(steps, seed):
+    """Rows shaped like training's: score and success of real tic-tac-toe games, the rest smooth with noise."""
+    rng = np.random.default_rng(seed)
+    for step in range(1, steps + 1):
+        done = step / steps
+        wins = [play_fast(rng, skill=done) for _ in range(16)]
+        noise = rng.normal(size=8)
+        yield {
+            **{"step": step, "stage": "easy" if done < 0.4 else "hard", "games": 16},
+            "opponents": {"random": 16} if done < 0.4 else {"random": 8, "mcts:50x1": 8},
+            **{"score_mean": float(np.mean(wins)), "success_rate": float(np.mean(np.array(wins) > 0.5))},
+            "score/tic_tac_toe": float(np.mean(wins[:8])),
+            **{"score/leduc_poker": 0.5 + 0.1 * done + 0.03 * noise[0], "kl_ref": 0.3 * done + 0.01 * abs(noise[1])},
+            **{"approx_kl": 0.01 + 0.002 * noise[2], "kl_coef": 0.2, "entropy": 1.2 - 0.8 * done + 0.02 * noise[3]},
+            **{"clip_fraction": 0.08 + 0.02 * noise[4], "explained_variance": math.tanh(3 * done) + 0.03 * noise[5]},
+            **{"legal_mass": 1 - 0.6 * math.exp(-4 * done), "learning_rate": 3e-3 * (1 - 0.9 * done)},
+            **{"games_per_s": 900 + 30 * noise[6], "decisions_per_s": 2500 + 90 * noise[7], "memory_mb": 612.0},
+            **{"buffer_size": min(1000, 12 * step), "policy_loss": -0.01, "value_loss": 0.4 - 0.2 * done},
+            **({"stage_change": "hard", "stage_reason": "success 0.81"} if step == round(0.4 * steps) else {}),
+            **({"eval/tic_tac_toe": 0.5 + 0.4 * done} if step % 20 == 0 else {}),
+        }
+
+
+def play_fast(rng, skill):
+    """Score of one game of a player that takes a winning tic-tac-toe move with probability ``skill``."""
+    state = load_game(games.NAMES.index("tic_tac_toe") * games.CONFIGS_PER_GAME).new_initial_state()
+    seat = int(rng.integers(2))
+    while not state.is_terminal():
+        action = int(rng.choice(state.legal_actions()))
+        if state.current_player() == seat and rng.random() < skill:
+            wins = [a for a in state.legal_actions() if state.child(a).returns()[seat] > 0]
+            action = wins[0] if wins else action
+        state.apply_action(action)
+    return (state.returns()[seat] + 1) / 2
+
+
+def write_run(directory, steps=80, seed=0, shown=SHOWN):
+    directory.mkdir()
+    lines = [json.dumps(row) for row in metrics(steps, seed)]
+    (directory / "metrics.jsonl").write_text("\n".join(lines) + "\n")
+    rows = [play(name, seed=3 + seed + i, step=20 * i) for i in range(2) for name in shown]
+    (directory / "episodes.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    config = {
+        "model": {"model_name": "tiny", "lora": {"r": 16}},
+        "ppo": {"learning_rate": 3e-3 * (1 + seed), "batch_size": 16},
+    }
+    (directory / "run_config.json").write_text(json.dumps(config))
+    entry = {"before": 0.02, "after": 0.81, "interval": [0.78, 0.84], "ceiling": 0.96, "share": 0.84, "exact": True}
+    open_entry = {"before": 0.1, "after": 0.6, "interval": [0.5, 0.7], "ceiling": None, "share": None, "exact": False}
+    summary = {"mean_share_of_ceiling": 0.84, "games": {"tic_tac_toe": entry, "connect_four": open_entry}}
+    (directory / "summary.json").write_text(json.dumps(summary))
+    return directory
+
+
+@pytest.fixture(scope="module")
+def run_dir(tmp_path_factory):
+    return write_run(tmp_path_factory.mktemp("runs") / "first")
+
+
+def embedded(page):
+    text = page.read_text(encoding="utf-8")
+    return json.loads(text.split('id="data">')[1].split("</script>")[0])
+
+
+def png_size(path):
+    head = path.read_bytes()[:24]
+    assert head[:8] == b"\x89PNG\r\n\x1a\n"
+    return struct.unpack(">II", head[16:24])
+
+
+# --- Curves ------------------------------------------------------------------------------------------------------
+
+
+def test_draw_curves_writes_a_picture_that_grows_with_the_keys(run_dir, tmp_path):
+    def draw(folder):
+        return visualize.draw_curves([visualize.load_run(folder)], tmp_path / "curves.png")
+
+    width, height = png_size(draw(run_dir))
+    few = tmp_path / "few"
+    few.mkdir()
+    (few / "metrics.jsonl").write_text('{"step": 1, "score_mean": 0.5}\n{"step": 2, "score_mean": 0.6}\n')
+    assert png_size(draw(few))[1] < height
+    assert width >= 1200
+
+
+def test_matplotlib_is_imported_only_to_draw():
+    code = (
+        "import sys; from scripts import visualize; sys.exit('matplotlib' in sys.modules or 'pyspiel' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0
+
+
+def test_rolling_mean_and_its_band():
+    mean, low, high = visualize.rolling([0.0, 1.0, 0.0, 1.0, 1.0], window=4)
+    assert mean == pytest.approx([0, 0.5, 1 / 3, 0.5, 0.75])
+    assert high[-1] - mean[-1] == pytest.approx(1.96 * 0.5 / 2)
+    assert np.subtract(mean, low) == pytest.approx(np.subtract(high, mean))
+    assert low[0] == high[0] == 0
+
+
+def test_panels_hold_exactly_the_finite_numbers_of_their_keys():
+    rows: list[dict] = [{"step": 1, "kl_ref": 0.1, "approx_kl": float("nan"), "score/hex": 1}]
+    rows += [
+        {"step": 2, "kl_ref": None},
+        {"step": 3, "kl_ref": 0.3, "score/go": 0.5, "truncated": True, "entropy": 0.0},
+    ]
+    run = visualize.RunData("r", rows, {}, {}, [])
+    found = {p.title: visualize.panel_lines(p, [run]) for p in visualize.PANELS}
+    assert [(s["label"], s["x"], s["y"]) for s in found["KL"]] == [("kl_ref", [1, 3], [0.1, 0.3])]
+    assert [s["label"] for s in found["Score by game"]] == ["go", "hex"]
+    assert not found["Games cut short and answers retried"]
+    assert not found["Entropy"]
+
+
+def test_opponent_shares_of_games(tmp_path):
+    rows: list[dict] = [{"step": 1, "opponents": {"random": 8}}, {"step": 2, "opponents": {"random": 4, "mcts": 4}}]
+    rows += [{"step": 3}, {"step": 4, "opponents": {}}]
+
+    def shares(lines):
+        (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in lines))
+        panels = visualize.panels([visualize.load_run(tmp_path)])
+        return [(line["label"], line["x"], line["mean"]) for p in panels for line in p["lines"]]
+
+    assert shares(rows) == [("mcts", [1, 2], [0.0, 0.25]), ("random", [1, 2], [1.0, 0.75])]
+    assert shares(rows[:1]) == []
+
+
+# --- Replays -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", SHOWN)
+def test_a_replay_shows_every_position_and_every_decision(name):
+    episode = play(name, seed=5)
+    shown = replayable(episode)
+    moves = [move for frame in shown["frames"] for move in frame["moves"]]
+    assert [[m["player"], m["action"]] for m in moves] == episode["history"]
+    assert [i for frame in shown["frames"] for i in frame["turns"]] == list(range(len(episode["turns"])))
+    for frame in shown["frames"]:
+        for turn in (episode["turns"][i] for i in frame["turns"]):
+            move = next(m for m in frame["moves"] if m["player"] == turn["seat"])
+            assert (move["action"], frame["state"]) == (turn["action"], turn["state"])
+            assert move["name"] == turn["legal"][str(turn["action"])]
+    without_states = {**episode, "turns": [{k: v for k, v in t.items() if k != "state"} for t in episode["turns"]]}
+    assert [f["turns"] for f in replayable(without_states)["frames"]] == [f["turns"] for f in shown["frames"]]
+
+
+def test_every_chance_event_that_is_drawn_can_be_replayed():
+    """In hearts without passing, legal_actions names one pass direction and chance draws all four."""
+    task_id = games.NAMES.index("hearts") * games.CONFIGS_PER_GAME
+    drawn = [play("hearts", seed, config_id=0) for seed in range(8)]
+    assert len({episode["history"][0][1] for episode in drawn}) > 1
+    assert load_game(task_id).new_initial_state().legal_actions() == [0]
+    for episode in drawn:
+        assert replayable(episode)["frames"][-1]["moves"] == []
+
+
+def test_failed_answers_belong_to_the_decision_they_failed():
+    episode = play("tic_tac_toe", seed=4)
+    failed = {**episode["turns"][1], "answer": "well", "action": None}
+    episode["turns"].insert(1, failed)
+    assert [f["turns"] for f in replayable(episode)["frames"] if f["turns"]][:2] == [[0], [1, 2]]
+
+
+def test_an_episode_without_a_game_is_shown_turn_by_turn():
+    turns = [{"seat": 0, "user": "print(1)", "answer": "1", "action": None}]
+    assert replayable({"game": "trace", "history": None, "turns": turns})["frames"] == [
+        {"state": "print(1)", "moves": [], "turns": [0]}
+    ]
+
+
+def test_a_history_that_is_not_of_this_game_is_refused():
+    episode = play("tic_tac_toe", seed=4)
+    for wrong in ([1, episode["history"][0][1]], [0, episode["history"][1][1]], [1, 99]):
+        broken = {**episode, "history": [episode["history"][0], wrong]}
+        with pytest.raises(ValueError, match="episode of tic_tac_toe at step 0: cannot replay: "):
+            replayable(broken)
+
+
+# --- Command -----------------------------------------------------------------------------------------------------
+
+
+def test_the_report_carries_several_runs_and_stands_alone(run_dir, tmp_path, capsys):
+    second = write_run(tmp_path / "second", steps=30, seed=1, shown=("hex",))
+    assert visualize.main(["--checkpoint_dir", str(run_dir), str(second), "--output", str(tmp_path / "out")]) == 0
+    assert capsys.readouterr().out.split() == [str(tmp_path / "out" / n) for n in ("curves.png", "report.html")]
+    page = tmp_path / "out" / "report.html"
+    text = page.read_text(encoding="utf-8")
+    assert "http" not in text.replace("http-equiv", "")
+    assert not any(f"/*{asset}*/" in text for asset in ("data", "style.css", "charts.js", "boards.js", "page.js"))
+    data = embedded(page)
+    assert [run["name"] for run in data["runs"]] == ["first", "second"]
+    assert [len(run["episodes"]) for run in data["runs"]] == [2 * len(SHOWN), 2]
+    assert data["runs"][0]["stages"] == [[32, "hard: success 0.81"]]
+    score_lines = next(p for p in data["panels"] if p["title"] == "Score")["lines"]
+    assert [(line["label"], len(line["x"])) for line in score_lines] == [("first", 80), ("second", 30)]
+
+
+def test_only_the_metrics_are_needed_and_a_line_being_written_is_left_out(tmp_path, capsys):
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1, "score_mean": 0.5, "kl_ref": NaN}\n{"step": 2, "sco')
+    assert visualize.main(["--checkpoint_dir", str(tmp_path)]) == 0
+    assert embedded(tmp_path / "report.html")["runs"][0]["steps"] == 1
+    assert "NaN" not in (tmp_path / "report.html").read_text().split('id="data">')[1].split("</script>")[0]
+
+
+def test_text_of_a_model_cannot_break_out_of_the_data(tmp_path):
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1}\n')
+    nasty = {"game": "trace", "turns": [{"seat": 0, "user": "</script><script>alert(1)</script><!--", "answer": "x"}]}
+    (tmp_path / "episodes.jsonl").write_text(json.dumps(nasty) + "\n")
+    visualize.main(["--checkpoint_dir", str(tmp_path)])
+    assert embedded(tmp_path / "report.html")["runs"][0]["episodes"][0]["turns"] == nasty["turns"]
+
+
+class Tags(HTMLParser):
+    """The tags of markup, and the attributes that run something."""
+
+    def __init__(self, markup):
+        super().__init__()
+        self.tags, self.handlers = set(), []
+        self.feed(markup)
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.add(tag)
+        self.handlers += [name for name, value in attrs if name.startswith("on") or "javascript:" in (value or "")]
+
+
+DRAWN = {
+    "b", "br", "circle", "details", "div", "g", "h3", "i", "li", "line", "option", "p", "path", "pre", "rect", "small",
+    "span", "summary", "svg", "table", "tbody", "td", "text", "th", "thead", "title", "tr",
+}  # fmt: skip
+STUB = ROOT / "tests" / "helpers" / "page_stub.js"
+BOARDS = (ROOT / "scripts" / "report" / "boards.js").read_text()
+EVIL = "<img src=x onerror=alert(1)>"
+STATES = [  # of the boards that take words out of a position, and of all others
+    f"Cards (public player_0 player_1): 0 1 2\nMoney (player_0 player_1): {EVIL}\n"
+    f"Pot: {EVIL}\nRound 1 sequence: {EVIL}",
+    "\n".join(["2 <svg/onload=alert(1)> 2 2"] * 4), f"P0 hand: {EVIL}\nPoint card sequence: {EVIL}\n{EVIL}: 1 {EVIL}",
+    "<svg/onload=alert(1)> <svg/onload=alert(1)> <b/onclick=x>", "\n".join([EVIL] * 8),
+    f" 1 {EVIL} x x\"><script>alert(1)</script>",
+    "constructor __proto__ toString", "", "<>", "'\" onload='x", f"8/{EVIL}/8", f" 1 +XO\n{EVIL}",
+]  # fmt: skip
+
+
+@pytest.mark.skipif(not shutil.which("node"), reason="no Node here")
+def test_what_others_wrote_is_drawn_as_text(tmp_path, monkeypatch):
+    """Every text and number that a server, a model or a damaged file may give, in the markup of every element."""
+
+    def episode(game, state, before):
+        said = dict.fromkeys(("seat", "user", "answer", "system", "action", "value"), EVIL)
+        said |= {"legal": {"1": EVIL, EVIL: "1"}, "probs": {"1": EVIL, EVIL: 0.5}}
+        about = dict.fromkeys(("step", "seed", "opponent", "score", "outcome", "seat"), EVIL)
+        turns = [said | {"state": text} for text in (before, state)]
+        return about | {"game": game, "task_id": 0, "returns": [EVIL, None, {}], "turns": turns}
+
+    games = [
+        *re.findall(r"(\w+)(?::|,|\n)", BOARDS.partition("const BOARDS = {")[2].partition("};")[0]),
+        EVIL,
+        "constructor",
+    ]
+    assert {"leduc_poker", "2048", "hex_small", "liars_dice", "chess"} <= set(games)
+    pairs = list(zip(STATES, STATES[1:] + STATES[:1], strict=True))
+    rows = [episode(game, *pair) for game in games for pair in pairs]
+    measured = dict.fromkeys(("before", "after", "interval", "ceiling", "share", "exact"), EVIL)
+    write_run(run := tmp_path / "run", steps=9, shown=[])
+    files = {"episodes.jsonl": "\n".join(map(json.dumps, rows)), "run_config.json": json.dumps({EVIL: EVIL}),
+             "summary.json": json.dumps({"games": {EVIL: measured}})}  # fmt: skip
+    for name, text in files.items():
+        (run / name).write_text(text)
+    monkeypatch.setattr(visualize, "MAX_EPISODES", len(rows))
+    page = visualize.write_report([visualize.load_run(run)], tmp_path / "report.html")
+    said = subprocess.run(["node", STUB, page], capture_output=True, text=True, check=True).stdout
+    drawn = [(element, Tags(markup)) for element, markup in json.loads(said)]
+    assert len(drawn) > len(games) * len(STATES)
+    assert {element for element, tags in drawn if tags.handlers} == set()
+    assert set().union(*(tags.tags for _, tags in drawn)) <= DRAWN
+    assert EVIL.replace("<", "&#60;").replace(">", "&#62;") in said
+
+
+def test_no_script_but_the_pages_own_may_run(tmp_path):
+    write_run(run := tmp_path / "run", steps=9, shown=[])
+    page = visualize.write_report([visualize.load_run(run)], tmp_path / "report.html").read_text()
+    [script] = re.findall(r"<script>(.*?)</script>", page, re.DOTALL)
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    policy = f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'; base-uri 'none'; "
+    policy += "form-action 'none'"
+    assert f'<meta http-equiv="Content-Security-Policy" content="{policy}">' in page
+    assert page.index("Content-Security-Policy") < page.index("<style>")
+    assert script.count("innerHTML") == 1  # in put, which takes what html`...` has made
+    assert re.findall(r"outerHTML|insertAdjacentHTML|document\.write|\beval\b|new Function", script) == []
+
+
+@pytest.mark.parametrize(
+    ("files", "message"),
+    [
+        ({}, "metrics.jsonl: not found; a run directory has a metrics.jsonl"),
+        ({"metrics.jsonl": ""}, "metrics.jsonl: expected at least one step"),
+        ({"metrics.jsonl": '{"step": 1}\n{"step"\n'}, "metrics.jsonl: cannot be read after line 1: Expecting"),
+        ({"metrics.jsonl": '{"step": 1}\n[]\n'}, "metrics.jsonl: cannot be read after line 2: not a JSON object"),
+        ({"metrics.jsonl": '{"stage": "easy"}\n'}, "metrics.jsonl: expected at least one step, and a number"),
+        ({"metrics.jsonl": b"\xff\xfe\n"}, "metrics.jsonl: cannot be read after"),
+        ({"summary.json": "{"}, "summary.json: invalid JSON"),
+        ({"summary.json": '{"games": []}'}, "summary.json: games must be an object"),
+        ({"run_config.json": "3"}, "run_config.json: not a JSON object"),
+        ({"episodes.jsonl": '{"game": "hex", "turns": [1]}\n'}, "episode of hex at step None: cannot replay"),
+        ({"episodes.jsonl": '{"game": "hex", "history": [[0]]}\n'}, "episode of hex at step None: cannot replay"),
+        ({"episodes.jsonl": '{"game": "hex", "history": [[0, 1]]}\n'}, "episode of hex at step None: cannot replay"),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_2(tmp_path, capsys, files, message):
+    defaults = {} if not files else {"metrics.jsonl": '{"step": 1}\n'}
+    for name, content in (defaults | files).items():
+        (tmp_path / name).write_bytes(content if isinstance(content, bytes) else content.encode())
+    assert visualize.main(["--checkpoint_dir", str(tmp_path)]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: ")
+    assert error.count("\n") == 1
+    assert message in error
+
+
+def test_a_directory_that_is_not_there(capsys):
+    assert visualize.main(["--checkpoint_dir", "nowhere"]) == 2
+    assert (
+        capsys.readouterr().err
+        == "error: nowhere/metrics.jsonl: not found; a run directory has a metrics.jsonl, written by training\n"
+    )
+
+
+# --- Browser -----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory):
+    if not CHROMIUM:
+        pytest.skip("no Chromium here (looked for chromium, chromium-browser and google-chrome)")
+    found = Browser(tmp_path_factory.mktemp("profile"))
+    yield found
+    found.close()
+
+
+@pytest.fixture(scope="module")
+def report(run_dir):
+    visualize.main(["--checkpoint_dir", str(run_dir)])
+    return run_dir / "report.html"
+
+
+@pytest.fixture
+def page(browser, report):
+    browser.problems.clear()
+    browser.open(report)
+    yield browser
+    assert not browser.problems, browser.problems
+
+
+def where(page):
+    return page.js("document.getElementById('where').textContent")
+
+
+def test_replay_steps_by_button_and_by_keyboard(page, run_dir):
+    page.choose("#pick-game", "tic_tac_toe")
+    total = len(replayable(json.loads((run_dir / "episodes.jsonl").read_text().split("\n")[0]))["frames"])
+    pictures = [page.js("document.getElementById('board').innerHTML")]
+    assert where(page) == f"1 / {total}"
+    page.click("#next")
+    pictures.append(page.js("document.getElementById('board').innerHTML"))
+    page.press("ArrowRight")
+    pictures.append(page.js("document.getElementById('board').innerHTML"))
+    assert where(page) == f"3 / {total}"
+    assert len(set(pictures)) == 3
+    page.press("ArrowLeft")
+    assert where(page) == f"2 / {total}"
+    assert page.js("document.getElementById('board').innerHTML") == pictures[1]
+    page.press("End")
+    assert where(page) == f"{total} / {total}"
+    page.press("ArrowRight")
+    assert where(page) == f"{total} / {total}"
+    page.click("#back")
+    assert where(page) == f"{total - 1} / {total}"
+    page.click("#first")
+    assert where(page) == f"1 / {total}"
+
+
+@pytest.mark.parametrize("name", SHOWN)
+def test_positions_are_drawn(page, name):
+    page.choose("#pick-game", name)
+    picture = "document.querySelector('#board svg, #board .cards') !== null"
+    drawn = page.js(
+        "view.episode.frames.map((f, i) => i).filter((i) => i < 12 || i % 11 === 0)"
+        f".map((i) => {{ show(i); return {picture}; }})"
+    )
+    assert len(drawn) > 2
+    assert len(set(drawn)) == 1
+    assert drawn[0] is (name not in AS_TEXT)
+
+
+def test_a_decision_shows_bars_and_the_conversation(page):
+    page.choose("#pick-game", "tic_tac_toe")
+    page.js("show(view.episode.frames.findIndex((f) => f.turns.length))")
+    turn = page.js("view.episode.turns[0]")
+    bars = page.js("[...document.querySelectorAll('.choice .p')].map((e) => parseFloat(e.textContent))")
+    taken = turn["probs"][str(turn["action"])]
+    assert len(bars) == len(turn["legal"])
+    assert sum(bars) == pytest.approx(100, abs=0.5)
+    assert bars == sorted(bars, reverse=True)
+    answer = page.js("document.querySelector('#choice .note').textContent")
+    assert answer == f"Answer: {turn['action']} · {turn['legal'][str(turn['action'])]} {100 * taken:.1f} %"
+    said = page.js("[...document.querySelectorAll('.said pre')].map((e) => e.textContent)")
+    assert said == [turn["system"], turn["user"], turn["answer"]]
+
+
+def test_names_that_begin_with_their_number_are_said_once(page):
+    page.choose("#pick-game", "backgammon")
+    page.js("show(view.episode.frames.findIndex((f) => f.turns.length))")
+    action, name = page.js("(() => { const t = view.episode.turns[0]; return [t.action, t.legal[t.action]]; })()")
+    assert name.startswith(f"{action} - ")
+    said = page.js("document.querySelector('#choice .note b').textContent")
+    assert said == name.replace(" - ", " · ", 1)
+
+
+def test_theme_follows_the_system_and_the_button(page, report):
+    colour = "getComputedStyle(document.body).backgroundColor"
+    light = page.js(colour)
+    page.open(report, scheme="dark")
+    dark = page.js(colour)
+    assert light != dark
+    page.click("#theme")
+    assert page.js(colour) == light
+
+
+def test_every_panel_is_drawn_and_answers_to_the_mouse(page, report):
+    titles = [panel["title"] for panel in embedded(report)["panels"]]
+    assert page.js("[...document.querySelectorAll('.chart svg[role=img]')].map((e) => e.ariaLabel)") == titles
+    assert page.js("document.querySelector('.chart svg').innerHTML.includes('NaN')") is False
+    x, y = page.js(
+        "(() => { const e = document.querySelector('.chart svg'); e.scrollIntoView({block: 'center'});"
+        "const b = e.getBoundingClientRect(); return [b.x + b.width / 2, b.y + b.height / 2]; })()"
+    )
+    page.call("Input.dispatchMouseEvent", type="mouseMoved", x=x, y=y)
+    assert "step 36" in page.js("document.querySelector('.tip').textContent")

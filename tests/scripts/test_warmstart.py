@@ -1,0 +1,201 @@
+"""Warm starts: the teacher plays what it says it plays, written as the policy's own games are, and is learnt from."""
+
+import json
+import re
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+import torch
+from tiny import KUHN, LEDUC, micro_config, micro_file, tiny_policy
+
+from curriculum import eval_tasks
+from env_wrapper import EnvConfig, Query, Task, play
+from envs import exact
+from envs.openspiel import load_game
+from evaluation.players import Roster
+from games import CONFIGS_PER_GAME, NAMES
+from scripts import evaluate, warmstart
+from scripts.warmstart import Teacher, _equilibrium, check_teacher, clone, main
+from utils import ConfigError
+
+TTT, GOOFSPIEL = (NAMES.index(name) * CONFIGS_PER_GAME for name in ("tic_tac_toe", "goofspiel_small"))
+
+
+def taught(policy, task_ids, spec, games=20, explore=0.0, history=0, opponent="random"):
+    """Episodes of the teacher, and the teacher."""
+    tasks = [replace(t, opponent=opponent) for task_id in task_ids for t in eval_tasks([(task_id, task_id)], games, 1)]
+    tasks = [replace(t, index=i) for i, t in enumerate(tasks)]
+    teacher = Teacher(policy, tasks, spec, seed=0, explore=explore)
+    return play(EnvConfig(prompt="compact", history_turns=history), teacher, tasks), teacher
+
+
+def test_a_search_that_plays_tic_tac_toe_hardly_ever_loses(tmp_path):
+    policy = tiny_policy(tmp_path)
+    episodes, _ = taught(policy, [TTT], "mcts:100x1", games=10)
+    assert sum(e.score for e in episodes) / len(episodes) > 0.9
+    weak, _ = taught(policy, [TTT], "mcts:100x1", games=10, explore=0.99)
+    assert sum(e.score for e in weak) / len(weak) < 0.8
+
+
+def test_an_equilibrium_is_played_in_its_proportions(tmp_path):
+    """Kuhn poker: the frequencies of the first move, by card, are those of the solved game."""
+    game = load_game(KUHN)
+    policy = _equilibrium(str(game), 100)
+    tasks = [Task(KUHN, seed=0, index=i) for i in range(1000)]
+    teacher = Teacher(tiny_policy(tmp_path), tasks, "cfr:100", 0, 0.0)
+    for card in range(3):
+        history = [[-1, card], [-1, (card + 1) % 3]]
+        state = game.new_initial_state()
+        for _, action in history:
+            state.apply_action(action)
+        bets = 0
+        for i in range(1000):
+            query = Query(i, 0, [], {0: "Pass", 1: "Bet"}, (i, 0, 0, 1), history=history)
+            bets += teacher._move(query)[0]
+        assert bets / 1000 == pytest.approx(policy.action_probabilities(state)[1], abs=0.05)
+    table = {s.key: policy.action_probabilities(s.state) for s in exact.information_states(game)}
+    assert exact.nash_conv(game, table) < 0.05
+
+
+@pytest.mark.parametrize("history", [0, "all"])
+def test_games_are_written_as_the_policy_writes_its_own(tmp_path, history):
+    """Tokens, positions and choices are those of a policy that gives the same answers."""
+    policy = tiny_policy(tmp_path)
+    episodes, _ = taught(policy, [LEDUC, TTT], "mcts:10x1", games=4, history=history)
+    tasks = [e.task for e in episodes]
+    moves = {}
+
+    class Copying(Teacher):
+        def _move(self, query):
+            return moves[query.rng_key], True
+
+    class Noting:
+        def act(self, queries):
+            actions = policy.act(queries)
+            moves.update({q.rng_key: int(a.text) for q, a in zip(queries, actions, strict=True)})
+            return actions
+
+        release = staticmethod(policy.release)
+
+    config = EnvConfig(prompt="compact", history_turns=history)
+    own = play(config, Noting(), tasks)
+    copied = play(config, Copying(policy, tasks, "mcts", 0, 0.0), tasks)
+    for a, b in zip(own, copied, strict=True):
+        assert a.info["history"] == b.info["history"]
+        for seat, sequences in a.sequences.items():
+            assert [s.ids for s in sequences] == [s.ids for s in b.sequences[seat]]
+            for x, y in zip(sequences, b.sequences[seat], strict=True):
+                assert [(d.start, d.stop, d.positions, d.chosen, d.allowed) for d in x.decisions] == [
+                    (d.start, d.stop, d.positions, d.chosen, d.allowed) for d in y.decisions]  # fmt: skip
+
+
+def test_moves_played_to_explore_are_not_learnt(tmp_path):
+    policy = tiny_policy(tmp_path)
+
+    def answers(explore):
+        episodes, _ = taught(policy, [TTT], "mcts:10x1", explore=explore)
+        decisions = sum(e.info["n_decisions"][seat] for e in episodes for seat in e.sequences)
+        return sum(len(s.decisions) for e in episodes for q in e.sequences.values() for s in q), decisions
+
+    learnt, asked = answers(0.0)
+    assert learnt == asked
+    learnt, asked = answers(0.5)
+    assert 0.35 < learnt / asked < 0.65
+
+
+# ------------------------------------------------------------------------------------------------------ the program
+
+
+def test_a_warm_start_is_legal_and_better_and_ppo_goes_on_from_it(tmp_path, capsys):
+    stages = {"curriculum": {"stages": [{"name": "only", "games": [[KUHN, KUHN]]}]}}
+    config = micro_file(tmp_path, ppo={"eval_games": 40}, **stages)
+    out = tmp_path / "warm"
+    words = ["--config", config, "--teacher", "cfr:50", "--games", "300", "--epochs", "6", "--batch", "16"]
+    assert main([*words, "--output", str(out)]) == 0
+    text = capsys.readouterr().out
+    assert "cfr:50: 256/300 games played\ncfr:50: 300/300 games played\n" in text
+    assert text.count("| legal mass 0.") >= 19  # a line every twentieth of the updates
+    assert re.search(r"ceiling: \S+ -> \S+", text)
+    table = ["--games", "kuhn_poker", "--num_episodes", "20", "--exact", "--json", str(tmp_path / "exact.json")]
+    assert evaluate.main(["--checkpoint", str(out), *table]) == 0
+    [kuhn] = json.loads((tmp_path / "exact.json").read_text())["tables"][0]["results"]
+    assert kuhn["nash_conv"] < 0.4  # the base: 0.59; uniform play: 11/12
+    policy = tiny_policy(tmp_path, model={"adapter": str(out)}, **stages)
+    assert policy.reference == "reference"
+    assert json.loads((out / "adapter_config.json").read_text())["r"] == 4
+    evaluated = Roster([], [], 0, False, None).contestant(str(out))
+    assert evaluated.player.adapter in evaluated.player.policy.peft_model.peft_config
+    with pytest.raises(SystemExit) as stopped:
+        main([*words, "--output", str(out)])
+    assert stopped.value.code == 2
+    assert f"--output {out}: is there already" in capsys.readouterr().err
+
+
+def test_games_are_narrowed_as_in_training(tmp_path, capsys):
+    words = ["--config", micro_file(tmp_path), "--output", str(tmp_path / "out")]
+    assert main([*words, "--set", "env.allowed_game_indices=[0]"]) == 2
+    assert "env.allowed_game_indices: no stage plays a game of 0 goofspiel" in capsys.readouterr().err
+
+
+def test_how_many_games_are_open_at_once_changes_nothing(tmp_path, monkeypatch):
+    config = micro_file(tmp_path, ppo={"eval_games": 2})
+    for at_once in (3, 256):
+        monkeypatch.setattr(warmstart, "GAMES_AT_ONCE", at_once)
+        words = ["--config", config, "--teacher", "mcts:10x1", "--games", "8", "--epochs", "1"]
+        assert main([*words, "--output", str(tmp_path / str(at_once))]) == 0
+    few, all_of_them = ((tmp_path / str(n) / "adapter_model.safetensors").read_bytes() for n in (3, 256))
+    assert few == all_of_them
+
+
+@pytest.mark.parametrize(
+    ("spec", "task_id", "message"),
+    [
+        ("cfx", KUHN, "--teacher: opponent 'cfx' is not known"),
+        ("cfr:0", KUHN, "--teacher: opponent 'cfr:0' is not known"),
+        ("random", KUHN, "--teacher random: does not search"),
+        ("cfr", TTT, "--teacher cfr: cannot play tic_tac_toe"),
+        ("mcts", GOOFSPIEL, "--teacher mcts: cannot play goofspiel_small"),
+    ],
+)
+def test_teachers_that_cannot_teach_are_refused(spec, task_id, message):
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        check_teacher(spec, [task_id])
+
+
+@pytest.mark.parametrize(
+    ("flag", "value"), [("--games", "0"), ("--explore", "1"), ("--epochs", "-1"), ("--legal-mass", "-1")]
+)
+def test_numbers_out_of_range_are_told_in_one_line(tmp_path, capsys, flag, value):
+    with pytest.raises(SystemExit) as stopped:
+        main(["--output", str(tmp_path / "out"), flag, value])
+    assert stopped.value.code == 2
+    assert f"{value}: expected" in capsys.readouterr().err
+
+
+def test_answers_become_likely_and_legal_if_wanted_and_only_the_adapter_moves(tmp_path):
+    """The value head is the critic's: its warm-up belongs to PPO."""
+    reached = {}
+    for weight in (0.0, 1.0):
+        policy = tiny_policy(tmp_path)
+        head = [p.detach().clone() for p in policy.value_head.parameters()]
+        episodes, _ = taught(policy, [KUHN], "mcts:10x1", games=8)
+        sequences = [s for e in episodes for q in e.sequences.values() for s in q]
+        before = {n: p.detach().clone() for n, p in policy.trainable().items()}
+        likely, legal = means(policy, sequences)
+        how = SimpleNamespace(learning_rate=1e-2, epochs=10, batch=8, legal_mass=weight)
+        clone(policy, sequences, micro_config(tmp_path), how)
+        now_likely, reached[weight] = means(policy, sequences)
+        assert now_likely > likely + 0.1
+        moved = [n for n, p in policy.trainable().items() if not torch.equal(p, before[n])]
+        assert len(moved) > 10
+        assert all(torch.equal(a, b) for a, b in zip(head, policy.value_head.parameters(), strict=True))
+    assert reached[1.0] > 5 * legal
+    assert reached[1.0] > 2 * reached[0.0]
+
+
+def means(policy, sequences):
+    """Of the answers' log-probability, and of the legal mass."""
+    with torch.no_grad():
+        legal = float(policy.log_legal_mass(sequences).exp().mean())
+        return float(policy.evaluate_decisions(sequences).logprobs.mean()), legal

@@ -1,0 +1,192 @@
+"""SIGKILL at random instants, then --resume, again and again: the end is the undisturbed run's, to the byte.
+
+    python tests/tools/kills.py         # 10 kills and a table of where they hit; exit 1 where a run ends differently
+    python tests/tools/kills.py 100 7   # 100 of them, another seed
+
+The program is forked, imports done, so that a life of it costs a second. It tells a pipe what it enters and leaves;
+the kill comes from outside, at a random moment after a random one of these marks.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from tiny import micro_file
+from tiny_runs import CLIMB, VOLATILE, Drawing
+
+import train_ppo
+import utils
+
+STEPS = 10
+SECTIONS: dict[str, dict[str, Any]] = {
+    "ppo": {"num_train_steps": STEPS, "critic_warmup_steps": 1, "eval_freq": 4, "save_freq": 1},
+    "curriculum": CLIMB,
+    "run": {"wandb_mode": "disabled", "keep_last": 2},
+}
+PHASES: dict[str, tuple[Any, str]] = {
+    "rollout": (train_ppo, "play"),
+    "update": (train_ppo, "ppo_update"),
+    "save": (utils, "save_checkpoint"),
+    "evaluation": (train_ppo, "evaluate"),
+    "loading": (train_ppo.Trainer, "load"),
+}
+AIMS = ("rollout", "update", "save")
+ENTERED, LEFT = 1, 0
+
+
+def mark_phases(pipe: int) -> None:
+    """Let each phase write its number and whether it is entered or left; inherited by every fork."""
+
+    def marked(function: Callable[..., Any], number: int) -> Callable[..., Any]:
+        def run(*args: Any, **options: Any) -> Any:
+            os.write(pipe, bytes([2 * number + ENTERED]))
+            try:
+                return function(*args, **options)
+            finally:
+                os.write(pipe, bytes([2 * number + LEFT]))
+
+        return run
+
+    for number, (owner, name) in enumerate(PHASES.values()):
+        setattr(owner, name, marked(getattr(owner, name), number))
+    train_ppo.subprocess = Drawing()  # type: ignore[assignment]
+
+
+def start(folder: Path, pipe: int) -> int:
+    """Fork the program, resuming where there is something to resume; return its process id."""
+    resume = ["--resume"] if (folder / "run").exists() and utils.latest_checkpoint(folder / "run") else []
+    child = os.fork()
+    if child:
+        return child
+    os.chdir(folder)  # the same relative paths in every folder: they are part of the checkpoint
+    output = os.open("output.txt", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    os.dup2(output, 1)
+    os.dup2(output, 2)
+    code = 99
+    try:
+        code = train_ppo.main(["--config", "micro.json", "--output-dir", "run", *resume])
+    finally:
+        sys.stdout.flush()
+        os._exit(code)
+
+
+class Marks:
+    """What the program said through the pipe, and when."""
+
+    def __init__(self) -> None:
+        self.end, self.pipe = os.pipe()
+        os.set_blocking(self.end, False)
+        self.inside: list[str] = []
+        self.entered: Counter[str] = Counter()
+        self.seconds: dict[str, list[float]] = {phase: [] for phase in PHASES}
+        self._since: dict[str, float] = {}
+
+    def read(self) -> None:
+        """Take in what has arrived."""
+        try:
+            data = os.read(self.end, 4096)
+        except BlockingIOError:
+            return
+        for number, kind in (divmod(byte, 2) for byte in data):
+            phase = list(PHASES)[number]
+            if kind == ENTERED:
+                self.inside.append(phase)
+                self.entered[phase] += 1
+                self._since[phase] = time.perf_counter()
+            else:
+                self.inside.remove(phase)
+                self.seconds[phase].append(time.perf_counter() - self._since[phase])
+
+    def forget(self) -> None:
+        """Begin with another process."""
+        self.inside.clear()
+        self.entered.clear()
+
+
+def live(folder: Path, marks: Marks, aim: tuple[str, int, float] | None) -> str | None:
+    """Run the program until it ends (None), or kill it; return the phase it died in.
+
+    ``aim``: phase, how often it is entered before, seconds to wait then.
+    """
+    marks.forget()
+    child = start(folder, marks.pipe)
+    while True:
+        marks.read()
+        if aim and marks.entered[aim[0]] >= aim[1]:
+            time.sleep(aim[2])
+            os.kill(child, signal.SIGKILL)
+        done, status = os.waitpid(child, 0 if aim and marks.entered[aim[0]] >= aim[1] else os.WNOHANG)
+        if done:
+            break
+        time.sleep(0.0005)
+    marks.read()
+    if os.WIFSIGNALED(status):
+        return marks.inside[-1] if marks.inside else "between"
+    if os.WEXITSTATUS(status):
+        raise SystemExit(f"exit code {os.WEXITSTATUS(status)}\n{(folder / 'output.txt').read_text()[-3000:]}")
+    return None
+
+
+def end_state(folder: Path) -> dict[str, Any]:
+    """Everything a finished run left: each byte but those that tell the time."""
+    run = folder / "run"
+    others = (".lock", "metrics.jsonl", "run.log", "abandoned-metrics-1.jsonl")  # of one process, or with times
+    files = [path for path in sorted(run.rglob("*")) if path.is_file() and path.name not in others]
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    rows = [{key: value for key, value in row.items() if key not in VOLATILE} for row in lines]
+    return {str(path.relative_to(run)): path.read_bytes() for path in files} | {"metrics.jsonl": rows}
+
+
+def new_folder(root: Path, name: str) -> Path:
+    """A folder with the configuration, in which a run is to be."""
+    (root / name).mkdir()
+    micro_file(root / name, **SECTIONS)
+    return root / name
+
+
+def main(kills: int = 10, seed: int = 0) -> int:
+    """Kill and resume until there were ``kills``; 1 where an end differs from the undisturbed one's."""
+    rng, marks, died, chains, different, early = random.Random(seed), Marks(), Counter[str](), 0, 0, 0
+    mark_phases(marks.pipe)
+    with tempfile.TemporaryDirectory(prefix="kills-") as root:
+        assert live(new_folder(Path(root), "undisturbed"), marks, None) is None
+        expected = end_state(Path(root) / "undisturbed")
+        usual = {phase: sorted(seconds)[len(seconds) // 2] for phase, seconds in marks.seconds.items() if seconds}
+        while died.total() < kills:
+            folder, chains = new_folder(Path(root), f"run{chains}"), chains + 1
+            while True:
+                phase = AIMS[died.total() % len(AIMS)]
+                aim = (phase, rng.randint(1, 3), rng.random() * 1.2 * usual[phase]) if died.total() < kills else None
+                where = live(folder, marks, aim)
+                if where is None:
+                    break
+                if utils.latest_checkpoint(folder / "run"):
+                    died[where] += 1
+                else:  # nothing to resume: the run starts anew
+                    early += 1
+            found = end_state(folder)
+            wrong = sorted(name for name in expected.keys() | found.keys() if expected.get(name) != found.get(name))
+            different += bool(wrong)
+            print(f"run {chains}: {died.total()} kills so far, {wrong or 'the end is identical'}", flush=True)
+    print(f"{died.total()} kills, each followed by --resume, in {chains} runs of {STEPS} steps: "
+          f"{dict(died.most_common())}; {early} more before the first checkpoint")  # fmt: skip
+    print(
+        f"{chains - different} of {chains} ends are the undisturbed run's: {len(expected)} files compared byte by byte"
+    )
+    return int(different > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main(*map(int, sys.argv[1:3])))

@@ -1,0 +1,356 @@
+"""Deliberate faults in the training code, each with the test that has to notice it.
+
+    python tests/tools/mutants.py            # all of them, a table; exit 1 where one survives or no longer applies
+    python tests/tools/mutants.py gae clip   # those whose description contains one of the words
+
+Each is applied to a copy of the tree, in which only the named test runs.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).resolve().parents[2]
+TRAIN, POLICY, ADAPTERS, NETWORK, TREE, ATTENTION, FUSED = (
+    "train_ppo.py",
+    "policy/player.py",
+    "policy/adapters.py",
+    "policy/network.py",
+    "policy/tree.py",
+    "policy/attention.py",
+    "policy/layers.py",
+)
+STATE, PROCESS, METRICS = "training/state.py", "training/process.py", "training/metrics.py"
+PPO, BATCH = "tests/training/test_ppo.py::test_", "tests/training/test_ppo_batch.py::test_"
+MODEL, UPDATE = "tests/policy/test_model.py::test_", "tests/training/test_ppo_update.py::test_"
+RUN, FAULTS = "tests/training/test_train.py::test_", "tests/faults/test_train_faults.py::test_"
+
+
+class Mutant(NamedTuple):
+    """``old`` occurs once in ``file``; with ``new`` in its place the test must fail."""
+
+    fault: str
+    file: str
+    old: str
+    new: str
+
+
+MUTANTS = {
+    # ---- advantages and rewards
+    PPO + "gae_by_hand_when_the_game_ended_and_when_it_was_cut_off": [
+        Mutant("GAE: gamma squared", TRAIN, "+ gamma * next_value_S", "+ gamma**2 * next_value_S"),
+    ],
+    PPO + "gae_is_the_papers_sum": [
+        Mutant("GAE: lambda dropped", TRAIN, "gamma * lam * next", "gamma * next"),
+        Mutant("GAE: padding counts as decisions", TRAIN,
+               "next_value_S = torch.where(real_S, values_ST[:, t], next_value_S)", "next_value_S = values_ST[:, t]"),
+    ],
+    PPO + "gae_at_the_ends_of_gamma_and_lambda": [
+        Mutant("GAE: returns are the advantages", TRAIN,
+               "torch.where(mask_ST, advantages_ST + values_ST, 0.0)", "torch.where(mask_ST, advantages_ST, 0.0)"),
+    ],
+    PPO + "whitening_is_the_standard_score_of_the_population": [
+        Mutant("whitening: not centred", TRAIN, "(x_M - x_M.mean()) /", "x_M /"),
+    ],
+    BATCH + "advantages_are_whitened_per_game_without_what_is_not_trained": [
+        Mutant("whitening: over all games", TRAIN,
+               "whiten(advantages_M[trained_M], game_M[trained_M])", "whiten(advantages_M[trained_M])"),
+        Mutant("whitening: none", TRAIN,
+               "whiten(advantages_M[trained_M], game_M[trained_M])", "advantages_M[trained_M]"),
+    ],
+    BATCH + "an_end_is_final_but_a_cut_off_game_is_worth_what_was_expected": [
+        Mutant("bootstrap through termination", TRAIN,
+               "torch.where(cut_S, old.values_M[last_S], 0.0)", "old.values_M[last_S]"),
+        Mutant("no bootstrap after truncation", TRAIN,
+               "torch.where(cut_S, old.values_M[last_S], 0.0)", "torch.zeros(len(rows))"),
+        Mutant("the decision that was cut off is trained", TRAIN, "trained_M[last_S[cut_S]] = False", "pass"),
+    ],
+    BATCH + "in_self_play_each_seat_is_paid_its_own_score": [
+        Mutant("another seat's reward", TRAIN, ".get(self.seat, self.episode.score)",
+               ".get(min(self.episode.sequences), self.episode.score)"),
+    ],
+    BATCH + "a_score_is_mapped_to_minus_one_to_one_and_paid_after_the_last_decision": [
+        Mutant("reward after the first decision", TRAIN,
+               "rewards_M[last_S[~cut_S]] +=", "rewards_M[(last_S - lengths_S + 1)[~cut_S]] +="),
+    ],
+    BATCH + "in_a_batch_the_moments_are_kept_apart_by_seat_and_the_reported_reward_is_the_games": [
+        Mutant("rewards of both seats mixed", TRAIN,
+               'return f"{self.episode.game}/{self.seat}"', 'return f"{self.episode.game}"'),
+    ],
+    BATCH + "the_kl_penalty_is_paid_decision_by_decision": [
+        Mutant("KL penalty: rewarded", TRAIN, "rewards_M = -kl_coef * kl_M", "rewards_M = kl_coef * kl_M"),
+    ],
+    PPO + "adaptive_kl_by_hand": [
+        Mutant("KL penalty: adapted backwards", TRAIN, "kl / ppo.target - 1", "1 - kl / ppo.target"),
+    ],
+    UPDATE + "the_kl_is_taken_to_the_model_without_its_adapter": [
+        Mutant("KL penalty: to the policy itself", ADAPTERS,
+               "self.peft_model.base_model.disable_adapter_layers()", "pass"),
+    ],
+    # ---- loss
+    PPO + "loss_and_its_parts_are_the_papers": [
+        Mutant("policy loss: sign", TRAIN, "policy_M = torch.maximum", "policy_M = -torch.maximum"),
+        Mutant("policy loss: ratio to itself", TRAIN,
+               "log_ratio_M = logprobs_M - old_logprobs_M", "log_ratio_M = logprobs_M - logprobs_M.detach()"),
+    ],
+    PPO + "clipping_by_hand": [
+        Mutant("policy loss: optimistic", TRAIN, "policy_M = torch.maximum", "policy_M = torch.minimum"),
+        Mutant("policy loss: clip bounds swapped", TRAIN,
+               "clamp(1 - ppo.cliprange, 1 + ppo.cliprange)", "clamp(1 + ppo.cliprange, 1 - ppo.cliprange)"),
+    ],
+    PPO + "value_clipping_by_hand": [
+        Mutant("value loss: optimistic", TRAIN, "0.5 * torch.maximum", "0.5 * torch.minimum"),
+        Mutant("value loss: clipped around the return", TRAIN, "near_M = old_values_M +", "near_M = returns_M +"),
+    ],
+    PPO + "entropy_is_rewarded_and_a_weight_of_zero_silences_a_decision": [
+        Mutant("entropy punished", TRAIN, "- ppo.entropy_coef", "+ ppo.entropy_coef"),
+        Mutant("weights missing", TRAIN, "loss = (weights_M * (", "loss = (1.0 * ("),
+    ],
+    PPO + "k3_estimates_the_kl_without_bias_and_is_never_negative": [
+        Mutant("KL estimated by k1", TRAIN, "ratio_M - 1 - log_ratio_M", "-log_ratio_M"),
+    ],
+    UPDATE + "legal_mass_is_rewarded": [
+        Mutant("legal mass punished", TRAIN, "loss - ppo.legal_mass_coef", "loss + ppo.legal_mass_coef"),
+    ],
+    # ---- update
+    UPDATE + "the_gradient_is_that_of_the_whole_step_however_it_is_cut": [
+        Mutant("mean over each micro-batch", TRAIN, "(loss / count).backward()", "(loss / len(at_M)).backward()"),
+        Mutant("only the last micro-batch counts", TRAIN, "        (loss / count).backward()",
+               "        policy.peft_model.zero_grad(), policy.value_head.zero_grad()\n"
+               "        (loss / count).backward()"),
+        Mutant("advantages of other sequences", TRAIN, "batch.spans[members[j]] for j", "batch.spans[j] for j"),
+        Mutant("decisions out of order", NETWORK, "np.argsort(decisions)", "np.arange(len(decisions))"),
+        Mutant("shared beginning: positions start anew", TREE,
+               "np.arange(own) + len(row.past) + shared", "np.arange(own) + len(row.past)"),
+        Mutant("shared beginning: not attended to", TREE, "np.concatenate((flat[-1][:shared], mine))",
+               "np.concatenate((mine[:1].repeat(shared), mine))"),
+    ],
+    UPDATE + "what_is_not_finite_changes_no_byte_and_is_counted": [
+        Mutant("no check of the loss", TRAIN, "torch.isfinite(loss) and torch.isfinite(norm))", "True)"),
+        Mutant("no check of the gradient", TRAIN,
+               "torch.isfinite(loss) and torch.isfinite(norm))", "torch.isfinite(loss))"),
+        Mutant("step before the check", TRAIN,
+               "            sound = bool(",
+               "            optimizer.step()\n            sound = bool("),
+        Mutant("gradient kept after the step", TRAIN,
+               "            optimizer.zero_grad(set_to_none=True)\n            if stats", "            if stats"),
+    ],
+    UPDATE + "running_out_of_memory_halves_the_batch_and_changes_nothing_else": [
+        Mutant("gradient kept when memory runs out", TRAIN,
+               "            optimizer.zero_grad(set_to_none=True)\n            if not policy",
+               "            if not policy"),
+    ],
+    UPDATE + "epochs_end_when_the_policy_has_moved_far_enough": [
+        Mutant("KL never ends the epochs", TRAIN, "epoch_kl > (ppo.target_kl or math.inf)", "False"),
+    ],
+    UPDATE + "every_epoch_has_a_shuffle_of_its_own": [
+        Mutant("every epoch in the same order", TRAIN, "(*key, epoch)", "key"),
+    ],
+    UPDATE + "warming_up_the_critic_moves_nothing_else": [
+        Mutant("warm-up moves the adapter", TRAIN, "step >= self.ppo.critic_warmup_steps", "True"),
+    ],
+    BATCH + "old_log_probabilities_are_the_rollouts_or_the_learners": [
+        Mutant("old log-probabilities never recomputed", TRAIN, "if not ppo.recompute_logprobs and not served:",
+               "if not served:"),
+    ],
+    # ---- the policy
+    UPDATE + "the_first_ratio_is_one": [
+        Mutant("mean over a decision's tokens", POLICY, "return zeros_M.index_add(0, owner_N, logp_N),",
+               "return zeros_M.index_add(0, owner_N, logp_N / counts[owner_N]),"),
+        Mutant("choices read one token late", POLICY,
+               "(d.start - 1, *answer(d))]", "(d.start - 1, *(p + 1 for p in answer(d)))]"),
+        Mutant("temperature in the rollout only", POLICY,
+               "self.lm_head.weight[columns_V].float().T / self.temperature",
+               "self.lm_head.weight[columns_V].float().T"),
+        Mutant("constraint in the rollout only", POLICY,
+               "F.log_softmax(logits_NV.masked_fill(~mask_NV, -torch.inf), dim=-1)\n        entropy_N",
+               "F.log_softmax(logits_NV, dim=-1)\n        entropy_N"),
+        Mutant("another decision's choice is scored", POLICY,
+               "torch.searchsorted(columns_V, chosen_N)", "torch.searchsorted(columns_V, chosen_N.flip(0))"),
+        Mutant("equal rows read at the first one's position", NETWORK,
+               "wanted = [tree.flat[index[row]][at] for", "wanted = [tree.flat[index[row]][at[:1] * len(at)] for"),
+        Mutant("cached tokens at wrong positions", TREE,
+               "np.arange(own) + len(row.past) + shared", "np.arange(own) + max(len(row.past) - 1, 0) + shared"),
+    ],
+    UPDATE + "rollout_values_are_those_that_the_update_reads": [
+        Mutant("value read one token late", POLICY, "(d.start - 1, *answer(d))]", "(d.start, *answer(d))]"),
+    ],
+    UPDATE + "the_whole_losss_gradient_is_that_of_finite_differences": [
+        Mutant("value loss without gradient", POLICY, "value_rows.to(self.device)].float()",
+               "value_rows.to(self.device)].detach().float()"),
+    ],
+    UPDATE + "a_game_in_one_sequence_is_scored_like_its_decisions_one_by_one": [
+        Mutant("the last layer sees what comes after", TREE,
+               "at = positions_N[reads_U[which]]\n", "at = positions_N[reads_U[which]][-1:].repeat(len(which))\n"),
+    ],
+    MODEL + "values_and_gradients_of_a_tree_are_those_of_the_library_row_by_row": [
+        Mutant("attention: one token of the future", ATTENTION, "> positions[..., None]", "> positions[..., None] + 1"),
+        Mutant("attention: padding of a bucket is put back", ATTENTION,
+               "x.index_select(0, run.places) if len(run.places) < len(x) else x", "x[: len(run.places)]"),
+        Mutant("attention: no mean taken off the gradient", ATTENTION,
+               ".sub_(torch.linalg.vecdot(g, out)[..., None])", ""),
+        Mutant("attention: the last path's gradient only", ATTENTION, "by.index_add_(", "by.index_copy_("),
+        Mutant("adapter: gradient of B without its scale", FUSED,
+               ".to(factors[0].dtype) * scale", ".to(factors[0].dtype)"),
+        Mutant("adapter: the first one's inner part for all", FUSED,
+               "                start += B_OR.shape[1]\n                by_inner", "                by_inner"),
+        Mutant("adapter: frozen weights only", FUSED,
+               "if B_OR is not None:\n                out_NO", "if False:\n                out_NO"),
+        Mutant("SwiGLU: gate and up change places", FUSED, "F.silu(gate).mul_(grads[0])", "F.silu(up).mul_(grads[0])"),
+        Mutant("norm: no gradient through the mean square", FUSED,
+               "g.mul_(inverse).addcmul_(x, along)", "g.mul_(inverse)"),
+    ],
+    MODEL + "in_bfloat16_a_tree_is_as_near_to_the_exact_gradient_as_the_library_is": [
+        Mutant("attention: gradients added up in bfloat16", ATTENTION,
+               "torch.promote_types(k_NHE.dtype, torch.float32)", "k_NHE.dtype"),
+    ],
+    "tests/policy/test_cache.py::test_many_go_on_from_one_beginning_without_touching_each_other": [
+        Mutant("the second conversation writes over the first", "policy/cache.py",
+               "self._holders == 0)\n        slots", "self._holders < 2)\n        slots"),
+    ],
+    # ---- the run
+    RUN + "resuming_after_any_step_is_exact": [
+        Mutant("optimizer not restored", STATE,
+               "        utils.unpack_optimizer(self.optimizer,", "        (lambda *ignored: None)(self.optimizer,"),
+        Mutant("curriculum not restored", STATE,
+               'self.curriculum.load_state_dict(saved.json("curriculum"))', "pass"),
+        Mutant("KL coefficient not restored", STATE,
+               "make(TrainerState, state,", "make(TrainerState, state | {'kl_coef': self.ppo.init_kl_coef},"),
+        Mutant("reward moments not restored", STATE,
+               "make(TrainerState, state,", "make(TrainerState, state | {'moments': {}},"),
+        Mutant("rows of metrics twice", STATE, "self.metrics.truncate_to(self.state.step)", "pass"),
+    ],
+    RUN + "resuming_a_finished_run_does_nothing": [
+        Mutant("a finished run ends again", TRAIN,
+               "if resume is not None and is_finished(", "if False and is_finished("),
+    ],
+    RUN + "a_run_in_use_is_refused": [
+        Mutant("two runs in one folder", PROCESS, "fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)", "pass"),
+    ],
+    RUN + "a_changed_knob_is_refused_with_the_difference_unless_forced": [
+        Mutant("changed knobs go unnoticed", STATE, "if refused and not force_config:", "if False:"),
+    ],
+    RUN + "evaluation_never_sees_a_seed_or_a_random_stream_of_training": [
+        Mutant("evaluation on training's random streams", "evaluation/measure.py",
+               "index=-next(number)", "index=next(number)"),
+        Mutant("evaluation on training's seeds", "curriculum.py", "pair = EVAL_SEEDS.start + 2 *", "pair = 2 *"),
+    ],
+    BATCH + "failed_episodes_are_left_out_and_too_many_end_the_run": [
+        Mutant("failed episodes are losses", TRAIN,
+               'valid = [e for e in episodes if e.outcome != "failed"]', "valid = episodes"),
+        Mutant("nothing but failures is no failure", TRAIN,
+               "> MAX_FAILED_SHARE * len(episodes)", "> len(episodes)"),
+    ],
+    FAULTS + "games_that_do_not_fit_are_counted_and_the_run_goes_on": [
+        Mutant("games that were cut off must have scores", TRAIN, '(self.episode.info["scores"] or {})',
+               'self.episode.info["scores"]'),
+    ],
+    FAULTS + "training_does_not_need_wandb": [
+        Mutant("wandb ends the run", METRICS, "        except Exception as exc:", "        except KeyError as exc:"),
+    ],
+    FAULTS + "a_signal_leaves_a_checkpoint_from_which_the_run_goes_on_exactly": [
+        Mutant("a signal does not end the rollout", PROCESS,
+               "raise InterruptedRolloutError\n        return self.policy.act(queries)",
+               "pass\n        return self.policy.act(queries)"),
+        Mutant("a signal does not end the evaluation", TRAIN,
+               "player, tasks = self.player(stop),", "player, tasks = self.policy,"),
+        Mutant("the row of an interrupted evaluation is lost", TRAIN, "row = state.row = state.row or", "row ="),
+    ],
+    FAULTS + "no_memory_in_the_middle_of_a_step_leaves_the_last_checkpoint_alone": [
+        Mutant("half a step is saved as a whole one", TRAIN, "self.midway = True", "pass"),
+    ],
+    UPDATE + "bad_minibatches_are_counted_in_a_row_across_steps_and_end_the_step": [
+        Mutant("bad minibatches are forgotten between steps", TRAIN, '"bad_updates": bad}', '"bad_updates": 0}'),
+    ],
+    "tests/training/test_ranks.py::test_two_processes_make_the_run_of_one": [
+        Mutant("each process follows its own gradient", TRAIN,
+               "            ranks.add_up_gradients(parameters, loss, sums)\n", "            pass\n"),
+        Mutant("a minibatch's mean is taken per process", TRAIN,
+               "    members = ranks.share(members)\n",
+               "    members = ranks.share(members)\n    count = count / ranks.world\n"),
+    ],
+    # ---- past selves
+    "tests/policy/test_player.py::test_a_past_self_stays_as_it_was_and_can_be_written_and_forgotten": [
+        Mutant("past selves are trained on", ADAPTERS, "trained.get(parameter, False)", "trained.get(parameter, True)"),
+        Mutant("a past self is a fresh adapter", ADAPTERS,
+               "set_peft_model_state_dict(self.peft_model, tensors, adapter_name=name)", "pass"),
+    ],
+    "tests/training/test_curriculum.py::test_past_selves_that_still_win_are_chosen_first": [
+        Mutant("past selves are chosen blindly", "curriculum.py",
+               "max((1 - score) ** 2, LEARNABILITY_FLOOR)", "1.0"),
+    ],
+    BATCH + "games_against_oneself_have_moments_of_their_own": [
+        Mutant("one baseline for all opponents", TRAIN, 'if kind in ("self", "past") else ""', 'if False else ""'),
+    ],
+    UPDATE + "what_the_update_reads_of_the_legal_mass_is_that_of_a_pass_of_its_own": [
+        Mutant("legal mass: the answer that was chosen alone", POLICY,
+               "allowed += [choices.get(p, [s.ids[p + 1]])", "allowed += [[s.ids[p + 1]]"),
+    ],
+}  # fmt: skip
+
+
+def not_applicable() -> list[str]:
+    """The faults whose place in the code is gone or no longer unique."""
+    every = [mutant for mutants in MUTANTS.values() for mutant in mutants]
+    return [m.fault for m in every if (ROOT / m.file).read_text().count(m.old) != 1]
+
+
+def copy_tree(target: Path) -> None:
+    """Copy what the tests need."""
+    skipped = shutil.ignore_patterns(".*", "__pycache__", "runs", "models", "out", "wandb", "docs", "benchmarks")
+    shutil.copytree(ROOT, target, ignore=skipped)
+
+
+def passes(tree: Path, test: str) -> bool:
+    """Whether the test passes in the tree.
+
+    Raises:
+        RuntimeError: it did not run, which proves nothing.
+    """
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", test]
+    env = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
+    done = subprocess.run(command, cwd=tree, env=env, capture_output=True, text=True, timeout=600)
+    if done.returncode not in (0, 1):
+        raise RuntimeError(f"{test} did not run: {(done.stdout + done.stderr)[-500:]}")
+    return done.returncode == 0
+
+
+def outcome(tree: Path, mutant: Mutant, test: str) -> str:
+    """``killed``, or what is wrong."""
+    path = tree / mutant.file
+    text = path.read_text()
+    if text.count(mutant.old) != 1:
+        return f"NOT APPLIED: {mutant.old!r} occurs {text.count(mutant.old)} times"
+    try:
+        path.write_text(text.replace(mutant.old, mutant.new))
+        return "SURVIVED" if passes(tree, test) else "killed"
+    except RuntimeError as error:
+        return f"BROKEN: {error}"
+    finally:
+        path.write_text(text)
+
+
+def main(words: list[str]) -> int:
+    """Print the table; 0 where all are killed, each by a test that passes without the fault."""
+    results = []
+    with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
+        tree = Path(folder) / "tree"
+        copy_tree(tree)
+        for test, mutants in MUTANTS.items():
+            chosen = [m for m in mutants if not words or any(word in m.fault for word in words)]
+            sound = bool(chosen) and passes(tree, test)
+            for m in chosen:
+                results.append(outcome(tree, m, test) if sound else "BROKEN: the test fails without the fault")
+                print(f"{m.fault:<46} {m.file:<13} {test.partition('::')[2]:<88} {results[-1]}", flush=True)
+    print(f"{results.count('killed')} of {len(results)} killed")
+    return int(results.count("killed") < len(results))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,118 @@
+"""Alarms: each is raised by its own sign after its patience, once, and by nothing else; what a run does about it."""
+
+import json
+
+import pytest
+from tiny_runs import Drawing, rows, train
+
+import train_ppo
+from training import alarms
+from training.alarms import ALARMS, watch
+
+QUIET = {"entropy": 1.0, "legal_mass": 0.9, "approx_kl": 0.01, "logprob_gap_mean": 0.001, "explained_variance": 0.3,
+         "grad_norm": 1.0, "score_mean": 0.7}  # fmt: skip
+SIGNS = {
+    "entropy": {"entropy": 0.04}, "legal_mass": {"legal_mass": 0.4}, "kl": {"approx_kl": 0.31},
+    "logprob_gap": {"logprob_gap_mean": 0.21}, "explained_variance": {"explained_variance": -0.6},
+    "grad_norm": {"grad_norm": 50.0}, "score_drop": {"score_mean": 0.0},
+}  # fmt: skip
+PATIENCE = {alarm.name: alarm.patience for alarm in ALARMS}
+
+
+@pytest.fixture(autouse=True)
+def drawing(monkeypatch):
+    monkeypatch.setattr(train_ppo, "subprocess", Drawing())
+
+
+def raised(rows_of_run, memory=None):
+    """Step (from 1) and name of every alarm."""
+    memory = {} if memory is None else memory
+    return [(i, alarm.name) for i, row in enumerate(rows_of_run, 1) for alarm in watch(row, memory)]
+
+
+def test_a_healthy_run_raises_none():
+    assert raised([QUIET | {"score_mean": 0.7 - 0.1 * (i % 2), "grad_norm": 1 + i % 3} for i in range(300)]) == []
+
+
+@pytest.mark.parametrize("name", sorted(PATIENCE))
+def test_each_sign_raises_its_alarm_after_its_patience_and_once(name):
+    assert set(SIGNS) == set(PATIENCE)
+    bad = QUIET | SIGNS[name]
+    patience = PATIENCE[name]
+    found = raised([QUIET] * 50 + [bad] * 60)
+    assert [alarm for _, alarm in found] == [name]
+    if name == "score_drop":  # the running mean falls and rises slowly: 0.7 * 0.95^n < 0.7 - 0.2 from n = 7 on
+        assert found[0][0] == 50 + 7 + patience - 1
+        return
+    assert found[0][0] == 50 + patience
+    assert raised([QUIET] * 50 + [bad] * (patience - 1) + [QUIET] * 3 + [bad] * (patience - 1)) == []
+
+
+def test_an_alarm_is_raised_again_after_it_was_quiet():
+    bad = QUIET | SIGNS["kl"]
+    assert raised([QUIET, *[bad] * 4, QUIET, *[bad] * 4]) == [(4, "kl"), (9, "kl")]
+
+
+def test_a_base_that_never_answered_legally_has_nothing_to_lose():
+    masses = [1e-5, 1e-7] * 30 + [0.09] + [1e-3] * 30
+    assert raised([QUIET | {"legal_mass": mass} for mass in masses]) == []
+
+
+def test_a_new_stage_is_no_collapse():
+    first, second = QUIET | {"score_mean": 0.9}, QUIET | {"score_mean": 0.2}
+    assert raised([*[first] * 50, *[second] * 60]) != []
+    assert raised([*[first] * 49, first | {"stage_change": "hard"}, *[second] * 60]) == []
+
+
+def test_models_that_were_never_legal_and_rows_without_the_metric_are_no_alarm():
+    never = QUIET | {"legal_mass": 1e-6}
+    free = {key: value for key, value in QUIET.items() if key not in ("legal_mass", "logprob_gap_mean")}
+    assert raised([never] * 50) == raised([free] * 50) == []
+
+
+# ------------------------------------------------------------------------------------------------------- in a run
+
+
+def alarmed(monkeypatch, name, **changes):
+    """Let one alarm see its sign in every step."""
+    changed = [a._replace(sign=lambda row, m: True, patience=2, **changes) if a.name == name else a for a in ALARMS]
+    monkeypatch.setattr(alarms, "ALARMS", tuple(changed))
+
+
+def test_a_warning_is_in_the_log_and_in_the_row(tmp_path, monkeypatch, capsys):
+    alarmed(monkeypatch, "kl")
+    assert train(tmp_path) == 0
+    assert [row.get("alarms") for row in rows(tmp_path)][:3] == [None, ["kl"], None]
+    assert "step 2: alarm kl: one step moves the policy too far" in capsys.readouterr().err
+    rates = [row["learning_rate"] for row in rows(tmp_path)]
+    assert rates[2] > 0.7 * rates[1]
+
+
+def test_an_alarm_may_slow_the_run_down(tmp_path, monkeypatch):
+    alarmed(monkeypatch, "kl")
+    for mode in ("act", "off"):
+        (tmp_path / mode).mkdir()
+        assert train(tmp_path / mode, "--set", f"ppo.alarms={mode}") == 0
+    acted, off = ([row["learning_rate"] for row in rows(tmp_path / mode)] for mode in ("act", "off"))
+    assert acted[:2] == off[:2]
+    assert acted[2:] == pytest.approx([0.5 * rate for rate in off[2:]])
+
+
+def test_an_alarm_may_stop_the_run_with_a_checkpoint(tmp_path, monkeypatch, capsys):
+    alarmed(monkeypatch, "score_drop")
+    assert train(tmp_path, "--set", "ppo.alarms=act") == 1
+    message = capsys.readouterr().err.splitlines()[-1]
+    assert message.startswith("training failed: after step 2: alarm score_drop: the score has fallen far below")
+    assert message.endswith("checkpoint-000002")
+
+
+def test_what_alarms_remember_survives_a_resume(tmp_path):
+    for name, words in (("whole", []), ("halves", ["--set", "ppo.num_train_steps=3"])):
+        (tmp_path / name).mkdir()
+        assert train(tmp_path / name, "--set", "ppo.lr_final=1.0", *words) == 0
+    resumed = ["--resume", "--force-config", "--set", "ppo.lr_final=1.0"]
+    assert train(tmp_path / "halves", *resumed) == 0
+    states = [json.loads((tmp_path / name / "run/checkpoint-000006/trainer_state.json").read_text())
+              for name in ("whole", "halves")]  # fmt: skip
+    assert states[0]["alarms"] == states[1]["alarms"]
+    assert states[0]["alarms"]["score_best"] > 0

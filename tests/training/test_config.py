@@ -1,0 +1,329 @@
+"""Reading configuration: what is accepted, and one line for everything else."""
+
+import dataclasses
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from config import synonyms
+from config.manual import manual
+from config.reader import ConfigError, config_dict, config_diff, knob, load_config, read_json
+from curriculum import CurriculumConfig, pool
+from env_wrapper import EnvConfig
+
+CONFIG = Path(__file__).parents[2] / "config"
+
+
+@dataclass(frozen=True)
+class Item:
+    name: str
+    weight: float = knob(1.0, min=0)
+
+
+@dataclass(frozen=True)
+class PPO:
+    learning_rate: float = knob(1e-5, above=0, max=1)
+    batch_size: int = knob(8, min=1)
+    target_kl: float | None = knob(None, min=0)
+    adap_kl_ctrl: bool = True
+    modules: list[str] = knob(["q", "v"], choices=("q", "k", "v"))  # noqa: RUF009
+
+    def __post_init__(self):
+        if self.batch_size % 2:
+            raise ValueError(f"batch_size {self.batch_size} is not even")
+
+
+@dataclass(frozen=True)
+class Env:
+    mode: Literal["local", "url"] = "local"
+    opponent: str | dict[str, float] = "random"
+    ranges: list[str | tuple[int, int]] = knob([])  # noqa: RUF009
+    items: tuple[Item, ...] = ()
+
+
+SECTIONS = {"ppo": PPO, "env": Env}
+
+
+def write(path, text):
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def test_later_files_and_sets_win_key_by_key(tmp_path):
+    first = write(tmp_path / "a.json", '{"ppo": {"learning_rate": 1, "batch_size": 4}, "env": {"mode": "url"}}')
+    second = write(tmp_path / "b.json", '{"ppo": {"batch_size": 6, "modules": ["k"]}}')
+    config = load_config(SECTIONS, [first, second], ["ppo.target_kl=0.5", "env.opponent=mcts:50x1"])
+    assert config["ppo"] == PPO(learning_rate=1.0, batch_size=6, target_kl=0.5, modules=["k"])
+    assert type(config["ppo"].learning_rate) is float
+    assert config["env"] == Env(mode="url", opponent="mcts:50x1")
+
+
+READ_AS = {
+    "lr=1": ("ppo.learning_rate", 1.0),
+    "ppo.lr=1": ("ppo.learning_rate", 1.0),
+    "env.batch-size=4": ("ppo.batch_size", 4),
+    "training.learning_rate=1": ("ppo.learning_rate", 1.0),
+    "mode=url": ("env.mode", "url"),
+}
+
+
+@pytest.mark.parametrize("item", READ_AS)
+def test_a_key_whose_meaning_is_plain_is_taken_and_told(caplog, item):
+    caplog.set_level("INFO")
+    path, value = READ_AS[item]
+    section, _, key = path.partition(".")
+    assert getattr(load_config(SECTIONS, sets=[item])[section], key) == value
+    assert [record.getMessage() for record in caplog.records] == [f"--set: {item.partition('=')[0]} is read as {path}"]
+
+
+def test_a_flat_file_is_told_in_one_line(tmp_path, caplog):
+    caplog.set_level("INFO")
+    file = write(tmp_path / "env.json", '{"mode": "url", "lr": 1, "ppo": {"batch_size": 4}}')
+    config = load_config(SECTIONS, [file])
+    assert (config["env"], config["ppo"]) == (Env(mode="url"), PPO(learning_rate=1.0, batch_size=4))
+    assert caplog.messages == [f"{file}: mode is read as env.mode, lr is read as ppo.learning_rate"]
+
+
+def test_every_synonym_is_of_a_key_that_exists_and_hides_none(options):
+    known = {name: set(key_paths(cls)) for name, cls in options.TABLES.items()}
+    assert set(synonyms.KEYS.values()) <= set().union(*known.values())
+    assert not set(synonyms.KEYS) & set().union(*(known[name] for name in options.SECTIONS))
+
+
+def test_defaults_are_not_shared_between_instances():
+    PPO().modules.append("x")
+    assert PPO().modules == ["q", "v"]
+
+
+def test_nested_values_become_their_types():
+    sets = ['env.ranges=["go", [1, 2]]', 'env.items=[{"name": "a"}, {"name": "b", "weight": 2}]', "env.opponent={}"]
+    env = load_config(SECTIONS, sets=sets)["env"]
+    assert env == Env(ranges=["go", (1, 2)], items=(Item("a"), Item("b", 2.0)), opponent={})
+
+
+def test_resolved_configuration_reads_back_equal(tmp_path):
+    config = load_config(SECTIONS, sets=["env.ranges=[[1, 2]]", 'env.items=[{"name": "a"}]', "ppo.learning_rate=3e-7"])
+    file = write(tmp_path / "run_config.json", json.dumps(config_dict(config)))
+    assert load_config(SECTIONS, [file]) == config
+
+
+def test_part_of_a_configuration(tmp_path):
+    file = write(tmp_path / "run_config.json", '{"ppo": {"batch_size": 2}, "other": {"x": 1}}')
+    assert load_config({"ppo": PPO}, [file], skip_unknown_sections=True)["ppo"].batch_size == 2
+    with pytest.raises(ConfigError, match=r"other = .*no such key"):
+        load_config({"ppo": PPO}, [file])
+
+
+BROKEN_SETS = {
+    "ppo.batch_size=0": "--set: ppo.batch_size = 0: expected an integer >= 1",
+    "ppo.batch_size=8.0": "--set: ppo.batch_size = 8.0: expected an integer >= 1",
+    "ppo.batch_size=true": "--set: ppo.batch_size = true: expected an integer >= 1",
+    "ppo.batch_size=many": '--set: ppo.batch_size = "many": expected an integer >= 1',
+    "ppo.batch_size=3": "ppo: batch_size 3 is not even",
+    "ppo.batch_sise=8": "--set: ppo.batch_sise = 8: no such key; the nearest is ppo.batch_size",
+    "ppo.loss=8": "--set: ppo.loss = 8: no such key; docs/configuration.md lists them",
+    "total_timesteps=8": "--set: total_timesteps = 8: no such key; "
+    "a run plays ppo.num_train_steps * ppo.batch_size games",
+    "ppo.progression_threshold=1": "--set: ppo.progression_threshold = 1: no such key; "
+    "a stage has it: curriculum.stages, a list of objects",
+    'ppo={"lr": 1, "learning_rate": 1}': "--set: ppo.learning_rate is given twice: as ppo.lr and ppo.learning_rate",
+    "ppo.learning_rate=0": "--set: ppo.learning_rate = 0: expected a number > 0 and <= 1",
+    "ppo.learning_rate=2": "--set: ppo.learning_rate = 2: expected a number > 0 and <= 1",
+    "ppo.learning_rate=NaN": '--set: ppo.learning_rate: "NaN" is not allowed: numbers are finite',
+    "ppo.learning_rate=-Infinity": '--set: ppo.learning_rate: "-Infinity" is not allowed: numbers are finite',
+    "ppo.learning_rate=1e999": '--set: ppo.learning_rate: "1e999" is not allowed: numbers are finite',
+    "ppo.learning_rate=null": "--set: ppo.learning_rate = null: expected a number > 0 and <= 1",
+    "ppo.target_kl=-1": "--set: ppo.target_kl = -1: expected a number >= 0 or null",
+    "ppo.adap_kl_ctrl=1": "--set: ppo.adap_kl_ctrl = 1: expected true or false",
+    'ppo.modules=["q", "x"]': '--set: ppo.modules[1] = "x": expected one of "q", "k", "v"',
+    "ppo.modules=q,x": '--set: ppo.modules[1] = "x": expected one of "q", "k", "v"',
+    "ppo.modules=3": '--set: ppo.modules = 3: expected a list of (one of "q", "k", "v")',
+    "env.mode=docker": '--set: env.mode = "docker": expected one of "local", "url"',
+    'env.opponent={"random": "x"}': (
+        "--set: env.opponent = {'random': 'x'}: expected a string or an object of (a number)"
+    ),
+    "env.ranges=[[1]]": "--set: env.ranges[0] = [1]: expected a string or a list of [an integer, an integer]",
+    "env.items=[{}]": "--set: env.items[0].name is missing: expected a string",
+    'env.items=[{"name": "a", "wieght": 1}]': (
+        "--set: env.items[0].wieght = 1: no such key; the nearest is env.items[0].weight"
+    ),
+    'env.items=[{"name": "a", "weight": -1}]': "--set: env.items[0].weight = -1: expected a number >= 0",
+    "env.items=[7]": "--set: env.items[0] = 7: expected an object with the keys name, weight",
+    "ppo=3": "--set: ppo = 3: expected an object with the keys "
+    "learning_rate, batch_size, target_kl, adap_kl_ctrl, modules",
+    "ppo.batch_size": '--set: expected KEY.PATH=VALUE, not "ppo.batch_size"',
+    'ppo={"batch_size": 2, "batch_size": 4}': '--set: ppo: the key "batch_size" stands twice in one object',
+}
+
+
+@pytest.mark.parametrize("item", BROKEN_SETS)
+def test_broken_set(item):
+    with pytest.raises(ConfigError) as error:
+        load_config(SECTIONS, sets=[item])
+    assert str(error.value) == BROKEN_SETS[item]
+
+
+BROKEN_FILES = {
+    b'{"ppo": {"batch_size": 8,\n "learning_rate": }}': "invalid JSON in line 2: Expecting value",
+    b'{"ppo": {"batch_size": 8, "batch_size": 8}}': 'the key "batch_size" stands twice in one object',
+    b'{"ppo": {"learning_rate": NaN}}': '"NaN" is not allowed: numbers are finite',
+    b'{"ppo": {"batch_size": -2}}': "ppo.batch_size = -2: expected an integer >= 1",
+    b'{"pop": {"batch_size": 2}}': "pop = {'batch_size': 2}: no such key; the nearest is ppo",
+    b"[]": "expected an object with the keys ppo, env",
+    b"": "invalid JSON in line 1: Expecting value",
+    b"\xff\xfe{": "is not UTF-8 text",
+    b"[" * 100_000: "invalid JSON: nested too deeply",
+    b'{"ppo": {"batch_size": ' + b"9" * 5000 + b"}}": "invalid JSON: a number too long",
+}
+
+
+@pytest.mark.parametrize("text", BROKEN_FILES, ids=range(len(BROKEN_FILES)))
+def test_broken_file_is_named_with_the_mistake(tmp_path, text):
+    file = tmp_path / "broken.json"
+    file.write_bytes(text)
+    with pytest.raises(ConfigError) as error:
+        load_config(SECTIONS, [file])
+    assert str(error.value) == f"{file}: {BROKEN_FILES[text]}"
+
+
+def test_missing_file_and_folder(tmp_path):
+    with pytest.raises(ConfigError, match=r"no\.json: cannot be read: No such file"):
+        read_json(tmp_path / "no.json")
+    with pytest.raises(ConfigError, match="cannot be read: Is a directory"):
+        read_json(tmp_path)
+
+
+def test_byte_order_mark_is_accepted(tmp_path):
+    file = tmp_path / "windows.json"
+    file.write_bytes(b'\xef\xbb\xbf{"ppo": {}}')
+    assert read_json(file) == {"ppo": {}}
+
+
+def test_diff_names_each_key():
+    old = {"ppo": {"gamma": 0.99, "gone": None, "same": [1]}}
+    new = {"ppo": {"gamma": 1.0, "same": [1]}, "run": {"seed": 1}}
+    assert config_diff(old, new) == ["ppo.gamma: 0.99 -> 1.0", "ppo.gone: null -> null", "run: null -> {'seed': 1}"]
+    assert config_diff(old, old) == []
+
+
+def key_paths(cls):
+    return [field.name for field in dataclasses.fields(cls)]
+
+
+REAL = {"env": EnvConfig, "curriculum": CurriculumConfig, "ppo": PPO, "own": Env}
+KEYS = [*REAL, *(key for cls in REAL.values() for key in key_paths(cls)), "name", "games", "opponent", "threshold"]
+scalars = st.one_of(
+    st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=8), st.sampled_from(["random", "mcts", "go"])
+)
+keys = st.one_of(st.sampled_from(KEYS), st.text(max_size=5))
+values = st.recursive(
+    scalars, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(keys, inner, max_size=4), max_leaves=12
+)
+stages = st.fixed_dictionaries({"name": scalars, "games": st.lists(values, max_size=2)}, optional={"opponent": values})
+documents = st.one_of(
+    values,
+    st.dictionaries(st.sampled_from(sorted(REAL)), st.dictionaries(keys, values, max_size=4), max_size=3),
+    st.fixed_dictionaries({"curriculum": st.fixed_dictionaries({"stages": st.lists(stages, max_size=2)})}),
+)
+
+
+def only_one_line_errors(files=(), sets=()):
+    message = ""
+    try:
+        load_config(REAL, files, sets)
+    except ConfigError as error:
+        message = str(error)
+    assert message.isprintable()
+    assert len(message) < 1000
+
+
+@settings(max_examples=300, deadline=None)
+@given(documents)
+def test_any_json_gives_a_configuration_or_one_line(tmp_path_factory, document):
+    file = write(tmp_path_factory.getbasetemp() / "fuzz.json", json.dumps(document))
+    only_one_line_errors([file])
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.data())
+def test_any_damage_to_a_shipped_file_gives_a_configuration_or_one_line(tmp_path_factory, data):
+    text = bytearray((CONFIG / "curriculum_config.json").read_bytes())
+    for _ in range(data.draw(st.integers(1, 4))):
+        at = data.draw(st.integers(0, len(text) - 1))
+        text[at : at + data.draw(st.integers(0, 3))] = data.draw(st.binary(max_size=3))
+    file = tmp_path_factory.getbasetemp() / "damaged.json"
+    file.write_bytes(text)
+    only_one_line_errors([file])
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.one_of(st.text(max_size=30), st.builds(lambda key, value: f"own.{key}={value}", keys, st.text(max_size=20))))
+def test_any_set_gives_a_configuration_or_one_line(item):
+    only_one_line_errors(sets=[item])
+
+
+# ------------------------------------------------------------------------------------------- the files in config/
+
+
+@pytest.fixture(scope="module")
+def options():
+    from training import options  # here, because it imports torch
+
+    return options
+
+
+def test_default_files_list_every_knob_with_its_default(options):
+    """A new knob, or another default, must be seen here: in the file that users read."""
+    shipped: dict = {}
+    for name in options.DEFAULT_FILES:
+        shipped |= read_json(CONFIG.parent / name)
+    stages = shipped.pop("curriculum")
+    assert set(stages) == set(key_paths(CurriculumConfig))
+    defaults = {name: cls() for name, cls in options.SECTIONS.items() if name != "curriculum"}
+    # Called as a library, play opens all games of a call; a training run has to bound what the policy keeps.
+    defaults["env"] = dataclasses.replace(defaults["env"], games_at_once=8)
+    assert config_diff(shipped, config_dict(defaults)) == []
+
+
+def test_default_stages(options):
+    stages = load_config(options.SECTIONS, [CONFIG / "curriculum_config.json"])["curriculum"].stages
+    assert [(s.name, s.gate) for s in stages] == [("easy", "random"), ("medium", "random"), ("hard", "mcts")]
+
+
+def read(options, *sets):
+    return options.read_config(options.parse_args([f"--set={item}" for item in sets], None)).curriculum.stages
+
+
+def test_games_and_opponent_of_all_stages_from_the_environments_knobs(options):
+    """``allowed_game_indices`` keeps the stages' own ranges of tasks, ``opponent`` their thresholds."""
+    before, kept = read(options), sorted(pool(["tic_tac_toe", "goofspiel", "leduc_poker"]))
+    assert [stage.name for stage in read(options, "env.allowed_game_indices=[2]")] == ["hard"]
+    stages = read(options, f"env.allowed_game_indices={kept}", "env.opponent=mcts:10x1")
+    assert [stage.opponent for stage in stages] == ["mcts:10x1"] * 3
+    assert [stage.gate for stage in stages] == ["mcts:10x1"] * 3
+    for stage, was in zip(stages, before, strict=True):
+        assert pool(stage.games) == {game: part for game, part in pool(was.games).items() if game in kept}
+        assert (stage.name, stage.threshold) == (was.name, was.threshold)
+
+
+@pytest.mark.parametrize("preset", sorted(path.name for path in (CONFIG / "presets").glob("*.json")))
+def test_preset_loads_and_changes_something(options, preset):
+    files = [CONFIG.parent / name for name in options.DEFAULT_FILES]
+    base = config_dict(load_config(options.SECTIONS, files))
+    changed = config_dict(load_config(options.SECTIONS, [*files, CONFIG / "presets" / preset]))
+    given_keys = {f"{s}.{key}" for s, part in read_json(CONFIG / "presets" / preset).items() for key in part}
+    assert config_diff(base, changed)
+    assert {line.split(":")[0] for line in config_diff(base, changed)} <= given_keys
+
+
+def test_the_page_of_knobs_is_that_of_the_code_and_says_something_about_each(options):
+    page = manual(options.TABLES)
+    assert (CONFIG.parent / "docs" / "configuration.md").read_text() == page
+    rows = [line.split(" | ") for line in page.splitlines() if line.startswith("| `")]
+    assert len(rows) == sum(len(dataclasses.fields(section)) for section in options.TABLES.values())
+    assert [row[0] for row in rows if not row[3].strip()] == []

@@ -1,0 +1,188 @@
+"""From episodes to a batch: who is paid what and when, what is trained, and in which order."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from env_wrapper import Decision, Episode, Sequence, Task
+from policy.player import Evaluation
+from train_ppo import Batch, Trainer, TrainingError, collate, standardise
+from training.options import PPOConfig
+
+
+class Recorded:
+    """Stands in for the policy: new log-probabilities are the rollout's less 0.01, the reference's less 0.5 * k."""
+
+    reference = None
+    device = torch.device("cpu")
+
+    def evaluate_decisions(self, sequences, adapter=None, legal_mass=False):
+        logged = [d.logprob for s in sequences for d in s.decisions]
+        shift = [0.01 if adapter is None else 0.5 * k for k in range(len(logged))]
+        logprobs = torch.tensor(logged) - torch.tensor(shift)
+        return Evaluation(logprobs, logprobs, logprobs)
+
+
+def episode(game, values, scores, outcome="finished", per_sequence=1):
+    """An episode with a decision a value, ``values[seat]``, ``per_sequence`` decisions to a sequence."""
+    sequences = {}
+    for seat, seat_values in values.items():
+        chain = [Decision(logprob=-0.1 * (i + 1) - seat, value=float(v)) for i, v in enumerate(seat_values)]
+        cut = range(0, len(chain), per_sequence)
+        sequences[seat] = [Sequence([1], chain[i : i + per_sequence]) for i in cut]
+    own = min(values)
+    return Episode(Task(0), game, scores.get(own, 0.0), outcome, sequences, {"scores": scores or None})
+
+
+def gathered(episodes, kl_coef=0.0, moments=None, **knobs):
+    ppo = PPOConfig(**({"gamma": 1.0, "lam": 1.0, "recompute_logprobs": False} | knobs))
+    return collate(episodes, Recorded(), ppo, kl_coef, moments)  # type: ignore[arg-type]
+
+
+def test_in_self_play_each_seat_is_paid_its_own_score():
+    batch = gathered([episode("a", {0: [0, 0], 1: [0, 0, 0]}, {0: 1.0, 1: 0.0})])
+    assert batch.returns_M.tolist() == [1, 1, -1, -1, -1]
+    assert batch.reward_mean == 0
+
+
+def test_a_score_is_mapped_to_minus_one_to_one_and_paid_after_the_last_decision():
+    batch = gathered([episode("a", {0: [0, 0, 0]}, {0: 0.75})], gamma=0.5)
+    assert batch.returns_M.tolist() == [0.125, 0.25, 0.5]
+
+
+def test_decisions_are_in_the_order_of_episodes_seats_and_sequences():
+    episodes = [
+        episode("a", {1: [1, 2, 3], 0: [4, 5]}, {0: 1.0, 1: 0.0}, per_sequence=2),
+        episode("b", {0: [6]}, {0: 0.0}),
+    ]
+    batch = gathered(episodes)
+    assert batch.values_M.tolist() == [4, 5, 1, 2, 3, 6]
+    assert [d.value for s in batch.sequences for d in s.decisions] == [4, 5, 1, 2, 3, 6]
+    assert batch.unit == [0, 0, 0, 1]
+    assert [span.tolist() for span in batch.spans] == [[0, 1], [2, 3], [4], [5]]
+    torch.testing.assert_close(batch.old_logprobs_M, torch.tensor([-0.1, -0.2, -1.1, -1.2, -1.3, -0.1]))
+
+
+def test_old_log_probabilities_are_the_rollouts_or_the_learners():
+    episodes = [episode("a", {0: [0, 0]}, {0: 1.0})]
+    torch.testing.assert_close(gathered(episodes).old_logprobs_M, torch.tensor([-0.1, -0.2]))
+    recomputed = gathered(episodes, recompute_logprobs=True)
+    torch.testing.assert_close(recomputed.old_logprobs_M, torch.tensor([-0.11, -0.21]))
+
+
+def test_the_kl_penalty_is_paid_decision_by_decision():
+    """log p - log p_ref is 0, 0.5, 1, ...: at 0.1 a nat the rewards before the score are 0, -0.05, -0.1, -0.15."""
+    batch = gathered([episode("a", {0: [0, 0, 0, 0]}, {0: 1.0})], kl_coef=0.1)
+    torch.testing.assert_close(batch.returns_M, torch.tensor([0.7, 0.7, 0.75, 0.85]))
+    assert batch.kl_ref == 0.75
+    assert gathered([episode("a", {0: [0, 0]}, {0: 1.0})]).kl_ref == 0
+
+
+def test_the_gap_between_sampler_and_learner_is_measured_where_both_are_known():
+    game = [episode("a", {0: [0, 0]}, {0: 1.0})]
+    row = gathered(game, recompute_logprobs=True).summary()
+    assert (row["logprob_gap_mean"], row["logprob_gap_max"]) == pytest.approx((0.01, 0.01), abs=1e-6)
+    assert "logprob_gap_mean" not in gathered(game).summary()
+
+
+def test_games_against_oneself_have_moments_of_their_own():
+    moments: dict[str, tuple[float, float, float]] = {}
+    games = [episode("a", {0: [0], 1: [0]}, {0: 1.0, 1: 0.0}) for _ in range(3)]
+    for game, opponent in zip(games, ("random", "self", "past:step-000010"), strict=True):
+        game.task = Task(0, opponent=opponent)
+    gathered(games, moments=moments)
+    assert set(moments) == {"a/0", "a/1", "a/0/self", "a/1/self", "a/0/past", "a/1/past"}
+
+
+def test_an_end_is_final_but_a_cut_off_game_is_worth_what_was_expected():
+    values = {0: [0.25, 0.5, 0.75]}
+    ended = gathered([episode("a", values, {0: 0.0})])
+    assert ended.returns_M.tolist() == [-1, -1, -1]
+    assert ended.weights_M.tolist() == [1, 1, 1]
+    cut = gathered([episode("a", values, {}, "truncated")], gamma=0.5)
+    assert cut.returns_M.tolist() == [0.1875, 0.375, 0]  # the value of the last decision, discounted
+    assert cut.weights_M.tolist() == [1, 1, 0]
+
+
+def test_advantages_are_whitened_per_game_without_what_is_not_trained():
+    rng = np.random.default_rng(2)
+    long = {"a": rng.normal(size=9), "b": rng.normal(size=12)}
+    episodes = [episode(game, {0: list(values)}, {0: 1.0}) for game, values in long.items()]
+    episodes.append(episode("b", {0: [0.3, 50.0]}, {}, "truncated"))
+    batch = gathered(episodes, lam=0.0)
+    parts = [batch.advantages_M[:9], batch.advantages_M[9:22]]
+    for part in parts:
+        assert float(part.mean()) == pytest.approx(0, abs=1e-6)
+        assert float(part.std(correction=0)) == pytest.approx(1, abs=1e-5)
+    assert batch.weights_M.tolist() == [1] * 22 + [0]
+    assert batch.advantages_M[22] == 0
+
+
+def test_a_step_without_a_single_decision_is_an_error():
+    with pytest.raises(TrainingError, match="no episode of this step"):
+        gathered([episode("a", {0: []}, {0: 1.0})])
+
+
+def test_failed_episodes_are_left_out_and_too_many_end_the_run():
+    good, bad = episode("a", {0: [0]}, {0: 1.0}), Episode(Task(0), "a", 0.0, "failed", {}, {"error": "OSError: x"})
+    trainer = SimpleNamespace(engine=None)
+    assert Trainer.without_failed(trainer, [good, bad, good, good, good]) == [good] * 4  # type: ignore[arg-type]
+    with pytest.raises(TrainingError, match="2 of 5 episodes failed; the first: OSError: x"):
+        Trainer.without_failed(trainer, [good, bad, good, good, bad])  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("values", "expected"), [([1, 2, 3, 9], 1.0), ([0, 0, 0, 9], 0.0), ([3, 2, 1, 9], -3.0)])
+def test_explained_variance_by_hand_over_what_is_trained(values, expected):
+    zeros, returns, weights = torch.zeros(4), torch.tensor([1.0, 2, 3, 0]), torch.tensor([1.0, 1, 1, 0])
+    sequences = [Sequence([1], [Decision()] * 4)]
+    batch = Batch(sequences, [0], zeros, torch.tensor(values, dtype=torch.float), zeros, returns, weights, 0.0, 0.0)
+    assert batch.summary()["explained_variance"] == pytest.approx(expected)
+    assert batch.summary()["decisions"] == 4
+
+
+# ------------------------------------------------------------------------------------------ rewards of a game and seat
+
+
+def test_rewards_are_standardised_by_the_running_moments_of_their_game_and_seat():
+    """By hand: the first update takes the batch's moments, the second moves half way to the new batch's."""
+    moments: dict[str, tuple[float, float, float]] = {}
+    first = standardise(torch.tensor([1.0, 5.0, 3.0, -1.0]), ["a/0", "b/0", "a/0", "b/0"], moments)
+    assert first.tolist() == [-1, 1, 1, -1]
+    assert moments == {"a/0": (1, 2.0, 1.0), "b/0": (1, 2.0, 9.0)}
+    second = standardise(torch.tensor([6.0, 6.0]), ["a/0", "a/0"], moments)
+    # mean 2 + (6 - 2) / 2 = 4, variance 1 + ((6 - 4)^2 - 1) / 2 = 2.5
+    assert moments["a/0"] == (2, 4.0, 2.5)
+    torch.testing.assert_close(second, torch.full((2,), 2 / 2.5**0.5))
+    assert moments["b/0"] == (1, 2.0, 9.0)
+
+
+def test_the_moments_of_rewards_never_stop_following():
+    moments: dict[str, tuple[float, float, float]] = {"a/0": (1000, 0.0, 1.0)}
+    standardise(torch.ones(1), ["a/0"], moments)
+    assert moments["a/0"][:2] == (1001, 0.05)
+
+
+def test_equal_rewards_are_not_blown_up():
+    assert standardise(torch.full((3,), 0.3), ["a/0"] * 3, {}).abs().max() < 1e-5
+    assert standardise(torch.tensor([0.31]), ["a/0"], {"a/0": (1000, 0.3, 0.0)}).abs().max() < 0.5
+
+
+def test_in_a_batch_the_moments_are_kept_apart_by_seat_and_the_reported_reward_is_the_games():
+    moments: dict[str, tuple[float, float, float]] = {}
+    episodes = [episode("a", {0: [0], 1: [0]}, {0: 1.0, 1: 0.0}), episode("a", {0: [0], 1: [0]}, {0: 0.5, 1: 0.5})]
+    batch = gathered(episodes, moments=moments)
+    assert {key: value[1] for key, value in moments.items()} == {"a/0": 0.5, "a/1": -0.5}
+    assert batch.returns_M.tolist() == [1, -1, -1, 1]
+    assert batch.reward_mean == 0
+
+
+def test_games_that_were_cut_off_tell_nothing_about_rewards():
+    moments: dict[str, tuple[float, float, float]] = {}
+    cut = episode("a", {0: [0, 0]}, {}, "truncated")
+    batch = gathered([episode("a", {0: [0]}, {0: 1.0}), cut], moments=moments)
+    assert moments == {"a/0": (1, 1.0, 0.0)}
+    assert batch.reward_mean == 1
+    assert gathered([cut], moments=moments).reward_mean == 0
+    assert moments == {"a/0": (1, 1.0, 0.0)}

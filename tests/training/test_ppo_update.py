@@ -1,0 +1,422 @@
+"""The update through a real, tiny Qwen: its gradient, its ratio, and what happens when something goes wrong."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from tiny import micro_config, rollout, tiny_policy
+from transformers.models.qwen2.modeling_qwen2 import Qwen2RMSNorm
+
+import train_ppo
+from env_wrapper import Sequence
+from policy import network
+from train_ppo import Trainer, TrainingError, _backward, collate, minibatches, ppo_loss, ppo_update
+from training import alarms
+from training.options import PPOConfig
+from training.process import StopSignal
+from utils import pack_optimizer
+
+WHOLE = PPOConfig(
+    batch_size=8, mini_batch_size=8, ppo_epochs=1, vf_coef=0.5, entropy_coef=0.1, max_grad_norm=1e9, target_kl=None,
+    recompute_logprobs=False, learning_rate=1e-2,
+)  # fmt: skip
+
+
+@pytest.fixture
+def float64(monkeypatch):
+    """Lift what is fixed to float32: rounding no longer hides a difference of formulas."""
+
+    def norm(self, x):
+        return self.weight * x * (x.pow(2).mean(-1, keepdim=True) + self.variance_epsilon).rsqrt()
+
+    monkeypatch.setattr(torch.Tensor, "float", torch.Tensor.double)
+    monkeypatch.setattr(Qwen2RMSNorm, "forward", norm)
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(torch.float32)
+
+
+def policy64(folder):
+    policy = tiny_policy(folder)
+    policy.peft_model.double()
+    policy.value_head.double()
+    return policy
+
+
+def played(policy, history=0, ppo=WHOLE):
+    """A batch whose old log-probabilities and values are off the policy's, so that some decisions are clipped."""
+    batch = collate(rollout(policy, 8, history=history), policy, ppo, 0.1)
+    generator = torch.Generator().manual_seed(3)
+    noise = torch.randn(2, len(batch.values_M), generator=generator) * 0.15
+    return replace(batch, old_logprobs_M=batch.old_logprobs_M + noise[0], values_M=batch.values_M + noise[1])
+
+
+class Recorder:
+    """An optimizer that keeps the gradient instead of following it."""
+
+    def __init__(self, policy):
+        self.parameters = policy.trainable()
+        self.gradients = []
+
+    def step(self):
+        self.gradients.append(torch.cat([p.grad.flatten() for p in self.parameters.values()]))
+
+    def zero_grad(self, set_to_none):
+        for parameter in self.parameters.values():
+            parameter.grad = None
+
+
+def gradient(policy, batch, ppo=WHOLE):
+    """The gradient of the one optimizer step that ``ppo`` makes of the batch."""
+    recorder = Recorder(policy)
+    ppo_update(policy, recorder, batch, ppo, (0,))  # type: ignore[arg-type]
+    [only] = recorder.gradients
+    return only
+
+
+def weights(policy):
+    return {name: p.detach().numpy().tobytes() for name, p in policy.trainable().items()}
+
+
+def adam(policy, lr=1e-2):
+    return torch.optim.AdamW(list(policy.trainable().values()), lr=lr, weight_decay=0.0)
+
+
+# ---------------------------------------------------------------------------------------------------- gradient
+
+
+@pytest.mark.usefixtures("float64")
+def test_the_whole_losss_gradient_is_that_of_finite_differences(tmp_path):
+    """Through the network, all terms on: along random directions, and for one coordinate of every tensor."""
+    policy = policy64(tmp_path)
+    batch, ppo = played(policy), replace(WHOLE, legal_mass_coef=0.05)
+    members = list(range(len(batch.sequences)))
+    names, parameters = zip(*policy.trainable().items(), strict=True)
+
+    def loss_at(deltas):
+        with torch.no_grad():
+            for parameter, delta in zip(parameters, deltas, strict=True):
+                parameter.add_(delta)
+        return float(_backward(policy, batch, members, ppo)[0])
+
+    loss_at([0.0] * len(parameters))
+    gradients = [p.grad.clone() for p in parameters]
+    generator = torch.Generator().manual_seed(1)
+    directions = [[torch.randn(p.shape, generator=generator) for p in parameters] for _ in range(3)]
+    for i, g in enumerate(gradients):
+        one = [torch.zeros_like(p) for p in parameters]
+        one[i].view(-1)[g.abs().argmax()] = 1.0
+        directions.append(one)
+    h = 1e-6
+    for direction, name in zip(directions, ["random"] * 3 + list(names), strict=True):
+        above = loss_at([h * d for d in direction])
+        below = loss_at([-2 * h * d for d in direction])
+        loss_at([h * d for d in direction])
+        slope = sum(float((g * d).sum()) for g, d in zip(gradients, direction, strict=True))
+        assert (above - below) / (2 * h) == pytest.approx(slope, rel=1e-5, abs=1e-8), name
+        assert slope != 0, name
+
+
+@pytest.mark.usefixtures("float64")
+@pytest.mark.parametrize(("tokens", "shared"), [(4096, 10**6), (80, 10**6), (4096, 1), (80, 1)])
+@pytest.mark.parametrize(("mini", "accumulation"), [(8, 1), (4, 2), (1, 8)])
+def test_the_gradient_is_that_of_the_whole_step_however_it_is_cut(
+    tmp_path, monkeypatch, mini, accumulation, tokens, shared
+):
+    """Into micro-batches, and with the system message read once for many sequences or anew for each."""
+    policy = policy64(tmp_path)
+    batch = played(policy)
+    new = policy.evaluate_decisions(batch.sequences)
+    loss, _ = ppo_loss(
+        new.logprobs, new.values, new.entropies, batch.old_logprobs_M, batch.values_M, batch.advantages_M,
+        batch.returns_M, batch.weights_M, WHOLE,
+    )  # fmt: skip
+    expected = torch.cat(
+        [g.flatten() for g in torch.autograd.grad(loss / batch.weights_M.sum(), policy.trainable().values())]
+    )
+    monkeypatch.setattr(network, "SHARED_PREFIX_MIN", shared)
+    policy.tokens_per_batch = tokens
+    got = gradient(policy, batch, replace(WHOLE, mini_batch_size=mini, gradient_accumulation_steps=accumulation))
+    assert float((got - expected).norm() / expected.norm()) < 1e-10
+    assert abs(float((got - expected).mean())) < 1e-12
+
+
+@pytest.mark.usefixtures("float64")
+def test_a_game_in_one_sequence_is_scored_like_its_decisions_one_by_one(tmp_path):
+    policy = policy64(tmp_path)
+    packed = played(policy, history="all")
+    assert max(len(s.decisions) for s in packed.sequences) >= 3
+    alone = [Sequence(s.ids[: d.stop], [d], s.shared) for s in packed.sequences for d in s.decisions]
+    unit = [u for s, u in zip(packed.sequences, packed.unit, strict=True) for _ in s.decisions]
+    for one, other in zip(policy.evaluate_decisions(packed.sequences), policy.evaluate_decisions(alone), strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=1e-12)
+    expected = gradient(policy, packed)
+    got = gradient(policy, replace(packed, sequences=alone, unit=unit))
+    assert float((got - expected).norm() / expected.norm()) < 1e-10
+
+
+@pytest.mark.usefixtures("float64")
+def test_decisions_that_are_not_trained_have_no_gradient(tmp_path):
+    policy = policy64(tmp_path)
+    batch = played(policy)
+    rows = batch.spans[0]
+    silent = replace(batch, weights_M=batch.weights_M.index_fill(0, rows, 0.0))
+    loud = {name: getattr(silent, name).index_fill(0, rows, 5.0) for name in ("advantages_M", "returns_M")}
+    expected = gradient(policy, silent)
+    assert float((gradient(policy, replace(silent, **loud)) - expected).abs().max()) < 1e-12
+    assert float((gradient(policy, batch) - expected).abs().max()) > 1e-6
+
+
+# ------------------------------------------------------------------------------------------------------- ratio
+
+
+@pytest.mark.parametrize("history", [0, "all"])
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_the_first_ratio_is_one(tmp_path, history, temperature):
+    policy = tiny_policy(tmp_path, ppo={"temperature": temperature})
+    batch = collate(rollout(policy, 8, history=history), policy, WHOLE, 0.0)
+    stats = ppo_update(policy, Recorder(policy), batch, WHOLE, (0,))  # type: ignore[arg-type]
+    assert stats["ratio_max"] < 1e-5
+    assert stats["clip_fraction"] == 0
+    old_M = collate(rollout(policy, 8, history=history), policy, replace(WHOLE, recompute_logprobs=True), 0.0)
+    new = policy.evaluate_decisions(old_M.sequences)
+    assert torch.equal(new.logprobs, old_M.old_logprobs_M)  # the same batch: the same bits
+
+
+def test_rollout_values_are_those_that_the_update_reads(tmp_path):
+    policy = tiny_policy(tmp_path)
+    batch = collate(rollout(policy, 8, history="all"), policy, WHOLE, 0.0)
+    torch.testing.assert_close(policy.evaluate_decisions(batch.sequences).values, batch.values_M, rtol=0, atol=1e-5)
+    assert batch.values_M.std() > 0.01
+
+
+def test_the_kl_is_taken_to_the_model_without_its_adapter(tmp_path):
+    policy = tiny_policy(tmp_path)
+    batch = collate(rollout(policy, 8), policy, WHOLE, 0.1)
+    with torch.no_grad():
+        own = policy.evaluate_decisions(batch.sequences).logprobs
+        for name, parameter in policy.trainable().items():
+            if "lora_B" in name:
+                parameter.zero_()
+        base = policy.evaluate_decisions(batch.sequences).logprobs
+    assert batch.kl_ref == pytest.approx(float((own - base).mean()), abs=1e-5)
+    assert abs(batch.kl_ref) > 0.01
+
+
+# ------------------------------------------------------------------------------------------------------ epochs
+
+
+def test_epochs_end_when_the_policy_has_moved_far_enough(tmp_path):
+    runs = {}
+    for target in (None, 1e-4, 1e9):
+        policy = tiny_policy(tmp_path)
+        batch = collate(rollout(policy, 8), policy, WHOLE, 0.0)
+        ppo = replace(WHOLE, ppo_epochs=4, mini_batch_size=4, target_kl=target)
+        runs[target] = ppo_update(policy, adam(policy, 3e-2), batch, ppo, (0,))
+    assert {target: stats["epochs"] for target, stats in runs.items()} == {None: 4, 1e-4: 1, 1e9: 4}
+    assert runs[None]["updates"] == 8
+    assert runs[None] == runs[1e9]
+
+
+def test_every_epoch_has_a_shuffle_of_its_own(tmp_path, monkeypatch):
+    policy, keys = tiny_policy(tmp_path), []
+    batch = played(policy)
+
+    def recorded(units, ppo, key):
+        keys.append(key)
+        return minibatches(units, ppo, key)
+
+    monkeypatch.setattr(train_ppo, "minibatches", recorded)
+    ppo_update(policy, adam(policy), batch, replace(WHOLE, ppo_epochs=3), (7, 5))
+    assert keys == [(7, 5, 0), (7, 5, 1), (7, 5, 2)]
+
+
+def test_statistics_are_means_over_decisions(tmp_path):
+    """With a learning rate of 0 every epoch sees the same policy, so its statistics are those of one pass."""
+    policy = tiny_policy(tmp_path)
+    batch = played(policy)
+    new = policy.evaluate_decisions(batch.sequences)
+    _, sums = ppo_loss(
+        new.logprobs, new.values, new.entropies, batch.old_logprobs_M, batch.values_M, batch.advantages_M,
+        batch.returns_M, batch.weights_M, WHOLE,
+    )  # fmt: skip
+    stats = ppo_update(policy, adam(policy, 0.0), batch, replace(WHOLE, ppo_epochs=3, mini_batch_size=2), (0,))
+    for name, total in sums.items():
+        scale = 1 if name == "ratio_max" else float(batch.weights_M.sum())
+        assert stats[name] == pytest.approx(float(total) / scale, rel=1e-4, abs=1e-6), name
+    assert stats["updates"] == 12
+
+
+def test_the_learning_rate_and_the_clipped_norm_reach_the_parameters(tmp_path):
+    """Plain gradient descent: the step is the gradient, scaled to the greatest norm, times the learning rate."""
+    policy = tiny_policy(tmp_path)
+    batch = played(policy)
+    g = gradient(policy, batch)
+    before = torch.cat([p.detach().flatten() for p in policy.trainable().values()])
+    sgd = torch.optim.SGD(policy.trainable().values(), lr=0.5)
+    stats = ppo_update(policy, sgd, batch, replace(WHOLE, max_grad_norm=0.01), (0,))
+    after = torch.cat([p.detach().flatten() for p in policy.trainable().values()])
+    torch.testing.assert_close(after, before - 0.5 * 0.01 * g / g.norm(), rtol=0, atol=1e-6)
+    assert stats["grad_norm"] == pytest.approx(float(g.norm()), rel=1e-4)
+
+
+def test_legal_mass_is_rewarded(tmp_path):
+    policy = tiny_policy(tmp_path)
+    batch = played(policy)
+    batch = replace(batch, advantages_M=torch.zeros_like(batch.advantages_M))
+    with torch.no_grad():
+        before = policy.log_legal_mass(batch.sequences).mean()
+    ppo = replace(WHOLE, legal_mass_coef=1.0, vf_coef=0.0, entropy_coef=0.0)
+    ppo_update(policy, adam(policy), batch, ppo, (0,))
+    with torch.no_grad():
+        assert policy.log_legal_mass(batch.sequences).mean() > before + 0.1
+
+
+def test_what_the_update_reads_of_the_legal_mass_is_that_of_a_pass_of_its_own(tmp_path):
+    """By hand: the whole-vocabulary probability of what was allowed after each token; scores are not moved by it."""
+    policy = tiny_policy(tmp_path)
+    batch = played(policy)
+    with torch.no_grad():
+        plain, both = (policy.evaluate_decisions(batch.sequences, legal_mass=asked) for asked in (False, True))
+        expected = []
+        for s in batch.sequences:
+            logp_TV = policy.base(torch.tensor([s.ids]), use_cache=False).logits[0].log_softmax(-1)
+            for d in s.decisions:
+                allowed = {p: [s.ids[p + 1]] for p in range(d.start - 1, d.stop - 1)}
+                allowed |= dict(zip(d.positions, d.allowed, strict=True))
+                expected.append(sum(logp_TV[p, ids].logsumexp(-1) for p, ids in allowed.items()))
+    assert plain.legal_mass is None
+    torch.testing.assert_close(both.legal_mass, torch.stack(expected), rtol=0, atol=1e-4)
+    torch.testing.assert_close(tuple(both[:3]), tuple(plain[:3]), rtol=0, atol=1e-5)
+    stats = ppo_update(policy, adam(policy, 0.0), batch, replace(WHOLE, legal_mass_coef=1e-9), (0,))
+    assert stats["legal_mass"] == pytest.approx(float(both.legal_mass.exp().mean()), rel=1e-3)
+    assert "legal_mass" not in ppo_update(policy, adam(policy, 0.0), batch, WHOLE, (0,))
+
+
+def test_warming_up_the_critic_moves_nothing_else(tmp_path):
+    config = micro_config(tmp_path, ppo={"critic_warmup_steps": 2, "init_kl_coef": 0.1, "recompute_logprobs": True})
+    trainer = Trainer(config, tmp_path)
+    sequences = [s for e in rollout(trainer.policy) for chain in e.sequences.values() for s in chain]
+    with torch.no_grad():
+        logprobs = trainer.policy.evaluate_decisions(sequences).logprobs
+    before = weights(trainer.policy)
+    for _ in range(2):
+        trainer.step(StopSignal())
+    after = weights(trainer.policy)
+    assert {name for name in before if before[name] != after[name]} == {"value_head.weight", "value_head.bias"}
+    with torch.no_grad():
+        assert torch.equal(trainer.policy.evaluate_decisions(sequences).logprobs, logprobs)
+    trainer.step(StopSignal())
+    moved = {name for name, value in weights(trainer.policy).items() if value != after[name]}
+    assert len(moved) > 10
+
+
+def test_the_learning_rate_answers_to_the_kl(tmp_path):
+    trainer = Trainer(micro_config(tmp_path, ppo={"lr_target_kl": 0.02, "alarms": "off"}), tmp_path)
+    scales = []
+    for kl in (0.05, 0.05, 0.02, 0.005, 0.005, 0.005):
+        alarms.respond({"updates": 1, "approx_kl": kl}, trainer.state, trainer.ppo)
+        scales.append(trainer.state.lr_scale)
+    assert scales == pytest.approx([1 / 1.5, 1 / 2.25, 1 / 2.25, 1 / 1.5, 1, 1])
+    trainer.state.lr_scale = 0.5
+    trainer.set_learning_rate(0)
+    assert trainer.optimizer.param_groups[0]["lr"] == pytest.approx(0.5 * trainer.ppo.learning_rate)
+
+
+# ------------------------------------------------------------------------------------------------------ faults
+
+
+def spoiled(batch, policy, kind):
+    """Make the loss not a number, or the gradient infinite while the loss is finite."""
+    if kind == "gradient":
+        handle = policy.value_head.weight.register_hook(lambda g: g * torch.inf)
+        return batch, handle.remove
+    advantages_M = batch.advantages_M.clone()
+    advantages_M[-1] = torch.nan
+    return replace(batch, advantages_M=advantages_M), lambda: None
+
+
+@pytest.mark.parametrize("kind", ["loss", "gradient"])
+def test_what_is_not_finite_changes_no_byte_and_is_counted(tmp_path, kind):
+    policy = tiny_policy(tmp_path)
+    batch, optimizer = played(policy), adam(policy)
+    ppo_update(policy, optimizer, batch, WHOLE, (0,))  # the optimizer has moments now
+
+    def everything():
+        tensors, rest = pack_optimizer(optimizer, list(policy.trainable()))
+        return weights(policy), {name: t.numpy().tobytes() for name, t in tensors.items()}, rest
+
+    before = everything()
+    bad, restore = spoiled(batch, policy, kind)
+    stats = ppo_update(policy, optimizer, bad, WHOLE, (0,))
+    assert everything() == before
+    assert (stats["skipped"], stats["updates"], stats["epochs"]) == (1, 0, 1)
+    restore()
+    good = ppo_update(policy, optimizer, batch, WHOLE, (0,))
+    assert (good["skipped"], good["updates"]) == (0, 1)
+    assert everything() != before
+    assert good.keys() == stats.keys()
+
+
+def test_one_bad_minibatch_leaves_the_others_and_their_statistics_alone(tmp_path):
+    policy = tiny_policy(tmp_path)
+    bad, _ = spoiled(played(policy), policy, "loss")
+    stats = ppo_update(policy, adam(policy), bad, replace(WHOLE, mini_batch_size=4), (0,))
+    assert (stats["skipped"], stats["updates"]) == (1, 1)
+    assert all(np.isfinite(value) for value in stats.values())
+
+
+def test_bad_minibatches_are_counted_in_a_row_across_steps_and_end_the_step(tmp_path, monkeypatch):
+    monkeypatch.setattr(train_ppo, "MAX_BAD_UPDATES", 3)
+    policy = tiny_policy(tmp_path)
+    batch, optimizer = played(policy), adam(policy)
+    bad, _ = spoiled(batch, policy, "loss")
+    ppo = replace(WHOLE, mini_batch_size=1, ppo_epochs=2)  # one game of eight is bad
+    last = [games for epoch in range(2) for games in minibatches(8, ppo, (0, epoch))].index([7])
+    stats = ppo_update(policy, optimizer, bad, ppo, (0,), 2)
+    assert (stats["skipped"], stats["updates"], stats["bad_updates"]) == ((1, 0, 3) if last == 0 else (2, 14, 0))
+    whole = replace(ppo, mini_batch_size=8)
+    stats = ppo_update(policy, optimizer, bad, whole, (0,), 0)
+    assert (stats["skipped"], stats["bad_updates"]) == (2, 2)
+    before = weights(policy)
+    stats = ppo_update(policy, optimizer, bad, whole, (0,), 2)
+    assert (stats["skipped"], stats["bad_updates"], stats["epochs"]) == (1, 3, 1)
+    assert weights(policy) == before
+    assert ppo_update(policy, optimizer, batch, whole, (0,), 2)["bad_updates"] == 0
+
+
+def out_of_memory(monkeypatch, *calls):
+    """Let the backward passes of these numbers run out of memory."""
+    real, count = torch.Tensor.backward, iter(range(10**6))
+
+    def backward(self, *args, **kwargs):
+        if next(count) in calls:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return real(self, *args, **kwargs)
+
+    monkeypatch.setattr(torch.Tensor, "backward", backward)
+
+
+@pytest.mark.parametrize("at", [0, 1])
+def test_running_out_of_memory_halves_the_batch_and_changes_nothing_else(tmp_path, monkeypatch, at):
+    """In the first or in the second micro-batch of the first minibatch: the result is that of starting small."""
+    results = []
+    for tokens, calls in ((128, (at,)), (64, ())):
+        policy = tiny_policy(tmp_path)
+        batch, optimizer = played(policy), adam(policy)
+        policy.tokens_per_batch = tokens
+        out_of_memory(monkeypatch, *calls)
+        stats = ppo_update(policy, optimizer, batch, replace(WHOLE, ppo_epochs=2, mini_batch_size=8), (0,))
+        monkeypatch.undo()
+        assert policy.tokens_per_batch == 64
+        results.append((stats, weights(policy)))
+    assert results[0] == results[1]
+
+
+def test_no_memory_for_a_single_sequence_is_an_error_that_says_what_to_do(tmp_path, monkeypatch):
+    policy = tiny_policy(tmp_path)
+    batch = played(policy)
+    out_of_memory(monkeypatch, *range(100))
+    with pytest.raises(TrainingError, match=r"lower ppo\.max_seq_length"):
+        ppo_update(policy, adam(policy), batch, WHOLE, (0,))

@@ -1,0 +1,290 @@
+"""What --dry-run tells: its counts against real models, its estimates against what really happens."""
+
+import pytest
+import torch
+from shapes import SHAPES, write_model
+from tiny import micro_config
+
+from env_wrapper import Decision, Sequence
+from games import CONFIGS_PER_GAME, NAMES
+from policy import load_policy
+from policy.chat import ChatFormat
+from policy.model import LoraConfig, load_architecture, load_model, load_tokenizer
+from scripts.make_tiny_model import make_model
+from training import preflight
+from training.options import SECTIONS
+from utils import ConfigError
+
+LINEAR_SETS = [["q_proj", "v_proj"], list(LoraConfig().target_modules)]
+
+
+def stage(*games, **options):
+    tasks = [[NAMES.index(name) * CONFIGS_PER_GAME] * 2 for name in games]
+    return {"stages": [{"name": "only", "games": tasks, **options}]}
+
+
+def model_folder(folder, architecture="qwen2", layers=2, hidden=64, tied=True):
+    """A random base of its own size; the tokenizer is none of its business."""
+    model = make_model(400, hidden, layers, 0.15, 0, architecture)
+    if not tied:
+        model.config.tie_word_embeddings = False
+        model = type(model)(model.config)
+    model.save_pretrained(folder)
+    return str(folder)
+
+
+def chat_of(config):
+    return ChatFormat(load_tokenizer(config.model))
+
+
+@pytest.fixture(scope="module")
+def shapes(tmp_path_factory):
+    return {name: write_model(name, tmp_path_factory.mktemp("shape") / name) for name in SHAPES}
+
+
+# ----------------------------------------------------------------------------------------------------- parameters
+
+
+@pytest.mark.parametrize("targets", LINEAR_SETS, ids=["two", "all"])
+@pytest.mark.parametrize(("architecture", "tied"), [("qwen2", True), ("qwen3", True), ("qwen3", False)])
+def test_parameters_are_those_of_the_real_model(tmp_path, architecture, tied, targets):
+    folder = model_folder(tmp_path / "base", architecture, tied=tied)
+    config = micro_config(tmp_path, lora={"target_modules": targets, "r": 5})
+    tokenizer_folder = config.model.model_name
+    load_tokenizer(config.model).save_pretrained(folder)
+    config = micro_config(tmp_path, model={"model_name": folder}, lora={"target_modules": targets, "r": 5})
+    assert tokenizer_folder != folder
+    policy = load_policy(config)
+    counted = preflight.count_parameters(config.model, config.lora, load_architecture(config.model))
+    real = sum(p.numel() for p in policy.peft_model.parameters()) + sum(
+        p.numel() for p in policy.value_head.parameters()
+    )
+    assert counted.trainable == sum(p.numel() for p in policy.trainable().values())
+    assert counted.total == real
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_parameters_of_the_true_shapes_are_the_published_ones(tmp_path, shapes, name):
+    config = micro_config(tmp_path, model={"model_name": str(shapes[name])}, lora={"r": 16})
+    counted = preflight.count_parameters(config.model, config.lora, load_architecture(config.model))
+    assert sum(counted.linears) + counted.other == SHAPES[name]["parameters"]
+
+
+# ---------------------------------------------------------------------------------------------------------- memory
+
+
+def held_bytes(base):
+    """Bytes of everything a loaded base holds, the constants of its 4-bit layers included, shared tensors once."""
+    tensors = [p.data for n, p in base.named_parameters() if "lora_" not in n]
+    for parameter in base.parameters():
+        state = getattr(parameter, "quant_state", None)
+        if state is not None:
+            tensors += [state.absmax, state.code]
+            tensors += [state.offset, state.state2.absmax, state.state2.code] if state.nested else []
+    storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}
+    return sum(storages.values())
+
+
+@pytest.mark.parametrize("nested", [True, False])
+@pytest.mark.parametrize("architecture", ["qwen2", "qwen3"])
+def test_4_bit_weights_take_what_was_estimated(tmp_path, architecture, nested):
+    folder = model_folder(tmp_path / "base", architecture, hidden=128)
+    model = {"use_4bit": True, "use_nested_quant": nested, "dtype": "bfloat16"}
+    config = micro_config(tmp_path, model=model)
+    load_tokenizer(config.model).save_pretrained(folder)
+    config = micro_config(tmp_path, model={**model, "model_name": folder})
+    base, _ = load_model(config.model, config.lora, 0)
+    counted = preflight.count_parameters(config.model, config.lora, load_architecture(config.model))
+    assert preflight.weight_bytes(counted, config.model) == pytest.approx(held_bytes(base), rel=0.001)
+
+
+def test_nested_quantisation_saves_what_its_paper_says(tmp_path, shapes):
+    def bits(**model):
+        config = micro_config(tmp_path, model={"model_name": str(shapes["Qwen3-4B"]), **model})
+        counted = preflight.count_parameters(config.model, config.lora, load_architecture(config.model))
+        plain = counted.other * 4
+        return 8 * (preflight.weight_bytes(counted, config.model) - plain) / sum(counted.linears)
+
+    assert bits(use_4bit=True, use_nested_quant=False) == pytest.approx(4.5, abs=0.001)
+    assert bits(use_4bit=True, use_nested_quant=True) == pytest.approx(4.127, abs=0.001)
+    assert bits(use_4bit=False) == 32
+
+
+def saved_bytes(policy, tokens):
+    """Bytes that autograd keeps for the backward pass of one sequence, weights aside."""
+    weights = {
+        t.untyped_storage().data_ptr() for t in [*policy.peft_model.parameters(), *policy.value_head.parameters()]
+    }
+    kept = {}
+
+    def pack(tensor):
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in weights:
+            kept[storage.data_ptr()] = storage
+        return tensor
+
+    ids = [5] * tokens + [6]
+    decision = Decision(tokens, tokens + 1, [tokens - 1], [6], [[5, 6]], [0.0])
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        result = policy.evaluate_decisions([Sequence(ids, [decision])])
+    assert result.logprobs.requires_grad
+    return sum(storage.nbytes() for storage in kept.values())
+
+
+# In fp32 adapter and base may be merged for the product, which keeps a matrix a layer instead of r numbers a token.
+@pytest.mark.parametrize(("dtype", "off"), [("float32", 0.06), ("bfloat16", 0.001)])
+@pytest.mark.parametrize("targets", LINEAR_SETS, ids=["two", "all"])
+@pytest.mark.parametrize("architecture", ["qwen2", "qwen3"])
+def test_a_layer_keeps_the_activations_that_were_estimated(tmp_path, architecture, targets, dtype, off):
+    tokens, saved = 2048, []
+    for layers in (3, 4):
+        folder = model_folder(tmp_path / f"base{layers}", architecture, layers)
+        load_tokenizer(micro_config(tmp_path).model).save_pretrained(folder)
+        model = {"model_name": folder, "dtype": dtype, "gradient_checkpointing": False}
+        config = micro_config(tmp_path, model=model, lora={"target_modules": targets}, ppo={"max_seq_length": 4096})
+        saved.append(saved_bytes(load_policy(config), tokens))
+    estimate = preflight.activation_bytes(load_architecture(config.model), config.lora, dtype) * tokens
+    assert estimate == pytest.approx(saved[1] - saved[0], rel=off)
+
+
+def estimated(folder, **sections):
+    config = micro_config(folder, **sections)
+    architecture = load_architecture(config.model)
+    counted = preflight.count_parameters(config.model, config.lora, architecture)
+    return preflight.memory(config, counted, architecture, preflight.measure_prompts(config, chat_of(config)))
+
+
+def test_memory_follows_the_knobs_that_are_there_to_save_it(tmp_path):
+    def parts(**differences):
+        ppo = {"batch_size": 64, "mini_batch_size": 64} | differences.get("ppo", {})
+        model = {"gradient_checkpointing": False, "tokens_per_batch": 16384} | differences.get("model", {})
+        env = {"games_at_once": 0} | differences.get("env", {})
+        return estimated(tmp_path, ppo=ppo, model=model, env=env)
+
+    plain, update = parts(), "update: activations"
+    assert parts(model={"gradient_checkpointing": True})[update] < plain[update]
+    assert parts(model={"tokens_per_batch": 256})[update] < plain[update] / 2
+    assert parts(env={"answer_mode": "free"})["update: logits"] > 10 * plain["update: logits"]
+    assert 1.5 * plain["rollout"] < parts(ppo={"batch_size": 128})["rollout"] <= 2 * plain["rollout"]
+    few = parts(env={"games_at_once": 4})
+    assert few["rollout"] == few["evaluation"] < plain["rollout"] / 2
+    assert preflight.peak(plain) == pytest.approx(
+        plain["base weights"] + plain["adapter, gradient, Adam"] + plain[update] + plain["update: logits"]
+    )
+
+
+# --------------------------------------------------------------------------------------------------------- prompts
+
+
+def test_a_grown_conversation_is_read_piece_by_piece(tmp_path):
+    config = micro_config(tmp_path, env={"history_turns": "all"}, curriculum=stage("tic_tac_toe"))
+    (prompts,) = preflight.measure_prompts(config, chat_of(config)).values()
+    assert len(prompts.episodes) == len(prompts.first) == len(prompts.longest) == 4
+    assert prompts.answer == 2  # a digit and the end of the turn
+    assert prompts.read == sum(prompts.longest) - 2 * len(prompts.longest)
+
+
+def test_a_conversation_without_history_is_read_anew_each_turn(tmp_path):
+    config = micro_config(tmp_path, env={"history_turns": 0}, curriculum=stage("tic_tac_toe"))
+    (prompts,) = preflight.measure_prompts(config, chat_of(config)).values()
+    assert max(prompts.longest) == max(prompts.first + prompts.later) + 2
+    assert prompts.read > 2 * sum(prompts.longest)
+
+
+def test_self_play_counts_both_seats(tmp_path):
+    config = micro_config(tmp_path, curriculum=stage("kuhn_poker", opponent="self"))
+    (prompts,) = preflight.measure_prompts(config, chat_of(config)).values()
+    assert len(prompts.longest) > len(prompts.episodes)
+
+
+def test_programs_are_read_like_games(tmp_path):
+    env = {"env_type": "trace", "answer_mode": "free", "prompt": "full", "history_turns": "auto"}
+    levels = {"stages": [{"name": "only", "games": [[0, 99]]}]}
+    config = micro_config(tmp_path, env=env, ppo={"max_seq_length": 8192, "max_new_tokens": 100}, curriculum=levels)
+    (prompts,) = preflight.measure_prompts(config, chat_of(config)).values()
+    assert prompts.game.startswith("trace")
+    assert prompts.answer == 100
+    assert min(prompts.first) > 100
+    assert "evaluation" in preflight.describe(config)
+
+
+@pytest.mark.parametrize("check", [preflight.describe, preflight.check_prompts])
+def test_a_first_prompt_that_cannot_fit_is_refused(tmp_path, check):
+    config = micro_config(tmp_path, env={"prompt": "full"}, ppo={"max_seq_length": 64})
+    with pytest.raises(ConfigError, match=r"^ppo\.max_seq_length = 64: .* of leduc_poker take \d+ tokens; expected"):
+        check(config)
+
+
+def test_games_that_outgrow_the_limit_are_named(tmp_path):
+    options = {"env": {"history_turns": "all"}, "curriculum": stage("kuhn_poker", "connect_four")}
+    fits = preflight.describe(micro_config(tmp_path, ppo={"max_seq_length": 1024}, **options))
+    assert "ppo.max_seq_length 1024 holds every prompt" in fits
+    cut = preflight.describe(micro_config(tmp_path, ppo={"max_seq_length": 128}, **options))
+    assert "ppo.max_seq_length 128 cuts off random games of connect_four (4 of 4); see env.history_turns" in cut
+
+
+# ---------------------------------------------------------------------------------------------------------- search
+
+
+def searched(folder, opponent, *games):
+    config = micro_config(folder, curriculum=stage(*games, opponent=opponent))
+    measured = preflight.measure_prompts(config, chat_of(config))
+    return preflight.search_seconds(config, measured), measured
+
+
+def test_a_long_search_is_scaled_from_a_short_one(tmp_path):
+    short, _ = searched(tmp_path, "mcts:100x20", "connect_four")
+    long, _ = searched(tmp_path, "mcts:10000x20", "connect_four")
+    ((move, _),), ((longer, _),) = short.values(), long.values()
+    assert 20 * move < longer < 500 * move
+
+
+def test_a_game_takes_a_search_for_each_reply(tmp_path):
+    seconds, measured = searched(tmp_path, "mcts:10x1", "leduc_poker")
+    ((move, game),), (prompts,) = seconds.values(), measured.values()
+    replies = [sum(player not in (-1, e.info["seat"]) for player, _ in e.info["history"]) for e in prompts.episodes]
+    assert game == pytest.approx(move * sum(replies) / 4)
+
+
+def test_simultaneous_games_are_not_searched(tmp_path):
+    seconds, _ = searched(tmp_path, "mcts:10x1", "goofspiel_small")
+    assert list(seconds.values()) == [(0.0, 0.0)]
+
+
+def test_steps_take_the_mixtures_share_of_the_search(tmp_path):
+    def step(opponent):
+        config = micro_config(tmp_path, curriculum=stage("kuhn_poker", opponent=opponent))
+        index = NAMES.index("kuhn_poker")
+        return preflight.say_search(config, {("mcts", index): (1.0, 3.0)}, 2)[-1]
+
+    assert step("mcts") == "stage only: 24.00 s a step of 16 games, on 2 threads"
+    assert step({"mcts": 1.0, "random": 3.0}) == "stage only: 6.00 s a step of 16 games, on 2 threads"
+
+
+# ------------------------------------------------------------------------------------------------------ the report
+
+
+def test_dry_run_describes_the_default_model_on_any_machine(monkeypatch, capsys, shapes):
+    import train_ppo
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert train_ppo.main(["--dry-run", "--set", f"model.model_name={shapes['Qwen3-4B']}"]) == 2
+    out, err = capsys.readouterr()
+    assert "33,032,705 trainable parameters (adapter 33,030,144, value head 2,561) of 4,055,500,801 in all" in out
+    assert "no CUDA device here: it needs one with about" in out
+    assert err.startswith("error: model.use_4bit: ")
+    assert "config/presets/tiny.json" in err
+    assert all(f"\n{name}: {{" in f"\n{out}" for name in SECTIONS)
+
+
+def test_dry_run_loads_no_weights(tmp_path, monkeypatch):
+    from transformers import AutoModelForCausalLM
+
+    def refuse(*args, **options):
+        raise AssertionError("weights were loaded")
+
+    config = micro_config(tmp_path)
+    monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", refuse)
+    text = preflight.describe(config)
+    assert "kuhn_poker" in text
+    assert "fits: about" in text

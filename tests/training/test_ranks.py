@@ -1,0 +1,116 @@
+"""Two processes that train together: the same run as one process makes, one set of files, exact resume."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from tiny import micro_file
+from tiny_runs import ADAPTIVE, ROOT, Drawing, assert_same_run, final_bytes, rows, train
+
+import train_ppo
+from training import ranks
+from training.ranks import Ranks
+from utils import ConfigError
+
+LAUNCH = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", "train_ppo.py"]
+ENV = os.environ | {"OMP_NUM_THREADS": "1"}
+
+
+def command(folder, *words):
+    folder.mkdir(exist_ok=True)
+    return [*LAUNCH, "--config", micro_file(folder, **ADAPTIVE), "--output-dir", str(folder / "run"), *words]
+
+
+def run(folder, *words):
+    done = subprocess.run(command(folder, *words), cwd=ROOT, env=ENV, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
+    return done.stdout
+
+
+def parameters(folder, step):
+    checkpoint = folder / "run" / f"checkpoint-{step:06d}"
+    return load_file(checkpoint / "adapter_model.safetensors") | load_file(checkpoint / "value_head.safetensors")
+
+
+def test_two_processes_make_the_run_of_one(tmp_path, monkeypatch):
+    """The first update differs by rounding alone; later ones too, as long as no draw falls on the other side of it."""
+    few = ("--set", "ppo.num_train_steps=4", "--set", "ppo.eval_games=2")
+    printed = run(tmp_path / "two", *few)
+    monkeypatch.setattr(train_ppo, "subprocess", Drawing())
+    (tmp_path / "one").mkdir()
+    assert train(tmp_path / "one", *few, **ADAPTIVE) == 0
+    assert printed.count("Step 1/4") == 1  # one of them speaks
+    for step, tolerance in ((2, 1e-5), (4, 1e-3)):  # step 1 is the critic's alone
+        one, two = (parameters(tmp_path / name, step) for name in ("one", "two"))
+        assert max(float((one[name] - two[name]).abs().max()) for name in one) < tolerance
+    pairs = list(zip(rows(tmp_path / "one"), rows(tmp_path / "two"), strict=True))
+    assert len(pairs) == 4
+    for one, two in pairs:
+        assert {k: one[k] for k in ("stage", "games", "score_mean", "decisions", "opponents", "updates")} == {
+            k: two[k] for k in ("stage", "games", "score_mean", "decisions", "opponents", "updates")}  # fmt: skip
+        for name in ("policy_loss", "value_loss", "entropy", "approx_kl", "grad_norm", "ratio_max", "clip_fraction"):
+            assert one[name] == pytest.approx(two[name], rel=1e-3, abs=1e-5), name
+
+
+@pytest.mark.slow
+def test_two_processes_resume_exactly_after_a_signal_to_both(tmp_path):
+    run(tmp_path / "whole")
+    with subprocess.Popen(command(tmp_path / "cut"), cwd=ROOT, env=ENV, stdout=subprocess.PIPE, text=True) as process:
+        for line in process.stdout or ():
+            if line.startswith("Step 3/"):
+                process.send_signal(signal.SIGTERM)  # the launcher passes it on
+                break
+        assert process.wait(60) != 0
+    left = len(rows(tmp_path / "cut"))
+    assert 3 <= left < 6
+    run(tmp_path / "cut", "--resume")
+    assert_same_run(tmp_path / "cut", tmp_path / "whole")
+    assert final_bytes(tmp_path / "cut") == final_bytes(tmp_path / "whole")
+
+
+@pytest.mark.slow
+def test_what_ends_the_first_process_ends_the_other(tmp_path):
+    """A directory that is in use: only the first process looks, and the second does not wait for it for ever."""
+    run(tmp_path, "--set", "ppo.num_train_steps=1")
+    started = time.monotonic()
+    done = subprocess.run(command(tmp_path), cwd=ROOT, env=ENV, capture_output=True, text=True, timeout=120)
+    assert done.returncode != 0
+    assert done.stderr.count("holds checkpoints; --resume goes on") == 1
+    assert time.monotonic() - started < 60
+
+
+def test_a_launcher_that_starts_one_process_only_is_refused(monkeypatch):
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    assert (Ranks.join("cpu").rank, Ranks.join("cpu").world) == (0, 1)
+    monkeypatch.setenv("MASTER_PORT", "29500")
+    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "no")
+    with pytest.raises(ConfigError, match="has started one process, not several: use torchrun"):
+        Ranks.join("cpu")
+
+
+def test_shares_are_put_together_in_their_order(monkeypatch):
+    """Three processes, whose messages are handed over here."""
+    items = list(range(8))
+    shares = [Ranks(r, 3).share(items) for r in range(3)]
+    assert shares == [[0, 3, 6], [1, 4, 7], [2, 5]]
+
+    def all_gather_object(parts, mine):
+        assert mine == shares[1]
+        parts[:] = shares
+
+    monkeypatch.setattr(ranks.torch.distributed, "all_gather_object", all_gather_object)
+    assert Ranks(1, 3).gather(shares[1]) == items
+
+
+def test_sums_reach_every_tensor_in_its_shape(monkeypatch):
+    monkeypatch.setattr(ranks.torch.distributed, "all_reduce", lambda flat: flat.mul_(2))
+    tensors = [torch.ones(2, 3), torch.tensor(5.0), torch.arange(4.0)]
+    Ranks(0, 2).add_up(tensors)
+    assert [t.tolist() for t in tensors] == [[[2, 2, 2], [2, 2, 2]], 10, [0, 2, 4, 6]]
+    Ranks().add_up(tensors)
+    assert tensors[1] == 10

@@ -1,0 +1,303 @@
+"""What a running program shows and guards."""
+
+import io
+import json
+import logging
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import types
+from pathlib import Path
+
+import pytest
+
+from training.console import Console
+from training.metrics import MetricsLog, WandbLog
+from training.process import StopSignal, lock_run
+from utils import ConfigError
+
+ROOT = Path(__file__).parents[2]
+
+
+def rows(path):
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def python(code, *args, **options):
+    command = [sys.executable, "-c", textwrap.dedent(code), *map(str, args)]
+    return subprocess.Popen(command, cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, **options)
+
+
+# ------------------------------------------------------------------------------------------------------------- metrics
+
+
+def test_resuming_leaves_no_duplicate_and_no_gap(tmp_path):
+    log = MetricsLog(tmp_path / "metrics.jsonl")
+    for step in range(1, 8):
+        log.append({"step": step, "reward": step / 3})
+    assert [row["step"] for row in rows(log.path)] == list(range(1, 8))  # each row is on its way without a close
+    assert log.truncate_to(5) == 5
+    for step in range(6, 9):
+        log.append({"step": step, "reward": step / 3})
+    log.sync()
+    assert rows(log.path) == [{"step": step, "reward": step / 3} for step in range(1, 9)]
+
+
+@pytest.mark.parametrize(
+    "torn", [b'{"step": 4, "rew', b'{"step": 4}', b"\x00" * 20, b"[]\n", b'{"step": "4"}\n', b"\xff\n"]
+)
+def test_a_torn_last_line_is_dropped(tmp_path, torn):
+    path = tmp_path / "metrics.jsonl"
+    path.write_bytes(b'{"step": 1}\n{"step": 2}\n{"step": 3}\n' + torn)
+    assert MetricsLog(path).truncate_to(9) == 3
+    assert rows(path) == [{"step": 1}, {"step": 2}, {"step": 3}]
+
+
+def test_truncating_reports_what_is_missing(tmp_path):
+    log = MetricsLog(tmp_path / "metrics.jsonl")
+    assert log.truncate_to(3) == 0
+    log.append({"step": 1})
+    assert log.truncate_to(3) == 1
+    assert log.truncate_to(0) == 0
+    assert log.path.read_bytes() == b""
+
+
+def test_rows_are_strict_json_without_secrets(tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_TOKEN", "hf_canary")
+    log = MetricsLog(tmp_path / "metrics.jsonl")
+    log.append({"step": 1, "kl": float("nan"), "nested": {"x": [float("inf"), 1.5]}, "text": "by hf_canary"})
+    assert rows(log.path) == [{"step": 1, "kl": None, "nested": {"x": [None, 1.5]}, "text": "by [redacted]"}]
+    with pytest.raises(TypeError, match="step must be an int"):
+        log.append({"step": 1.0})
+
+
+# ---------------------------------------------------------------------------------------------------------------- lock
+
+
+def test_a_second_process_is_refused_until_the_first_lets_go(tmp_path):
+    run_dir = tmp_path / "new" / "run"
+    held = lock_run(run_dir)
+    code = "import sys; from training import process; process.lock_run(sys.argv[1])"
+    second = python(code, run_dir)
+    error = second.communicate(timeout=60)[1]
+    assert second.returncode == 1
+    assert f"ConfigError: {run_dir}: in use by another run (process {os.getpid()})" in error
+    held.close()
+    third = python(code, run_dir)
+    third.communicate(timeout=60)
+    assert third.returncode == 0
+
+
+def test_a_killed_process_leaves_no_lock(tmp_path):
+    code = (
+        "import sys, time; from training import process; held = process.lock_run(sys.argv[1]); "
+        "print('held', flush=True); time.sleep(60)"
+    )
+    child = python(code, tmp_path)
+    assert child.stdout.readline() == "held\n"
+    with pytest.raises(ConfigError, match=f"process {child.pid}"):
+        lock_run(tmp_path)
+    child.kill()
+    child.communicate()
+    lock_run(tmp_path).close()
+    assert (tmp_path / ".lock").read_text() == f"{os.getpid()}\n"
+
+
+def test_locking_sweeps_what_a_crash_left(tmp_path):
+    (tmp_path / ".tmp-checkpoint-000001" / "sub").mkdir(parents=True)
+    lock_run(tmp_path).close()
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".lock"]
+
+
+def test_a_directory_that_cannot_be_written_is_a_one_line_error(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match=r"file/run: cannot be written: Not a directory"):
+        lock_run(tmp_path / "file" / "run")
+
+
+# ------------------------------------------------------------------------------------------------------------- signals
+
+LOOP = """
+    import time
+    from training import process
+    with process.StopSignal() as stop:
+        print("ready", flush=True)
+        while not stop.received:
+            time.sleep(0.01)
+        print("stopping", stop.received, stop.exit_code, flush=True)
+        time.sleep({grace})
+    raise SystemExit(stop.exit_code)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_first_signal_asks_and_second_ends(number):
+    polite = python(LOOP.format(grace=0))
+    assert polite.stdout.readline() == "ready\n"
+    polite.send_signal(number)
+    assert polite.communicate(timeout=60)[0] == f"stopping {int(number)} {128 + number}\n"
+    assert polite.returncode == 128 + number
+
+    stuck = python(LOOP.format(grace=60))
+    assert stuck.stdout.readline() == "ready\n"
+    stuck.send_signal(number)
+    assert stuck.stdout.readline().startswith("stopping")
+    stuck.send_signal(number)
+    assert stuck.wait(timeout=10) == 128 + number
+    stuck.communicate()
+
+
+def test_handlers_are_put_back():
+    before = signal.getsignal(signal.SIGTERM)
+    with StopSignal():
+        assert signal.getsignal(signal.SIGTERM) != before
+    assert signal.getsignal(signal.SIGTERM) == before
+
+
+# ----------------------------------------------------------------------------------------------------- console and log
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+def test_plain_lines_where_there_is_no_terminal(monkeypatch):
+    monkeypatch.setenv("HF_TOKEN", "hf_canary")
+    stream = io.StringIO()
+    console = Console(10, stream=stream)
+    console.update(1, "Step 1/10 | reward 0.45 [bold]")
+    console.say("hf_canary")
+    console.close()
+    assert stream.getvalue() == "Step 1/10 | reward 0.45 [bold]\n[redacted]\n"
+
+
+def test_a_bar_on_a_terminal(monkeypatch):
+    monkeypatch.setenv("TERM", "xterm")
+    stream = Terminal()
+    console = Console(10, done=2, stream=stream)
+    console.update(4, "reward 0.45 [bold]")
+    console.say("stage easy is passed")
+    console.close()
+    shown = stream.getvalue()
+    assert "4/10" in shown
+    assert "reward 0.45 [bold]" in shown
+    assert "stage easy is passed\n" in shown
+
+
+def test_progress_tells_the_time_left_in_the_bar_and_now_and_then_in_lines(monkeypatch):
+    now = {"t": 100.0}
+    monkeypatch.setattr("training.console.time.monotonic", lambda: now["t"])
+    monkeypatch.setenv("TERM", "xterm")
+    plain, bar = io.StringIO(), Terminal()
+    for stream in (plain, bar):
+        console, now["t"] = Console(10, stream=stream), 100.0
+        for done in (0, 500, 1000, 1500, 2000):
+            console.progress("games", done, 2000)
+            if console._bar:
+                console._bar.refresh()
+            now["t"] += 6.0
+        console.close()
+    assert plain.getvalue().splitlines() == ["games: 0 of 2,000", "games: 1,000 of 2,000, 0m12s left",
+                                             "games: 2,000 of 2,000, 0m00s left"]  # fmt: skip
+    assert "games: 500 of 2,000, 0m18s left" in bar.getvalue()
+
+
+def test_logs_and_tracebacks_hold_no_secret():
+    code = """
+        import logging
+        from training import process
+        process.setup_logging()
+        logging.getLogger("x").warning("token %s", "hf_canary")
+        try:
+            raise RuntimeError("hf_canary")
+        except RuntimeError:
+            logging.getLogger("x").exception("caught")
+        raise ValueError("hf_canary")
+    """
+    child = python(code, env={**os.environ, "HF_TOKEN": "hf_canary"})
+    error = child.communicate(timeout=60)[1]
+    assert "WARNING: token [redacted]\n" in error
+    assert "RuntimeError: [redacted]" in error
+    assert error.endswith("ValueError: [redacted]\n")
+    assert "canary" not in error.replace('"hf_canary"', "")  # the quoted one is this test's own source line
+
+
+# --------------------------------------------------------------------------------------------------------------- wandb
+
+
+class FakeRun:
+    def __init__(self, fails=False):
+        self.fails, self.rows, self.exit_code = fails, [], None
+
+    def log(self, row, step):
+        if self.fails:
+            raise ConnectionError("unreachable hf_canary")
+        self.rows.append((step, row))
+
+    def finish(self, exit_code):
+        self.exit_code = exit_code
+
+
+@pytest.fixture
+def wandb(monkeypatch, tmp_path):
+    monkeypatch.delenv("WANDB_API_KEY", raising=False)
+    monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
+    monkeypatch.setenv("HF_TOKEN", "hf_canary")
+    fake = types.SimpleNamespace(run=FakeRun(), started=[], Settings=lambda **options: options)
+    fake.init = lambda **options: fake.started.append(options) or fake.run
+    monkeypatch.setitem(sys.modules, "wandb", fake)
+    return fake
+
+
+def test_wandb_is_sent_what_was_asked_for_without_secrets(wandb, monkeypatch, tmp_path):
+    monkeypatch.setenv("WANDB_API_KEY", "wandb_canary")
+    sender = WandbLog("auto", tmp_path, {"url": "hf_canary", "key": "wandb_canary"})
+    sender.log({"step": 3, "text": "hf_canary"})
+    sender.close(exit_code=1)
+    (options,) = wandb.started
+    assert (options["mode"], options["project"], options["dir"]) == ("online", "chat-games-ppo", str(tmp_path))
+    assert options["config"] == {"url": "[redacted]", "key": "[redacted]"}
+    assert wandb.run.rows == [(3, {"step": 3, "text": "[redacted]"})]
+    assert wandb.run.exit_code == 1
+
+
+def test_wandb_takes_a_login_and_goes_on_with_the_same_run(wandb, tmp_path):
+    """``wandb login`` writes the netrc file. A fresh run in the folder is a new one there too."""
+    (tmp_path / "netrc").write_text("machine api.wandb.ai\n  login user\n  password 0123456789\n")
+    stages = {"curriculum": {"stages": [{"name": "easy"}, {"name": "hard"}]}}
+    for resumed in (False, True, False):
+        WandbLog("auto", tmp_path, stages, resumed).log({"step": 1, "stage": "hard"})
+    first, second, third = (options["id"] for options in wandb.started)
+    assert first == second != third
+    assert wandb.run.rows == [(1, {"step": 1, "stage": "hard", "stage_number": 1})] * 3
+
+
+@pytest.mark.parametrize(("mode", "started"), [("auto", 0), ("online", 0), ("offline", 1), ("disabled", 0)])
+def test_wandb_without_a_key(wandb, tmp_path, caplog, mode, started):
+    sender = WandbLog(mode, tmp_path, {})
+    sender.log({"step": 1})
+    sender.close()
+    assert len(wandb.started) == started
+    assert ("neither WANDB_API_KEY nor a login" in caplog.text) == (mode == "online")
+
+
+def test_wandb_failures_are_told_once_and_harm_nothing(wandb, tmp_path, caplog):
+    wandb.run.fails = True
+    sender = WandbLog("offline", tmp_path, {})
+    for step in (1, 2, 3):
+        sender.log({"step": step})
+    sender.close()
+    assert [record.getMessage() for record in caplog.records] == [
+        "wandb is off from here: ConnectionError: unreachable [redacted]"
+    ]
+
+
+def test_wandb_that_cannot_start_or_is_not_installed(wandb, tmp_path, caplog, monkeypatch):
+    wandb.init = lambda **options: 1 / 0
+    WandbLog("offline", tmp_path, {}).log({"step": 1})
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    WandbLog("offline", tmp_path, {}).log({"step": 1})
+    assert [record.levelno for record in caplog.records] == [logging.WARNING] * 2

@@ -1,0 +1,268 @@
+"""The program from its command line: what a run leaves behind, and that a resumed run is the undisturbed one."""
+
+import json
+import os
+import time
+
+import pytest
+from tiny_runs import (
+    ADAPTIVE,
+    CLIMB,
+    ROOT,
+    STEPS,
+    VOLATILE,
+    Drawing,
+    assert_same_run,
+    copy_of,
+    final_bytes,
+    rows,
+    summary,
+    train,
+    undisturbed_run,
+)  # fmt: skip
+
+import env_wrapper
+import train_ppo
+from curriculum import EVAL_SEEDS, TRAIN_SEEDS
+from env_wrapper import Task
+from evaluation import measure as evaluation
+from training.process import lock_run
+
+
+@pytest.fixture(autouse=True)
+def drawing(monkeypatch):
+    stand_in = Drawing()
+    monkeypatch.setattr(train_ppo, "subprocess", stand_in)
+    return stand_in
+
+
+@pytest.fixture
+def undisturbed():
+    return undisturbed_run()
+
+
+# ------------------------------------------------------------------------------------------------ a run's files
+
+
+def test_a_run_leaves_a_row_a_step_a_summary_and_an_adapter(undisturbed):
+    run = undisturbed / "run"
+    assert [row["step"] for row in rows(undisturbed)] == list(range(1, STEPS + 1))
+    expected = {
+        "step", "stage", "games", "score_mean", "success_rate", "truncated", "forfeited", "failed", "retries",
+        "opponents", "decisions", "reward_mean", "kl_ref", "explained_variance", "skipped", "grad_norm", "updates",
+        "epochs", "legal_mass", "ratio_max", "policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction",
+        "kl_coef", "learning_rate", "buffer_size", "window_success", "gate_success", "logprob_gap_mean",
+        "logprob_gap_max",
+    }  # fmt: skip
+    for row in rows(undisturbed):
+        extra = {key for key in row if key not in expected and not key.startswith(("score/", "eval/"))}
+        assert expected <= row.keys()
+        assert extra <= {"stage_change", "stage_reason"}
+    first = json.loads((run / "metrics.jsonl").read_text().splitlines()[0])
+    assert first.keys() >= VOLATILE
+    assert rows(undisturbed)[3]["eval/leduc_poker"] is not None
+    for name in ("adapter_config.json", "adapter_model.safetensors", "tokenizer.json", "value_head.safetensors"):
+        assert (run / "final" / name).exists()
+        assert (run / f"checkpoint-{STEPS:06d}" / name).exists()
+
+
+def test_the_summary_has_values_before_and_after_with_interval_ceiling_and_share(undisturbed):
+    closing = summary(undisturbed)
+    assert closing["games"].keys() == {"kuhn_poker", "leduc_poker"}
+    for game in closing["games"].values():
+        low, high = game["interval"]
+        assert low <= game["after"] <= high
+        assert game["share"] == pytest.approx(
+            (game["exact_after"] - game["random"]) / (game["ceiling"] - game["random"])
+        )
+    shares = [game["share"] for game in closing["games"].values()]
+    assert closing["mean_share_of_ceiling"] == pytest.approx(sum(shares) / 2)
+    assert (closing["steps"], closing["seed"], closing["checkpoint"]) == (STEPS, 0, f"checkpoint-{STEPS:06d}")
+
+
+def test_a_change_of_stage_is_in_its_row_and_announced(tmp_path, capsys):
+    assert train(tmp_path, "--set", "ppo.num_train_steps=4", curriculum=CLIMB) == 0
+    changes = [(row["stage"], row.get("stage_change")) for row in rows(tmp_path)]
+    assert changes == [("low", None), ("low", None), ("low", "high"), ("high", None)]
+    rates = [(row["gate_success"], row["window_success"]) for row in rows(tmp_path)]
+    assert all(gate <= window for gate, window in rates)
+    assert any(gate < window for gate, window in rates)  # of the game won least, and of all
+    reason = rows(tmp_path)[2]["stage_reason"]
+    assert f"stage low is passed: now high ({reason})" in capsys.readouterr().out
+    assert reason.startswith("success of the game won least 0.")
+    assert reason.endswith(" games")
+
+
+def test_curves_are_drawn_of_the_finished_run(tmp_path, drawing, capsys):
+    assert train(tmp_path, "--set", "ppo.num_train_steps=1") == 0
+    [command] = drawing.commands
+    assert command[1:] == [str(ROOT / "scripts" / "visualize.py"), "--checkpoint_dir", str(tmp_path / "run")]
+    shown = capsys.readouterr().out
+    assert "mean share of the best-response ceiling" in shown
+    assert str(tmp_path / "run" / "checkpoint-000001") in shown
+
+
+def test_evaluation_never_sees_a_seed_or_a_random_stream_of_training(tmp_path, monkeypatch):
+    seen: dict[str, list[Task]] = {"train": [], "eval": []}
+
+    def recording(kind):
+        def play(config, player, tasks):
+            seen[kind] += tasks
+            return env_wrapper.play(config, player, tasks)
+
+        return play
+
+    monkeypatch.setattr(train_ppo, "play", recording("train"))
+    monkeypatch.setattr(evaluation, "play", recording("eval"))
+    assert train(tmp_path, "--set", "ppo.num_train_steps=3", **ADAPTIVE) == 0
+    assert len(seen["train"]) == 3 * 16
+    assert all(task.seed in TRAIN_SEEDS for task in seen["train"])
+    assert all(task.seed in EVAL_SEEDS for task in seen["eval"])
+    assert min(task.index for task in seen["train"]) == 0
+    assert len([task for task in seen["eval"] if task.index < 0]) == 2 * 2 * 4  # before and after, two games
+
+
+# ------------------------------------------------------------------------------------------------ the beginning
+
+
+def test_the_first_evaluation_is_kept(tmp_path, monkeypatch):
+    """A run that dies in its first step does not evaluate again, and ends as if it had not died."""
+    two, calls, real = ("--set", "ppo.num_train_steps=2"), [], train_ppo.evaluate
+
+    def dies(self, stop):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(train_ppo.Trainer, "step", dies)
+        with pytest.raises(KeyboardInterrupt):
+            train(tmp_path, *two)
+    with monkeypatch.context() as patch:
+        patch.setattr(train_ppo, "evaluate", lambda *args, **options: calls.append(1) or real(*args, **options))
+        assert train(tmp_path, "--resume", *two) == 0
+    assert len(calls) == 1  # the one after the last step
+    (tmp_path / "other").mkdir()
+    assert train(tmp_path / "other", *two) == 0
+    assert summary(tmp_path) == summary(tmp_path / "other")
+
+
+def test_the_time_left_is_that_of_steps(tmp_path, monkeypatch):
+    real, left = train_ppo.evaluate, []
+
+    def slow(*args, **options):
+        time.sleep(2)
+        return real(*args, **options)
+
+    def line(row, total, seconds_left):
+        left.append((seconds_left, row["time_total"]))
+        return "a step"
+
+    monkeypatch.setattr(train_ppo, "evaluate", slow)
+    monkeypatch.setattr(train_ppo, "progress_line", line)
+    assert train(tmp_path, "--set", "ppo.num_train_steps=2") == 0
+    assert left[0][0] == pytest.approx(left[0][1], abs=1)
+
+
+@pytest.mark.parametrize(("seconds", "saved"), [(15 * 60, {0, 3}), (0, {0, 1, 2, 3})])
+def test_checkpoints_are_written_by_the_clock_too(tmp_path, monkeypatch, seconds, saved):
+    assert train_ppo.SAVE_SECONDS == 15 * 60
+    monkeypatch.setattr(train_ppo, "SAVE_SECONDS", seconds)
+    assert train(tmp_path, "--set", "ppo.num_train_steps=3", "--set", "ppo.save_freq=100") == 0
+    assert {int(path.name[-6:]) for path in (tmp_path / "run").glob("checkpoint-*")} == saved
+
+
+def test_what_learns_to_be_legal_unconstrained_is_measured_so(tmp_path, monkeypatch, capsys):
+    """The free games are those of the evaluation; a model that always answers "1" is legal in all of them."""
+    options = {"num_train_steps": 1, "legal_mass_coef": 0.1, "max_new_tokens": 2}
+    assert train(tmp_path, ppo=options) == 0
+    shown = capsys.readouterr().out
+    assert "free before" in shown
+    for game in summary(tmp_path)["games"].values():
+        for found in (game["free_play_before"], game["free_play"]):
+            assert -1 <= found["value"] < game["before"]  # a random model forfeits
+            assert 0 <= found["legal_rate"] < 0.5
+    real = train_ppo.Policy._choose_free
+
+    def says_nothing_but_1(self, turns, hidden_ND):
+        real(self, turns, hidden_ND)
+        for turn in turns:
+            turn.ids[-1] = self.chat.answer_ids["1"] if turn.written == 1 else self.chat.end_id
+
+    monkeypatch.setattr(train_ppo.Policy, "_choose_free", says_nothing_but_1)
+    (tmp_path / "legal").mkdir()
+    assert train(tmp_path / "legal", ppo=options) == 0
+    assert {game["free_play"]["legal_rate"] for game in summary(tmp_path / "legal")["games"].values()} == {1.0}
+
+
+# ------------------------------------------------------------------------------------------------ the same again
+
+
+def test_the_seed_decides_every_byte(undisturbed, tmp_path):
+    again, other = tmp_path / "again", tmp_path / "other"
+    again.mkdir()
+    other.mkdir()
+    assert train(again, **ADAPTIVE) == 0
+    assert_same_run(again, undisturbed)
+    assert train(other, "--seed", "1", **ADAPTIVE) == 0
+    assert all(a != b for a, b in zip(final_bytes(other), final_bytes(undisturbed), strict=True))
+    assert rows(other) != rows(undisturbed)
+
+
+@pytest.mark.parametrize("step", range(1, STEPS))
+def test_resuming_after_any_step_is_exact(undisturbed, tmp_path, step):
+    copy_of(undisturbed / "run", tmp_path, step)
+    assert train(tmp_path, "--resume", **ADAPTIVE) == 0
+    assert_same_run(tmp_path, undisturbed)
+
+
+def test_resuming_from_an_earlier_checkpoint_sets_the_later_ones_aside(undisturbed, tmp_path):
+    copy_of(undisturbed / "run", tmp_path, 4)
+    assert train(tmp_path, "--resume", str(tmp_path / "run" / "checkpoint-000002"), **ADAPTIVE) == 0
+    assert_same_run(tmp_path, undisturbed)
+    assert (tmp_path / "run" / "abandoned-000004").exists()
+
+
+def test_resuming_a_finished_run_does_nothing(undisturbed, capsys):
+    def state():
+        files = [path for path in (undisturbed / "run").rglob("*") if path.is_file()]
+        return {path: path.read_bytes() for path in files}
+
+    before = state()
+    assert train(undisturbed, "--resume", **ADAPTIVE) == 0
+    assert state() == before
+    assert "is finished: see" in capsys.readouterr().out
+
+
+# --------------------------------------------------------------------------------------------- what is refused
+
+
+def test_a_folder_with_checkpoints_is_not_overwritten(undisturbed, capsys):
+    assert train(undisturbed, **ADAPTIVE) == 2
+    assert "--resume goes on" in capsys.readouterr().err
+
+
+def test_a_run_in_use_is_refused(tmp_path, capsys):
+    with lock_run(tmp_path / "run"):
+        assert train(tmp_path) == 2
+    assert f"in use by another run (process {os.getpid()})" in capsys.readouterr().err
+
+
+def test_nothing_to_resume_is_refused(tmp_path, capsys):
+    (tmp_path / "run").mkdir()
+    assert train(tmp_path, "--resume") == 2
+    assert "no checkpoint that verifies" in capsys.readouterr().err
+
+
+def test_a_changed_knob_is_refused_with_the_difference_unless_forced(undisturbed, tmp_path, capsys):
+    copy_of(undisturbed / "run", tmp_path, 4)
+    assert train(tmp_path, "--resume", "--set", "ppo.gamma=0.5", **ADAPTIVE) == 2
+    assert "the configuration has changed since checkpoint-000004: ppo.gamma: 0.99 -> 0.5" in capsys.readouterr().err
+    assert len(rows(undisturbed)) == STEPS
+    assert train(tmp_path, "--resume", "--set", "run.keep_last=1", "--set", "ppo.save_freq=5", **ADAPTIVE) == 0
+    assert_same_run(tmp_path, undisturbed)
+
+
+def test_a_forced_change_goes_on_with_the_new_value(undisturbed, tmp_path):
+    copy_of(undisturbed / "run", tmp_path, 4)
+    assert train(tmp_path, "--resume", "--force-config", "--set", "ppo.learning_rate=1e-4", **ADAPTIVE) == 0
+    assert rows(tmp_path)[:4] == rows(undisturbed)[:4]
+    assert rows(tmp_path)[4]["learning_rate"] < 1e-4 < rows(undisturbed)[4]["learning_rate"]

@@ -1,0 +1,104 @@
+"""Training on the trace environment from the command line."""
+
+import json
+from typing import Any
+
+import pytest
+from tiny import LEDUC
+from tiny_runs import Drawing, copy_of, final_bytes, rows, summary, train
+
+import train_ppo
+from config.reader import ConfigError, load_config
+from env_wrapper import Action, EnvConfig, Task, play
+from envs.trace import TASKS_PER_LEVEL
+from envs.trace.sandbox import Sandbox
+
+TRACE: dict[str, Any] = {"env_type": "trace", "answer_mode": "free", "protocol": "affinetes"}
+LEVELS = {"stages": [{"name": "sums", "games": [[0, 2 * TASKS_PER_LEVEL - 1]]}]}
+SECTIONS = {
+    "env": TRACE,
+    "curriculum": LEVELS,
+    "ppo": {"num_train_steps": 2, "max_new_tokens": 3, "mini_batch_size": 16, "init_kl_coef": 0.0},
+}
+
+
+def train_trace(folder, *args, **env):
+    return train(folder, *args, **{**SECTIONS, "env": TRACE | env})
+
+
+@pytest.fixture(autouse=True)
+def no_drawing(monkeypatch):
+    monkeypatch.setattr(train_ppo, "subprocess", Drawing())
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("trace")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(train_ppo, "subprocess", Drawing())
+        assert train_trace(folder) == 0
+    return folder
+
+
+def test_a_run_trains_and_evaluates_every_level_of_its_stages(finished):
+    assert [row["step"] for row in rows(finished)] == [1, 2]
+    assert all(row["failed"] == 0 and row["decisions"] == row["games"] == 16 for row in rows(finished))
+    assert summary(finished)["games"].keys() == {"trace_l0", "trace_l1"}
+    assert summary(finished)["mean_share_of_ceiling"] is None
+    shown = [json.loads(line) for line in (finished / "run" / "episodes.jsonl").read_text().splitlines()]
+    assert {row["game"] for row in shown} == {"trace_l0", "trace_l1"}
+    assert all(row["history"] is None and "print" in row["turns"][0]["user"] for row in shown)
+
+
+def test_resuming_is_exact(finished, tmp_path):
+    copy_of(finished / "run", tmp_path, 1)
+    assert train_trace(tmp_path, "--resume") == 0
+    assert rows(tmp_path) == rows(finished)
+    assert final_bytes(tmp_path, 2) == final_bytes(finished, 2)
+    assert summary(tmp_path) == summary(finished)
+
+
+@pytest.mark.parametrize(
+    ("env", "message"),
+    [
+        ({"trace": {"sourse": "x"}}, 'env: trace.sourse = "x": no such key; the nearest is trace.source'),
+        ({"trace": {"sandbox_min_level": -1}}, "env: trace.sandbox_min_level = -1: expected an integer >= 0"),
+        ({"trace": {"source": "nowhere.jsonl"}}, "env.trace: trace.source 'nowhere.jsonl' is not there"),
+        ({"answer_mode": "constrained"}, 'env.answer_mode = "constrained": expected "free" with env_type trace'),
+    ],
+)
+def test_a_mistake_is_told_before_the_model_is_loaded(tmp_path, monkeypatch, capsys, env, message):
+    monkeypatch.setattr(train_ppo, "load_policy", None)
+    assert train_trace(tmp_path, **env) == 2
+    [line] = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"error: {message}")
+
+
+def test_a_task_that_is_no_level_and_a_weak_sandbox_are_told_too(tmp_path, monkeypatch, capsys):
+    stages = {"stages": [{"name": "cards", "games": [[LEDUC, LEDUC]]}]}
+    assert train(tmp_path, **{**SECTIONS, "curriculum": stages}) == 2
+    assert f"env.trace: task_id {LEDUC} is out of range: allowed are 0 to 99999999" in capsys.readouterr().err
+    (tmp_path / "one.py").write_text("print(1)")
+    monkeypatch.setattr(Sandbox.__init__, "__defaults__", (None, 1, 2, 0, "none"))
+    assert train_trace(tmp_path, trace={"source": str(tmp_path)}) == 2
+    assert "error: env.trace: sandbox_min_level is 1" in capsys.readouterr().err
+
+
+def test_settings_of_trace_are_laid_key_by_key():
+    sets = ["env.env_type=trace", 'env.trace={"source": "x"}', "env.trace.sandbox_min_level=2"]
+    config = load_config({"env": EnvConfig}, sets=sets)["env"]
+    assert config.trace == {"source": "x", "sandbox_min_level": 2}
+    assert hash(config) == hash(EnvConfig(env_type="trace"))
+    with pytest.raises(ConfigError, match=r"trace\.sandbox_min_level = 3: expected an integer >= 0 and <= 2"):
+        EnvConfig(env_type="trace", trace={"sandbox_min_level": 3})
+
+
+def test_settings_and_scores_reach_the_environment_and_the_episode(tmp_path):
+    (tmp_path / "p.jsonl").write_text('{"program": "print(\'A b\')"}\n')
+
+    class Answerer:
+        def act(self, queries):
+            return [Action("ab") for _ in queries]
+
+    [episode] = play(EnvConfig(**TRACE, trace={"source": str(tmp_path / "p.jsonl")}), Answerer(), [Task(0)])
+    assert (episode.score, episode.info["match"], episode.info["exact"], episode.info["share"]) == (1.0, 1.0, 0.0, 1.0)

@@ -1,0 +1,218 @@
+"""Random numbers without state, secrets, and what a checkpoint gives back and keeps."""
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from saving import damage, names, save
+
+import utils
+from utils import CheckpointError, latest_checkpoint, load_checkpoint, verify_checkpoint
+
+ROOT = Path(__file__).parents[2]
+
+
+# ------------------------------------------------------------------------------------------------------- random numbers
+
+
+def test_uniform_is_the_same_everywhere():
+    """Values computed with another program: ``b2sum -l 64`` of the keys as little-endian 64-bit integers."""
+    assert utils.uniform() == 0.7058483037031942
+    assert utils.uniform(0) == 0.09686719122320409
+    assert utils.uniform(1, 2, 3) == 0.7069603535111167
+    assert utils.uniform(-(2**63), 2**63 - 1) == 0.8755432902341689
+
+
+def test_uniform_takes_numpy_integers_as_integers_and_no_floats():
+    assert utils.uniform(np.int64(5), np.uint8(7)) == utils.uniform(5, 7)
+    with pytest.raises(Exception, match="required argument is not an integer"):
+        utils.uniform(1.0)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("key", [lambda i: (i,), lambda i: (7, i, 0), lambda i: (i << 32,), lambda i: (i % 2, -i)])
+def test_uniform_is_uniform_and_uncorrelated_along_any_part_of_the_key(key):
+    n, bins = 20_000, 64
+    draws = np.array([utils.uniform(*key(i)) for i in range(n)])
+    assert draws.min() >= 0
+    assert draws.max() < 1
+    counts = np.bincount((draws * bins).astype(int), minlength=bins)
+    chi2 = ((counts - n / bins) ** 2 / (n / bins)).sum()
+    assert 25 < chi2 < 120  # 63 degrees of freedom: about 5 standard deviations; too even is wrong too
+    for lag in (1, 2, 64):
+        assert abs(np.corrcoef(draws[:-lag], draws[lag:])[0, 1]) < 5 / n**0.5
+
+
+def test_keys_of_different_length_differ():
+    assert len({utils.uniform(), utils.uniform(0), utils.uniform(0, 0), utils.uniform(0, 0, 0)}) == 4
+
+
+# -------------------------------------------------------------------------------------------------------------- secrets
+
+
+def test_redact_removes_every_secret_of_the_environment(monkeypatch):
+    secrets = {
+        "HF_TOKEN": "hf_canary1",
+        "WANDB_API_KEY": "canary2",
+        "MY_SECRET": "canary2-longer",
+        "DB_PASSWORD": "p@ss99",
+    }
+    for name, value in secrets.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("SHORT_TOKEN", "the")
+    monkeypatch.setenv("TOKENIZERS_PARALLELISM", "harmless")
+    text = "the harmless hf_canary1 canary2-longer canary2 p@ss99"
+    assert utils.redact(text) == "the harmless [redacted] [redacted] [redacted] [redacted]"
+    assert utils.redact({"a": [text[4:12], ("canary2",)], "n": 1.5}) == {"a": ["harmless", ["[redacted]"]], "n": 1.5}
+
+
+def test_no_secret_reaches_a_checkpoint(tmp_path, monkeypatch):
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-canary-12345")
+    path = save(tmp_path, 1, documents={"run_config": {"env": {"url": "http://x?key=sk-canary-12345"}}})
+    assert all(b"canary" not in file.read_bytes() for file in path.rglob("*") if file.is_file())
+
+
+# ----------------------------------------------------------------------------------------------------------- round trip
+
+
+def test_what_is_saved_is_loaded(tmp_path):
+    documents = {"trainer_state": {"x": 0.1 + 0.2, "none": None, "list": [1, "é"]}, "curriculum": {}}
+    tensors = {"optimizer": {"a": torch.randn(3, 4).T, "b": torch.tensor(7, dtype=torch.int64)}}
+    path = save(tmp_path, 500, documents=documents, tensors=tensors, score=0.5)
+    assert path == tmp_path / "checkpoint-000500"
+    checkpoint = load_checkpoint(path)
+    assert checkpoint.step == 500
+    assert {name: checkpoint.json(name) for name in documents} == documents
+    loaded = checkpoint.tensors("optimizer")
+    assert all(torch.equal(loaded[name], tensor) for name, tensor in tensors["optimizer"].items())
+    assert checkpoint.manifest["base"] == {"model": "tiny", "revision": "abc"}
+    assert checkpoint.manifest["versions"]["torch"] == torch.__version__
+    assert "chat_templates/tool.jinja" in checkpoint.manifest["files"]
+    assert not {"config.json", "manifest.json"} & set(checkpoint.manifest["files"])
+
+
+def test_the_same_state_gives_the_same_bytes(tmp_path):
+    a, b = save(tmp_path / "a", 3), save(tmp_path / "b", 3)
+    files = [p.relative_to(a) for p in a.rglob("*") if p.is_file()]
+    assert [(a / f).read_bytes() for f in files] == [(b / f).read_bytes() for f in files]
+
+
+def test_optimizer_goes_on_exactly(tmp_path):
+    def model_and_optimizer():
+        torch.manual_seed(0)
+        model = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.Linear(3, 1))
+        return model, torch.optim.AdamW(model.parameters(), lr=0.01, betas=(0.8, 0.95))
+
+    def train(model, optimizer, steps):
+        for i in steps:
+            optimizer.zero_grad()
+            model(torch.full((2, 4), float(i))).square().sum().backward()
+            optimizer.step()
+
+    model, optimizer = model_and_optimizer()
+    parameters = [name for name, _ in model.named_parameters()]
+    train(model, optimizer, range(3))
+    tensors, rest = utils.pack_optimizer(optimizer, parameters)
+    path = save(tmp_path, 3, documents={"trainer_state": rest}, tensors={"optimizer": tensors})
+    weights = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    train(model, optimizer, range(3, 6))
+
+    other, resumed = model_and_optimizer()
+    other.load_state_dict(weights)
+    checkpoint = load_checkpoint(path)
+    loaded, rest = checkpoint.tensors("optimizer"), checkpoint.json("trainer_state")
+    utils.unpack_optimizer(resumed, loaded, rest, parameters)
+    assert utils.pack_optimizer(resumed, parameters)[0].keys() == tensors.keys()
+    train(other, resumed, range(3, 6))
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), other.parameters(), strict=True))
+    with pytest.raises(CheckpointError, match=r"other parameters than the model's: 1\.bias differs"):
+        utils.unpack_optimizer(resumed, loaded, rest, parameters[:-1])
+
+
+# ------------------------------------------------------------------------------------------------------------ retention
+
+
+def test_the_newest_and_the_best_are_kept(tmp_path):
+    for step, score in [(1, 0.5), (2, 0.9), (3, None), (4, 0.9), (5, 0.1), (6, None)]:
+        save(tmp_path, step, score=score, keep_last=2)
+    assert names(tmp_path) == ["checkpoint-000004", "checkpoint-000005", "checkpoint-000006"]
+
+
+def test_without_a_limit_all_are_kept(tmp_path):
+    for step in range(1, 5):
+        save(tmp_path, step)
+    assert len(names(tmp_path)) == 4
+
+
+def test_damaged_checkpoints_do_not_count_as_kept(tmp_path):
+    for step in range(1, 4):
+        save(tmp_path, step)
+    damage(tmp_path / "checkpoint-000003")
+    save(tmp_path, 4, keep_last=2)
+    assert latest_checkpoint(tmp_path) == tmp_path / "checkpoint-000004"
+    assert verify_checkpoint(tmp_path / "checkpoint-000002") == []
+    assert not (tmp_path / "checkpoint-000001").exists()
+
+
+@pytest.mark.parametrize("keep_last", [1, 2])
+def test_the_last_verified_one_is_never_deleted(tmp_path, monkeypatch, keep_last):
+    """The disk loses what it was given: each new checkpoint is damaged as soon as it is in place."""
+    good = save(tmp_path, 1, score=0.1)
+    write = utils.write_directory
+
+    def write_badly(target, fill):
+        path = write(target, fill)
+        damage(path)
+        return path
+
+    monkeypatch.setattr(utils, "write_directory", write_badly)
+    for step in range(2, 6):
+        save(tmp_path, step, score=0.2, keep_last=keep_last)
+    assert latest_checkpoint(tmp_path) == good
+    assert len(names(tmp_path)) == 5  # nor are newer ones, damaged as they are: they may hold what can be rescued
+
+
+def test_a_deletion_that_is_cut_short_leaves_no_damaged_checkpoint_in_sight(tmp_path, monkeypatch):
+    def give_up_halfway(path):
+        (path / "trainer_state.json").unlink()
+        raise OSError(5, "Input/output error")
+
+    for step in (1, 2):
+        save(tmp_path, step)
+    monkeypatch.setattr(shutil, "rmtree", give_up_halfway)
+    with pytest.raises(CheckpointError, match="checkpoint-000001 cannot be deleted: OSError"):
+        utils._retain(tmp_path, keep_last=1, keep_best=0)
+    monkeypatch.undo()
+    utils.sweep(tmp_path)
+    assert names(tmp_path) == ["checkpoint-000002"]
+
+
+def test_nothing_is_deleted_where_nothing_verifies(tmp_path):
+    for step in (1, 2):
+        damage(save(tmp_path, step))
+    utils._retain(tmp_path, keep_last=1, keep_best=1)
+    assert len(names(tmp_path)) == 2
+
+
+def test_a_run_that_goes_on_from_an_earlier_step_sets_the_later_ones_aside(tmp_path):
+    for step in (1, 2, 3):
+        save(tmp_path, step)
+    utils.abandon_after(tmp_path, 1)
+    assert names(tmp_path) == ["abandoned-000002", "abandoned-000003", "checkpoint-000001"]
+    save(tmp_path, 2)
+    utils.abandon_after(tmp_path, 1)
+    assert names(tmp_path) == ["abandoned-000002", "abandoned-000003", "checkpoint-000001"]
+
+
+# --------------------------------------------------------------------------------------------------------------- layout
+
+
+def test_importing_stays_light():
+    heavy = "torch", "numpy", "wandb", "safetensors", "rich"
+    ours = "utils, config.reader, training.process, training.metrics, training.console"
+    code = f"import sys, {ours}; print([name for name in {heavy} if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert done.stdout.strip() == "[]"

@@ -1,0 +1,111 @@
+"""Signs that a run is going wrong: what each looks like in the metrics, what it means, and what the run does then.
+
+Every alarm has to hold for ``patience`` steps in a row; it is raised once and again only after it has been quiet.
+What an alarm remembers is a flat dict of numbers that belongs into the checkpoint.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    from training.options import PPOConfig
+    from training.state import TrainerState
+
+log = logging.getLogger(__name__)
+
+SLOWER = 0.5  # factor on the learning rate when an alarm asks for it
+LEAST_SCALE = 0.05  # of the configured learning rate; below that slowing down is no longer an answer
+SMOOTHING = 0.05  # of the running score and gradient norm: about the last 20 steps count
+
+Row = Mapping[str, Any]
+Memory = dict[str, float]
+
+
+class Alarm(NamedTuple):
+    """``sign`` looks at a row of metrics and what is remembered; ``action`` is warn, slow (halve the rate) or stop."""
+
+    name: str
+    meaning: str
+    patience: int
+    action: str
+    sign: Callable[[Row, Memory], bool]
+
+
+ALARMS = (
+    Alarm("entropy", "the policy has all but stopped exploring: raise ppo.entropy_coef or lower the learning rate",
+          10, "warn", lambda row, m: row["entropy"] < 0.05 * m["entropy_first"]),
+    Alarm("legal_mass", "unconstrained answers are no longer legal: raise ppo.legal_mass_coef", 5, "warn",
+          lambda row, m: row.get("legal_mass", 1.0) < 0.5 * m.get("legal_mass_best", 0.0) > 0.05),
+    Alarm("kl", "one step moves the policy too far from the one that played", 3, "slow",
+          lambda row, m: row["approx_kl"] > 0.3),
+    Alarm("logprob_gap", "sampler and learner disagree about what was played: the ratios start wrong", 3, "stop",
+          lambda row, m: row.get("logprob_gap_mean", 0.0) > 0.2),
+    Alarm("explained_variance", "the critic predicts worse than a constant: lower ppo.vf_coef or the learning rate",
+          20, "warn", lambda row, m: row["explained_variance"] < -0.5),
+    Alarm("grad_norm", "the gradient is ten times its usual size", 3, "slow",
+          lambda row, m: row["grad_norm"] > 10 * m["grad_norm_usual"] > 0),
+    Alarm("score_drop", "the score has fallen far below the best of this stage: go back to an earlier checkpoint",
+          10, "stop", lambda row, m: m["score_now"] < m["score_best"] - 0.2),
+)  # fmt: skip
+
+
+def respond(row: dict[str, Any], state: TrainerState, ppo: PPOConfig) -> None:
+    """Adapt the learning rate's scale to what the step did; raise alarms, which are noted in ``row``."""
+    if ppo.lr_target_kl is not None:  # the rule of https://arxiv.org/abs/1707.06347, section 4, on the rate
+        if row["approx_kl"] > 2 * ppo.lr_target_kl:
+            state.lr_scale = max(state.lr_scale / 1.5, LEAST_SCALE)
+        elif row["approx_kl"] < ppo.lr_target_kl / 2:
+            state.lr_scale = min(state.lr_scale * 1.5, 1.0)
+    if ppo.alarms == "off" or not row["updates"] or state.step <= ppo.critic_warmup_steps:
+        return
+    raised = watch(row, state.alarms)
+    if raised:
+        row["alarms"] = [alarm.name for alarm in raised]
+    for alarm in raised:
+        log.warning("step %d: alarm %s: %s", state.step, alarm.name, alarm.meaning)
+        if ppo.alarms == "act" and alarm.action == "slow":
+            state.lr_scale = max(state.lr_scale * SLOWER, LEAST_SCALE)
+
+
+def fatal(row: Row, ppo: PPOConfig) -> Alarm | None:
+    """The alarm of this step that ends the run, if one does."""
+    raised = (a for a in ALARMS if a.name in row.get("alarms", ()) and a.action == "stop")
+    return next(raised, None) if ppo.alarms == "act" else None
+
+
+def watch(row: Row, memory: Memory) -> list[Alarm]:
+    """Take one step's metrics, update ``memory`` in place, and return the alarms that this step raises.
+
+    A change of stage starts score and gradient anew: another opponent is no collapse.
+    """
+    raised = []
+    _remember(row, memory)
+    for alarm in ALARMS:
+        count = f"{alarm.name}_steps"
+        memory[count] = memory.get(count, 0) + 1 if alarm.sign(row, memory) else 0
+        if memory[count] == alarm.patience:
+            raised.append(alarm)
+    _follow(row, memory)
+    return raised
+
+
+def _remember(row: Row, memory: Memory) -> None:
+    memory.setdefault("entropy_first", row["entropy"])
+    memory.setdefault("grad_norm_usual", 0.0)
+    now = memory.get("score_now", row["score_mean"])
+    memory["score_now"] = now + SMOOTHING * (row["score_mean"] - now)
+    memory["score_best"] = max(memory.get("score_best", 0.0), memory["score_now"])
+    if "legal_mass" in row:
+        memory["legal_mass_best"] = max(memory.get("legal_mass_best", 0.0), row["legal_mass"])
+
+
+def _follow(row: Row, memory: Memory) -> None:
+    """What the step was, for those after it: an outlier must not be part of what it is compared with."""
+    usual = memory["grad_norm_usual"] or row["grad_norm"]
+    memory["grad_norm_usual"] = usual + SMOOTHING * (min(row["grad_norm"], 2 * usual) - usual)
+    if "stage_change" in row:
+        for name in ("score_now", "score_best", "score_drop_steps"):
+            memory.pop(name, None)

@@ -1,0 +1,216 @@
+"""The knobs of a run and the command line that sets them; ``train_ppo.py`` and the scripts read both from here.
+
+Sections have their dataclasses beside their owners: model and lora in ``model.py``, env in ``env_wrapper.py``,
+curriculum in ``curriculum.py``; ppo and run, which belong to the trainer, stand below so that the scripts can read a
+run's configuration without the trainer.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from config.flags import FlagParser
+from curriculum import CurriculumConfig, Stage, pool
+from env_wrapper import check_games
+from envs.config import EnvConfig, TraceConfig
+from games import NAMES, find
+from policy.model import LoraConfig, ModelConfig
+from utils import CheckpointError, ConfigError, config_dict, knob, latest_checkpoint, load_checkpoint, load_config
+
+
+@dataclass(frozen=True)
+class PPOConfig:
+    """The algorithm. What was tried, and what came of it: docs/log.md, docs/results.md."""
+
+    learning_rate: float = knob(1e-5, above=0)  # of AdamW, at the first step
+    lr_final: float = knob(1.0, min=0, max=1)  # share of the learning rate left at the last step (linear decay)
+    lr_target_kl: float | None = knob(None, above=0)  # rate / 1.5 above twice this KL, back up below half
+    num_train_steps: int = knob(10_000, min=1)  # PPO updates
+    batch_size: int = knob(8, min=1)  # games a step
+    mini_batch_size: int = knob(2, min=1)  # games; model.tokens_per_batch cuts them into forward passes
+    gradient_accumulation_steps: int = knob(1, min=1)  # times that many games make one optimizer step
+    ppo_epochs: int = knob(4, min=1)  # passes over a step's decisions; target_kl ends them early
+    cliprange: float = knob(0.2, above=0, max=1)  # of the ratio, and of how far a value moves
+    vf_coef: float = knob(0.1, min=0)  # weight of the value loss
+    entropy_coef: float = knob(0.0, min=0)  # weight of the entropy bonus, per nat
+    entropy_final: float = knob(1.0, min=0, max=1)  # share of it left at the last step (linear decay)
+    legal_mass_coef: float = knob(
+        0.0, min=0
+    )  # weight of -log of the probability of a legal answer without the constraint
+    gamma: float = knob(0.99, min=0, max=1)  # discount per decision
+    lam: float = knob(0.95, min=0, max=1)  # GAE's lambda, over a seat's own decisions
+    adap_kl_ctrl: bool = True  # whether the coefficient follows target
+    init_kl_coef: float = knob(0.2, min=0)  # per nat and decision; 0: no KL penalty and no reference pass
+    target: float = knob(0.1, above=0)  # nats a decision, for the adaptive controller
+    horizon: int = knob(10_000, min=1)  # decisions over which the controller reacts
+    target_kl: float | None = knob(0.1, above=0)  # approximate KL to the rollout policy that ends a step's epochs
+    max_grad_norm: float = knob(1.0, above=0)  # gradients are clipped to this norm
+    critic_warmup_steps: int = knob(0, min=0)  # first steps that move the value head only
+    recompute_logprobs: bool = True  # old log-probabilities by the training forward (bf16 decoding differs)
+    temperature: float = knob(1.0, above=0)  # of sampling and of what is trained, alike
+    max_seq_length: int = knob(4096, min=16)  # tokens; a game that no longer fits is truncated, never cut silently
+    max_new_tokens: int = knob(16, min=1)  # of a free answer
+    save_freq: int = knob(500, min=1)  # steps between checkpoints
+    eval_freq: int = knob(0, min=0)  # 0: before and after only
+    eval_games: int = knob(14, min=2)  # per game of the evaluation, half of them in each seat
+    eval_exact: str = knob("auto", choices=("auto", "always", "never"))  # exact values; auto: where reading is cheap
+    alarms: str = knob("warn", choices=("off", "warn", "act"))  # act: slow down or stop, as alarms.py says
+
+    def __post_init__(self) -> None:
+        games, mini, accumulated = self.batch_size, self.mini_batch_size, self.gradient_accumulation_steps
+        if games % (mini * accumulated):
+            per_update = mini * accumulated
+            fits = [f"batch_size {-(-games // per_update) * per_update}"]
+            fits += [f"mini_batch_size {math.gcd(games // accumulated, mini)}"] if games % accumulated == 0 else []
+            fits += [f"gradient_accumulation_steps {math.gcd(games // mini, accumulated)}"] if games % mini == 0 else []
+            raise ValueError(
+                f"batch_size {games} is not divisible by mini_batch_size * gradient_accumulation_steps "
+                f"= {mini} * {accumulated} = {per_update}: {' or '.join(fits)} fits"
+            )
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """Where results go and what varies between repetitions."""
+
+    output_dir: str = "runs/default"  # where everything of the run goes
+    seed: int = knob(0, min=0, max=2**31 - 1)  # of tasks, sampling and shuffling
+    wandb_mode: str = knob(
+        "auto", choices=("auto", "online", "offline", "disabled")
+    )  # auto: online where one is logged in (wandb login, WANDB_API_KEY); the project is WANDB_PROJECT
+    keep_last: int = knob(2, min=1)  # checkpoints
+    keep_best: bool = True  # also that of the best evaluation; ppo.eval_freq 0: of the best window of games
+    threads: int = knob(0, min=0)  # CPU threads of torch; 0: its default. Exact resume needs the same number
+
+
+SECTIONS: dict[str, type] = {
+    "model": ModelConfig, "lora": LoraConfig, "ppo": PPOConfig, "env": EnvConfig, "curriculum": CurriculumConfig,
+    "run": RunConfig,
+}  # fmt: skip
+TABLES = SECTIONS | {"curriculum.stages": Stage, "env.trace": TraceConfig}  # everything that can be set
+DEFAULT_FILES = ("config/train_config.json", "config/env_config.json", "config/curriculum_config.json")
+
+
+def parse_args(argv: Sequence[str] | None, doc: str | None) -> argparse.Namespace:
+    """Read the command line."""
+    parser = FlagParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add = parser.add_argument
+    add("--config", "--env-config", "--train-config", "--curriculum-config", action="append", default=[],
+        metavar="FILE", help="differences to the default files, or to the run that goes on")  # fmt: skip
+    add("--set", action="append", default=[], metavar="KEY=VALUE", help="e.g. ppo.learning_rate=2e-5")
+    add("--resume", "--resume-from", "--resume-from-checkpoint", nargs="?", const="", metavar="RUN",
+        help="a run's folder or one of its checkpoints; without it, the run in --output-dir")  # fmt: skip
+    add("--force-config", action="store_true", help="resume although the configuration has changed")
+    add("--output-dir", "--checkpoint-dir", metavar="DIR")
+    add("--seed", type=int)
+    add("--dry-run", action="store_true", help="check and describe everything, load no weights")
+    add("--no-wandb", action="store_true")
+    return parser.parse_args(argv)
+
+
+def read_config(args: argparse.Namespace) -> SimpleNamespace:
+    """Lay the configuration together from files and command line, and check it.
+
+    That of a run that goes on lies in its checkpoint; ``args.resume`` becomes the checkpoint's path.
+
+    Raises:
+        ConfigError: one line.
+    """
+    sets = list(args.set)
+    sets += [f"run.output_dir={json.dumps(args.output_dir)}"] if args.output_dir else []
+    sets += [f"run.seed={args.seed}"] if args.seed is not None else []
+    sets += ['run.wandb_mode="disabled"'] if args.no_wandb else []
+    here = Path(__file__).parents[1]
+    files = [here / name for name in DEFAULT_FILES]
+    try:
+        check_games()
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+    if args.resume is not None:
+        place = Path(args.resume or load_config(SECTIONS, [*files, *args.config], sets)["run"].output_dir)
+        checkpoint = checkpoint_in(place)
+        args.resume, files = str(checkpoint), [checkpoint / "run_config.json"]
+        sets.insert(0, f"run.output_dir={json.dumps(str(checkpoint.parent))}")
+    config = SimpleNamespace(**load_config(SECTIONS, [*files, *args.config], sets))
+    if args.resume is not None and "[redacted]" in json.dumps(config_dict(vars(config))):
+        raise ConfigError(f"--resume: {args.resume} keeps no secrets: give what held one again, with --config or --set")
+    _from_anywhere(config, here)
+    config.curriculum = narrowed(config.curriculum, config.env)
+    return config
+
+
+def checkpoint_in(place: Path) -> Path:
+    """The checkpoint that ``--resume`` means: this one, or the newest of this run that verifies.
+
+    Raises:
+        ConfigError: there is none, or it is damaged.
+    """
+    if not place.is_dir():
+        raise ConfigError(f"--resume: there is no folder {place}")
+    named = place.name.startswith("checkpoint-") or (place / "manifest.json").exists()
+    path = place if named else latest_checkpoint(place)
+    if path is None:
+        raise ConfigError(f"--resume: no checkpoint that verifies in {place}")
+    try:
+        return load_checkpoint(path).path
+    except CheckpointError as error:
+        raise ConfigError(f"--resume: {error}") from error
+
+
+def _from_anywhere(config: SimpleNamespace, root: Path) -> None:
+    """Name folders so that a resume from another folder finds them; a model of the project's own stays relative."""
+    model, source = config.model, config.env.trace.get("source")
+    name = Path(model.model_name).expanduser()
+    if name.is_dir() and not ((root / name).is_dir() and name.samefile(root / name)):
+        config.model = replace(model, model_name=str(name.absolute()))
+    if model.adapter and Path(model.adapter).is_dir():
+        config.model = replace(config.model, adapter=str(Path(model.adapter).absolute()))
+    if isinstance(source, str) and Path(source).exists():
+        config.env = replace(config.env, trace=config.env.trace | {"source": str(Path(source).absolute())})
+
+
+def narrowed(curriculum: CurriculumConfig, env: EnvConfig) -> CurriculumConfig:
+    """The curriculum with ``env.allowed_game_indices`` and ``env.opponent`` applied to every stage.
+
+    Stages that play none of the games are left out.
+
+    Raises:
+        ConfigError: no stage is left, or one cannot be played against that opponent.
+    """
+    try:
+        named = [i if isinstance(i, int) else NAMES.index(find(i)) for i in env.allowed_game_indices]
+    except ValueError as error:
+        raise ConfigError(f"env.allowed_game_indices: {error}") from error
+    allowed = named or range(len(NAMES))
+    opponent: dict[str, Any] = {"opponent": env.opponent, "gate_opponent": None} if env.opponent else {}
+
+    def narrow(stage: Stage) -> Stage:
+        ranges = pool(stage.games)
+        games: list[Any] = [list(part) for i in allowed if i in ranges for part in ranges[i]]
+        try:
+            return replace(stage, games=games if env.allowed_game_indices else stage.games, **opponent)
+        except ValueError as error:
+            raise ValueError(f"stage {stage.name!r}: {error}") from error
+
+    played = {i for stage in curriculum.stages for i in pool(stage.games)}
+    if not played & set(allowed):
+        shown = {i: f"{i} {NAMES[i]}" if i in range(len(NAMES)) else str(i) for i in {*played, *allowed}}
+        asked, theirs = (", ".join(shown[i] for i in part) for part in (allowed, sorted(played)))
+        raise ConfigError(f"env.allowed_game_indices: no stage plays a game of {asked}; the stages play {theirs}")
+    try:
+        return replace(curriculum, stages=[narrow(s) for s in curriculum.stages if set(pool(s.games)) & set(allowed)])
+    except ValueError as error:
+        raise ConfigError(f"env.opponent = {env.opponent!r}: {error}") from error
+
+
+if __name__ == "__main__":
+    from config.manual import manual
+
+    print(manual(TABLES), end="")

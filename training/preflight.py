@@ -1,0 +1,466 @@
+"""What a run would take, told before it starts: parameters, prompts, evaluation, memory, search. Loads no weights.
+
+Parameters and the bytes of the weights are exact, tokens are counted in a few random games, the rest of the memory
+and the time of the search are estimates (docs/results.md, "Memory estimates").
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import time
+from collections import defaultdict
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, field, replace
+from types import SimpleNamespace
+from typing import Any
+
+import psutil
+import torch
+from tabulate import tabulate
+
+from curriculum import eval_tasks, first_tasks, pool
+from env_wrapper import play
+from envs.protocol import Action, Episode, Query, Task
+from games import CONFIGS_PER_GAME, GAMES
+from policy.chat import ChatFormat, answer_trie
+from policy.model import LoraConfig, ModelConfig, device_of, load_architecture, load_tokenizer
+from policy.network import ATTENDED
+from training.console import duration
+from utils import ConfigError, uniform
+
+GB = 1e9
+QUANT_BLOCK = 64  # weights that share a scale in bitsandbytes' 4-bit formats
+NESTED_BLOCK = 256  # scales that share a scale when they are quantised themselves
+CODE_BYTES = 16 * 4  # the table of the 16 values, kept with every layer
+NESTED_BYTES = 256 * 4 + 4  # the table of the scales' values and their offset, likewise
+ADAM_BYTES = 16  # a trained fp32 weight, its gradient and Adam's two moments
+CONTEXT_BYTES = 0.8 * GB  # CUDA context, kernels and the allocator's rounding: an assumption
+LOGITS_BYTES = 24  # log-probabilities, probabilities, the gradients of both and of the logits, and one spare: fp32
+SEARCH_SECONDS = 0.02  # that a search is measured for, at least, or all of its simulations
+MATMUL_SECONDS = 0.2  # spent on measuring this machine's matrix products
+EXACT_OPERATIONS = 3e13  # for a game's exact values, with eval_exact auto: minutes of a CPU, a second of a GPU
+EXACT_SAMPLE = 64  # information states that their tokens are counted in
+
+
+def _size(dtype: str) -> int:
+    return getattr(torch, dtype).itemsize
+
+
+# ------------------------------------------------------------------------------------------------------ parameters
+
+
+@dataclass(frozen=True)
+class Parameters:
+    """How many numbers the network has, by how they are held."""
+
+    linears: tuple[int, ...]  # weights of each linear layer of the trunk: what 4 bits apply to
+    other: int  # embedding, output layer (once if tied), norms, biases
+    adapter: int
+    value_head: int
+
+    @property
+    def trainable(self) -> int:
+        """What PPO moves."""
+        return self.adapter + self.value_head
+
+    @property
+    def total(self) -> int:
+        """What there is."""
+        return sum(self.linears) + self.other + self.trainable
+
+
+def count_parameters(model: ModelConfig, lora: LoraConfig, architecture: Any) -> Parameters:
+    """Count on the meta device, where tensors have shapes and no bytes.
+
+    LoRA (https://arxiv.org/abs/2106.09685, section 4.1) adds ``r * (inputs + outputs)`` to a linear layer.
+    """
+    from transformers import AutoModelForCausalLM
+
+    with torch.device("meta"):
+        base = AutoModelForCausalLM.from_config(architecture, trust_remote_code=False)
+    trunk = {n: m for n, m in base.model.named_modules() if isinstance(m, torch.nn.Linear)}
+    linears = tuple(m.weight.numel() for m in trunk.values())
+    adapted = [m for name, m in trunk.items() if name.rpartition(".")[2] in lora.target_modules]
+    adapter = sum(lora.r * (m.in_features + m.out_features) for m in adapted)
+    other = sum(p.numel() for p in base.parameters()) - sum(linears)
+    return Parameters(linears, other, adapter, architecture.hidden_size + 1)
+
+
+def weight_bytes(parameters: Parameters, model: ModelConfig) -> int:
+    """Bytes of the frozen base.
+
+    In 4 bits (QLoRA, https://arxiv.org/abs/2305.14314, section 3): half a byte a weight and a scale per 64
+    weights: 4 bytes, or with nested quantisation 1 byte and 4 more per 256 scales. Embedding, output layer, norms
+    and biases keep ``model.dtype``.
+    """
+    size = _size(model.dtype)
+    if not model.use_4bit:
+        return (sum(parameters.linears) + parameters.other) * size
+    total = parameters.other * size
+    for weights in parameters.linears:
+        scales = -(-weights // QUANT_BLOCK)
+        nested = scales + 4 * -(-scales // NESTED_BLOCK) + NESTED_BYTES
+        total += weights // 2 + CODE_BYTES + (nested if model.use_nested_quant else 4 * scales)
+    return total
+
+
+# --------------------------------------------------------------------------------------------------------- prompts
+
+
+@dataclass
+class Prompts:
+    """Plays one game at random, as a player of ``play``, and counts the tokens a model would have read and written."""
+
+    chat: ChatFormat
+    free_answer: int  # tokens of an answer; 0: those of the longest legal action
+    peek: bool  # end each game after its first prompt
+    first: list[int] = field(default_factory=list)  # of the first prompt of each conversation
+    later: list[int] = field(default_factory=list)  # read anew at each later turn
+    shared: int = 0  # tokens of the system message
+    answer: int = 0  # of the longest answer
+    passes: list[int] = field(default_factory=list)  # tokens of each answer that had to be chosen
+    episodes: list[Episode] = field(default_factory=list)
+    _last: dict[tuple[int, int], tuple[int, int]] = field(default_factory=dict)  # messages and tokens of a prompt
+    _longest: dict[tuple[int, int], int] = field(default_factory=dict)
+
+    @property
+    def game(self) -> str:
+        """The game's name."""
+        return self.episodes[0].game
+
+    @property
+    def longest(self) -> list[int]:
+        """Tokens of the longest prompt of each conversation, and its answer."""
+        return list(self._longest.values())
+
+    @property
+    def decisions(self) -> int:
+        """Answers given, in all games."""
+        return len(self.first) + len(self.later)
+
+    @property
+    def read(self) -> int:
+        """Tokens of the training sequences, of all games."""
+        return sum(self.first) + sum(self.later)
+
+    def act(self, queries: Seq[Query]) -> list[Action]:
+        """Count, and answer at random."""
+        return [self._answer(query) for query in queries]
+
+    def _answer(self, query: Query) -> Action:
+        key, messages = (query.episode, query.seat), len(query.conversation)
+        ids, self.shared = self.chat.first_prompt(query.conversation)
+        tokens = len(ids)
+        answer = self.free_answer or max(map(len, map(str, query.legal))) + 1  # a token a digit, and the end
+        before = self._last.get(key)
+        goes_on = before is not None and messages > before[0]
+        (self.later if before else self.first).append(tokens - before[1] if before and goes_on else tokens)
+        self.answer = max(self.answer, answer)
+        self._last[key] = messages, tokens
+        self._longest[key] = max(self._longest.get(key, 0), tokens + answer)
+        choices = [*map(str, query.legal)] or [""]  # a task without legal actions takes any text
+        text = choices[int(uniform(*query.rng_key) * len(choices))]
+        follow = answer_trie(tuple(query.legal)).follow if query.legal else {}
+        chosen = sum(len(follow[text[:i]]) > 1 for i in range(len(text) + 1)) if text else 0
+        self.passes.append(self.free_answer or chosen)
+        return Action(text, truncated=self.peek)
+
+
+def measure_prompts(config: SimpleNamespace, chat: ChatFormat, peek: bool = False) -> dict[int, Prompts]:
+    """Game index -> token counts from four random games (``peek``: from their first prompts).
+
+    Raises:
+        ConfigError: ``ppo.max_seq_length`` cannot hold a game's first prompt and answer, or a game failed.
+    """
+    everything = [item for stage in config.curriculum.stages for item in stage.games]
+    opponent = "self" if any("self" in stage.mixture for stage in config.curriculum.stages) else "random"
+    tasks: dict[int, list[Task]] = defaultdict(list)
+    for task in eval_tasks(everything, 2, config.run.seed, opponent):
+        tasks[task.task_id // CONFIGS_PER_GAME].append(task)
+    measured = {index: _measure(config, chat, tasks[index], peek) for index in tasks}
+    needed, game = max((max(p.first, default=0) + p.answer, p.game) for p in measured.values())
+    if needed > config.ppo.max_seq_length:
+        raise ConfigError(
+            f"ppo.max_seq_length = {config.ppo.max_seq_length}: the first prompt and answer of {game} take {needed} "
+            f"tokens; expected at least {needed}, a shorter env.prompt, or other games in curriculum.stages"
+        )
+    return measured
+
+
+def _measure(config: SimpleNamespace, chat: ChatFormat, tasks: list[Task], peek: bool) -> Prompts:
+    prompts = Prompts(chat, config.ppo.max_new_tokens if config.env.answer_mode == "free" else 0, peek)
+    prompts.episodes = play(replace(config.env, games_at_once=0), prompts, tasks)
+    if failed := [e for e in prompts.episodes if e.outcome == "failed"]:
+        raise ConfigError(f"curriculum.stages: task {failed[0].task.task_id} failed: {failed[0].info['error']}")
+    return prompts
+
+
+def check_prompts(config: SimpleNamespace) -> None:
+    """Raise ConfigError where a game would always be cut off before its first answer; a second's work."""
+    load_architecture(config.model)  # first: it tells a folder that is missing from a name on the Hub
+    measure_prompts(config, ChatFormat(load_tokenizer(config.model)), peek=True)
+
+
+# ------------------------------------------------------------------------------------------------------ evaluation
+
+
+def exact_operations(task_id: int, prompt: str, chat: ChatFormat, weights: int) -> float:
+    """Operations that a game's exact values take: two a weight and token read. Infinite where it is too large."""
+    from envs import exact
+    from envs.openspiel import load_game, lone_query
+
+    if not exact.feasible(load_game(task_id)):
+        return float("inf")
+    states = exact.information_states(load_game(task_id))
+    sample, tokens = states[:: len(states) // EXACT_SAMPLE + 1], 0
+    for info in sample:
+        query = lone_query(task_id, info.state, info.seat, prompt)
+        ids, shared = chat.first_prompt(query.conversation)
+        choices = sum(len(follow) > 1 for follow in answer_trie(tuple(query.legal)).follow.values())
+        tokens += choices * (len(ids) - shared)
+    return 2 * weights * len(states) * tokens / len(sample)
+
+
+def exact_tasks(config: SimpleNamespace, chat: ChatFormat) -> dict[int, float]:
+    """The tasks of the evaluation whose exact values ``ppo.eval_exact`` asks for -> operations they take.
+
+    "auto" goes by operations, not by seconds, so that what is computed does not depend on the machine.
+    """
+    env, limit = config.env, {"auto": EXACT_OPERATIONS, "always": 1e99, "never": -1.0}[config.ppo.eval_exact]
+    if env.env_type == "trace" or env.answer_mode == "free" or limit < 0:
+        return {}
+    weights = sum(count_parameters(config.model, config.lora, load_architecture(config.model)).linears)
+    costs = {t: exact_operations(t, env.prompt, chat, weights) for t in first_tasks(config.curriculum)}
+    return {task: cost for task, cost in costs.items() if cost <= limit}
+
+
+def evaluation_work(config: SimpleNamespace, chat: ChatFormat) -> tuple[float, float]:
+    """Forward passes and tokens of the games of one evaluation, estimated from random games."""
+    passes = tokens = 0.0
+    games, tasks = config.ppo.eval_games, first_tasks(config.curriculum, config.env.env_type)
+    at_once = min(config.env.games_at_once or games * len(tasks), games * len(tasks))
+    for p in (_measure(config, chat, eval_tasks([(task, task)], 2, 0), False) for task in tasks):
+        lengths = [sum(e.info["n_decisions"].values()) for e in p.episodes]
+        first, last = sum(p.first) / len(p.first), sum(p.longest) / len(p.longest)
+        for turn in range(max(lengths)):
+            rows = at_once * sum(n > turn for n in lengths) / len(lengths)
+            size = first + (last - first) * min(turn / max(len(p.passes) / len(p.first) - 1, 1), 1)
+            for chosen in range(max(p.passes)):
+                asked = rows * sum(n > chosen for n in p.passes) / len(p.passes)
+                new = 1 if chosen else sum(p.later) / len(p.later) if turn and p.later else first - p.shared
+                work = asked * (new + size / ATTENDED)  # as policy.network.batches counts it
+                passes += max(work / config.model.tokens_per_batch, 1) * games / at_once
+        tokens += games * (p.read - len(p.first) * p.shared) / len(p.episodes)
+    return passes, tokens
+
+
+def _matmul_speed(config: SimpleNamespace, architecture: Any, rows: int) -> float:
+    """Operations a second of products of so many rows with a matrix of the model's MLP, here; ConfigError: cannot."""
+    kind = {"dtype": getattr(torch, config.model.dtype), "device": device_of(config.model)}
+    x_BD = torch.ones(rows, architecture.hidden_size, **kind)
+    w_DF = torch.ones(architecture.hidden_size, architecture.intermediate_size, **kind)
+    done, start = -1, time.perf_counter()
+    while done < 1 or time.perf_counter() - start < MATMUL_SECONDS:
+        float((x_BD @ w_DF)[0, 0])
+        done += 1
+        start = start if done else time.perf_counter()  # the first one is slow
+    return 2 * done * rows * w_DF.numel() / (time.perf_counter() - start)
+
+
+def say_evaluation(config: SimpleNamespace, chat: ChatFormat, parameters: Parameters, architecture: Any) -> list[str]:
+    """What is evaluated before and after, and how long that takes at least."""
+    passes, tokens = evaluation_work(config, chat)
+    exactly, played = exact_tasks(config, chat), first_tasks(config.curriculum, config.env.env_type)
+    names = ", ".join(GAMES[task // CONFIGS_PER_GAME].name for task in exactly) or "no game"
+    lines = [
+        f"evaluation, before and after: {config.ppo.eval_games} games of each of {len(played)}, about {passes:.0f} "
+        f"forward passes and {tokens:,.0f} tokens; exact values of {names} (ppo.eval_exact {config.ppo.eval_exact})"
+    ]
+    if config.ppo.legal_mass_coef and config.env.answer_mode == "constrained":
+        lines.append("and as many games with free answers (ppo.legal_mass_coef > 0)")
+    with contextlib.suppress(ConfigError):  # told below
+        speed = _matmul_speed(config, architecture, max(round(tokens / passes), 1))
+        seconds = (2 * sum(parameters.linears) * tokens + sum(exactly.values())) / speed
+        lines.append(f"it takes at least {duration(seconds)} each time, at the speed of this machine's matrix products")
+    return lines
+
+
+# ---------------------------------------------------------------------------------------------------------- memory
+
+
+def activation_bytes(architecture: Any, lora: LoraConfig, dtype: str) -> int:
+    """Bytes that one token leaves behind in one layer for the backward pass, the base frozen.
+
+    What autograd keeps of ``policy.network.run_trunk``: the inputs of both norms and their scales (fp32), the input of
+    each group of linears that has an adapter (o_proj's is the attention's output), queries, keys, values and output of
+    the attention, and in the MLP both branches before they are multiplied.
+    """
+    h, f, size = architecture.hidden_size, architecture.intermediate_size, _size(dtype)
+    heads, kv_heads = architecture.num_attention_heads, architecture.num_key_value_heads
+    q, k = heads * _head(architecture), kv_heads * _head(architecture)
+    groups: dict[tuple[str, ...], int] = {("q_proj", "k_proj", "v_proj"): h, ("gate_proj", "up_proj"): h}
+    groups |= {("down_proj",): f}
+    inputs = sum(width for names, width in groups.items() if set(names) & set(lora.target_modules))
+    normed = architecture.model_type == "qwen3"  # of queries and keys
+    scales = 4 * (2 + normed * (heads + kv_heads))
+    return scales + size * (2 * h + inputs + (2 + normed) * (q + k) + 2 * f)
+
+
+def _head(architecture: Any) -> int:
+    return getattr(architecture, "head_dim", None) or architecture.hidden_size // architecture.num_attention_heads
+
+
+def memory(
+    config: SimpleNamespace, parameters: Parameters, architecture: Any, measured: dict[int, Prompts]
+) -> dict[str, float]:
+    """Bytes by part. Rollout, evaluation and update take turns; the other parts are always there.
+
+    Reading without gradients holds the keys and values of all conversations (of the stage with the longest) twice,
+    old and new, the batch at work once more, and one layer's activations. The update runs one full micro-batch.
+    """
+    model, ppo, lora = config.model, config.ppo, config.lora
+    size, layers = _size(model.dtype), architecture.num_hidden_layers
+    layer = activation_bytes(architecture, lora, model.dtype)
+    kv = 2 * architecture.num_key_value_heads * _head(architecture) * size  # a token's keys and values in one layer
+    kept = architecture.hidden_size * size if model.gradient_checkpointing else layer
+    ends = {i: min(max(p.longest), ppo.max_seq_length) * len(p.longest) / len(p.episodes) for i, p in measured.items()}
+    stages = [pool(stage.games) for stage in config.curriculum.stages]
+    game_tokens = max(sum(ends[i] for i in stage) / len(stage) for stage in stages)
+    longest = min(max(max(p.longest) for p in measured.values()), ppo.max_seq_length)
+
+    def reading(games: int) -> float:
+        games = min(games, config.env.games_at_once or games)
+        at_work = max(longest, min(games * game_tokens, model.tokens_per_batch))
+        return (2 * games * game_tokens + at_work) * kv * layers + at_work * layer
+
+    wanted = max(p.read / len(p.episodes) for p in measured.values()) * ppo.mini_batch_size
+    tokens = max(longest, min(wanted * ppo.gradient_accumulation_steps, model.tokens_per_batch))
+    choices = tokens * max(p.answer * p.decisions / p.read for p in measured.values())
+    whole_vocabulary = config.env.answer_mode == "free" or ppo.legal_mass_coef > 0
+    columns = architecture.vocab_size if whole_vocabulary else len("0123456789.")
+    return {
+        "base weights": weight_bytes(parameters, model),
+        "adapter, gradient, Adam": ADAM_BYTES * parameters.trainable + 4 * parameters.adapter * bool(model.adapter),
+        "workspace": CONTEXT_BYTES * (model.device != "cpu")
+        + 2 * max(parameters.linears) * _size(model.dtype) * model.use_4bit,
+        "rollout": reading(ppo.batch_size),
+        "evaluation": reading(ppo.eval_games * len(first_tasks(config.curriculum, config.env.env_type))),
+        "update: activations": tokens * (kept * layers + 2 * layer),
+        "update: logits": choices * columns * LOGITS_BYTES,
+    }
+
+
+def peak(parts: dict[str, float]) -> float:
+    """Bytes needed at once, of the parts that ``memory`` returns."""
+    always = parts["base weights"] + parts["adapter, gradient, Adam"] + parts["workspace"]
+    update = parts["update: activations"] + parts["update: logits"]
+    return always + max(parts["rollout"], parts["evaluation"], update)
+
+
+# ---------------------------------------------------------------------------------------------------------- search
+
+
+def search_seconds(config: SimpleNamespace, measured: dict[int, Prompts]) -> dict[tuple[str, int], tuple[float, float]]:
+    """(opponent, game index) -> CPU seconds of search a move and a game, from a move of each random game."""
+    from envs.opponents import parse_opponent
+
+    pairs = {(o, i) for stage in config.curriculum.stages for o in stage.mixture for i in pool(stage.games)}
+    seconds = {}
+    for opponent, index in sorted((o, i) for o, i in pairs if o != "past" and parse_opponent(o).searches):
+        episodes = measured[index].episodes
+        move = sum(_move_seconds(opponent, e, k / len(episodes)) for k, e in enumerate(episodes)) / len(episodes)
+        seconds[opponent, index] = move, move * sum(len(_replies(e)) for e in episodes) / len(episodes)
+    return seconds
+
+
+def _replies(episode: Episode) -> list[int]:
+    """Where in the history an opponent moved."""
+    nobodies = (-1, episode.info["seat"])
+    return [i for i, (player, _) in enumerate(episode.info["history"]) if player not in nobodies]
+
+
+def _move_seconds(opponent: str, episode: Episode, place: float) -> float:
+    """CPU seconds of one move, ``place`` of the way through its game, scaled from fewer simulations; 0: no search."""
+    from envs.openspiel import position, table
+    from envs.opponents import RandomBot, make_bot, parse_opponent
+
+    shared, spec, replies = table(episode.task.task_id), parse_opponent(opponent), _replies(episode)
+    limit, history = spec.budget_in(shared.game), episode.info["history"]
+    if limit is None or not replies or isinstance(make_bot(shared.game, shared.spiel, spec, 0, 0), RandomBot):
+        return 0.0
+    now = replies[int(place * len(replies))]
+    state, simulations, elapsed = position(episode.task.task_id, history[:now]), 0, 0.0
+    while elapsed < SEARCH_SECONDS and 2 * simulations < limit[0]:
+        simulations = 2 * simulations or 1
+        bot = make_bot(shared.game, shared.spiel, replace(spec, budget=(simulations, limit[1])), history[now][0], 0)
+        start = time.thread_time()
+        bot.step(state)
+        elapsed = time.thread_time() - start
+    return elapsed * limit[0] / simulations
+
+
+# ------------------------------------------------------------------------------------------------------- the report
+
+
+def describe(config: SimpleNamespace) -> str:
+    """What ``--dry-run`` prints; ConfigError for what would stop the run at its start or make a game useless."""
+    architecture = load_architecture(config.model)
+    chat = ChatFormat(load_tokenizer(config.model))
+    parameters = count_parameters(config.model, config.lora, architecture)
+    measured = measure_prompts(config, chat)
+    parts = memory(config, parameters, architecture, measured)
+    sections = [f"{name}: {json.dumps(dataclasses.asdict(part))}" for name, part in vars(config).items()]
+    counts = (
+        f"{parameters.trainable:,} trainable parameters (adapter {parameters.adapter:,}, value head "
+        f"{parameters.value_head:,}) of {parameters.total:,} in all"
+    )
+    search = say_search(config, search_seconds(config, measured), os.cpu_count() or 1)
+    evaluation = say_evaluation(config, chat, parameters, architecture)
+    chapters = [sections, [counts], say_prompts(config, measured), evaluation, _say_memory(config, parts), search]
+    return "\n\n".join("\n".join(lines) for lines in chapters if lines)
+
+
+def say_prompts(config: SimpleNamespace, measured: dict[int, Prompts]) -> list[str]:
+    """What each game's prompts take, and which outgrow the limit."""
+    limit = config.ppo.max_seq_length
+    lines = [(p.game, max(p.first), max(p.later, default=0), max(p.longest), p.decisions / len(p.first))
+             for p in measured.values()]  # fmt: skip
+    cut = [f"{p.game} ({sum(n > limit for n in p.longest)} of {len(p.longest)})" for p in measured.values()
+           if max(p.longest) > limit]  # fmt: skip
+    verdict = f"cuts off random games of {', '.join(cut)}; see env.history_turns" if cut else "holds every prompt"
+    head = ("most tokens", "first prompt", "later turns", "longest", "decisions")
+    return [_aligned(lines, head, ".1f"), f"ppo.max_seq_length {limit} {verdict}"]
+
+
+def _aligned(lines: Seq[Seq[Any]], head: Seq[str], form: str) -> str:
+    return tabulate(lines, head, tablefmt="plain", floatfmt=form, stralign="right", colalign=("left",))
+
+
+def _say_memory(config: SimpleNamespace, parts: dict[str, float]) -> list[str]:
+    sizes = [(name, size / GB) for name, size in [*parts.items(), ("at its peak", peak(parts))]]
+    lines = ["memory, estimated (rollout, evaluation and update take turns)", _aligned(sizes, ("", "GB"), ".3f")]
+    if config.model.device == "cpu":
+        room, owner = psutil.virtual_memory().total, "this machine"
+    elif torch.cuda.is_available():
+        room, owner = torch.cuda.get_device_properties(0).total_memory, torch.cuda.get_device_name(0)
+    else:
+        return [*lines, f"no CUDA device here: it needs one with about {peak(parts) / GB:.0f} GB"]
+    verdict = "fits" if peak(parts) < room else "does not fit"
+    return [*lines, f"{verdict}: about {peak(parts) / GB:.1f} of the {room / GB:.1f} GB of {owner}"]
+
+
+def say_search(config: SimpleNamespace, seconds: dict[tuple[str, int], tuple[float, float]], threads: int) -> list[str]:
+    """What each opponent's search takes in each game, and on so many threads in a step of each stage."""
+    if not seconds:
+        return []
+    spent = [(f"{GAMES[index].name} against {opponent}", *found) for (opponent, index), found in seconds.items()]
+    lines = [_aligned(spent, ("search, estimated", "s a move", "s a game"), ".3f")]
+    for stage in config.curriculum.stages:
+        played, weights = pool(stage.games), stage.mixture
+        total = sum(w * seconds.get((o, i), (0, 0))[1] for o, w in weights.items() for i in played)
+        step = config.ppo.batch_size * total / len(played) / sum(weights.values()) / threads
+        lines.append(f"stage {stage.name}: {step:.2f} s a step of {config.ppo.batch_size} games, on {threads} threads")
+    return lines

@@ -1,0 +1,182 @@
+"""The process of a program: its one line of failure, log lines, the lock on a run's directory, signals that end it."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import math
+import os
+import shlex
+import signal
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import IO, Any
+
+from envs.protocol import Action, InterruptedRolloutError, Query
+from utils import CheckpointError, ConfigError, redact, sweep
+
+KEPT_VARIABLES = ("OPENSPIEL_AGENTS_PATH",)  # without which a run is another one
+
+
+class ProgramError(RuntimeError):
+    """A program cannot do what it was asked to; the message is its last line."""
+
+
+class TrainingError(ProgramError):
+    """Training cannot go on; the message is the last line of the program."""
+
+
+class _Redacted(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        return redact(super().format(record))
+
+
+class _RunLog(logging.FileHandler):
+    """``run.log``: what was logged and shown, with its time. A full disk ends neither the run nor its lines."""
+
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802
+        pass
+
+
+def log_into(run_dir: Path) -> None:
+    """Also write what is logged, and the lines of the console, to the run's ``run.log``; until the next program."""
+    handler = _RunLog(run_dir / "run.log", delay=True, encoding="utf-8")
+    handler.setFormatter(_Redacted("%(asctime)s %(message)s"))
+    logging.getLogger().addHandler(handler)
+    logging.getLogger("training.console").setLevel(logging.DEBUG)
+
+
+def resume_command(program: str, run_dir: Path, processes: int = 1) -> str:
+    """What is typed to go on with a run from here."""
+
+    def short(path: str) -> str:
+        here = f"{Path.cwd()}{os.sep}"
+        return shlex.quote(path.removeprefix(here))
+
+    start = [f"{name}={shlex.quote(os.environ[name])}" for name in KEPT_VARIABLES if name in os.environ]
+    launcher = (
+        [] if processes == 1 else ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={processes}"]
+    )
+    return " ".join([*start, short(sys.executable), *launcher, short(program), "--resume", short(str(run_dir))])
+
+
+def setup_logging(level: int = logging.INFO) -> None:
+    """Log to stderr and print uncaught exceptions, both without secrets."""
+    handler = logging.StreamHandler()
+    handler.setLevel(level)  # lower ones are for the run's own file
+    handler.setFormatter(_Redacted("%(levelname)s: %(message)s"))
+    logging.basicConfig(level=level, handlers=[handler], force=True)
+    logging.getLogger("httpx").setLevel(logging.WARNING)  # it tells every single request
+    sys.excepthook = lambda *exc: print(redact("".join(traceback.format_exception(*exc))), end="", file=sys.stderr)
+
+
+def run_program(body: Callable[[], int | None]) -> int:
+    """Run the body of a program, tell what ended it in one line without secrets, and return the exit code.
+
+    0, or what the body returns; 1 after a ProgramError; 2 after bad usage or a file that cannot be used; 130 after an
+    interrupt or the end of the input.
+    """
+    try:
+        return body() or 0
+    except (ConfigError, CheckpointError, OSError) as error:
+        message, code = str(error), 2
+    except ProgramError as error:
+        message, code = str(error), 1
+    except (KeyboardInterrupt, EOFError):
+        message, code = "interrupted", 130
+    print(f"error: {redact(message)}", file=sys.stderr)
+    return code
+
+
+def at_least(least: float) -> Callable[[str], float]:
+    """An argparse type: finite numbers from ``least`` on, whole ones where it is an int."""
+
+    def number(text: str) -> float:
+        value = type(least)(text)
+        if not least <= value < math.inf:
+            raise argparse.ArgumentTypeError(f"{text}: expected at least {least}")
+        return value
+
+    return number
+
+
+def lock_run(run_dir: str | Path) -> IO[str]:
+    """Create the run's directory, take it for this process until the returned file is closed, and sweep it.
+
+    Raises:
+        ConfigError: another process has it, or it cannot be written.
+    """
+    import fcntl
+
+    path = Path(run_dir) / ".lock"
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        file = path.open("a+")
+    except OSError as exc:
+        raise ConfigError(f"{run_dir}: cannot be written: {exc.strerror}") from exc
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as exc:
+        file.seek(0)
+        owner = file.read().strip() or "unknown"
+        file.close()
+        raise ConfigError(f"{run_dir}: in use by another run (process {owner})") from exc
+    file.truncate(0)
+    file.write(f"{os.getpid()}\n")
+    file.flush()
+    sweep(path.parent)
+    return file
+
+
+class StopSignal:
+    """While entered, the first SIGTERM or SIGINT only sets ``received``; the second ends the process at once."""
+
+    def __init__(self) -> None:
+        self.received = 0
+        self._before: dict[int, Any] = {}
+
+    @property
+    def exit_code(self) -> int:
+        """128 + signal number, as a shell reports it."""
+        return 128 + self.received
+
+    def __enter__(self) -> StopSignal:
+        self._before = {number: signal.signal(number, self._handle) for number in (signal.SIGTERM, signal.SIGINT)}
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        if self.received:
+            os._exit(128 + number)
+        self.received = number
+
+
+@dataclass
+class StoppablePlayer:
+    """The policy, leaving the rollout or the evaluation when a signal has arrived: it has changed nothing so far."""
+
+    policy: Any
+    stop: StopSignal
+
+    def act(self, queries: Sequence[Query]) -> list[Action]:
+        """Answer, unless the run is to stop."""
+        if self.stop.received:
+            raise InterruptedRolloutError
+        return self.policy.act(queries)
+
+    def action_probs(self, queries: Sequence[Query]) -> list[dict[int, float]]:
+        """Probability of every legal action, unless the run is to stop."""
+        if self.stop.received:
+            raise InterruptedRolloutError
+        return self.policy.action_probs(queries)
+
+    def release(self, episodes: list[int]) -> None:
+        """Pass on which episodes ended."""
+        self.policy.release(episodes)

@@ -1,0 +1,148 @@
+"""Several processes training one policy: each plays its share of the games, all hold the same batch and weights.
+
+Started by ``torchrun`` or ``accelerate launch`` (which sets WORLD_SIZE); without it everything here is the identity.
+The base model is whole in every process, and only the adapter's gradients travel (data parallelism): sharding a
+4-bit base saves nothing where it fits one GPU.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable
+from collections.abc import Sequence as Seq
+from datetime import timedelta
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from envs.protocol import Sequence
+from policy.player import Evaluation, Policy
+from utils import ConfigError
+
+T = TypeVar("T")
+PATIENCE = timedelta(hours=12)  # the first process evaluates and draws alone while the others wait
+
+
+class Ranks:
+    """This process's place among those that train together: ``rank`` of ``world``."""
+
+    def __init__(self, rank: int = 0, world: int = 1) -> None:
+        self.rank, self.world = rank, world
+
+    @classmethod
+    def join(cls, device: str) -> Ranks:
+        """The place that the launcher gave this process; messages travel over NCCL between GPUs, gloo between CPUs.
+
+        Raises:
+            ConfigError: a launcher that started fewer processes than it was asked for.
+        """
+        _refuse_lone_launch()
+        if int(os.environ.get("WORLD_SIZE", "1")) == 1:
+            return cls()
+        from accelerate import PartialState
+
+        state = PartialState(cpu=device == "cpu", timeout=PATIENCE)
+        return cls(state.process_index, state.num_processes)
+
+    @property
+    def first(self) -> bool:
+        """Whether this process writes the files and speaks to the user."""
+        return self.rank == 0
+
+    def share(self, items: Seq[T]) -> list[T]:
+        """This process's part of what all processes list: every ``world``-th."""
+        return list(items[self.rank :: self.world])
+
+    def gather(self, mine: list[T]) -> list[T]:
+        """The parts that ``share`` made of a list, put together again in its order, in every process."""
+        if self.world == 1:
+            return mine
+        parts: list[Any] = [None] * self.world
+        torch.distributed.all_gather_object(parts, mine)
+        out = [None] * sum(map(len, parts))
+        for rank, part in enumerate(parts):
+            out[rank :: self.world] = part
+        return out  # type: ignore[return-value]
+
+    def add_up(self, tensors: Iterable[Tensor]) -> None:
+        """Sum each tensor over the processes, in place and in one message."""
+        tensors = list(tensors)
+        if self.world == 1 or not tensors:
+            return
+        flat = torch.cat([t.detach().reshape(-1).float() for t in tensors])
+        torch.distributed.all_reduce(flat)
+        for tensor, part in zip(tensors, flat.split([t.numel() for t in tensors]), strict=True):
+            tensor.detach().copy_(part.view_as(tensor))
+
+    def largest(self, number: float) -> float:
+        """The largest of the processes' numbers, in every process."""
+        return max(self.gather([number])) if self.world > 1 else number
+
+    def alone(self, work: Callable[[], T]) -> T:
+        """Do something in the first process only and give every process the result; where it fails, all end."""
+        if self.world == 1:
+            return work()
+        result: list[Any] = [None, None]
+        if self.first:
+            try:
+                result[0] = work()
+            except BaseException:
+                torch.distributed.broadcast_object_list([None, True])
+                raise
+        torch.distributed.broadcast_object_list(result)
+        if result[1]:
+            raise SystemExit(1)
+        return result[0]
+
+    def add_up_gradients(self, parameters: Iterable[torch.nn.Parameter], loss: Tensor, sums: dict[str, Any]) -> None:
+        """Put together what the processes found for their shares of a minibatch: gradients, loss and statistics.
+
+        All are sums over the processes, in place, but for ``ratio_max``, which is the largest.
+        """
+        if self.world == 1:
+            return
+        trained = [p for p in parameters if p.requires_grad]
+        for parameter in trained:
+            if parameter.grad is None:  # this process had no share, or none that reaches it
+                parameter.grad = torch.zeros_like(parameter)
+        largest = self.largest(float(sums.pop("ratio_max")))
+        for name, value in sums.items():
+            sums[name] = torch.as_tensor(value, device=loss.device, dtype=torch.float32).clone()
+        self.add_up([*(p.grad for p in trained if p.grad is not None), loss, *sums.values()])
+        sums["ratio_max"] = largest
+
+    def score(
+        self, policy: Policy, sequences: Seq[Sequence], adapter: str | None = None, legal_mass: bool = False
+    ) -> Evaluation:
+        """``policy.evaluate_decisions`` without gradients, on the CPU; each process reads its share."""
+        mine, rows = self.share(sequences), []
+        with torch.no_grad():
+            read = policy.evaluate_decisions(mine, adapter=adapter, legal_mass=legal_mass) if mine else None
+        columns_M = [x.cpu() for x in read or () if x is not None]
+        if self.world == 1:
+            return Evaluation(*columns_M)
+        if mine:
+            sizes = [len(s.decisions) for s in mine]
+            rows = list(zip(*([part.tolist() for part in x_M.split(sizes)] for x_M in columns_M), strict=True))
+        gathered = zip(*self.gather(rows), strict=True)
+        return Evaluation(*(torch.tensor([x for part in column for x in part]) for column in gathered))
+
+    def close(self) -> None:
+        """Leave the group, so that the processes end without complaint."""
+        if self.world > 1:
+            torch.distributed.destroy_process_group()
+
+
+def _refuse_lone_launch() -> None:
+    """``accelerate launch --cpu --num_processes 2`` starts a single process and says nothing.
+
+    Raises:
+        ConfigError: this is that process.
+    """
+    launched = {"ACCELERATE_MIXED_PRECISION", "MASTER_PORT"} <= os.environ.keys() and "WORLD_SIZE" not in os.environ
+    if launched:
+        raise ConfigError(
+            "accelerate launch --cpu has started one process, not several: use "
+            "torchrun --standalone --nproc_per_node 2 train_ppo.py ..."
+        )

@@ -1,0 +1,242 @@
+"""Everything a run needs to go on exactly where it was: what is adaptive, and all of it in and out of checkpoints."""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import torch
+
+import utils
+from config.reader import make
+from curriculum import Curriculum
+from envs.protocol import Episode
+from policy.player import Policy
+from policy.vllm import Engine
+from training.metrics import MetricsLog, finite
+from training.process import StoppablePlayer, StopSignal
+from training.ranks import Ranks
+from utils import CheckpointError, ConfigError, config_diff, knob, latest_checkpoint, load_checkpoint, redact
+
+log = logging.getLogger(__name__)
+
+SAVE_SECONDS = 15 * 60  # between checkpoints, where ppo.save_freq steps take longer
+DEVICE_ERRORS = (torch.OutOfMemoryError, torch.AcceleratorError)
+FAILED_SAVES = 3  # of checkpoints, in a row, that end the run
+# An ordinary continuation may change these; the base model's folder is held to its digests instead.
+CONTINUES = (
+    "ppo.num_train_steps", "ppo.learning_rate", "ppo.lr_", "ppo.save_freq", "ppo.eval_freq", "ppo.alarms",
+    "env.env_url", "env.env_timeout", "env.vllm_base_url", "env.vllm_timeout", "env.search_threads",
+    "run.output_dir", "run.wandb", "run.keep", "run.threads",
+)  # fmt: skip
+
+
+@dataclass
+class TrainerState:
+    """Everything adaptive that is not in the policy, the optimizer or the curriculum. All of it is checkpointed."""
+
+    step: int = knob(0, min=0)
+    kl_coef: float = knob(0.0, min=0)
+    bad_updates: int = knob(0, min=0)
+    tokens_per_batch: int = knob(0, min=1)
+    # Of terminal rewards, per game and seat.
+    moments: dict[str, tuple[float, float, float]] = field(default_factory=dict)
+    before: list[dict[str, Any]] = field(default_factory=list)  # results of the first evaluation
+    row: dict[str, Any] | None = None  # metrics of a step whose evaluation a signal cut short
+    lr_scale: float = knob(1.0, above=0)  # on the learning rate: what alarms and lr_target_kl made of it
+    alarms: dict[str, Any] = field(default_factory=dict)  # what the alarms remember
+
+
+class Checkpointed:
+    """The objects of a run: who plays with them, and how they are written to checkpoints and read from them."""
+
+    config: SimpleNamespace
+    run_dir: Path
+    ranks: Ranks
+    policy: Policy
+    base: dict[str, Any]  # which model and tokenizer the adapter belongs to
+    names: list[str]  # of the trained parameters, in the optimizer's order
+    optimizer: torch.optim.Optimizer
+    curriculum: Curriculum
+    state: TrainerState
+    metrics: MetricsLog
+    engine: Engine | None
+    failed_saves = 0
+    midway = False  # whether the weights are between two steps: not to be saved
+    saved_at = 0.0  # by time.monotonic
+
+    # -- who plays -----------------------------------------------------------------------------------------------
+
+    def player(self, stop: StopSignal) -> Any:
+        """The policy, leaving a rollout or an evaluation on a signal; several processes agree on it between steps.
+
+        With ``env.use_vllm`` servers play, with the policy's weights as they are now.
+        """
+        if self.engine:
+            self.engine.stop = lambda: stop.received
+            self.engine.publish(self.state.step)
+            return StoppablePlayer(self.engine, stop)
+        return StoppablePlayer(self.policy, stop) if self.ranks.world == 1 else self.policy
+
+    def keep_past(self) -> None:
+        """Every ``past_every`` steps the policy as it is becomes one of the opponents called ``past``."""
+        if self.config.curriculum.plays_past and self.state.step % self.config.curriculum.past_every == 0:
+            name = f"step-{self.state.step:06d}"
+            for gone in self.curriculum.add_past(name):
+                self.policy.forget_past(gone)
+            self.policy.keep_past(name)
+
+    # -- checkpoints ---------------------------------------------------------------------------------------------
+
+    def save(self, score: float | None = None) -> Path:
+        """Write a checkpoint of everything; the metrics are on disk first, so that a resume finds no gap."""
+        self.saved_at = time.monotonic()
+        if not self.ranks.first:
+            return self.run_dir
+        if not self.config.ppo.eval_freq:  # the best is then that of the latest stage, by the window of its games
+            stages = [stage.name for stage in self.curriculum.config.stages]
+            score = stages.index(self.curriculum.stage.name) + self.curriculum.success_rate
+        self.metrics.sync()
+        tensors, rest = utils.pack_optimizer(self.optimizer, self.names)
+        past = {f"{name}/{key}": tensor for name in self.curriculum.past
+                for key, tensor in self.policy.past_adapter(name).items()}  # fmt: skip
+        state = finite(vars(self.state)) | {"optimizer": rest, "threads": torch.get_num_threads()}
+        return utils.save_checkpoint(
+            self.run_dir, self.state.step, self.policy.save,
+            documents={"trainer_state": state, "curriculum": self.curriculum.state_dict(),
+                       "run_config": utils.config_dict(vars(self.config))},
+            tensors={"optimizer": tensors} | ({"past": past} if past else {}),
+            base=self.base, score=score, keep_last=self.config.run.keep_last, keep_best=int(self.config.run.keep_best),
+        )  # fmt: skip
+
+    def save_if_possible(self, score: float | None) -> None:
+        """Save at a boundary. Where that fails, training goes on to the next one, unless it has failed too often."""
+        try:
+            self.save(score)
+            self.failed_saves = 0
+        except CheckpointError as error:
+            self.failed_saves += 1
+            if self.failed_saves == FAILED_SAVES:
+                raise
+            log.warning("training goes on without a checkpoint: %s", error)
+
+    def save_at_the_end(self) -> str:
+        """Save for the last time; return the checkpoint's path, or that of the newest sound one and what went wrong."""
+        if self.midway:
+            return str(latest_checkpoint(self.run_dir) or "none yet")
+        try:
+            return str(self.save())
+        except (CheckpointError, *DEVICE_ERRORS) as error:  # a device that failed may not give its tensors back
+            return f"{latest_checkpoint(self.run_dir) or 'none'} ({' '.join(str(error).split())})"
+
+    def load(self, path: Path, force: bool = False) -> None:
+        """Go on exactly where a checkpoint was written.
+
+        Args:
+            path: the checkpoint.
+            force: go on although its base model or tokenizer is another one.
+
+        Raises:
+            CheckpointError: it does not hold what a checkpoint of this run holds.
+            ConfigError: it belongs to another base model, tokenizer or configuration.
+        """
+        saved = load_checkpoint(path)
+        with utils.naming(f"{path}: "):
+            self._check_base(path, saved.manifest["base"], force)
+            state = saved.json("trainer_state")
+            self.policy.load(path)
+            utils.unpack_optimizer(self.optimizer, saved.tensors("optimizer"), state.pop("optimizer"), self.names)
+            threads = state.pop("threads")
+            self.state = make(TrainerState, state, "trainer_state")
+            if self.state.row:
+                self.state.row = _numbers(self.state.row)
+            self.state.alarms = _numbers(self.state.alarms)
+            self.curriculum.load_state_dict(saved.json("curriculum"))
+            past = saved.tensors("past") if self.curriculum.past else {}
+            for name in self.curriculum.past:
+                mine = {key.removeprefix(f"{name}/"): t for key, t in past.items() if key.startswith(f"{name}/")}
+                self.policy.keep_past(name, mine)
+        if threads != torch.get_num_threads():
+            log.warning("saved with %s threads, now %d: the resumed run will not be identical to the bit",
+                        threads, torch.get_num_threads())  # fmt: skip
+        self.policy.tokens_per_batch = self.state.tokens_per_batch
+        if self.ranks.first:
+            utils.abandon_after(self.run_dir, self.state.step)
+            self.metrics.truncate_to(self.state.step)
+
+    def _check_base(self, path: Path, base: dict[str, Any], force: bool) -> None:
+        for part in ("weights", "tokenizer"):
+            if base.get(part, self.base[part]) != self.base[part]:
+                changed = f"{path}: the {part} of {self.base['model']} are not those that it was trained with"
+                if not force:
+                    raise ConfigError(f"--resume: {changed}; --force-config goes on")
+                log.warning("%s", changed)
+
+
+def _numbers(saved: dict[str, Any]) -> dict[str, Any]:
+    """Strict JSON holds null where a number was not finite."""
+    return {key: np.nan if value is None else value for key, value in saved.items()}
+
+
+def dump_batch(path: Path, step: int, batch: Any, episodes: Iterable[Episode]) -> None:
+    """Write what the updates that were not finite were made of (a ``train_ppo.Batch``), for whoever looks into it."""
+    tasks = [{"task_id": e.task.task_id, "seed": e.task.seed, "opponent": e.task.opponent} for e in episodes]
+    rows = [{"task": tasks[unit], "ids": sequence.ids, "decisions": [asdict(d) for d in sequence.decisions],
+             "advantages": batch.advantages_M[span].tolist(), "returns": batch.returns_M[span].tolist(),
+             "old_logprobs": batch.old_logprobs_M[span].tolist()}
+            for unit, sequence, span in zip(batch.unit, batch.sequences, batch.spans, strict=True)]  # fmt: skip
+    path.write_text(json.dumps({"step": step, "sequences": rows}))
+
+
+def find_checkpoint(run_dir: Path, resume: str | None, resolved: dict[str, Any], force_config: bool) -> Path | None:
+    """The checkpoint to go on from (None: a fresh run, the metrics of one that left no checkpoint set aside).
+
+    Raises:
+        ConfigError: a run that would be overwritten, or knobs that may not change have changed since.
+    """
+    if resume is None:
+        if any(run_dir.glob("checkpoint-*")):
+            raise ConfigError(
+                f"run.output_dir: {run_dir} holds checkpoints; --resume goes on, --output-dir starts another"
+            )
+        _set_aside(run_dir / "metrics.jsonl")
+        return None
+    path = Path(resume)
+    try:
+        saved = load_checkpoint(path).json("run_config")
+    except CheckpointError as error:
+        raise ConfigError(f"--resume: {error}") from error
+    if not isinstance(saved, dict):
+        raise ConfigError(f"--resume: {path / 'run_config.json'}: is no configuration")
+    changed = config_diff(saved, redact(resolved))
+    refused = [line for line in changed if not line.startswith(CONTINUES)]
+    if refused and not force_config:
+        raise ConfigError(f"--resume: the configuration has changed since {path.name}: {'; '.join(refused)}; "
+                          "--force-config goes on with the new one")  # fmt: skip
+    if any(line.startswith("ppo.num_train_steps") for line in changed):
+        ends = [key for key in ("lr_final", "entropy_final") if resolved["ppo"][key] != 1]
+        changed += [f"ppo.{key} is now reached at the new last step" for key in ends]
+    told = [line for line in changed if not line.startswith("run.output_dir")]
+    log.info("goes on from %s%s", path, f" with {'; '.join(told)}" if told else "")
+    return path
+
+
+def _set_aside(metrics: Path) -> None:
+    if metrics.exists() and metrics.stat().st_size:
+        n = 1
+        while (aside := metrics.with_name(f"abandoned-metrics-{n}.jsonl")).exists():
+            n += 1
+        metrics.rename(aside)
+        log.warning("%s left no checkpoint: its metrics are set aside as %s", metrics.parent, aside.name)
+
+
+def is_finished(run_dir: Path, checkpoint: Path, steps: int) -> bool:
+    """Whether a run has come to its end with this checkpoint, and no more steps are asked for."""
+    return (run_dir / "summary.json").exists() and load_checkpoint(checkpoint).step >= steps
