@@ -14,6 +14,7 @@ from torch import Tensor
 
 from policy.tree import Bucket
 
+SCORES = {"cpu": 1 << 19, "cuda": 1 << 27}  # of a backward pass at once: what a core's cache holds; half a GB
 ALIGNED = 16  # CUDA's masked kernels want rows of masks that are
 
 
@@ -62,6 +63,26 @@ def _keys(x_NHE: Tensor, run: PaddedRows) -> Tensor:
     return x_NHE.index_select(0, run.keys.flatten()).view(R, S, *x_NHE.shape[1:]).transpose(1, 2)
 
 
+def _gradients(
+    q: Tensor, k: Tensor, v: Tensor, out: Tensor, g: Tensor, mask: Tensor, scale: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Of queries, keys and values: scores in fp32, products in the dtype of the computation, a few runs at a time."""
+    exact = torch.promote_types(q.dtype, torch.float32)
+    by_q, by_k, by_v = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
+    at_once = max(1, SCORES[q.device.type] // (q[0].numel() // q.shape[-1] * k.shape[2]))
+    for q, k, v, out, g, mask, to_q, to_k, to_v in zip(
+        *(x.split(at_once) for x in (q, k, v, out, g, mask, by_q, by_k, by_v)), strict=True
+    ):
+        p = torch.matmul(q.to(exact) * scale, k.to(exact).transpose(2, 3)).add_(mask).softmax(-1)
+        to_v.copy_(torch.matmul(p.to(g.dtype).transpose(2, 3), g))
+        by_p = torch.matmul(g, v.transpose(2, 3)).to(exact)
+        by_p -= torch.linalg.vecdot(g.to(exact), out.to(exact))[..., None]
+        by_s = by_p.mul_(p).to(q.dtype)
+        torch.mul(torch.matmul(by_s, k), scale, out=to_q)
+        torch.mul(torch.matmul(by_s.transpose(2, 3), q), scale, out=to_k)
+    return by_q, by_k, by_v
+
+
 class _Attend(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, q_NQE: Tensor, k_NHE: Tensor, v_NHE: Tensor, runs: list[PaddedRows], scale: float) -> Tensor:
@@ -81,16 +102,11 @@ class _Attend(torch.autograd.Function):
         total = torch.promote_types(k_NHE.dtype, torch.float32)  # one key may be in a thousand paths
         by_k, by_v = (k_NHE.new_zeros(len(k_NHE), k_NHE[0].numel(), dtype=total) for _ in range(2))
         for run in ctx.runs:
-            q, g, out = (_queries(x, run, heads).to(total) for x in (q_NQE, g_NQE, out_NQE))
-            k, v = (_keys(x, run).to(total) for x in (k_NHE, v_NHE))
-            p = torch.matmul(q, k.transpose(2, 3)).mul_(ctx.scale).add_(run.mask).softmax(-1)
-            for by, x in ((by_v, torch.matmul(p.transpose(2, 3), g)), (by_k, None)):
-                if x is None:
-                    by_p = torch.matmul(g, v.transpose(2, 3)).sub_(torch.linalg.vecdot(g, out)[..., None])
-                    by_s = by_p.mul_(p).mul_(ctx.scale)
-                    _put_back(torch.matmul(by_s, k).to(by_q.dtype), run, by_q)
-                    x = torch.matmul(by_s.transpose(2, 3), q)
-                by.index_add_(0, run.keys.flatten(), x.transpose(1, 2).reshape(-1, by.shape[1]))
+            q, g, out = (_queries(x, run, heads) for x in (q_NQE, g_NQE, out_NQE))
+            grads = _gradients(q, _keys(k_NHE, run), _keys(v_NHE, run), out, g, run.mask, ctx.scale)
+            _put_back(grads[0], run, by_q)
+            for by, x in zip((by_k, by_v), grads[1:], strict=True):
+                by.index_add_(0, run.keys.flatten(), x.transpose(1, 2).reshape(-1, by.shape[1]).to(total))
         return by_q, by_k.view_as(k_NHE).to(k_NHE.dtype), by_v.view_as(v_NHE).to(v_NHE.dtype), None, None
 
 
