@@ -69,6 +69,16 @@ class GameResult:
             return None
         return (self.exact - self.random) / (self.ceiling - self.random)
 
+    @property
+    def grade(self) -> float:
+        """The one number of curves and of the best checkpoint: ``share``, the value where that is unknown."""
+        return self.value if self.share is None else self.share
+
+    @property
+    def row(self) -> dict[str, Any]:
+        """What files hold of it."""
+        return vars(self) | {"share": self.share}
+
 
 def outcome(episode: Episode) -> Row:
     """How an episode ended: outcome and score; where it failed, no score but the error."""

@@ -157,7 +157,7 @@ class Contest:
         report: dict[str, Any] = {"settings": self.settings([opponent]), "tables": []}
         for player, rows in zip(self.players, played, strict=True):
             results = self._results(player, rows)
-            shown = [vars(r) | {"share": r.share} for r in results]
+            shown = [r.row for r in results]
             report["tables"].append({"player": player.label, "opponent": opponent.label, "results": shown})
             print(f"{player.label} against {opponent.label}, {sampling}, seed {self.args.seed}")
             print(result_lines(results, self.args.exact), end="\n\n")

@@ -230,7 +230,7 @@ def run(args: argparse.Namespace) -> None:
         raise ConfigError("--games: the teacher had nothing to decide")
     clone(policy, sequences, config, args)
     after = evaluate(policy, config.env, tasks_shown, config.ppo.eval_games, exact_tasks=exactly)
-    print("\n" + result_table([vars(r) | {"share": r.share} for r in before], after)[0])
+    print("\n" + result_table([r.row for r in before], after)[0])
 
     def fill(folder: Path) -> None:
         policy.save(folder)
