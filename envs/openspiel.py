@@ -15,7 +15,7 @@ import os
 import sys
 import threading
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -102,7 +102,7 @@ def load_game(task_id: int) -> Any:
     return table(task_id).spiel
 
 
-def replay(task_id: int, history: Iterable[Sequence[int]]) -> Iterator[tuple[Any, list[Sequence[int]]]]:
+def replay(spiel: Any, history: Sequence[Sequence[int]]) -> Iterator[tuple[Any, Sequence[Sequence[int]]]]:
     """Go along a recorded history, [[player, action], ...] with -1 for chance.
 
     Yields:
@@ -112,27 +112,30 @@ def replay(task_id: int, history: Iterable[Sequence[int]]) -> Iterator[tuple[Any
     Raises:
         ValueError: a move that the position does not allow.
     """
-    state, left = load_game(task_id).new_initial_state(), list(history)
-    while left:
-        simultaneous = state.is_simultaneous_node()
-        size = state.num_players() if simultaneous else 1
-        moves, left = left[:size], left[size:]
+    state, at = spiel.new_initial_state(), 0
+    while at < len(history):
+        seats = range(state.num_players()) if state.is_simultaneous_node() else [state.current_player()]
+        moves = history[at : at + len(seats)]
         yield state, moves
-        if simultaneous:
+        if [player for player, _ in moves] != [*seats] or not all(_may(state, *move) for move in moves):
+            raise ValueError(f"the moves {moves} of its history cannot be played after {at} others")
+        if state.is_simultaneous_node():
             state.apply_actions([action for _, action in moves])
-            continue
-        [(player, action)] = moves
-        # legal_actions is not all of a chance node: in hearts it leaves out pass directions that are drawn.
-        legal = [a for a, _ in state.chance_outcomes()] if state.is_chance_node() else state.legal_actions()
-        if player != state.current_player() or action not in legal:
-            raise ValueError(f"player {player} cannot play {action} after {state.history()}")
-        state.apply_action(action)
+        else:
+            state.apply_action(moves[0][1])
+        at += len(moves)
     yield state, []
 
 
-def position(task_id: int, history: Iterable[Sequence[int]]) -> Any:
+def _may(state: Any, player: int, action: int) -> bool:
+    if player == CHANCE:  # legal_actions is not all of it: in hearts it leaves out pass directions that are drawn
+        return action in dict(state.chance_outcomes())
+    return action in (state.legal_actions(player) or [INVALID] * state.is_simultaneous_node())
+
+
+def position(task_id: int, history: Sequence[Sequence[int]]) -> Any:
     """The state at the end of a recorded history; ValueError as ``replay``."""
-    [(state, _)] = deque(replay(task_id, history), maxlen=1)
+    [(state, _)] = deque(replay(load_game(task_id), history), maxlen=1)
     return state
 
 

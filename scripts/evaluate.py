@@ -66,8 +66,7 @@ def exact_results(player: Contestant, task_ids: set[int]) -> dict[str, float]:
         policy_table = exact_table(player.player, player.env, task_id) or {}
     else:
         return {}
-    own, random, ceiling = table_values(policy_table, task_id)
-    return {"exact": own, "random": random, "ceiling": ceiling, "nash_conv": exact.nash_conv(game, policy_table)}
+    return table_values(policy_table, task_id) | {"nash_conv": exact.nash_conv(game, policy_table)}
 
 
 def result_lines(results: Sequence[GameResult], with_exact: bool) -> str:

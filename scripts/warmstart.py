@@ -151,9 +151,9 @@ def clone(policy: Policy, sequences: list[Sequence], config: SimpleNamespace, ar
         sums = torch.zeros(2)
         for micro in policy.micro_batches(batch):
             part = [batch[i] for i in micro]
-            answers = policy.evaluate_decisions(part).logprobs.sum()
-            with torch.set_grad_enabled(args.legal_mass > 0):
-                legal = policy.log_legal_mass(part).sum()
+            read = policy.evaluate_batch(part, entropy_grad=False, legal_mass=True)
+            assert read.legal_mass is not None
+            answers, legal = read.logprobs.sum(), read.legal_mass.sum()
             (-(answers + args.legal_mass * legal) / count).backward()
             sums += torch.tensor([float(answers.detach()), float(legal.detach())]) / count
         torch.nn.utils.clip_grad_norm_(parameters, config.ppo.max_grad_norm)
