@@ -203,6 +203,9 @@ class OpenSpielEnv:
     def __init__(self, config: EnvConfig, attempts: int = ATTEMPTS):
         self.config, self.attempts = config, attempts
         self._state: Any = None  # None: no episode, steps are refused
+        self._adapters: dict[int, str | None] = {}
+        self._history: list[list[int]] = []
+        self._attempt = 1
 
     def reset(self, task: Task) -> Step:
         """Start the task's game and play on to the first decision of a model.
@@ -213,10 +216,11 @@ class OpenSpielEnv:
         self.close()
         opponent = parse_opponent(task.opponent)
         self._table = table(task.task_id)
+        self._system = system_message(self._table, self.config.prompt)
         seed = derive_seed(task.task_id) if task.seed is None else task.seed
         players = self._table.players
         self._own_seat = (seed % 2) % players
-        self._adapters: dict[int, str | None] = {self._own_seat: None}
+        self._adapters = {self._own_seat: None}
         if opponent.kind in ("self", "past"):
             self._adapters |= {p: opponent.adapter for p in range(players) if p != self._own_seat}
         self._bots: dict[int, Bot] = {
@@ -225,9 +229,8 @@ class OpenSpielEnv:
             if p not in self._adapters
         }
         self._chance = Stream(seed)
-        self._history: list[list[int]] = []
         self._joint: dict[int, int] = {}
-        self._attempt = 1
+        self._history, self._attempt = [], 1
         self._state = self._table.spiel.new_initial_state()
         return self._advance()
 
@@ -240,12 +243,15 @@ class OpenSpielEnv:
         if self._state is None:
             raise RuntimeError("step without a running episode: it has finished or was closed; call reset first")
         action = parse_action(text, self._legal)
-        if action is None:
-            if self._attempt >= self.attempts:
-                return self._end(None)
-            message = RETRY.format(attempt=self._attempt, attempts=self.attempts)
-            self._attempt += 1
-            return self._ask(message)
+        if action is not None:
+            return self._play(action)
+        if self._attempt >= self.attempts:
+            return self._end(None)
+        message = RETRY.format(attempt=self._attempt, attempts=self.attempts)
+        self._attempt += 1
+        return self._ask(message)
+
+    def _play(self, action: int) -> Step:
         if self._simultaneous:
             self._joint[self._seat] = action
         else:
@@ -310,9 +316,9 @@ class OpenSpielEnv:
         return {
             "game": self._table.game.name,
             "seat": seat,
-            "system": system_message(self._table, self.config.prompt),
+            "system": self._system,
             "attempt": self._attempt,
-            "adapter": self._adapters[seat],
+            "adapter": self._adapters.get(seat),
             "history": self._history.copy(),
             "outcome": outcome,
         }

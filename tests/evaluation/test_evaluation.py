@@ -307,7 +307,9 @@ def test_values_of_the_uniform_player_and_of_the_best_response_are_those_of_thei
     assert own == pytest.approx(random)
     assert best > random
     assert table_values(exact.best_response_table(game), KUHN)["exact"] == pytest.approx(best)
-    assert table_values(exact.uniform_table(game), KUHN)["random"] == pytest.approx(0.0)  # 1/8 in one seat, -1/8 in the other
+    assert table_values(exact.uniform_table(game), KUHN)["random"] == pytest.approx(
+        0.0
+    )  # 1/8 in one seat, -1/8 in the other
 
 
 def test_the_share_lies_between_random_play_and_the_best_response():
