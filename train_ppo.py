@@ -20,11 +20,11 @@ import math
 import subprocess
 import sys
 import time
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -33,19 +33,18 @@ from torch import Tensor
 import utils
 from curriculum import Curriculum, eval_tasks, first_tasks
 from env_wrapper import play
-from envs.protocol import Decision, Episode, InterruptedRolloutError, Sequence
+from envs.protocol import Episode, InterruptedRolloutError
 from evaluation.measure import GameResult, Progress, evaluate, record, result_table, summarise
 from policy.model import device_of, identity
 from policy.player import Policy, load_policy
-from policy.servers import check_servers
 from policy.vllm import Engine, EngineError
-from training import alarms
+from training import alarms, preflight
+from training.batch import Batch, Moments, Trajectory, rollout_scores, terminal_rewards
 from training.console import Console, progress_line
 from training.metrics import MetricsLog, WandbLog, timing
 from training.options import SECTIONS as SECTIONS  # part of the public names, for programs built on the trainer
 from training.options import PPOConfig, parse_args, read_config
 from training.options import RunConfig as RunConfig
-from training.preflight import check_prompts, describe, exact_tasks
 from training.process import StopSignal, TrainingError, lock_run, log_into, resume_command, setup_logging
 from training.ranks import Ranks
 from training.state import (
@@ -62,12 +61,8 @@ from utils import ConfigError
 LOSS_PARTS = ("policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction", "legal_mass")
 LONE = Ranks()
 LEGAL_MASS_SAMPLE = 64  # sequences of a step that it is read from, for the log alone
-IMPORTANCE_CAP = 2.0  # truncated importance sampling, https://doi.org/10.1198/106186008X320456
-MOMENTS_RATE = 0.05  # of the running moments of rewards: about the last 20 steps count
 MAX_FAILED_SHARE = 0.2  # of a step's episodes lost to infrastructure; above it the run ends
 MAX_BAD_UPDATES = 5  # minibatches in a row without a finite loss and gradient, after which the run ends
-
-Moments = dict[str, tuple[float, float, float]]  # key -> (updates, mean, variance) of terminal rewards
 
 
 # ------------------------------------------------------------------------------------------------------ advantages
@@ -119,91 +114,6 @@ def whiten(x_M: Tensor, groups_M: Tensor | None = None, min_group: int = 8) -> T
     return out_M
 
 
-def standardise(rewards_S: Tensor, keys: list[str], moments: Moments) -> Tensor:
-    """Shift and scale terminal rewards by the running mean and deviation of their key, updated with them first.
-
-    With gamma 1 the shift is a baseline per key; the scale lets one critic serve games whose rewards differ in
-    size (leduc_poker's are a fifth of tic_tac_toe's). ``moments`` are changed here.
-    """
-    out_S = torch.empty_like(rewards_S)
-    for key in sorted(set(keys)):
-        members = [i for i, k in enumerate(keys) if k == key]
-        x = rewards_S[members].double()
-        updates, mean, variance = moments.get(key, (0.0, 0.0, 0.0))
-        rate = max(1 / (updates + 1), MOMENTS_RATE)
-        mean += rate * (float(x.mean()) - mean)
-        variance += rate * (float(((x - mean) ** 2).mean()) - variance)
-        moments[key] = (updates + 1, mean, variance)
-        out_S[members] = ((x - mean) / max(variance**0.5, 0.05)).to(rewards_S.dtype)
-    return out_S
-
-
-@dataclass(frozen=True)
-class Trajectory:
-    """What one seat of an episode decided. ``unit`` is the episode's place in the step."""
-
-    unit: int
-    episode: Episode
-    seat: int
-
-    @property
-    def sequences(self) -> list[Sequence]:
-        """The seat's sequences, in their order."""
-        return self.episode.sequences[self.seat]
-
-    @property
-    def decisions(self) -> list[Decision]:
-        """The seat's decisions, in their order."""
-        return [d for sequence in self.sequences for d in sequence.decisions]
-
-    @property
-    def reward(self) -> float:
-        """The terminal reward: the seat's score, mapped to [-1, 1]."""
-        return 2 * (self.episode.info["scores"] or {}).get(self.seat, self.episode.score) - 1
-
-    @property
-    def cut(self) -> bool:
-        """Whether the game was cut off: it has no reward and bootstraps from its last decision that fitted."""
-        return self.episode.outcome == "truncated"
-
-    @property
-    def key(self) -> str:
-        """Whose rewards are standardised together; games against oneself have another mean than those against a bot."""
-        kind = self.episode.task.opponent.partition(":")[0]
-        return f"{self.episode.game}/{self.seat}" + (f"/{kind}" if kind in ("self", "past") else "")
-
-
-@dataclass
-class Batch:
-    """The decisions of a step, seat by seat. ``unit[i]`` is the game that sequence i belongs to."""
-
-    sequences: list[Sequence]
-    unit: list[int]
-    old_logprobs_M: Tensor
-    values_M: Tensor
-    advantages_M: Tensor
-    returns_M: Tensor
-    weights_M: Tensor  # 0 for decisions that are not trained
-    reward_mean: float  # terminal reward of a seat, in [-1, 1]
-    kl_ref: float  # mean of log p - log p_ref over the decisions, in nats
-    gap_M: Tensor | None = None  # |learner's - sampler's| log-probability before the update, where both were computed
-
-    def __post_init__(self) -> None:
-        ends = np.cumsum([len(sequence.decisions) for sequence in self.sequences])
-        self.spans = [torch.arange(e - len(s.decisions), e) for e, s in zip(ends, self.sequences, strict=True)]
-
-    def summary(self) -> dict[str, Any]:
-        """Metrics of the batch; explained variance is that of the returns by the rollout's values."""
-        returns_M, values_M = self.returns_M[self.weights_M > 0], self.values_M[self.weights_M > 0]
-        variance = float(returns_M.var(correction=0)) if len(returns_M) else 0.0
-        unexplained = float((returns_M - values_M).var(correction=0)) / variance if variance > 1e-12 else 1.0
-        out = {"decisions": len(self.values_M), "reward_mean": self.reward_mean, "kl_ref": self.kl_ref,
-               "explained_variance": 1 - unexplained}  # fmt: skip
-        if self.gap_M is not None:
-            out |= {"logprob_gap_mean": float(self.gap_M.mean()), "logprob_gap_max": float(self.gap_M.max())}
-        return out
-
-
 def collate(
     episodes: list[Episode],
     policy: Policy,
@@ -249,41 +159,6 @@ def collate(
         kl_ref=float(kl_M.mean()),
         gap_M=old.gap_M,
     )
-
-
-class RolloutScores(NamedTuple):
-    """What the policy that played thought of each decision (M), before the update."""
-
-    logprobs_M: Tensor
-    values_M: Tensor
-    importance_M: Tensor  # weight of a decision in the loss: 1 unless another program sampled it
-    gap_M: Tensor | None = None
-
-
-def rollout_scores(
-    rows: list[Trajectory], sequences: list[Sequence], policy: Policy, ppo: PPOConfig, ranks: Ranks
-) -> RolloutScores:
-    """Log-probabilities and values as the rollout noted them, or computed again by the training forward."""
-    decisions = [d for row in rows for d in row.decisions]
-    logged_M = torch.tensor([d.logprob for d in decisions])
-    values_M = torch.tensor([d.value for d in decisions])
-    served = decisions[0].version is not None
-    if not ppo.recompute_logprobs and not served:
-        return RolloutScores(logged_M, values_M, torch.ones_like(logged_M))
-    read = ranks.score(policy, sequences, legal_mass=ppo.legal_mass_coef > 0)  # the update's own forward
-    gap_M = (read.logprobs - logged_M).abs()
-    if not served:
-        return RolloutScores(read.logprobs, values_M, torch.ones_like(logged_M), gap_M)
-    # A server's arithmetic is another, and it knows no values.
-    importance_M = (read.logprobs - logged_M).exp().clamp(max=IMPORTANCE_CAP)
-    return RolloutScores(read.logprobs, read.values, importance_M, gap_M)
-
-
-def terminal_rewards(rows: list[Trajectory], moments: Moments | None) -> tuple[Tensor, float]:
-    """The rewards of trajectories that have one, standardised where ``moments`` are given, and their mean before."""
-    rewards_S = torch.tensor([row.reward for row in rows])
-    mean = float(rewards_S.mean()) if rows else 0.0
-    return (rewards_S if moments is None else standardise(rewards_S, [row.key for row in rows], moments)), mean
 
 
 def advantages(
@@ -401,7 +276,7 @@ def ppo_update(
     many there were in a row at its end). When memory runs out the minibatch is done again with half as many tokens
     at a time. ``key`` seeds the shuffling.
     """
-    parameters, games = list(policy.trainable().values()), _by_game(batch)
+    parameters, games = list(policy.trainable().values()), batch.games
     totals: dict[str, Any] = dict.fromkeys((*LOSS_PARTS, "ratio_max", "decisions"), 0.0)
     stats = {"skipped": 0.0, "grad_norm": 0.0, "updates": 0.0, "epochs": 0.0, "bad_updates": bad}
     for epoch in range(ppo.ppo_epochs):
@@ -438,14 +313,6 @@ def _means(totals: dict[str, Any]) -> dict[str, float]:
     return means | {"ratio_max": float(totals["ratio_max"])}
 
 
-def _by_game(batch: Batch) -> list[list[int]]:
-    """The sequences of each game of the batch."""
-    games: dict[int, list[int]] = {}
-    for i, unit in enumerate(batch.unit):
-        games.setdefault(unit, []).append(i)
-    return list(games.values())
-
-
 def _with_less_memory(policy: Policy, optimizer: torch.optim.Optimizer, work: Any) -> tuple[Tensor, dict[str, Any]]:
     while True:
         try:
@@ -474,11 +341,6 @@ def adapt_kl_coef(kl_coef: float, kl: float, decisions: int, ppo: PPOConfig) -> 
 # -------------------------------------------------------------------------------------------------------- one step
 
 
-def tasks_of(config: SimpleNamespace) -> list[int]:
-    """The task ids that evaluations before and after are made on."""
-    return first_tasks(config.curriculum, config.env.env_type)
-
-
 class Trainer(Checkpointed):
     """One run: the objects of a configuration, one method a chapter of a step."""
 
@@ -488,9 +350,10 @@ class Trainer(Checkpointed):
         self.base = {"model": config.model.model_name, "revision": config.model.revision,
                      **identity(self.policy.base, self.policy.tokenizer)}  # fmt: skip
         self.names = list(self.policy.trainable())
-        parameters = list(self.policy.trainable().values())
-        self.optimizer = torch.optim.AdamW(parameters, lr=self.ppo.learning_rate, weight_decay=0.0)
+        trained = self.policy.trainable().values()
+        self.optimizer = torch.optim.AdamW(trained, lr=self.ppo.learning_rate, weight_decay=0.0)
         self.curriculum = Curriculum(config.curriculum, config.run.seed)
+        self.evaluated = first_tasks(config.curriculum, config.env.env_type)  # task ids, before and after
         self.state = TrainerState(kl_coef=self.ppo.init_kl_coef, tokens_per_batch=self.policy.tokens_per_batch)
         self.metrics = MetricsLog(run_dir / "metrics.jsonl")
         self.engine = Engine(self.policy, config.env, run_dir) if config.env.use_vllm else None
@@ -566,14 +429,23 @@ class Trainer(Checkpointed):
             self.engine.check_age(s for e in valid for sequences in e.sequences.values() for s in sequences)
         return valid
 
+    def refuse_to_go_on(self, row: dict[str, Any]) -> None:
+        """Raise TrainingError where updates stay without finite numbers, or an alarm that may act says stop."""
+        bad = self.state.bad_updates
+        if bad >= MAX_BAD_UPDATES:
+            raise TrainingError(f"{bad} minibatches in a row gave a loss or gradient that is not finite; the last are "
+                                f"in {self.run_dir / 'bad_batch.json'}")  # fmt: skip
+        if fatal := alarms.fatal(row, self.ppo):
+            raise TrainingError(f"alarm {fatal.name}: {fatal.meaning}")
+
     def evaluate(self, stop: StopSignal, tell: Progress) -> list[GameResult]:
         """Evaluate against uniform random on the games of the curriculum's stages, on reserved seeds.
 
         What learns to answer legally unconstrained (``legal_mass_coef``) plays the same games so, too.
         """
-        player, tasks = self.player(stop), tasks_of(self.config)
-        measure = partial(evaluate, player, self.config.env, tasks, self.ppo.eval_games, progress=tell)
-        results = measure(exact_tasks=exact_tasks(self.config, self.policy.chat))
+        player, games = self.player(stop), self.ppo.eval_games
+        measure = partial(evaluate, player, self.config.env, self.evaluated, games, progress=tell)
+        results = measure(exact_tasks=preflight.exact_tasks(self.config, self.policy.chat))
         if not (self.ppo.legal_mass_coef and self.policy.constrained):
             return results
         self.policy.constrained = False
@@ -604,16 +476,13 @@ def train(config: SimpleNamespace, resume: str | None, force_config: bool = Fals
     trainer = Trainer(config, run_dir, ranks)
     if start is not None:
         trainer.load(start, force_config)
-    ppo, state = config.ppo, trainer.state
     utils.rest_collector()
     mode = config.run.wandb_mode if ranks.first else "disabled"
     wandb = WandbLog(mode, run_dir, resolved, resumed=start is not None)
-    console = Console(ppo.num_train_steps, state.step, None if ranks.first else io.StringIO())
+    console = Console(config.ppo.num_train_steps, trainer.state.step, None if ranks.first else io.StringIO())
     code = 1
     try:
         with StopSignal() as stop:
-            if start is None and ranks.first:
-                trainer.metrics.truncate_to(0)
             code = training_loop(trainer, stop, console, wandb)
         return code
     finally:
@@ -632,7 +501,7 @@ def training_loop(trainer: Trainer, stop: StopSignal, console: Console, wandb: W
     try:
         if not state.before:
             results = trainer.ranks.alone(lambda: trainer.evaluate(stop, console.progress))
-            state.before = [vars(r) | {"share": r.share} for r in results]
+            state.before = [r.row for r in results]
             trainer.save_if_possible(None)  # what was measured once is not measured again
         started = time.perf_counter()
         while state.step < ppo.num_train_steps or state.row:
@@ -640,8 +509,8 @@ def training_loop(trainer: Trainer, stop: StopSignal, console: Console, wandb: W
             score = None
             if ppo.eval_freq and state.step % ppo.eval_freq == 0 and state.step < ppo.num_train_steps:
                 results = trainer.ranks.alone(lambda: trainer.evaluate(stop, console.progress))
-                score = float(np.mean([r.value if r.share is None else r.share for r in results]))
-                row |= {f"eval/{r.game}": r.value if r.share is None else r.share for r in results}
+                score = float(np.mean([r.grade for r in results]))
+                row |= {f"eval/{r.game}": r.grade for r in results}
             state.row = None
             if trainer.ranks.first:
                 trainer.metrics.append(row)
@@ -650,7 +519,7 @@ def training_loop(trainer: Trainer, stop: StopSignal, console: Console, wandb: W
             console.update(state.step, progress_line(row, ppo.num_train_steps, left))
             if "stage_change" in row:
                 console.say(f"stage {row['stage']} is passed: now {row['stage_change']} ({row['stage_reason']})")
-            refuse_to_go_on(trainer, row)
+            trainer.refuse_to_go_on(row)
             overdue = time.monotonic() - trainer.saved_at > SAVE_SECONDS
             if state.step % ppo.save_freq == 0 or score is not None or overdue:
                 trainer.save_if_possible(score)
@@ -668,22 +537,11 @@ def training_loop(trainer: Trainer, stop: StopSignal, console: Console, wandb: W
         raise TrainingError(f"{where}: {cause}; checkpoint: {trainer.save_at_the_end()}") from error
 
 
-def refuse_to_go_on(trainer: Trainer, row: dict[str, Any]) -> None:
-    """Raise TrainingError where updates stay without finite numbers, or an alarm that may act says stop."""
-    bad, folder = trainer.state.bad_updates, trainer.run_dir
-    if bad >= MAX_BAD_UPDATES:
-        raise TrainingError(f"{bad} minibatches in a row gave a loss or gradient that is not finite; the last are in "
-                            f"{folder / 'bad_batch.json'}")  # fmt: skip
-    fatal = [a for a in alarms.ALARMS if a.name in row.get("alarms", ()) and a.action == "stop"]
-    if fatal and trainer.ppo.alarms == "act":
-        raise TrainingError(f"alarm {fatal[0].name}: {fatal[0].meaning}")
-
-
 def finish(trainer: Trainer, stop: StopSignal, console: Console) -> None:
     """Evaluate, write the summary, sample games, the final adapter and the curves, and show them."""
     player = trainer.player(stop)
     results = trainer.evaluate(stop, console.progress)
-    tasks = [task for t in tasks_of(trainer.config) for task in eval_tasks([(t, t)], 3, 1)]
+    tasks = [task for t in trainer.evaluated for task in eval_tasks([(t, t)], 3, 1)]
     rows = record(player, trainer.config.env, tasks, trainer.state.step)
     (trainer.run_dir / "episodes.jsonl").write_text("".join(json.dumps(utils.redact(row)) + "\n" for row in rows))
     checkpoint = trainer.save()
@@ -693,21 +551,13 @@ def finish(trainer: Trainer, stop: StopSignal, console: Console) -> None:
     (trainer.run_dir / "summary.json").write_text(json.dumps(summary, indent=1))
     console.say(f"\n{table}\n\ncheckpoint: {checkpoint}\nadapter:    {final}")
     script = str(Path(__file__).parent / "scripts" / "visualize.py")
-    drawn = subprocess.run(
-        [sys.executable, script, "--checkpoint_dir", str(trainer.run_dir)], capture_output=True, text=True
-    )
+    command = [sys.executable, script, "--checkpoint_dir", str(trainer.run_dir)]
+    drawn = subprocess.run(command, capture_output=True, text=True)
     if drawn.returncode:
         cause = (drawn.stderr.strip() or "unknown cause").splitlines()[-1]
         console.say(f"no curves were drawn: {cause}")
     else:
         console.say(f"curves:     {trainer.run_dir / 'curves.png'}\nreport:     {trainer.run_dir / 'report.html'}")
-
-
-def _check_server(config: SimpleNamespace) -> None:
-    if config.env.env_mode != "local":  # only then: it brings OpenSpiel along, which takes a while to import
-        from envs.affinetes import check_server
-
-        check_server(config.env)
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -718,23 +568,12 @@ def main(argv: list[str] | None = None) -> int:
     try:
         config = read_config(args)
         if args.dry_run:
-            _check_server(config)
-            print(describe(config))
-            device_of(config.model)
-            if config.env.use_vllm:
-                check_servers(config)
+            preflight.check(config, dry_run=True)
             return 0
         ranks = Ranks.join(device_of(config.model))
         if config.run.threads:
             torch.set_num_threads(config.run.threads)
-        if config.env.env_type == "trace":
-            from envs.trace import check_config
-
-            check_config(config.env, tasks_of(config))
-        _check_server(config)
-        check_prompts(config)
-        if config.env.use_vllm:
-            check_servers(config, ranks.world)
+        preflight.check(config, ranks.world)
         code = train(config, args.resume, args.force_config, ranks)
         if code:
             say_how_to_go_on(config, ranks, sys.stdout)

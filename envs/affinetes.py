@@ -18,12 +18,10 @@ from typing import Any, Protocol
 from config.reader import ConfigError
 from envs.client import NO_ANSWER, NOT_SENT, HttpClient, one_line, wait_for
 from envs.config import EnvConfig
-from envs.openspiel import ATTEMPTS, RETRY, derive_seed, full_system, full_user, load_game, score
+from envs.openspiel import OpenSpielEnv, derive_seed, full_system, full_user, score, table
 from envs.opponents import SEEDS, parse_opponent
-from envs.parser import parse_action
 from envs.protocol import Step, Task
 from envs.replies import Reply, ServerError, close, read_position, read_reply
-from games import decode_task_id
 
 CHECK_SECONDS = 10.0  # for a server to say anything at all, before a run
 START_SECONDS = 600.0  # of a container, its image loaded
@@ -182,17 +180,16 @@ def check_server(config: EnvConfig) -> None:
             raise ConfigError(line)
 
 
-class RemoteEnv:
-    """One episode at a time on a server; see ``env_wrapper.Env``.
+class RemoteEnv(OpenSpielEnv):
+    """One episode at a time on a server; see ``env_wrapper.Env``. The state is the episode's name there.
 
     ``Step.info`` is that of ``OpenSpielEnv``; ``history`` and ``returns`` are those the server tells at the end:
     public servers tell none (``[]`` and None).
     """
 
     def __init__(self, config: EnvConfig):
-        self.config = config
+        super().__init__(config)
         self._server = connect(config)
-        self._episode_id: str | None = None
 
     def reset(self, task: Task) -> Step:
         """Start the task's game on the server.
@@ -204,40 +201,25 @@ class RemoteEnv:
         self.close()
         if parse_opponent(task.opponent).kind in ("self", "past"):
             raise ValueError(f"opponent {task.opponent!r} cannot play on a server: choose random, mcts or ismcts")
-        self._game, _ = decode_task_id(task.task_id)
-        self._spiel = load_game(task.task_id)
+        self._table, self._attempt = table(task.task_id), 1
         seed = derive_seed(task.task_id) if task.seed is None else task.seed
         asked = {"task_id": task.task_id, "seed": seed % SEEDS, "opponent": task.opponent}
         reply = self._call("reset", **asked)
-        self._episode_id, self._attempt = reply.episode_id, 1
+        self._state = reply.episode_id
         self._check_echo(asked, reply.info)
         self._seat = reply.info["llm_player_id"]
         rules, found, _ = reply.observation.partition("# Game Rules\n")[2].partition("\n\n# Current Game State\n")
-        self._system = full_system(self._game.name, rules if found else "")
+        self._system = full_system(self._table.game.name, rules if found else "")
         return self._show(reply)
 
-    def step(self, text: str) -> Step:
-        """Answer the last step's decision with the model's raw text.
-
-        Raises:
-            RuntimeError: there is no running episode.
-            ServerError: the server refuses a legal action, or fails.
-        """
-        if self._episode_id is None:
-            raise RuntimeError("step without a running episode: it has finished or was closed; call reset first")
-        action = parse_action(text, self._legal)
-        if action is None:
-            if self._attempt >= ATTEMPTS:
-                return self._end("forfeited", 0.0)
-            message = RETRY.format(attempt=self._attempt, attempts=ATTEMPTS)
-            self._attempt += 1
-            return Step(message, self._legal, False, 0.0, self._info(None))
+    def _play(self, action: int) -> Step:
+        """``step``; ServerError: the server refuses a legal action, or fails."""
         self._attempt = 1
-        return self._show(self._call("step", action=str(action), episode_id=self._episode_id))
+        return self._show(self._call("step", action=str(action), episode_id=self._state))
 
     def close(self) -> None:
         """Tell the server to forget the episode; that it cannot be told is no error."""
-        episode_id, self._episode_id = self._episode_id, None
+        episode_id, self._state = self._state, None
         if episode_id is not None:
             try:
                 self._server.call("stop", {"episode_id": episode_id}, min(STOP_SECONDS, self.config.env_timeout))
@@ -247,49 +229,41 @@ class RemoteEnv:
     def _call(self, method: str, **arguments: Any) -> Reply:
         """Return the server's answer to reset or step, through the door."""
         try:
-            return read_reply(self._server.call(method, arguments, self.config.env_timeout), self._spiel)
+            return read_reply(self._server.call(method, arguments, self.config.env_timeout), self._table.spiel)
         except ServerError as error:
             raise self._error(f"{method}: {error}") from error
 
     def _error(self, problem: str) -> ServerError:
-        defect = DEFECTS.get(self._game.name)
+        defect = DEFECTS.get(self._table.game.name)
         known = f" (known of public servers: {defect}; scripts/serve.py plays it)" if defect else ""
-        return ServerError(f"{self._game.name} on {self._server.name}: {one_line(problem, 400)}{known}")
+        return ServerError(f"{self._table.game.name} on {self._server.name}: {one_line(problem, 400)}{known}")
 
     def _check_echo(self, asked: dict[str, Any], info: dict[str, Any]) -> None:
         """Raise unless the server says that it plays the task that was asked for."""
         told = {"task_id": info.get("task_id"), "seed": info.get("seed"), "opponent": info.get("opponent_type")}
-        if told != asked or info.get("game_name") not in (self._game.name, self._game.short_name):
+        if told != asked or info.get("game_name") not in (self._table.game.name, self._table.game.short_name):
             raise self._error(f"asked for {asked}, the server plays {info.get('game_name')} with {told}")
         if asked["opponent"] not in ("random", "mcts") and info.get("path") != EVALUATE_PATH:
             raise self._error(f"public servers silently play at random for opponent {asked['opponent']!r}")
-        seat, players = info.get("llm_player_id"), self._spiel.num_players()
+        seat, players = info.get("llm_player_id"), self._table.spiel.num_players()
         if type(seat) is not int or seat not in range(players):
             raise self._error(f"the server does not tell the seat, 0 to {players - 1}: {seat!r}")
 
     def _show(self, reply: Reply) -> Step:
         if reply.done:
-            if reply.returns and not close(reply.score, score(self._spiel, reply.returns, self._seat)):
+            spiel = self._table.spiel
+            if reply.returns and not close(reply.score, score(spiel, reply.returns, self._seat)):
                 raise self._error(f"the score {reply.score} is not that of the returns {reply.returns}")
-            return self._end("finished", reply.score, reply)
+            return self._end(reply.returns, reply)
         try:
             state, self._legal = read_position(reply.observation)
         except ServerError as error:
             raise self._error(str(error)) from error
-        return Step(full_user(state, self._seat, self._legal), self._legal, False, 0.0, self._info(None))
+        return self._ask(full_user(state, self._seat, self._legal))
 
-    def _info(self, outcome: str | None) -> dict[str, Any]:
-        return {
-            "game": self._game.name,
-            "seat": self._seat,
-            "system": self._system,
-            "attempt": self._attempt,
-            "adapter": None,
-            "history": [],
-            "outcome": outcome,
-        }
-
-    def _end(self, outcome: str, score: float, reply: Reply | None = None) -> Step:
-        told = {"returns": reply and reply.returns, "history": reply.history if reply else []}
+    def _end(self, returns: list[float] | None, reply: Reply | None = None) -> Step:
+        info = self._info(self._seat, "finished" if reply else "forfeited")
+        result = reply.score if reply else 0.0
+        info |= {"returns": returns, "history": reply.history if reply else [], "scores": {self._seat: result}}
         self.close()
-        return Step("", {}, True, score, self._info(outcome) | told | {"scores": {self._seat: score}})
+        return Step("", {}, True, result, info)

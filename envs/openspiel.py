@@ -15,7 +15,7 @@ import os
 import sys
 import threading
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -102,7 +102,7 @@ def load_game(task_id: int) -> Any:
     return table(task_id).spiel
 
 
-def replay(task_id: int, history: Iterable[Sequence[int]]) -> Iterator[tuple[Any, list[Sequence[int]]]]:
+def replay(spiel: Any, history: Sequence[Sequence[int]]) -> Iterator[tuple[Any, Sequence[Sequence[int]]]]:
     """Go along a recorded history, [[player, action], ...] with -1 for chance.
 
     Yields:
@@ -112,27 +112,30 @@ def replay(task_id: int, history: Iterable[Sequence[int]]) -> Iterator[tuple[Any
     Raises:
         ValueError: a move that the position does not allow.
     """
-    state, left = load_game(task_id).new_initial_state(), list(history)
-    while left:
-        simultaneous = state.is_simultaneous_node()
-        size = state.num_players() if simultaneous else 1
-        moves, left = left[:size], left[size:]
+    state, at = spiel.new_initial_state(), 0
+    while at < len(history):
+        seats = range(state.num_players()) if state.is_simultaneous_node() else [state.current_player()]
+        moves = history[at : at + len(seats)]
         yield state, moves
-        if simultaneous:
+        if [player for player, _ in moves] != [*seats] or not all(_may(state, *move) for move in moves):
+            raise ValueError(f"the moves {moves} of its history cannot be played after {at} others")
+        if state.is_simultaneous_node():
             state.apply_actions([action for _, action in moves])
-            continue
-        [(player, action)] = moves
-        # legal_actions is not all of a chance node: in hearts it leaves out pass directions that are drawn.
-        legal = [a for a, _ in state.chance_outcomes()] if state.is_chance_node() else state.legal_actions()
-        if player != state.current_player() or action not in legal:
-            raise ValueError(f"player {player} cannot play {action} after {state.history()}")
-        state.apply_action(action)
+        else:
+            state.apply_action(moves[0][1])
+        at += len(moves)
     yield state, []
 
 
-def position(task_id: int, history: Iterable[Sequence[int]]) -> Any:
+def _may(state: Any, player: int, action: int) -> bool:
+    if player == CHANCE:  # legal_actions is not all of it: in hearts it leaves out pass directions that are drawn
+        return action in dict(state.chance_outcomes())
+    return action in (state.legal_actions(player) or [INVALID] * state.is_simultaneous_node())
+
+
+def position(task_id: int, history: Sequence[Sequence[int]]) -> Any:
     """The state at the end of a recorded history; ValueError as ``replay``."""
-    [(state, _)] = deque(replay(task_id, history), maxlen=1)
+    [(state, _)] = deque(replay(load_game(task_id), history), maxlen=1)
     return state
 
 
@@ -200,6 +203,9 @@ class OpenSpielEnv:
     def __init__(self, config: EnvConfig, attempts: int = ATTEMPTS):
         self.config, self.attempts = config, attempts
         self._state: Any = None  # None: no episode, steps are refused
+        self._adapters: dict[int, str | None] = {}
+        self._history: list[list[int]] = []
+        self._attempt = 1
 
     def reset(self, task: Task) -> Step:
         """Start the task's game and play on to the first decision of a model.
@@ -210,10 +216,11 @@ class OpenSpielEnv:
         self.close()
         opponent = parse_opponent(task.opponent)
         self._table = table(task.task_id)
+        self._system = system_message(self._table, self.config.prompt)
         seed = derive_seed(task.task_id) if task.seed is None else task.seed
         players = self._table.players
         self._own_seat = (seed % 2) % players
-        self._adapters: dict[int, str | None] = {self._own_seat: None}
+        self._adapters = {self._own_seat: None}
         if opponent.kind in ("self", "past"):
             self._adapters |= {p: opponent.adapter for p in range(players) if p != self._own_seat}
         self._bots: dict[int, Bot] = {
@@ -222,9 +229,8 @@ class OpenSpielEnv:
             if p not in self._adapters
         }
         self._chance = Stream(seed)
-        self._history: list[list[int]] = []
         self._joint: dict[int, int] = {}
-        self._attempt = 1
+        self._history, self._attempt = [], 1
         self._state = self._table.spiel.new_initial_state()
         return self._advance()
 
@@ -237,12 +243,15 @@ class OpenSpielEnv:
         if self._state is None:
             raise RuntimeError("step without a running episode: it has finished or was closed; call reset first")
         action = parse_action(text, self._legal)
-        if action is None:
-            if self._attempt >= self.attempts:
-                return self._end(None)
-            message = RETRY.format(attempt=self._attempt, attempts=self.attempts)
-            self._attempt += 1
-            return self._ask(message)
+        if action is not None:
+            return self._play(action)
+        if self._attempt >= self.attempts:
+            return self._end(None)
+        message = RETRY.format(attempt=self._attempt, attempts=self.attempts)
+        self._attempt += 1
+        return self._ask(message)
+
+    def _play(self, action: int) -> Step:
         if self._simultaneous:
             self._joint[self._seat] = action
         else:
@@ -307,9 +316,9 @@ class OpenSpielEnv:
         return {
             "game": self._table.game.name,
             "seat": seat,
-            "system": system_message(self._table, self.config.prompt),
+            "system": self._system,
             "attempt": self._attempt,
-            "adapter": self._adapters[seat],
+            "adapter": self._adapters.get(seat),
             "history": self._history.copy(),
             "outcome": outcome,
         }

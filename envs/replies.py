@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 import re
+from collections import deque
 from dataclasses import dataclass
 from typing import Any
 
 from envs.client import one_line
-from envs.openspiel import CHANCE, INVALID
+from envs.openspiel import replay
 from envs.opponents import SEEDS
 
 # What an answer may hold. Above the longest games and prompts by a factor of ten or more.
@@ -70,7 +71,13 @@ def read_reply(answer: Any, game: Any) -> Reply:
         raise ServerError(f"the score {one_line(repr(reward))} is not in [0, 1]")
     returns, history = _returns(info.get("returns"), game), _history(info.get("history"))
     if history:
-        played = _replay(game, history).returns()
+        try:
+            [(state, _)] = deque(replay(game, history), maxlen=1)
+        except ValueError as error:
+            raise ServerError(str(error)) from error
+        if not state.is_terminal() and state.legal_actions():
+            raise ServerError("its history does not end with the game")
+        played = state.returns()
         if returns is not None and not all(map(close, returns, played)):
             raise ServerError(f"the returns {returns} are not those of its history, {played}")
         returns = played
@@ -114,31 +121,6 @@ def _history(told: Any) -> list[list[int]]:
         if not isinstance(move, list) or len(move) != 2 or not all(type(part) is int for part in move):
             raise ServerError(f"the move {one_line(repr(move))} of its history is not [player, action]")
     return told
-
-
-def _replay(game: Any, history: list[list[int]]) -> Any:
-    """Return the final state of ``game`` after a history, every move of which is legal."""
-    state, at = game.new_initial_state(), 0
-    while not state.is_terminal() and at < len(history):
-        together = state.is_simultaneous_node()
-        moves = history[at : at + (game.num_players() if together else 1)]
-        at += len(moves)
-        movers = list(range(game.num_players())) if together else [state.current_player()]
-        if [player for player, _ in moves] != movers or not all(_may(state, *move) for move in moves):
-            raise ServerError(f"the moves {moves} of its history cannot be played after {at - len(moves)} others")
-        if together:
-            state.apply_actions([action for _, action in moves])
-        else:
-            state.apply_action(moves[0][1])
-    if at < len(history) or not (state.is_terminal() or not state.legal_actions()):
-        raise ServerError("its history does not end with the game")
-    return state
-
-
-def _may(state: Any, player: int, action: int) -> bool:
-    if player == CHANCE:
-        return action in dict(state.chance_outcomes())
-    return action in (state.legal_actions(player) or [INVALID])
 
 
 def read_position(observation: str) -> tuple[str, dict[int, str]]:

@@ -69,6 +69,16 @@ class GameResult:
             return None
         return (self.exact - self.random) / (self.ceiling - self.random)
 
+    @property
+    def grade(self) -> float:
+        """The one number of curves and of the best checkpoint: ``share``, the value where that is unknown."""
+        return self.value if self.share is None else self.share
+
+    @property
+    def row(self) -> dict[str, Any]:
+        """What files hold of it."""
+        return vars(self) | {"share": self.share}
+
 
 def outcome(episode: Episode) -> Row:
     """How an episode ended: outcome and score; where it failed, no score but the error."""
@@ -231,27 +241,15 @@ def exact_table(player: Any, env_config: EnvConfig, task_id: int, progress: Prog
     return exact.tabulate(load_game(task_id), probs)
 
 
-def table_values(table: dict, task_id: int) -> tuple[float, float, float]:
-    """Exact value of a tabular policy, of random play and of the best response, against uniform random, both seats."""
+def table_values(table: dict, task_id: int) -> dict[str, float]:
+    """Exact values of a tabular policy, of random play and of the best response, against uniform random, both seats."""
     from envs import exact
     from envs.openspiel import load_game
 
     game = load_game(task_id)
-    scale = 2 * game.max_utility()
-    own, random, best = (
-        sum(exact.value_against_random(game, table)) / scale,
-        sum(exact.random_values(game)) / scale,
-        sum(exact.best_response_values(game)) / scale,
-    )
-    return own, random, best
-
-
-def exact_values(
-    player: Any, env_config: EnvConfig, task_id: int, progress: Progress = no_progress
-) -> tuple[float, float, float] | None:
-    """``table_values`` of a player; None where the game is too large."""
-    table = exact_table(player, env_config, task_id, progress)
-    return None if table is None else table_values(table, task_id)
+    values = exact.value_against_random(game, table), exact.random_values(game), exact.best_response_values(game)
+    means = [sum(seats) / (2 * game.max_utility()) for seats in values]
+    return dict(zip(("exact", "random", "ceiling"), means, strict=True))
 
 
 def evaluate(
@@ -279,8 +277,8 @@ def evaluate(
     for task_id, tasks in zip(task_ids, drawn, strict=True):
         mine = [next(episodes) for _ in tasks]
         exactly = (exact_tasks is None or task_id in exact_tasks) and not trace and hasattr(player, "action_probs")
-        values = exact_values(player, env_config, task_id, progress) if exactly else None
-        exact = dict(zip(("exact", "random", "ceiling"), values or (), strict=False))
+        table = exact_table(player, env_config, task_id, progress) if exactly else None
+        exact = table_values(table, task_id) if table else {}
         name = next((e.game for e in mine if e.outcome != "failed"), "trace") if trace else label(task_id)
         results.append(summary(name, [[outcome(e) for e in mine]], legal_rate=legal_rate(mine), **exact))
     return results

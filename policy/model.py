@@ -37,7 +37,6 @@ class ModelConfig:
     device: str = knob("auto", choices=("auto", "cuda", "cpu"))  # auto: CUDA where there is one
     use_4bit: bool = True  # hold the base in 4 bits; needs CUDA
     use_nested_quant: bool = True  # quantise the scales of the 4-bit weights too
-    bnb_4bit_quant_type: str = knob("nf4", choices=("nf4", "fp4"))  # of the 4-bit weights
     dtype: str = knob("bfloat16", choices=("bfloat16", "float16", "float32"))  # of everything not quantised
     gradient_checkpointing: bool = True  # recompute layers in the backward pass: slower, far less memory
     tokens_per_batch: int = knob(4096, min=64)  # padded tokens in one forward pass; memory against speed
@@ -217,7 +216,7 @@ def _load_base(config: ModelConfig, device: str) -> Any:
     if config.use_4bit:
         kwargs["quantization_config"] = BitsAndBytesConfig(
             load_in_4bit=True,
-            bnb_4bit_quant_type=config.bnb_4bit_quant_type,
+            bnb_4bit_quant_type="nf4",
             bnb_4bit_use_double_quant=config.use_nested_quant,
             bnb_4bit_compute_dtype=getattr(torch, config.dtype),
         )

@@ -8,14 +8,13 @@ import json
 import logging
 import math
 import os
-import re
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from envs.client import one_line
-from envs.config import EnvConfig
+from envs.config import ADDRESS, EnvConfig
 from utils import ConfigError
 
 log = logging.getLogger(__name__)
@@ -25,7 +24,6 @@ CONNECT_SECONDS = 10.0
 IDLE_SECONDS = 2.0  # until an unused connection is closed; vLLM does it after 5, even when a question is on its way
 PLAIN = {"top_p": 1.0, "top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0}  # else a model's own defaults hold
 PROBE_CHOICE = "73"
-ADDRESS = re.compile(r"https?://[^\s/@?#]+(/[^\s@?#]*)?")
 
 
 def addresses(env: EnvConfig) -> list[str]:

@@ -66,8 +66,7 @@ def exact_results(player: Contestant, task_ids: set[int]) -> dict[str, float]:
         policy_table = exact_table(player.player, player.env, task_id) or {}
     else:
         return {}
-    own, random, ceiling = table_values(policy_table, task_id)
-    return {"exact": own, "random": random, "ceiling": ceiling, "nash_conv": exact.nash_conv(game, policy_table)}
+    return table_values(policy_table, task_id) | {"nash_conv": exact.nash_conv(game, policy_table)}
 
 
 def result_lines(results: Sequence[GameResult], with_exact: bool) -> str:
@@ -157,7 +156,7 @@ class Contest:
         report: dict[str, Any] = {"settings": self.settings([opponent]), "tables": []}
         for player, rows in zip(self.players, played, strict=True):
             results = self._results(player, rows)
-            shown = [vars(r) | {"share": r.share} for r in results]
+            shown = [r.row for r in results]
             report["tables"].append({"player": player.label, "opponent": opponent.label, "results": shown})
             print(f"{player.label} against {opponent.label}, {sampling}, seed {self.args.seed}")
             print(result_lines(results, self.args.exact), end="\n\n")

@@ -19,9 +19,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from config.flags import FlagParser
 from env_wrapper import make_env, play
-from envs.config import EnvConfig
-from envs.openspiel import position
-from envs.protocol import Action, Episode, Player, Query, Task
+from envs.openspiel import position, table
+from envs.protocol import Action, Episode, Query, Task
 from evaluation.measure import game_sets
 from evaluation.players import Contestant, Roster, Seats, player_flags
 from training.process import ProgramError, run_program, setup_logging
@@ -32,33 +31,11 @@ class QuitError(Exception):
     """The person has had enough."""
 
 
-class Board:
-    """The same game once more, played along move by move, to draw positions as the full prompt describes them.
-
-    What a player is shown may be terser (``prompt: compact``); a person gets the board.
-    """
-
-    def __init__(self, config: EnvConfig, task: Task) -> None:
-        self.env = make_env(replace(config, prompt="full"))
-        self.skips_forced = config.protocol != "affinetes"
-        self.step = self.env.reset(task)
-        self._forced_moves()
-
-    def answer(self, text: str) -> None:
-        """Play the answer of the seat to move."""
-        self.step = self.env.step(text)
-        self._forced_moves()
-
-    def _forced_moves(self) -> None:
-        while self.skips_forced and len(self.step.legal) == 1:
-            self.step = self.env.step(str(next(iter(self.step.legal))))
-
-
 class Person:
-    """Someone at the terminal, who sees the board and answers with action ids."""
+    """Someone at the terminal, who sees the board, however tersely the model does, and answers with action ids."""
 
-    def __init__(self, board: Board, adviser: Any) -> None:
-        self.board, self.adviser = board, adviser
+    def __init__(self, task_id: int, adviser: Any) -> None:
+        self.task_id, self.adviser = task_id, adviser
 
     def act(self, queries: Sequence[Query]) -> list[Action]:
         """Show the position and wait for a legal answer.
@@ -67,7 +44,8 @@ class Person:
             QuitError: ``q``, or the end of the input.
         """
         [query] = queries
-        print(f"\n{_position(self.board.step.text)}")
+        state, game = position(self.task_id, query.history), table(self.task_id).game
+        print(f"\n{game.describe(state, query.seat)}\n\nYou are Player {query.seat}.")
         print("\n".join(f"  {action:>4}  {name}" for action, name in query.legal.items()))
         while True:
             text = _ask("your move (? for the model's opinion, q to quit): ")
@@ -88,20 +66,6 @@ class Person:
         return "\n".join(f"  {action:>4}  {p:6.1%}  {query.legal[action]}" for action, p in ranked)
 
 
-class Followed:
-    """Passes questions on and plays the answers on the board too."""
-
-    def __init__(self, player: Player, board: Board) -> None:
-        self.player, self.board = player, board
-
-    def act(self, queries: Sequence[Query]) -> list[Action]:
-        """Answer as the player does."""
-        actions = self.player.act(queries)
-        for action in actions:
-            self.board.answer(action.text)
-        return actions
-
-
 def _ask(prompt: str) -> str:
     try:
         text = input(prompt).strip()
@@ -110,11 +74,6 @@ def _ask(prompt: str) -> str:
     if not sys.stdin.isatty():
         print(text)
     return text
-
-
-def _position(text: str) -> str:
-    """The position of a full prompt; its list of actions is drawn otherwise."""
-    return text.removeprefix("Current State:\n").partition("\nLegal Actions:\n")[0]
 
 
 def play_one(opponent: Contestant, task: Task) -> Episode:
@@ -126,12 +85,11 @@ def play_one(opponent: Contestant, task: Task) -> Episode:
     """
     config = replace(opponent.env, env_mode="local")
     try:
-        board = Board(config, task)
+        make_env(config).reset(task)
     except ValueError as error:
         raise ConfigError(str(error)) from error
     others = {} if opponent.player is None else {opponent.label: opponent.player}
-    seats = Seats(Person(board, opponent.player), others)
-    [episode] = play(config, Followed(seats, board), [task])
+    [episode] = play(config, Seats(Person(task.task_id, opponent.player), others), [task])
     return episode
 
 

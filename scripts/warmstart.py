@@ -151,9 +151,9 @@ def clone(policy: Policy, sequences: list[Sequence], config: SimpleNamespace, ar
         sums = torch.zeros(2)
         for micro in policy.micro_batches(batch):
             part = [batch[i] for i in micro]
-            answers = policy.evaluate_decisions(part).logprobs.sum()
-            with torch.set_grad_enabled(args.legal_mass > 0):
-                legal = policy.log_legal_mass(part).sum()
+            read = policy.evaluate_batch(part, entropy_grad=False, legal_mass=True)
+            assert read.legal_mass is not None
+            answers, legal = read.logprobs.sum(), read.legal_mass.sum()
             (-(answers + args.legal_mass * legal) / count).backward()
             sums += torch.tensor([float(answers.detach()), float(legal.detach())]) / count
         torch.nn.utils.clip_grad_norm_(parameters, config.ppo.max_grad_norm)
@@ -230,7 +230,7 @@ def run(args: argparse.Namespace) -> None:
         raise ConfigError("--games: the teacher had nothing to decide")
     clone(policy, sequences, config, args)
     after = evaluate(policy, config.env, tasks_shown, config.ppo.eval_games, exact_tasks=exactly)
-    print("\n" + result_table([vars(r) | {"share": r.share} for r in before], after)[0])
+    print("\n" + result_table([r.row for r in before], after)[0])
 
     def fill(folder: Path) -> None:
         policy.save(folder)

@@ -28,6 +28,7 @@ from games import CONFIGS_PER_GAME, GAMES
 from policy.chat import ChatFormat, answer_trie
 from policy.model import LoraConfig, ModelConfig, device_of, load_architecture, load_tokenizer
 from policy.network import ATTENDED
+from policy.servers import check_servers
 from training.console import duration
 from utils import ConfigError, uniform
 
@@ -403,6 +404,29 @@ def _move_seconds(opponent: str, episode: Episode, place: float) -> float:
 
 
 # ------------------------------------------------------------------------------------------------------- the report
+
+
+def check(config: SimpleNamespace, processes: int = 1, dry_run: bool = False) -> None:
+    """Look for what would stop the run at its start, or make a game useless; ``dry_run``: print what it would take.
+
+    Raises:
+        ConfigError: programs, servers or prompts that cannot be played with.
+    """
+    if config.env.env_type == "trace":
+        from envs.trace import check_config
+
+        check_config(config.env, first_tasks(config.curriculum, "trace"))
+    if config.env.env_mode != "local":  # only then: it brings OpenSpiel along, which takes a while to import
+        from envs.affinetes import check_server
+
+        check_server(config.env)
+    if dry_run:
+        print(describe(config))
+        device_of(config.model)
+    else:
+        check_prompts(config)
+    if config.env.use_vllm:
+        check_servers(config, processes)
 
 
 def describe(config: SimpleNamespace) -> str:

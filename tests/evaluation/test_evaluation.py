@@ -21,7 +21,7 @@ from envs import exact
 from envs.openspiel import load_game, lone_query
 from envs.ratings import rate
 from evaluation.intervals import mean_interval, pair_means, paired_difference, student, wilson
-from evaluation.measure import GameResult, evaluate, exact_values, game_sets, paired_tasks, table_values
+from evaluation.measure import GameResult, evaluate, exact_table, game_sets, paired_tasks, table_values
 from policy import load_policy, network
 from policy.chat import ChatFormat
 from policy.model import load_tokenizer
@@ -160,7 +160,7 @@ def test_95_in_100_intervals_contain_the_exact_score(task_id, share):
         outcomes = outcomes_against_random(task_id, table, seat)
         scores = np.array([value / span + 0.5 for value in outcomes])
         seats.append(rng.choice(scores, p=list(outcomes.values()), size=(2000, GAMES_OF_AN_EVALUATION // 2)))
-    truth = table_values(table, task_id)[0] / 2 + 0.5
+    truth = table_values(table, task_id)["exact"] / 2 + 0.5
     found = [mean_interval([units], GAMES_OF_AN_EVALUATION) for units in (seats[0] + seats[1]) / 2]
     coverage = sum(interval.low <= truth <= interval.high for interval in found) / 2000
     assert 0.935 <= coverage <= 0.965
@@ -303,11 +303,13 @@ def test_everyone_gets_the_same_deals_in_both_seats_and_on_reserved_seeds():
 
 def test_values_of_the_uniform_player_and_of_the_best_response_are_those_of_their_tables():
     game = load_game(KUHN)
-    own, random, best = table_values(exact.uniform_table(game), KUHN)
+    own, random, best = table_values(exact.uniform_table(game), KUHN).values()
     assert own == pytest.approx(random)
     assert best > random
-    assert table_values(exact.best_response_table(game), KUHN)[0] == pytest.approx(best)
-    assert table_values(exact.uniform_table(game), KUHN)[1] == pytest.approx(0.0)  # 1/8 in one seat, -1/8 in the other
+    assert table_values(exact.best_response_table(game), KUHN)["exact"] == pytest.approx(best)
+    assert table_values(exact.uniform_table(game), KUHN)["random"] == pytest.approx(
+        0.0
+    )  # 1/8 in one seat, -1/8 in the other
 
 
 def test_the_share_lies_between_random_play_and_the_best_response():
@@ -411,7 +413,7 @@ def test_exact_values_are_those_asked_for_and_tell_how_far_they_are(tmp_path):
     states = [progress for progress in told if progress[0] == "evaluation: states of leduc_poker"]
     assert [done for _, done, _ in states] == [0, 512]
     assert states[0][2] == 936
-    assert leduc.exact == exact_values(policy, config, LEDUC)[0]
+    assert leduc.exact == table_values(exact_table(policy, config, LEDUC), LEDUC)["exact"]
 
 
 def test_the_legal_rate_counts_answers_that_were_asked_for_again():

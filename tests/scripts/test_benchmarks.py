@@ -11,15 +11,7 @@ import torch
 from players import random_player
 from transformers import AutoModelForCausalLM
 
-from benchmarks import (
-    bench_ablation,
-    bench_growth,
-    bench_limit,
-    bench_mcts,
-    bench_peers,
-    bench_train,
-    gpu_bench,
-)
+from benchmarks import bench_growth, bench_limit, bench_peers, bench_train, gpu_bench
 from benchmarks.common import Clock
 from benchmarks.gpu_models import SHAPES, config_of
 from benchmarks.limit import bare_seconds, recorded_calls
@@ -154,12 +146,10 @@ def test_peers_are_compared_at_their_best(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("benchmark", "args"),
     [
-        (bench_ablation, ["--steps", "2", "--seeds", "2", "--only", "half"]),
         (bench_train, ["--steps", "1"]),
         (bench_train, ["--steps", "1", "--full"]),
         (bench_limit, ["--steps", "1"]),
         (bench_growth, ["--steps", "1"]),
-        (bench_mcts, ["--positions", "2", "--games", "2"]),
         (bench_peers, ["--workloads", "w1", "--repeat", "1"]),
     ],
 )

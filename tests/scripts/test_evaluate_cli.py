@@ -14,7 +14,7 @@ import env_wrapper
 from env_wrapper import EnvConfig, Task
 from envs.openspiel import OpenSpielEnv, position
 from evaluation import arena, players
-from evaluation.measure import exact_values, paired_tasks
+from evaluation.measure import exact_table, paired_tasks, table_values
 from evaluation.players import ChatPlayer, Roster
 from policy import load_policy
 from scripts import evaluate
@@ -141,9 +141,7 @@ def test_a_checkpoint_plays_as_the_policy_that_was_saved(run, checkpoint, tmp_pa
     output = tmp_path / "games.jsonl"
     result = report(tmp_path, "--checkpoint", checkpoint, "--exact", "--output", str(output), games=["leduc_poker#0"])
     assert [(row["score"], row["seed"]) for row in played(output)] == [(e.score, e.task.seed) for e in expected]
-    values = exact_values(policy, config.env, LEDUC)
-    assert values is not None
-    own, random, best = values
+    own, random, best = table_values(exact_table(policy, config.env, LEDUC), LEDUC).values()
     found = result["tables"][0]["results"][0]
     assert (found["exact"], found["ceiling"]) == pytest.approx((own, best), abs=1e-6)
     assert found["share"] == pytest.approx((own - random) / (best - random), abs=1e-5)

@@ -107,20 +107,22 @@ def test_forced_moves_are_played_and_the_two_tables_stay_together(person, capsys
     assert episode.score == 1.0
 
 
-def test_the_person_sees_the_position_that_is_asked_about_after_forced_moves_too(monkeypatch):
-    seen = []
+def test_the_person_sees_the_position_that_is_asked_about_after_forced_moves_too(monkeypatch, capsys):
+    asked, real = [], play.Person.act
 
-    def first_legal(self, queries):
-        seen.append((self.board.step.legal, queries[0].legal))
-        return [Action(str(next(iter(queries[0].legal))))]
+    def noting(self, queries):
+        asked.append(queries[0].conversation[-1]["content"])
+        return real(self, queries)
 
-    monkeypatch.setattr(play.Person, "act", first_legal)
+    monkeypatch.setattr(play.Person, "act", noting)
+    monkeypatch.setattr(play, "_ask", lambda prompt: asked[-1].partition("Legal Actions:\n")[2].partition(" ->")[0])
     opponent = Contestant("first", {}, EnvConfig(), FirstLegal())
     episode = play.play_one(opponent, Task(task_of("checkers"), 0, opponent.opponent))
     assert episode.outcome == "finished"
     assert episode.info["forced"] > 0
-    assert len(seen) > 10
-    assert all(shown == asked for shown, asked in seen)
+    assert len(asked) > 10
+    shown = capsys.readouterr().out
+    assert all(text.removeprefix("Current State:\n").partition("\nLegal")[0] in shown for text in asked)
 
 
 def test_both_bid_at_once_and_unseen(person, capsys):

@@ -26,7 +26,7 @@ TRAIN, POLICY, ADAPTERS, NETWORK, TREE, ATTENTION, FUSED = (
     "policy/attention.py",
     "policy/layers.py",
 )
-STATE, PROCESS, METRICS = "training/state.py", "training/process.py", "training/metrics.py"
+STEP, STATE, PROCESS, METRICS = (f"training/{name}.py" for name in ("batch", "state", "process", "metrics"))
 PPO, BATCH = "tests/training/test_ppo.py::test_", "tests/training/test_ppo_batch.py::test_"
 MODEL, UPDATE = "tests/policy/test_model.py::test_", "tests/training/test_ppo_update.py::test_"
 RUN, FAULTS = "tests/training/test_train.py::test_", "tests/faults/test_train_faults.py::test_"
@@ -72,7 +72,7 @@ MUTANTS = {
         Mutant("the decision that was cut off is trained", TRAIN, "trained_M[last_S[cut_S]] = False", "pass"),
     ],
     BATCH + "in_self_play_each_seat_is_paid_its_own_score": [
-        Mutant("another seat's reward", TRAIN, ".get(self.seat, self.episode.score)",
+        Mutant("another seat's reward", STEP, ".get(self.seat, self.episode.score)",
                ".get(min(self.episode.sequences), self.episode.score)"),
     ],
     BATCH + "a_score_is_mapped_to_minus_one_to_one_and_paid_after_the_last_decision": [
@@ -80,7 +80,7 @@ MUTANTS = {
                "rewards_M[last_S[~cut_S]] +=", "rewards_M[(last_S - lengths_S + 1)[~cut_S]] +="),
     ],
     BATCH + "in_a_batch_the_moments_are_kept_apart_by_seat_and_the_reported_reward_is_the_games": [
-        Mutant("rewards of both seats mixed", TRAIN,
+        Mutant("rewards of both seats mixed", STEP,
                'return f"{self.episode.game}/{self.seat}"', 'return f"{self.episode.game}"'),
     ],
     BATCH + "the_kl_penalty_is_paid_decision_by_decision": [
@@ -156,7 +156,7 @@ MUTANTS = {
         Mutant("warm-up moves the adapter", TRAIN, "step >= self.ppo.critic_warmup_steps", "True"),
     ],
     BATCH + "old_log_probabilities_are_the_rollouts_or_the_learners": [
-        Mutant("old log-probabilities never recomputed", TRAIN, "if not ppo.recompute_logprobs and not served:",
+        Mutant("old log-probabilities never recomputed", STEP, "if not ppo.recompute_logprobs and not served:",
                "if not served:"),
     ],
     # ---- the policy
@@ -248,7 +248,7 @@ MUTANTS = {
                "> MAX_FAILED_SHARE * len(episodes)", "> len(episodes)"),
     ],
     FAULTS + "games_that_do_not_fit_are_counted_and_the_run_goes_on": [
-        Mutant("games that were cut off must have scores", TRAIN, '(self.episode.info["scores"] or {})',
+        Mutant("games that were cut off must have scores", STEP, '(self.episode.info["scores"] or {})',
                'self.episode.info["scores"]'),
     ],
     FAULTS + "training_does_not_need_wandb": [
@@ -259,7 +259,7 @@ MUTANTS = {
                "raise InterruptedRolloutError\n        return self.policy.act(queries)",
                "pass\n        return self.policy.act(queries)"),
         Mutant("a signal does not end the evaluation", TRAIN,
-               "player, tasks = self.player(stop),", "player, tasks = self.policy,"),
+               "player, games = self.player(stop),", "player, games = self.policy,"),
         Mutant("the row of an interrupted evaluation is lost", TRAIN, "row = state.row = state.row or", "row ="),
     ],
     FAULTS + "no_memory_in_the_middle_of_a_step_leaves_the_last_checkpoint_alone": [
@@ -286,7 +286,7 @@ MUTANTS = {
                "max((1 - score) ** 2, LEARNABILITY_FLOOR)", "1.0"),
     ],
     BATCH + "games_against_oneself_have_moments_of_their_own": [
-        Mutant("one baseline for all opponents", TRAIN, 'if kind in ("self", "past") else ""', 'if False else ""'),
+        Mutant("one baseline for all opponents", STEP, 'if kind in ("self", "past") else ""', 'if False else ""'),
     ],
     UPDATE + "what_the_update_reads_of_the_legal_mass_is_that_of_a_pass_of_its_own": [
         Mutant("legal mass: the answer that was chosen alone", POLICY,

@@ -8,7 +8,8 @@ import torch
 
 from env_wrapper import Decision, Episode, Sequence, Task
 from policy.player import Evaluation
-from train_ppo import Batch, Trainer, TrainingError, collate, standardise
+from train_ppo import Batch, Trainer, TrainingError, collate
+from training.batch import standardise
 from training.options import PPOConfig
 
 

@@ -1,0 +1,151 @@
+"""What a step is trained on: who decided what, what it was paid, and what the policy that played thought of it.
+
+Shapes: S trajectories (a seat of an episode each), M decisions of the batch in a row.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from envs.protocol import Decision, Episode, Sequence
+from policy.player import Policy
+from training.options import PPOConfig
+from training.ranks import Ranks
+
+IMPORTANCE_CAP = 2.0  # truncated importance sampling, https://doi.org/10.1198/106186008X320456
+MOMENTS_RATE = 0.05  # of the running moments of rewards: about the last 20 steps count
+
+Moments = dict[str, tuple[float, float, float]]  # key -> (updates, mean, variance) of terminal rewards
+
+
+@dataclass(frozen=True)
+class Trajectory:
+    """What one seat of an episode decided. ``unit`` is the episode's place in the step."""
+
+    unit: int
+    episode: Episode
+    seat: int
+
+    @property
+    def sequences(self) -> list[Sequence]:
+        """The seat's sequences, in their order."""
+        return self.episode.sequences[self.seat]
+
+    @property
+    def decisions(self) -> list[Decision]:
+        """The seat's decisions, in their order."""
+        return [d for sequence in self.sequences for d in sequence.decisions]
+
+    @property
+    def reward(self) -> float:
+        """The terminal reward: the seat's score, mapped to [-1, 1]."""
+        return 2 * (self.episode.info["scores"] or {}).get(self.seat, self.episode.score) - 1
+
+    @property
+    def cut(self) -> bool:
+        """Whether the game was cut off: it has no reward and bootstraps from its last decision that fitted."""
+        return self.episode.outcome == "truncated"
+
+    @property
+    def key(self) -> str:
+        """Whose rewards are standardised together; games against oneself have another mean than those against a bot."""
+        kind = self.episode.task.opponent.partition(":")[0]
+        return f"{self.episode.game}/{self.seat}" + (f"/{kind}" if kind in ("self", "past") else "")
+
+
+@dataclass
+class Batch:
+    """The decisions of a step, seat by seat. ``unit[i]`` is the game that sequence i belongs to."""
+
+    sequences: list[Sequence]
+    unit: list[int]
+    old_logprobs_M: Tensor
+    values_M: Tensor
+    advantages_M: Tensor
+    returns_M: Tensor
+    weights_M: Tensor  # 0 for decisions that are not trained
+    reward_mean: float  # terminal reward of a seat, in [-1, 1]
+    kl_ref: float  # mean of log p - log p_ref over the decisions, in nats
+    gap_M: Tensor | None = None  # |learner's - sampler's| log-probability before the update, where both were computed
+
+    def __post_init__(self) -> None:
+        ends = np.cumsum([len(sequence.decisions) for sequence in self.sequences])
+        self.spans = [torch.arange(e - len(s.decisions), e) for e, s in zip(ends, self.sequences, strict=True)]
+
+    @property
+    def games(self) -> list[list[int]]:
+        """The sequences of each game."""
+        games: dict[int, list[int]] = {}
+        for i, unit in enumerate(self.unit):
+            games.setdefault(unit, []).append(i)
+        return list(games.values())
+
+    def summary(self) -> dict[str, Any]:
+        """Metrics of the batch; explained variance is that of the returns by the rollout's values."""
+        returns_M, values_M = self.returns_M[self.weights_M > 0], self.values_M[self.weights_M > 0]
+        variance = float(returns_M.var(correction=0)) if len(returns_M) else 0.0
+        unexplained = float((returns_M - values_M).var(correction=0)) / variance if variance > 1e-12 else 1.0
+        out = {"decisions": len(self.values_M), "reward_mean": self.reward_mean, "kl_ref": self.kl_ref,
+               "explained_variance": 1 - unexplained}  # fmt: skip
+        if self.gap_M is not None:
+            out |= {"logprob_gap_mean": float(self.gap_M.mean()), "logprob_gap_max": float(self.gap_M.max())}
+        return out
+
+
+class RolloutScores(NamedTuple):
+    """What the policy that played thought of each decision (M), before the update."""
+
+    logprobs_M: Tensor
+    values_M: Tensor
+    importance_M: Tensor  # weight of a decision in the loss: 1 unless another program sampled it
+    gap_M: Tensor | None = None
+
+
+def rollout_scores(
+    rows: list[Trajectory], sequences: list[Sequence], policy: Policy, ppo: PPOConfig, ranks: Ranks
+) -> RolloutScores:
+    """Log-probabilities and values as the rollout noted them, or computed again by the training forward."""
+    decisions = [d for row in rows for d in row.decisions]
+    logged_M = torch.tensor([d.logprob for d in decisions])
+    values_M = torch.tensor([d.value for d in decisions])
+    served = decisions[0].version is not None
+    if not ppo.recompute_logprobs and not served:
+        return RolloutScores(logged_M, values_M, torch.ones_like(logged_M))
+    read = ranks.score(policy, sequences, legal_mass=ppo.legal_mass_coef > 0)  # the update's own forward
+    gap_M = (read.logprobs - logged_M).abs()
+    if not served:
+        return RolloutScores(read.logprobs, values_M, torch.ones_like(logged_M), gap_M)
+    # A server's arithmetic is another, and it knows no values.
+    importance_M = (read.logprobs - logged_M).exp().clamp(max=IMPORTANCE_CAP)
+    return RolloutScores(read.logprobs, read.values, importance_M, gap_M)
+
+
+def standardise(rewards_S: Tensor, keys: list[str], moments: Moments) -> Tensor:
+    """Shift and scale terminal rewards by the running mean and deviation of their key, updated with them first.
+
+    With gamma 1 the shift is a baseline per key; the scale lets one critic serve games whose rewards differ in
+    size (leduc_poker's are a fifth of tic_tac_toe's). ``moments`` are changed here.
+    """
+    out_S = torch.empty_like(rewards_S)
+    for key in sorted(set(keys)):
+        members = [i for i, k in enumerate(keys) if k == key]
+        x = rewards_S[members].double()
+        updates, mean, variance = moments.get(key, (0.0, 0.0, 0.0))
+        rate = max(1 / (updates + 1), MOMENTS_RATE)
+        mean += rate * (float(x.mean()) - mean)
+        variance += rate * (float(((x - mean) ** 2).mean()) - variance)
+        moments[key] = (updates + 1, mean, variance)
+        out_S[members] = ((x - mean) / max(variance**0.5, 0.05)).to(rewards_S.dtype)
+    return out_S
+
+
+def terminal_rewards(rows: list[Trajectory], moments: Moments | None) -> tuple[Tensor, float]:
+    """The rewards of trajectories that have one, standardised where ``moments`` are given, and their mean before."""
+    rewards_S = torch.tensor([row.reward for row in rows])
+    mean = float(rewards_S.mean()) if rows else 0.0
+    return (rewards_S if moments is None else standardise(rewards_S, [row.key for row in rows], moments)), mean
