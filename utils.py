@@ -27,7 +27,7 @@ __all__ = [
     "Checkpoint", "CheckpointError", "ConfigError", "abandon_after", "config_dict", "config_diff", "knob",
     "latest_checkpoint", "load_checkpoint", "load_config", "naming", "pack_optimizer", "read_json", "redact",
     "save_checkpoint", "sweep", "uniform", "unpack_optimizer", "verify_checkpoint",
-    "write_directory",
+    "write_directory", "write_text",
 ]  # fmt: skip
 
 log = logging.getLogger(__name__)
@@ -112,16 +112,35 @@ def write_directory(target: Path, fill: Callable[[Path], None]) -> Path:
     return target
 
 
+def write_text(target: Path, text: str) -> None:
+    """Make the file ``target`` hold ``text``, wholly or not at all; CheckpointError names it where that fails."""
+    tmp = target.with_name(f".tmp-{target.name}")
+    try:
+        with naming(f"{target.name}: "):
+            tmp.write_text(text, encoding="utf-8")
+            _fsync(tmp)
+            tmp.replace(target)
+    finally:
+        _remove(tmp)
+
+
 def sweep(directory: Path) -> None:
-    """Undo what an interrupted ``write_directory`` left in ``directory``."""
+    """Undo what an interrupted ``write_directory`` or ``write_text`` left in ``directory``."""
     for path in sorted(directory.glob(".old-*")):
         target = path.with_name(path.name.removeprefix(".old-"))
         if not target.exists():
             path.rename(target)
         else:
-            shutil.rmtree(path)
+            _remove(path)
     for path in sorted(directory.glob(".tmp-*")):
+        _remove(path)
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def _fsync(path: Path) -> None:

@@ -239,4 +239,5 @@ def _set_aside(metrics: Path) -> None:
 
 def is_finished(run_dir: Path, checkpoint: Path, steps: int) -> bool:
     """Whether a run has come to its end with this checkpoint, and no more steps are asked for."""
-    return (run_dir / "summary.json").exists() and load_checkpoint(checkpoint).step >= steps
+    ended = all((run_dir / name).exists() for name in ("summary.json", "episodes.jsonl"))
+    return ended and load_checkpoint(checkpoint).step >= steps
