@@ -600,7 +600,8 @@ def train(config: SimpleNamespace, resume: str | None, force_config: bool = Fals
         log_into(run_dir)
     start = ranks.alone(lambda: find_checkpoint(run_dir, resume, resolved, force_config))
     if ranks.first:
-        utils.write_text(run_dir / "run_config.json", json.dumps(utils.redact(resolved), indent=1))
+        held = json.dumps(utils.redact(resolved, words=False), indent=1)
+        utils.write_file(run_dir / "run_config.json", held.encode())
     trainer = Trainer(config, run_dir, ranks)
     if start is not None:
         trainer.load(start, force_config)
@@ -685,7 +686,7 @@ def finish(trainer: Trainer, stop: StopSignal, console: Console) -> None:
     final = utils.write_directory(trainer.run_dir / "final", trainer.policy.save)
     table, summary = result_table(trainer.state.before, trainer.evaluate(stop, console.progress))
     summary |= {"steps": trainer.state.step, "seed": trainer.config.run.seed, "checkpoint": checkpoint.name}
-    utils.write_text(trainer.run_dir / "summary.json", json.dumps(summary, indent=1))
+    utils.write_file(trainer.run_dir / "summary.json", json.dumps(summary, indent=1).encode())
     console.say(f"\n{table}\n\ncheckpoint: {checkpoint}\nadapter:    {final}")
     try:
         show(trainer, stop, console)
@@ -700,7 +701,7 @@ def show(trainer: Trainer, stop: StopSignal, console: Console) -> None:
     tasks = [task for t in tasks_of(trainer.config) for task in eval_tasks([(t, t)], 3, 1)]
     rows = record(trainer.player(stop), trainer.config.env, tasks, trainer.state.step)
     text = "".join(json.dumps(utils.redact(row)) + "\n" for row in rows)
-    utils.write_text(trainer.run_dir / "episodes.jsonl", text)
+    utils.write_file(trainer.run_dir / "episodes.jsonl", text.encode())
     script = str(Path(__file__).parent / "scripts" / "visualize.py")
     drawn = subprocess.run(
         [sys.executable, script, "--checkpoint_dir", str(trainer.run_dir)], capture_output=True, text=True

@@ -207,6 +207,8 @@ class RemoteEnv:
         reply = self._call("reset", **asked)
         self._episode_id, self._attempt = reply.episode_id, 1
         self._check_echo(asked, reply.info)
+        if reply.done and not reply.history:
+            raise self._error("the game has ended before a decision, and no history says how")
         self._seat = reply.info["llm_player_id"]
         rules, found, _ = reply.observation.partition("# Game Rules\n")[2].partition("\n\n# Current Game State\n")
         self._system = full_system(self._game.name, rules if found else "")

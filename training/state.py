@@ -215,7 +215,7 @@ def find_checkpoint(run_dir: Path, resume: str | None, resolved: dict[str, Any],
         raise ConfigError(f"--resume: {error}") from error
     if not isinstance(saved, dict):
         raise ConfigError(f"--resume: {path / 'run_config.json'}: is no configuration")
-    changed = config_diff(saved, redact(resolved))
+    changed = config_diff(saved, redact(resolved, words=False))
     refused = [line for line in changed if not line.startswith(CONTINUES)]
     if refused and not force_config:
         raise ConfigError(f"--resume: the configuration has changed since {path.name}: {'; '.join(refused)}; "

@@ -90,13 +90,13 @@ class Server(HostileServer):
         return {"data": [{"id": name, "root": name, "max_model_len": 4096}], "message": "done"}
 
 
-def use_it(server, policy, folder, mode):
+def use_it(server, policy, folder, mode, seconds=1.5 * SECONDS):
     """All that training, or an evaluation, does with a server; what was answered."""
     said = [{"role": "system", "content": "a"}, {"role": "user", "content": "b"}]
     queries = [Query(n, 0, said, {1: "x", 20: "y"}, (n, 0, 0, 1)) for n in range(2)]
     if server.use == "chat/completions":
         return [action.text for action in ChatPlayer(server.url, "m", 1.0, 4, 0).act(queries)]
-    env = EnvConfig(vllm_base_url=server.url, env_timeout=1.5 * SECONDS, answer_mode=mode)
+    env = EnvConfig(vllm_base_url=server.url, env_timeout=seconds, answer_mode=mode)
     if server.use == "models":  # else it has been found out before
         check_servers(SimpleNamespace(env=env, model=policy.config, ppo=SimpleNamespace(max_seq_length=256)))
     policy.constrained = mode == "constrained"
@@ -124,11 +124,12 @@ def test_no_misbehaviour_is_believed_or_waited_for(policy, tmp_path, monkeypatch
     ends = Counter()
     for use, misbehaviours in MISBEHAVIOURS.items():
         places = [(calls, mode) for calls in (1, 10**9) for mode in ("constrained", "free")]
-        for name, (calls, mode) in some_of(misbehaviours, places, None if many else 12):
+        for name, (calls, mode) in some_of(misbehaviours, places, 250 if many else 12):
             server, what = Server(policy, misbehaviours[name], use, calls), (use, name, calls, mode)
             start = time.monotonic()
             try:
-                texts = use_it(server, policy, tmp_path, mode)
+                believed = calls == 1 and name not in WIRES  # asked again, it answers
+                texts = use_it(server, policy, tmp_path, mode, (12 if believed else 1.5) * SECONDS)
                 assert mode == "free" or use == "chat/completions" or set(texts) <= {"1", "20"}, what
                 ends["answered"] += 1
             except (ConfigError, EngineError, ChatError) as error:
@@ -137,8 +138,7 @@ def test_no_misbehaviour_is_believed_or_waited_for(policy, tmp_path, monkeypatch
                 assert line.isprintable(), (what, line)
                 assert len(line) < 700, (what, line)
                 ends["refused"] += 1
-                lost = calls == 1 and use in ("completions", "load_lora_adapter") and name not in WIRES
-                assert not lost, (what, line)  # asked again, it answers
+                assert not (believed and use in ("completions", "load_lora_adapter")), (what, line)
             finally:
                 server.listener.close()
             assert time.monotonic() - start < 5 * SECONDS + 2.5, what  # and that for a busy machine
