@@ -472,7 +472,8 @@ def train(config: SimpleNamespace, resume: str | None, force_config: bool = Fals
         log_into(run_dir)
     start = ranks.alone(lambda: find_checkpoint(run_dir, resume, resolved, force_config))
     if ranks.first:
-        (run_dir / "run_config.json").write_text(json.dumps(utils.redact(resolved), indent=1))
+        held = json.dumps(utils.redact(resolved, words=False), indent=1)
+        utils.write_file(run_dir / "run_config.json", held.encode())
     trainer = Trainer(config, run_dir, ranks)
     if start is not None:
         trainer.load(start, force_config)
@@ -538,18 +539,27 @@ def training_loop(trainer: Trainer, stop: StopSignal, console: Console, wandb: W
 
 
 def finish(trainer: Trainer, stop: StopSignal, console: Console) -> None:
-    """Evaluate, write the summary, sample games, the final adapter and the curves, and show them."""
-    player = trainer.player(stop)
-    results = trainer.evaluate(stop, console.progress)
-    tasks = [task for t in trainer.evaluated for task in eval_tasks([(t, t)], 3, 1)]
-    rows = record(player, trainer.config.env, tasks, trainer.state.step)
-    (trainer.run_dir / "episodes.jsonl").write_text("".join(json.dumps(utils.redact(row)) + "\n" for row in rows))
+    """Save, evaluate and write the summary; what is shown of it comes when nothing can be lost any more."""
     checkpoint = trainer.save()
     final = utils.write_directory(trainer.run_dir / "final", trainer.policy.save)
-    table, summary = result_table(trainer.state.before, results)
+    table, summary = result_table(trainer.state.before, trainer.evaluate(stop, console.progress))
     summary |= {"steps": trainer.state.step, "seed": trainer.config.run.seed, "checkpoint": checkpoint.name}
-    (trainer.run_dir / "summary.json").write_text(json.dumps(summary, indent=1))
+    utils.write_file(trainer.run_dir / "summary.json", json.dumps(summary, indent=1).encode())
     console.say(f"\n{table}\n\ncheckpoint: {checkpoint}\nadapter:    {final}")
+    try:
+        show(trainer, stop, console)
+    except InterruptedRolloutError:
+        raise
+    except Exception as error:  # a device, a disk, a server, a game: the results are safe
+        console.say(f"nothing is shown of it: {type(error).__name__}: {' '.join(str(error).split())}")
+
+
+def show(trainer: Trainer, stop: StopSignal, console: Console) -> None:
+    """Sample games for the replay viewer and draw the curves."""
+    tasks = [task for t in trainer.evaluated for task in eval_tasks([(t, t)], 3, 1)]
+    rows = record(trainer.player(stop), trainer.config.env, tasks, trainer.state.step)
+    text = "".join(json.dumps(utils.redact(row)) + "\n" for row in rows)
+    utils.write_file(trainer.run_dir / "episodes.jsonl", text.encode())
     script = str(Path(__file__).parent / "scripts" / "visualize.py")
     command = [sys.executable, script, "--checkpoint_dir", str(trainer.run_dir)]
     drawn = subprocess.run(command, capture_output=True, text=True)

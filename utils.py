@@ -21,13 +21,14 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, SupportsIndex
 
-from config.reader import ConfigError, config_dict, config_diff, knob, load_config, read_json
+from config.reader import ConfigError, config_dict, config_diff, knob, load_config, read_file, read_json
+from games import NAMES
 
 __all__ = [
     "Checkpoint", "CheckpointError", "ConfigError", "abandon_after", "config_dict", "config_diff", "knob",
-    "latest_checkpoint", "load_checkpoint", "load_config", "naming", "pack_optimizer", "read_json", "redact",
-    "save_checkpoint", "sweep", "uniform", "unpack_optimizer", "verify_checkpoint",
-    "write_directory",
+    "latest_checkpoint", "load_checkpoint", "load_config", "naming", "pack_optimizer", "read_file", "read_json",
+    "redact", "save_checkpoint", "sweep", "uniform", "unpack_optimizer", "verify_checkpoint",
+    "write_directory", "write_file",
 ]  # fmt: skip
 
 log = logging.getLogger(__name__)
@@ -46,13 +47,26 @@ def uniform(*key: SupportsIndex) -> float:
 
 # ---------------------------------------------------------------------------------------------------------- secrets
 
-SECRET_NAME = re.compile(r"(_|^)(API_KEY|TOKEN|SECRET|PASSWORD)$", re.IGNORECASE)
+SECRET_NAME = re.compile(
+    r"PASSW|PASSPHRASE|SECRET|API_?KEY|PRIVATE_?KEY|CREDENTIAL|(_|^)TOKENS?(_|$)|(_|^)(PASS|PAT|KEY|AUTH)$|_PWD$",
+    re.IGNORECASE,
+)
+SECRET_IN_ADDRESS = re.compile(r"://[^/:@\s]*:([^/@\s]+)@")
 SECRET_LENGTH = 6  # shorter values are words that occur everywhere
+WORD = re.compile(r"[a-z]{1,11}")
 
 
-def redact(value: Any) -> Any:
-    """Return text, or the strings within dicts and lists, without the secrets that the environment holds."""
-    secrets = [text for name, text in os.environ.items() if SECRET_NAME.search(name) and len(text) >= SECRET_LENGTH]
+def redact(value: Any, words: bool = True) -> Any:
+    """Return text, or the strings within dicts and lists, without the secrets that the environment holds.
+
+    ``words``: also where they are short plain words or names of games. What is read again keeps those: else a secret
+    "random" would rename an opponent.
+    """
+    held = [text for name, text in os.environ.items() if SECRET_NAME.search(name)]
+    held += [text for value in os.environ.values() for text in SECRET_IN_ADDRESS.findall(value)]
+    secrets = {text for text in held if len(text) >= SECRET_LENGTH}
+    if not words:
+        secrets = {text for text in secrets if not WORD.fullmatch(text) and text not in NAMES}
     return _redact(value, sorted(secrets, key=len, reverse=True)) if secrets else value
 
 
@@ -112,16 +126,36 @@ def write_directory(target: Path, fill: Callable[[Path], None]) -> Path:
     return target
 
 
+def write_file(target: Path, content: bytes) -> None:
+    """Make the file ``target`` hold ``content``, wholly or not at all; CheckpointError names it where that fails."""
+    tmp = target.with_name(f".tmp-{target.name}")
+    try:
+        with naming(f"{target.name}: "):
+            _remove(tmp)  # also what is a link to another file
+            tmp.write_bytes(content)
+            _fsync(tmp)
+            tmp.replace(target)
+    finally:
+        _remove(tmp)
+
+
 def sweep(directory: Path) -> None:
-    """Undo what an interrupted ``write_directory`` left in ``directory``."""
+    """Undo what an interrupted ``write_directory`` or ``write_file`` left in ``directory``."""
     for path in sorted(directory.glob(".old-*")):
         target = path.with_name(path.name.removeprefix(".old-"))
         if not target.exists():
             path.rename(target)
         else:
-            shutil.rmtree(path)
+            _remove(path)
     for path in sorted(directory.glob(".tmp-*")):
+        _remove(path)
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def _fsync(path: Path) -> None:
@@ -150,6 +184,7 @@ def naming(what: str) -> Iterator[None]:
 
 SCHEMA = 1
 MANIFEST = "manifest.json"
+MOST_FILES = 1000  # of a checkpoint; a forged manifest could have one hashed without end
 LIBRARIES = ("numpy", "open_spiel", "peft", "safetensors", "tokenizers", "torch", "transformers")
 
 
@@ -229,7 +264,8 @@ def _write_state(tmp: Path, documents: Mapping[str, Any], tensors: Mapping[str, 
 
     for name, document in documents.items():
         with naming(f"{name}.json: "):
-            text = json.dumps(redact(document), indent=1, allow_nan=False)
+            shown = redact(document, words=False) if name == "run_config" else document  # the others hold no texts
+            text = json.dumps(shown, indent=1, allow_nan=False)
             (tmp / f"{name}.json").write_text(text, encoding="utf-8")
     for name, flat in tensors.items():
         with naming(f"{name}.safetensors: "):
@@ -246,7 +282,7 @@ def load_checkpoint(path: str | Path) -> Checkpoint:
     problems = verify_checkpoint(path)
     if problems:
         raise CheckpointError(f"{path}: {'; '.join(problems)}")
-    return Checkpoint(Path(path), json.loads((Path(path) / MANIFEST).read_bytes()))
+    return Checkpoint(Path(path), json.loads(read_file(Path(path) / MANIFEST)))
 
 
 def latest_checkpoint(run_dir: str | Path) -> Path | None:
@@ -267,9 +303,9 @@ def verify_checkpoint(path: str | Path) -> list[str]:
     """
     path = Path(path)
     try:
-        raw = (path / MANIFEST).read_bytes()
-    except OSError as exc:
-        return [f"{MANIFEST}: {exc.strerror}"]
+        raw = read_file(path / MANIFEST)
+    except ConfigError as exc:
+        return [f"{MANIFEST}: {str(exc).rpartition('cannot be read: ')[2]}"]
     try:
         manifest = json.loads(raw)
         sealed = _seal({key: value for key, value in manifest.items() if key != "digest"}).encode() == raw
@@ -277,7 +313,7 @@ def verify_checkpoint(path: str | Path) -> list[str]:
         schema, step = manifest["schema"], manifest["step"]
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         return [f"{MANIFEST}: damaged"]
-    if not sealed or type(step) is not int:
+    if not sealed or type(step) is not int or len(files) > MOST_FILES:
         return [f"{MANIFEST}: damaged"]
     if schema != SCHEMA:
         return [f"{MANIFEST}: schema {schema}, but this program reads {SCHEMA}"]
@@ -350,12 +386,11 @@ def _compare(directory: Path, name: str, size: Any, sha256: Any) -> str:
             return "leads out of the checkpoint"
         if not path.is_file():
             return "missing"
-        found = _fingerprint(path)
+        if (found := path.stat().st_size) != size:
+            return f"{found} bytes instead of {size}"
+        return "" if _fingerprint(path)["sha256"] == sha256 else "sha256 differs from the manifest's"
     except (OSError, ValueError, RuntimeError) as exc:
         return f"unreadable: {exc}"
-    if found["size"] != size:
-        return f"{found['size']} bytes instead of {size}"
-    return "" if found["sha256"] == sha256 else "sha256 differs from the manifest's"
 
 
 def _step_of(path: Path) -> int:
@@ -375,10 +410,10 @@ def _checkpoints(run_dir: Path) -> list[Path]:
 
 def _score_of(path: Path) -> float:
     try:
-        score = json.loads((path / MANIFEST).read_bytes())["score"]
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        score = json.loads(read_file(path / MANIFEST))["score"]
+    except (ValueError, KeyError, TypeError, RecursionError):
         return -math.inf
-    return score if type(score) in (int, float) else -math.inf
+    return score if type(score) in (int, float) and not math.isnan(score) else -math.inf
 
 
 def _retain(run_dir: Path, keep_last: int, keep_best: int) -> None:

@@ -8,7 +8,9 @@ import difflib
 import json
 import logging
 import math
+import os
 import reprlib
+import stat
 import types
 import typing
 from collections.abc import Iterable, Mapping
@@ -18,6 +20,7 @@ from typing import Any
 from config import synonyms
 
 log = logging.getLogger(__name__)
+MOST_BYTES = 2**26  # of a file of settings or state
 LIKE = 0.65  # least likeness of a key's last part to one that is named as the nearest
 
 
@@ -93,6 +96,27 @@ def config_diff(old: Mapping[str, Any], new: Mapping[str, Any], path: str = "") 
     return lines
 
 
+def read_file(path: str | Path, most: int = MOST_BYTES) -> bytes:
+    """Return what a file holds, at most so many bytes.
+
+    Raises:
+        ConfigError: it is missing, unreadable, longer, or a pipe, device or folder, which may have no end.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # else a pipe waits for whoever writes to it
+        with open(descriptor, "rb") as file:
+            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+                raise ConfigError(f"{path}: cannot be read: is no regular file")
+            data = file.read(most + 1)
+    except OSError as exc:
+        raise ConfigError(f"{path}: cannot be read: {exc.strerror}") from exc
+    except ValueError as exc:
+        raise exc if isinstance(exc, ConfigError) else ConfigError(f"{path}: cannot be read: {exc}") from exc
+    if len(data) > most:
+        raise ConfigError(f"{path}: cannot be read: is longer than {most:,} bytes")
+    return data
+
+
 def read_json(path: str | Path) -> Any:
     """Parse a JSON file strictly: no duplicate key, no NaN or infinity.
 
@@ -100,10 +124,8 @@ def read_json(path: str | Path) -> Any:
         ConfigError: the file is missing, unreadable, or not such JSON (with the line number where there is one).
     """
     try:
-        text = Path(path).read_text(encoding="utf-8-sig")
-    except OSError as exc:
-        raise ConfigError(f"{path}: cannot be read: {exc.strerror}") from exc
-    except ValueError as exc:
+        text = read_file(path).decode("utf-8-sig")
+    except UnicodeDecodeError as exc:
         raise ConfigError(f"{path}: is not UTF-8 text") from exc
     return _parse_json(text, f"{path}: ")
 

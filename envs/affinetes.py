@@ -9,14 +9,13 @@ differ from ``evaluate`` for the same (task_id, seed); ``scripts/serve.py`` foll
 from __future__ import annotations
 
 import functools
-import json
 import logging
 import threading
 import time
 from typing import Any, Protocol
 
 from config.reader import ConfigError
-from envs.client import NO_ANSWER, NOT_SENT, HttpClient, one_line, wait_for
+from envs.client import NO_ANSWER, NOT_SENT, HttpClient, one_line, parse, wait_for
 from envs.config import EnvConfig
 from envs.openspiel import OpenSpielEnv, derive_seed, full_system, full_user, score, table
 from envs.opponents import SEEDS, parse_opponent
@@ -75,14 +74,11 @@ class HttpConnection:
 
 
 def _result(text: str) -> Any:
-    def refuse(literal: str) -> None:
-        raise ValueError(f"{literal} is no JSON")
-
     try:
-        answer = json.loads(text, parse_constant=refuse)
+        answer = parse(text)
         if answer["status"] == "success":
             return answer["result"]
-    except (ValueError, TypeError, KeyError, RecursionError):
+    except (ValueError, TypeError, KeyError):
         pass
     raise ServerError(f"not the affinetes protocol, or a failed call: {one_line(text)}")
 
@@ -90,8 +86,8 @@ def _result(text: str) -> Any:
 def _detail(text: str) -> str:
     """Return the first line of a public server's ``{"detail": "message\\ntraceback"}``."""
     try:
-        return one_line(str(json.loads(text)["detail"]).split("Traceback")[0])
-    except (ValueError, TypeError, KeyError, RecursionError):
+        return one_line(str(parse(text)["detail"]).split("Traceback")[0])
+    except (ValueError, TypeError, KeyError):
         return one_line(text)
 
 
@@ -207,6 +203,8 @@ class RemoteEnv(OpenSpielEnv):
         reply = self._call("reset", **asked)
         self._state = reply.episode_id
         self._check_echo(asked, reply.info)
+        if reply.done and not reply.history:
+            raise self._error("the game has ended before a decision, and no history says how")
         self._seat = reply.info["llm_player_id"]
         rules, found, _ = reply.observation.partition("# Game Rules\n")[2].partition("\n\n# Current Game State\n")
         self._system = full_system(self._table.game.name, rules if found else "")

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import json
+import math
+import os
 import threading
 import time
 from collections.abc import Callable, Coroutine
 from typing import Any
+
+from config.reader import ConfigError
 
 ATTEMPTS = 5  # of a call that may be repeated
 FIRST_WAIT, LONGEST_WAIT = 0.5, 8.0  # seconds between them, doubling
@@ -16,6 +21,7 @@ CONNECT_SECONDS = 10.0
 KEEPALIVE_SECONDS = 2.0
 GRACE_SECONDS = 1.0  # for the loop to end a call that is past its deadline
 MAX_ANSWER_BYTES = 2**22
+MAX_DEPTH = 16  # of lists and objects in an answer
 
 NOT_SENT, NO_ANSWER = 0, -1  # instead of an HTTP status: nothing reached the server; it may have done what was asked
 
@@ -24,6 +30,49 @@ def one_line(text: str, most: int = 200) -> str:
     """Return what a server sent as a line that does no harm on a terminal, at most so many characters."""
     line = " ".join(text[: 8 * most].split())[:most]
     return "".join(character if character.isprintable() else "�" for character in line)
+
+
+def parse(text: str) -> Any:
+    """Return what a server sent as JSON; ValueError: it is none, or nested too deeply to be printed again."""
+
+    def refuse(literal: str) -> None:
+        raise ValueError(f"{literal} is no JSON")
+
+    try:
+        answer = json.loads(text, parse_constant=refuse)
+    except RecursionError as error:
+        raise ValueError("nested too deeply") from error
+    if deeper_than(answer, MAX_DEPTH):
+        raise ValueError("nested too deeply")
+    return answer
+
+
+def deeper_than(value: Any, depth: int) -> bool:
+    """Return whether lists and objects are nested more than so deep, without descending any further."""
+    level = [value]
+    for _ in range(depth):
+        inner = (v.values() if isinstance(v, dict) else v for v in level if isinstance(v, dict | list))
+        level = [item for items in inner for item in items]
+    return any(isinstance(item, dict | list) for item in level)
+
+
+def is_number(value: Any) -> bool:
+    """Return whether a value is a finite number, and one that a float holds: others raise where they are used."""
+    return (type(value) is float and math.isfinite(value)) or (type(value) is int and abs(value) < 2**63)
+
+
+def problem_of(status: int, answer: Any) -> str:
+    """Return a call's failure in one line."""
+    text = one_line(answer if isinstance(answer, str) else json.dumps(answer))
+    return text if status <= 0 else f"HTTP {status}: {text}"
+
+
+def bearer() -> dict[str, str]:
+    """The header of the key that OPENAI_API_KEY holds; none without. ConfigError: no header can hold it."""
+    key = os.environ.get("OPENAI_API_KEY", "")
+    if not (key.isascii() and key.isprintable()):
+        raise ConfigError("OPENAI_API_KEY: a key is printable ASCII, without an end of line")
+    return {"Authorization": f"Bearer {key}"} if key else {}
 
 
 @functools.cache
@@ -44,25 +93,23 @@ def wait_for(work: Coroutine[Any, Any, Any], loop: asyncio.AbstractEventLoop, se
 
 
 class HttpClient:
-    """POSTs JSON below one address, from any thread.
+    """POSTs JSON below one address, from any thread, ``headers`` with every request."""
 
-    ``headers`` go with every request. Compressed answers are refused: a few bytes of them could fill the memory.
-    """
-
-    def __init__(self, url: str, headers: dict[str, str] | None = None, most_bytes: int = MAX_ANSWER_BYTES):
-        self.url, self.most_bytes = url.rstrip("/"), most_bytes
-        self._headers = {"Accept-Encoding": "identity"} | (headers or {})
+    def __init__(self, url: str, headers: dict[str, str] | None = None):
+        self.url, self._headers = url.rstrip("/"), headers or {}
         _pool()  # the first one takes a while, which is no call's time
 
-    def call(self, path: str, body: Any, seconds: float, repeatable: Callable[[int], bool]) -> tuple[int, str]:
+    def call(
+        self, path: str, body: Any, seconds: float, repeatable: Callable[[int], bool], attempts: int = ATTEMPTS
+    ) -> tuple[int, str]:
         """Return (HTTP status, text), or (NOT_SENT or NO_ANSWER, the problem), after ``seconds`` at the latest.
 
-        Calls whose status is ``repeatable`` are made up to ATTEMPTS times, with growing pauses.
+        Calls whose status is ``repeatable`` are made so many times, with growing pauses.
         """
         deadline, wait = time.monotonic() + seconds, FIRST_WAIT
-        for attempt in range(1, ATTEMPTS + 1):
+        for attempt in range(1, attempts + 1):
             status, text = self.post(path, body, deadline)
-            last = attempt == ATTEMPTS or time.monotonic() + wait >= deadline
+            last = attempt == attempts or time.monotonic() + wait >= deadline
             if status == 200 or last or not repeatable(status):
                 break
             time.sleep(wait)
@@ -73,36 +120,55 @@ class HttpClient:
         """Like ``call``, without repetition; ``deadline`` is of ``time.monotonic``."""
         left = max(deadline - time.monotonic(), 0.001)
         try:
-            return wait_for(self._post(path, body, left), _loop(), left + GRACE_SECONDS)
+            work = exchange(_pool(), f"{self.url}/{path}", body, left, self._headers)
+            return wait_for(work, _loop(), left + GRACE_SECONDS)
         except TimeoutError:
-            return NO_ANSWER, "no answer in time"
+            return NO_ANSWER, f"no answer within {left:.1f} s"
 
-    async def _post(self, path: str, body: Any, seconds: float) -> tuple[int, str]:
-        import httpx
 
-        timeout = httpx.Timeout(seconds, connect=min(seconds, CONNECT_SECONDS))
-        url, answer = f"{self.url}/{path}", bytearray()
-        try:
-            async with (
-                asyncio.timeout(seconds),  # httpx has one for each read, which dripped headers and 100s never meet
-                _pool().stream("POST", url, json=body, headers=self._headers, timeout=timeout) as response,
-            ):
-                if response.headers.get("content-encoding", "identity") != "identity":
-                    return NO_ANSWER, "the answer is compressed, which nobody asked for"
-                async for chunk in response.aiter_raw():
-                    answer += chunk
-                    if len(answer) > self.most_bytes:
-                        return NO_ANSWER, f"the answer is longer than {self.most_bytes} bytes"
-                return response.status_code, answer.decode(errors="replace")
-        except (httpx.ConnectError, httpx.ConnectTimeout, httpx.UnsupportedProtocol, httpx.InvalidURL) as error:
-            return NOT_SENT, f"no connection: {error}"
-        except httpx.HTTPError as error:
-            return NO_ANSWER, f"no answer: {type(error).__name__} {error}".rstrip()
+async def exchange(pool: Any, url: str, body: Any, seconds: float, headers: dict[str, str]) -> tuple[int, str]:
+    """POST JSON (None: GET) through ``connections()``; (HTTP status, text), or (NOT_SENT or NO_ANSWER, the problem).
+
+    Compressed answers are refused: a few bytes of them could fill the memory.
+    """
+    import httpx
+
+    timeout, answer = httpx.Timeout(None, connect=CONNECT_SECONDS), bytearray()
+    asked = {"headers": headers | {"Accept-Encoding": "identity"}, "timeout": timeout}
+    try:
+        async with (
+            asyncio.timeout(seconds),  # httpx's own are for each read: dripped headers and 100s never meet them
+            pool.stream("GET" if body is None else "POST", url, json=body, **asked) as response,
+        ):
+            if response.headers.get("content-encoding", "identity") != "identity":
+                return NO_ANSWER, "the answer is compressed, which nobody asked for"
+            async for chunk in response.aiter_raw():
+                answer += chunk
+                if len(answer) > MAX_ANSWER_BYTES:
+                    return NO_ANSWER, f"the answer is longer than {MAX_ANSWER_BYTES} bytes"
+            return response.status_code, answer.decode(errors="replace")
+    except TimeoutError:
+        return NO_ANSWER, f"no answer within {seconds:g} s"
+    except (httpx.ConnectError, httpx.ConnectTimeout, httpx.UnsupportedProtocol, httpx.InvalidURL) as error:
+        return NOT_SENT, f"no connection: {error}"
+    except (httpx.HTTPError, OSError, ValueError, ExceptionGroup) as error:  # the last two: of odd hosts and ports
+        cause = error.exceptions[0] if isinstance(error, ExceptionGroup) else error
+        return NO_ANSWER, f"no answer: {type(cause).__name__} {cause}".rstrip()
+
+
+def connections() -> Any:
+    """Connections to any servers, to be used in one event loop alone."""
+    import httpx
+
+    limits = httpx.Limits(max_connections=None, keepalive_expiry=KEEPALIVE_SECONDS)
+    return httpx.AsyncClient(limits=limits, verify=_tls())
+
+
+_pool = functools.cache(connections)  # of all HttpClients
 
 
 @functools.cache
-def _pool() -> Any:
-    """The connections of all clients, used in their event loop alone."""
+def _tls() -> Any:
     import httpx
 
-    return httpx.AsyncClient(limits=httpx.Limits(max_connections=None, keepalive_expiry=KEEPALIVE_SECONDS))
+    return httpx.create_ssl_context()  # 50 ms; the same for all

@@ -8,12 +8,10 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Any
 
-from envs.client import one_line
+from envs.client import MAX_DEPTH, deeper_than, is_number, one_line
 from envs.openspiel import replay
-from envs.opponents import SEEDS
 
 # What an answer may hold. Above the longest games and prompts by a factor of ten or more.
-MAX_DEPTH = 8
 MAX_TEXT = 2**18
 MAX_ACTIONS = 10_000
 MAX_MOVES = 100_000
@@ -48,7 +46,7 @@ def read_reply(answer: Any, game: Any) -> Reply:
     Raises:
         ServerError: a refusal, or anything of a wrong type, range, depth or size, or at odds with the game.
     """
-    if _deeper_than(answer, MAX_DEPTH):
+    if deeper_than(answer, MAX_DEPTH):
         raise ServerError(f"an answer nested more than {MAX_DEPTH} deep")
     info = answer.get("info") if isinstance(answer, dict) else None
     if not isinstance(info, dict):
@@ -67,7 +65,7 @@ def read_reply(answer: Any, game: Any) -> Reply:
     if not done:
         return Reply(text, episode_id, False, 0.0, info, [], None)
     reward = answer.get("reward")
-    if not _is_number(reward) or not 0 <= reward <= 1:
+    if not is_number(reward) or not 0 <= reward <= 1:
         raise ServerError(f"the score {one_line(repr(reward))} is not in [0, 1]")
     returns, history = _returns(info.get("returns"), game), _history(info.get("history"))
     if history:
@@ -84,29 +82,16 @@ def read_reply(answer: Any, game: Any) -> Reply:
     return Reply(text, episode_id, True, float(reward), info, history, returns)
 
 
-def _is_number(value: Any) -> bool:
-    # Longer integers than a float holds raise where they are compared with one.
-    return (type(value) is float and math.isfinite(value)) or (type(value) is int and abs(value) < SEEDS)
-
-
 def close(one: float, other: float) -> bool:
     """Return whether two results are the same but for rounding."""
     return math.isclose(one, other, rel_tol=1e-6, abs_tol=1e-6)
-
-
-def _deeper_than(value: Any, depth: int) -> bool:
-    level = [value]
-    for _ in range(depth):
-        inner = (v.values() if isinstance(v, dict) else v for v in level if isinstance(v, dict | list))
-        level = [item for items in inner for item in items]
-    return any(isinstance(item, dict | list) for item in level)
 
 
 def _returns(told: Any, game: Any) -> list[float] | None:
     if told is None:
         return None
     players, low, high = game.num_players(), game.min_utility(), game.max_utility()
-    numbers = isinstance(told, list) and len(told) == players and all(map(_is_number, told))
+    numbers = isinstance(told, list) and len(told) == players and all(map(is_number, told))
     if not numbers or not all(low <= value <= high for value in told):
         raise ServerError(f"the returns {one_line(repr(told))} are not {players} numbers in [{low:g}, {high:g}]")
     return [float(value) for value in told]

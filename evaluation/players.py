@@ -5,8 +5,6 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
-import os
-import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
@@ -15,7 +13,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from env_wrapper import Sequence as Tokens
-from envs.client import one_line
+from envs.client import HttpClient, bearer, one_line, parse, problem_of
 from envs.config import EnvConfig
 from envs.opponents import parse_opponent
 from envs.protocol import Action, Player, Query
@@ -31,8 +29,9 @@ AFFINETES = (  # how the public environment's evaluate asks a model
     'env.prompt="full"',
 )  # fmt: skip
 CALLS_AT_ONCE = 16
-REPEATS = 5  # of a call that a server did not answer, with pauses of 1, 2, 4, ... seconds
-ANSWER_SECONDS = 300.0
+ATTEMPTS = 8  # of a call that a server did not answer, half a minute of pauses in all
+ANSWER_SECONDS = 300.0  # for all of them
+MAX_CHARACTERS = 2**18  # of an answer
 
 
 class ChatError(ProgramError):
@@ -73,14 +72,10 @@ class ChatPlayer:
     """A model behind an OpenAI-compatible server, asked for free answers; the key comes from OPENAI_API_KEY."""
 
     def __init__(self, base_url: str, model: str, temperature: float, max_tokens: int, seed: int) -> None:
-        import httpx
-
-        key = os.environ.get("OPENAI_API_KEY")
-        headers = {"Authorization": f"Bearer {key}"} if key else {}
-        self.url = f"{base_url.rstrip('/')}/chat/completions"
+        self._client = HttpClient(base_url, bearer())
+        self.url = f"{self._client.url}/chat/completions"
         self.settings = {"model": model, "temperature": temperature, "max_tokens": max_tokens}
         self.seed = seed
-        self._client = httpx.Client(headers=headers, timeout=httpx.Timeout(ANSWER_SECONDS, connect=10))
 
     def act(self, queries: Sequence[Query]) -> list[Action]:
         """Answer the queries, several at a time.
@@ -92,34 +87,31 @@ class ChatPlayer:
             return list(pool.map(self._answer, queries))
 
     def _answer(self, query: Query) -> Action:
-        import httpx
-
         body = self.settings | {"messages": query.conversation, "seed": int(2**31 * uniform(self.seed, *query.rng_key))}
-        for attempt in range(REPEATS + 1):
-            time.sleep(2 ** (attempt - 1) if attempt else 0)
-            try:
-                response = self._client.post(self.url, json=body)
-            except httpx.TransportError as error:
-                problem = f"no answer: {type(error).__name__} {error}"
-                continue
-            if response.is_success:
-                return Action(_content(response.text))
-            if response.status_code in (400, 413) and "context" in response.text.lower():
-                return Action("", truncated=True)
-            problem = f"HTTP {response.status_code}: {one_line(response.text)}"
-            if response.status_code not in (408, 429) and not response.is_server_error:
-                break
-        raise ChatError(f"{self.url}: {problem}")
+        status, text = self._client.call("chat/completions", body, ANSWER_SECONDS, _may_pass, ATTEMPTS)
+        if status in (400, 413) and "context" in text.lower():
+            return Action("", truncated=True)
+        try:
+            if status == 200:
+                return Action(_content(text))
+        except ValueError:
+            raise ChatError(f"{self.url}: not the answer of an OpenAI-compatible server: {one_line(text)}") from None
+        raise ChatError(f"{self.url}: {problem_of(status, text)}")
+
+
+def _may_pass(status: int) -> bool:
+    return status <= 0 or status in (408, 429) or status >= 500
 
 
 def _content(text: str) -> str:
+    """The text of an answer; ValueError: it is none, or longer than any."""
     try:
-        content = json.loads(text)["choices"][0]["message"]["content"] or ""
-        if isinstance(content, str):
-            return content
-        raise TypeError(f"content is no text: {content!r}")
-    except (ValueError, LookupError, TypeError, RecursionError) as error:
-        raise ChatError(f"not the answer of an OpenAI-compatible server: {one_line(text)}") from error
+        content = parse(text)["choices"][0]["message"]["content"] or ""
+    except (LookupError, TypeError) as error:
+        raise ValueError("no choice with a message") from error
+    if not isinstance(content, str) or len(content) > MAX_CHARACTERS:
+        raise ValueError(f"content is no text of at most {MAX_CHARACTERS} characters")
+    return content
 
 
 class Seats:

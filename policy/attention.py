@@ -63,24 +63,21 @@ def _keys(x_NHE: Tensor, run: PaddedRows) -> Tensor:
     return x_NHE.index_select(0, run.keys.flatten()).view(R, S, *x_NHE.shape[1:]).transpose(1, 2)
 
 
-def _gradients(
-    q: Tensor, k: Tensor, v: Tensor, out: Tensor, g: Tensor, mask: Tensor, scale: float
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Of queries, keys and values: scores in fp32, products in the dtype of the computation, a few runs at a time."""
-    exact = torch.promote_types(q.dtype, torch.float32)
-    by_q, by_k, by_v = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
-    at_once = max(1, SCORES[q.device.type] // (q[0].numel() // q.shape[-1] * k.shape[2]))
-    for q, k, v, out, g, mask, to_q, to_k, to_v in zip(
-        *(x.split(at_once) for x in (q, k, v, out, g, mask, by_q, by_k, by_v)), strict=True
-    ):
+def _gradients(*tensors: Tensor, scale: float) -> tuple[Tensor, Tensor, Tensor]:
+    """Of queries, keys and values, from (queries, keys, values, output, its gradient, mask), a few runs at a time."""
+    found: list[list[Tensor]] = [[], [], []]
+    at_once = max(1, SCORES[tensors[0].device.type] // (tensors[0][0, ..., 0].numel() * tensors[1].shape[2]))
+    for q, k, v, out, g, mask in zip(*(x.split(at_once) for x in tensors), strict=True):
+        exact = torch.promote_types(q.dtype, torch.float32)  # of scores; products are in the computation's dtype
         p = torch.matmul(q.to(exact) * scale, k.to(exact).transpose(2, 3)).add_(mask).softmax(-1)
-        to_v.copy_(torch.matmul(p.to(g.dtype).transpose(2, 3), g))
+        by_v = torch.matmul(p.to(g.dtype).transpose(2, 3), g)
         by_p = torch.matmul(g, v.transpose(2, 3)).to(exact)
         by_p -= torch.linalg.vecdot(g.to(exact), out.to(exact))[..., None]
         by_s = by_p.mul_(p).to(q.dtype)
-        torch.mul(torch.matmul(by_s, k), scale, out=to_q)
-        torch.mul(torch.matmul(by_s.transpose(2, 3), q), scale, out=to_k)
-    return by_q, by_k, by_v
+        by_q, by_k = torch.matmul(by_s, k).mul_(scale), torch.matmul(by_s.transpose(2, 3), q).mul_(scale)
+        for parts, part in zip(found, (by_q, by_k, by_v), strict=True):
+            parts.append(part)
+    return torch.cat(found[0]), torch.cat(found[1]), torch.cat(found[2])
 
 
 class _Attend(torch.autograd.Function):
@@ -103,7 +100,7 @@ class _Attend(torch.autograd.Function):
         by_k, by_v = (k_NHE.new_zeros(len(k_NHE), k_NHE[0].numel(), dtype=total) for _ in range(2))
         for run in ctx.runs:
             q, g, out = (_queries(x, run, heads) for x in (q_NQE, g_NQE, out_NQE))
-            grads = _gradients(q, _keys(k_NHE, run), _keys(v_NHE, run), out, g, run.mask, ctx.scale)
+            grads = _gradients(q, _keys(k_NHE, run), _keys(v_NHE, run), out, g, run.mask, scale=ctx.scale)
             _put_back(grads[0], run, by_q)
             for by, x in zip((by_k, by_v), grads[1:], strict=True):
                 by.index_add_(0, run.keys.flatten(), x.transpose(1, 2).reshape(-1, by.shape[1]).to(total))

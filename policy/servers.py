@@ -3,25 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-import functools
-import json
 import logging
 import math
-import os
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from envs.client import one_line
+from envs.client import CONNECT_SECONDS, bearer, connections, exchange, is_number, one_line, parse, problem_of
 from envs.config import ADDRESS, EnvConfig
 from utils import ConfigError
 
 log = logging.getLogger(__name__)
 
 FIRST_WAIT, LONGEST_WAIT = 0.25, 30.0  # seconds before a repetition; doubled each time
-CONNECT_SECONDS = 10.0
-IDLE_SECONDS = 2.0  # until an unused connection is closed; vLLM does it after 5, even when a question is on its way
 PLAIN = {"top_p": 1.0, "top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0}  # else a model's own defaults hold
 PROBE_CHOICE = "73"
 
@@ -51,27 +46,20 @@ class Server:
     retry_at: float = 0.0
     pause: float = FIRST_WAIT
     problem: str = ""
-    idle: list[Any] = field(default_factory=list)  # clients of one connection: a pool looks through all of its own
+    headers: dict[str, str] = field(default_factory=bearer)
+    idle: list[Any] = field(default_factory=list)  # a pool a connection: one looks through all of its own
 
     async def call(self, path: str, body: Any = None, seconds: float = CONNECT_SECONDS) -> tuple[int, Any]:
-        """POST (GET without a body) below the address; (HTTP status, object or text), status 0 without an answer."""
-        import httpx
-
-        client = self.idle.pop() if self.idle else _client()
+        """POST (GET without a body) below the address; (HTTP status, object or text), see ``envs.client.exchange``."""
+        pool = self.idle.pop() if self.idle else connections()
         try:
-            async with asyncio.timeout(seconds):
-                method = "GET" if body is None else "POST"
-                response = await client.request(method, f"{self.url}/{path}", json=body)
-        except (httpx.HTTPError, httpx.InvalidURL, OSError) as error:
-            if isinstance(error, TimeoutError):
-                return 0, f"no answer within {seconds:g} s"
-            return 0, f"no answer: {type(error).__name__} {error}".rstrip()
+            status, text = await exchange(pool, f"{self.url}/{path}", body, seconds, self.headers)
         finally:
-            self.idle.append(client)
+            self.idle.append(pool)
         try:
-            return response.status_code, json.loads(response.text)
-        except (ValueError, RecursionError):
-            return response.status_code, response.text
+            return status, parse(text) if status > 0 else text
+        except ValueError:
+            return status, text
 
     async def close(self) -> None:
         """Unload what was loaded, if it still answers, and end all connections."""
@@ -97,7 +85,7 @@ class Server:
         if status != 200 and name in _models((await self.call("models", seconds=seconds))[1]):
             status = 200  # an earlier attempt, whose answer was lost
         if status != 200:
-            self.later(f"it does not load {path}: {problem_of(status, answer)}", self.out or not status)
+            self.later(f"it does not load {path}: {problem_of(status, answer)}", self.out or status <= 0)
             return
         old, self.loaded = self.loaded, [name]
         self.out, self.version, self.retry_at = False, version, 0.0
@@ -105,16 +93,10 @@ class Server:
             await self.call("unload_lora_adapter", {"lora_name": gone}, seconds)
 
 
-def problem_of(status: int, answer: Any) -> str:
-    """A call's failure in one line."""
-    text = answer if isinstance(answer, str) else json.dumps(answer)
-    return one_line(text) if status == 0 else f"HTTP {status}: {one_line(text)}"
-
-
 def _models(answer: Any) -> dict[str, dict[str, Any]]:
     """Name -> card, of an answer of /v1/models."""
     try:
-        return {str(card["id"]): card for card in answer["data"]}
+        return {card["id"]: card for card in answer["data"] if isinstance(card["id"], str)}
     except (TypeError, KeyError):
         return {}
 
@@ -142,8 +124,8 @@ async def probe(server: Server, model: str, prompt: Any, seconds: float = 60.0) 
     adapters, _ = await server.call("load_lora_adapter", {}, seconds)
     try:
         choice = answer["choices"][0] if status == 200 else {}
-        logprobs = [float(p) for p in (choice.get("logprobs") or {}).get("token_logprobs") or []]
-    except (TypeError, KeyError, IndexError, AttributeError, ValueError):
+        logprobs = [p for p in (choice.get("logprobs") or {}).get("token_logprobs") or [] if is_number(p)]
+    except (TypeError, KeyError, IndexError, AttributeError):
         choice, logprobs = {}, []
     lacks = [not choice.get("token_ids"), not logprobs, False, choice.get("text") != PROBE_CHOICE,
              adapters not in (400, 422)]  # fmt: skip
@@ -158,7 +140,7 @@ def missing(url: str, model: str) -> list[str] | None:
     async def ask() -> list[str] | None:
         server = Server(url.rstrip("/"))
         try:
-            return await probe(server, model, "1 2 3") if (await server.call("models"))[0] else None
+            return await probe(server, model, "1 2 3") if (await server.call("models"))[0] > 0 else None
         finally:
             await server.close()
 
@@ -193,28 +175,13 @@ async def _unfit(server: Server, config: Any, seconds: float) -> str:
     if not models:  # some list none until they are asked
         fits, models = [wanted], {wanted: {}}
     if not fits:
-        return f"it serves {', '.join(models) or 'nothing'}, not model.model_name {wanted}"
-    longest = models[fits[0]].get("max_model_len") or math.inf
+        return f"it serves {one_line(', '.join(models)) or 'nothing'}, not model.model_name {wanted}"
+    longest = models[fits[0]].get("max_model_len", math.inf)
+    if not is_number(longest) and longest != math.inf:
+        return f"max_model_len {one_line(repr(longest))} of its model is no number"
     if longest < config.ppo.max_seq_length:
         return f"it takes {longest} tokens, ppo.max_seq_length is {config.ppo.max_seq_length}"
     lacks = await probe(server, fits[0], [0, 1], seconds)
     if config.env.answer_mode == "free":
         lacks = [lack for lack in lacks if not lack.startswith("structured")]
     return f"training through it needs {'; '.join(lacks)}" if lacks else ""
-
-
-@functools.cache
-def _tls() -> Any:
-    import httpx
-
-    return httpx.create_ssl_context()  # 50 ms; the same for all
-
-
-def _client() -> Any:
-    import httpx
-
-    logging.getLogger("httpx").setLevel(logging.WARNING)  # it tells of every call
-    key = os.environ.get("OPENAI_API_KEY")
-    headers = {"Authorization": f"Bearer {key}"} if key else {}
-    return httpx.AsyncClient(headers=headers, timeout=httpx.Timeout(None, connect=CONNECT_SECONDS), verify=_tls(),
-                             limits=httpx.Limits(keepalive_expiry=IDLE_SECONDS))  # fmt: skip

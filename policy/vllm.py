@@ -7,7 +7,6 @@ that do not answer are left out and tried again; see ``docs/scaling.md`` for how
 from __future__ import annotations
 
 import asyncio
-import math
 import secrets
 import shutil
 import time
@@ -16,16 +15,17 @@ from collections.abc import Sequence as Seq
 from pathlib import Path
 from typing import Any
 
-from envs.client import one_line
+from envs.client import is_number, one_line, problem_of
 from envs.config import EnvConfig
 from envs.protocol import Action, InterruptedRolloutError, Query, Sequence
 from policy.conversations import Conversations, Turn
 from policy.player import Policy
-from policy.servers import FIRST_WAIT, LONGEST_WAIT, PLAIN, Server, addresses, problem_of
+from policy.servers import FIRST_WAIT, LONGEST_WAIT, PLAIN, Server, addresses
 from utils import ConfigError, uniform, write_directory
 
 CALLS_AT_ONCE = 512  # questions under way; what servers cannot take yet waits there
 FAULTS_AT_MOST = 5  # answers that are errors or make no sense, to one question; then its episode has failed
+LEAST_LOGPROB = -1e4  # of a token that was sampled: no server tells less
 ATTEMPTS_IN_TIME = 3  # a server that keeps silent has this part of ``env_timeout``, so that another can be asked
 
 
@@ -156,14 +156,14 @@ class Engine:
                     version = server.version or 0
                     status, answer = await self._ask(server, body, left)
                     try:
-                        self._write(turn, answer, version)
+                        self._write(turn, answer, version, body["max_tokens"])
                         server.pause, server.problem, self._heard = FIRST_WAIT, "", time.monotonic()
                         return self.conversations.close(turn, version)
                     except _BadAnswerError as error:
                         problem = str(error) if status == 200 else problem_of(status, answer)
                     if status != 429:
                         server.later(problem)  # 404: it has been started anew, and lacks the adapter
-                    faults += status not in (0, 404, 429, 503)  # those are waited for
+                    faults += status > 0 and status not in (404, 429, 503)  # those are waited for
                 await asyncio.sleep(min(wait, left))
                 wait = min(2 * wait, LONGEST_WAIT)
             problem = "; ".join(f"{server.url}: {server.problem or problem}" for server in self.servers)
@@ -189,13 +189,15 @@ class Engine:
         return not server.out and server.version is not None and (
             self.version - server.version <= self.env.max_staleness)  # fmt: skip
 
-    def _write(self, turn: Turn, answer: Any, version: int) -> None:
-        """Write a server's answer into the conversation.
+    def _write(self, turn: Turn, answer: Any, version: int, most: int) -> None:
+        """Write a server's answer, of so many tokens at most, into the conversation.
 
         Raises:
             _BadAnswerError: it is none, or not one that was asked for; nothing has been written.
         """
         tokens, logprobs = _sampled(answer, self.name(version), self.policy.base.config.vocab_size)
+        if len(tokens) > most or self.policy.chat.end_id in tokens[:-1]:
+            raise _BadAnswerError(f"{len(tokens)} tokens where {most} at most, and none after the end, were asked for")
         try:
             self.conversations.write(turn, tokens, logprobs)
         except ValueError as error:  # no legal answer
@@ -213,7 +215,7 @@ def _sampled(answer: Any, model: str, vocabulary: int) -> tuple[list[int], list[
         tokens, logprobs = choice["token_ids"], choice["logprobs"]["token_logprobs"]
         sound = answer["model"] == model and len(tokens) == len(logprobs) > 0
         sound = sound and all(type(t) is int and 0 <= t < vocabulary for t in tokens)
-        sound = sound and all(-math.inf < p <= 1e-3 for p in logprobs)
+        sound = sound and all(is_number(p) and LEAST_LOGPROB <= p <= 1e-3 for p in logprobs)
     except (TypeError, KeyError, IndexError):
         sound = False
     if not sound:

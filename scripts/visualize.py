@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import sys
 from base64 import b64encode
 from collections.abc import Sequence
@@ -21,9 +22,10 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from config.flags import FlagParser
-from training.metrics import finite
+from envs.client import is_number
+from training.metrics import MOST_BYTES, finite
 from training.process import run_program
-from utils import ConfigError, read_json
+from utils import ConfigError, read_file, read_json
 
 ASSETS = Path(__file__).resolve().parent / "report"
 MAX_POINTS = 1500  # of a line
@@ -103,7 +105,7 @@ def load_run(directory: Path) -> RunData:
     if not path.is_file():
         raise ConfigError(f"{path}: not found; a run directory has a metrics.jsonl, written by training")
     rows = _read_lines(path)
-    if not rows or not all(_finite(row.get("step")) for row in rows):
+    if not rows or not all(is_number(row.get("step")) for row in rows):
         raise ConfigError(f"{path}: expected at least one step, and a number for each")
     _opponent_shares(rows)
     episodes = _read_lines(directory / "episodes.jsonl")[-MAX_EPISODES:]
@@ -129,17 +131,13 @@ def _read_lines(path: Path) -> list[dict[str, Any]]:
     """Parse JSON lines, none where there is no file. A last line without its newline is still being written."""
     rows: list[dict[str, Any]] = []
     try:
-        for line in path.read_text(encoding="utf-8").split("\n")[:-1] if path.is_file() else ():
+        for line in read_file(path, MOST_BYTES).decode().split("\n")[:-1] if os.path.lexists(path) else ():
             rows.append(json.loads(line))
             if not isinstance(rows[-1], dict):
                 raise ValueError("not a JSON object")
-    except ValueError as error:  # neither JSON nor text
+    except (ValueError, RecursionError) as error:  # neither JSON nor text
         raise ConfigError(f"{path}: cannot be read after line {len(rows)}: {error}") from error
     return rows
-
-
-def _finite(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def rolling(y: Sequence[float], window: int) -> list[list[float]]:
@@ -168,7 +166,7 @@ def panel_lines(panel: Panel, runs: Sequence[RunData]) -> list[dict[str, Any]]:
         prefixes = tuple(key for key in panel.keys if key.endswith("/"))
         keys = [key for key in present if key in panel.keys or (prefixes and key.startswith(prefixes))]
         for key in sorted(keys) if prefixes else sorted(keys, key=panel.keys.index):
-            points = [(row["step"], row[key]) for row in run.rows if _finite(row.get(key))]
+            points = [(row["step"], row[key]) for row in run.rows if is_number(row.get(key))]
             if not points:
                 continue
             x, y = zip(*points, strict=True)

@@ -12,13 +12,16 @@ import resource
 import secrets
 import sys
 import urllib.parse
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from itertools import islice
 from pathlib import Path
 from typing import IO, Any
 
-from utils import naming, redact
+from utils import naming, read_file, redact, write_file
 
 log = logging.getLogger(__name__)
+
+MOST_BYTES = 2**30  # of a run's metrics
 
 
 class MetricsLog:
@@ -33,26 +36,40 @@ class MetricsLog:
         self._waiting = b""
 
     def truncate_to(self, step: int) -> int:
-        """Drop all rows after ``step`` and a torn last line; return the step of the last row kept (0: none)."""
+        """Keep the rows up to ``step``; return the step of the last one (0: none).
+
+        Lines that are no rows, or not in their order, are set aside in ``damaged-<name>`` and named, and so are the
+        steps without a row. A torn last line, which a kill leaves, is dropped: it is written again.
+        """
         self.close()
         self._waiting = b""
-        kept, last = 0, 0
-        lines = self.path.read_bytes().splitlines(keepends=True) if self.path.exists() else []
-        for line in lines:
+        content = read_file(self.path, MOST_BYTES) if os.path.lexists(self.path) else b""
+        kept: dict[int, bytes] = {}
+        damaged, last = {}, 0
+        for number, line in enumerate(content.splitlines(keepends=True), 1):
             row_step = _step_of(line)
-            if row_step is None or row_step > step:
-                break
-            kept, last = kept + len(line), row_step
-        if lines:
-            os.truncate(self.path, kept)
-        return last
+            if row_step is not None and row_step > last:
+                last = row_step
+                kept |= {row_step: line} if row_step <= step else {}
+            elif line.strip() and line.endswith(b"\n"):
+                damaged[number] = line
+        if damaged:
+            aside = self.path.with_name(f"damaged-{self.path.name}")
+            with aside.open("ab") as file:
+                file.writelines(damaged.values())
+            log.warning("%s: lines %s are no rows in their order: set aside in %s", self.path, _listed(damaged), aside)
+        if content != (whole := b"".join(kept.values())):
+            write_file(self.path, whole)
+        if content and (lost := [n for n in range(1, step + 1) if n not in kept]):
+            log.warning("%s: there are no rows of %d steps: %s", self.path, len(lost), _listed(lost))
+        return max(kept, default=0)
 
     def append(self, row: Mapping[str, Any]) -> None:
         """Hand one row (with an integer ``step``) to the operating system."""
         if type(row["step"]) is not int:
             raise TypeError(f"step must be an int, not {row['step']!r}")
         told = bool(self._waiting)
-        self._waiting += json.dumps(finite(redact(dict(row))), allow_nan=False).encode() + b"\n"
+        self._waiting += json.dumps(finite(redact(dict(row), words=False)), allow_nan=False).encode() + b"\n"
         try:
             self._write()
         except OSError as error:
@@ -82,6 +99,11 @@ class MetricsLog:
         if self._file:
             self._file.close()
             self._file = None
+
+
+def _listed(numbers: Iterable[int]) -> str:
+    some = [str(number) for number in islice(numbers, 6)]
+    return ", ".join(some[:5]) + (", ..." if len(some) > 5 else "")
 
 
 def _step_of(line: bytes) -> int | None:
@@ -136,7 +158,7 @@ class WandbLog:
         settings = wandb.Settings(init_timeout=20, silent=True)
         project = os.environ.get("WANDB_PROJECT", "chat-games-ppo")
         kept = run_dir / "wandb_id"
-        run_id = kept.read_text().strip() if resumed and kept.exists() else secrets.token_hex(4)
+        run_id = read_file(kept, 100).decode().strip() if resumed and kept.exists() else secrets.token_hex(4)
         self._run = wandb.init(
             mode=mode, dir=str(run_dir), config=config, id=run_id, resume="allow", settings=settings, project=project
         )

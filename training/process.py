@@ -115,7 +115,8 @@ def lock_run(run_dir: str | Path) -> IO[str]:
     path = Path(run_dir) / ".lock"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        file = path.open("a+")
+        # A link would lead to another file, a pipe wait for somebody.
+        file = os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666), "r+")
     except OSError as exc:
         raise ConfigError(f"{run_dir}: cannot be written: {exc.strerror}") from exc
     try:

@@ -215,7 +215,7 @@ def find_checkpoint(run_dir: Path, resume: str | None, resolved: dict[str, Any],
         raise ConfigError(f"--resume: {error}") from error
     if not isinstance(saved, dict):
         raise ConfigError(f"--resume: {path / 'run_config.json'}: is no configuration")
-    changed = config_diff(saved, redact(resolved))
+    changed = config_diff(saved, redact(resolved, words=False))
     refused = [line for line in changed if not line.startswith(CONTINUES)]
     if refused and not force_config:
         raise ConfigError(f"--resume: the configuration has changed since {path.name}: {'; '.join(refused)}; "
@@ -239,4 +239,5 @@ def _set_aside(metrics: Path) -> None:
 
 def is_finished(run_dir: Path, checkpoint: Path, steps: int) -> bool:
     """Whether a run has come to its end with this checkpoint, and no more steps are asked for."""
-    return (run_dir / "summary.json").exists() and load_checkpoint(checkpoint).step >= steps
+    ended = all((run_dir / name).exists() for name in ("summary.json", "episodes.jsonl"))
+    return ended and load_checkpoint(checkpoint).step >= steps

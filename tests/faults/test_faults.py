@@ -14,6 +14,8 @@ import torch
 from saving import damages, flip, names, save
 
 import utils
+from training.metrics import MetricsLog
+from training.process import lock_run
 from utils import CheckpointError, latest_checkpoint, load_checkpoint, verify_checkpoint
 
 ROOT = Path(__file__).parents[2]
@@ -104,6 +106,48 @@ def test_a_pipe_in_place_of_a_file_does_not_hang(tmp_path):
     (path / "trainer_state.json").unlink()
     os.mkfifo(path / "trainer_state.json")
     assert verify_checkpoint(path) == ["trainer_state.json: missing"]
+
+
+def pipe(path):
+    os.mkfifo(path)
+
+
+def zeros(path):
+    path.symlink_to("/dev/zero")
+
+
+def huge(path):
+    path.touch()
+    os.truncate(path, 2**43)
+
+
+ENDLESS = [pipe, zeros, huge, Path.mkdir]
+
+
+@pytest.mark.parametrize("make", ENDLESS)
+def test_what_has_no_end_is_not_read(tmp_path, make, caplog):
+    """In place of a manifest, of a file that it names, of metrics, of a file of settings or of a lock."""
+    older, newer = save(tmp_path, 1), save(tmp_path, 2)
+    for name in ("adapter_model.safetensors", "manifest.json"):
+        (newer / name).unlink()
+        make(newer / name)
+        assert latest_checkpoint(tmp_path) == older
+    for name in ("metrics.jsonl", "run_config.json", ".lock"):
+        make(tmp_path / name)
+    reads = [lambda: MetricsLog(tmp_path / "metrics.jsonl").truncate_to(1), lambda: lock_run(tmp_path),
+             lambda: utils.read_json(tmp_path / "run_config.json")]  # fmt: skip
+    for read in reads[: 2 if make is not huge else 1] + reads[2:]:
+        with pytest.raises(utils.ConfigError, match=r"cannot be (read|written)"):
+            read()
+
+
+def test_a_lock_that_is_a_link_leaves_the_file_it_leads_to_alone(tmp_path):
+    (tmp_path / "precious").write_text("precious")
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / ".lock").symlink_to(tmp_path / "precious")
+    with pytest.raises(utils.ConfigError, match="cannot be written"):
+        lock_run(tmp_path / "run")
+    assert (tmp_path / "precious").read_text() == "precious"
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ import utils
 from config.reader import ConfigError
 from env_wrapper import Task, make_env, parse_action
 from envs.trace.prints import leading_share, score
-from evaluation.players import ChatError, _content
+from evaluation.players import _content
 from scripts.serve import Actor, make_app
 from train_ppo import Trainer
 from training.options import parse_args, read_config
@@ -267,7 +267,7 @@ def test_answers_of_chat_servers(tried, many):
     def check(text):
         try:
             assert isinstance(_content(text.replace(DEEP, "[" * 200_000)), str)
-        except ChatError as error:
+        except ValueError as error:
             one_line(error)
 
     texts = st.one_of(spoiled(sound).map(json.dumps), st.text(max_size=30))

@@ -205,6 +205,25 @@ def test_failing_environments_end_the_run_with_the_cause_and_a_checkpoint(tmp_pa
     assert Path(message.rpartition("checkpoint: ")[2]).is_dir()
 
 
+@pytest.mark.parametrize("late", [OSError(28, "No space left on device"), RuntimeError("engine\nlost"), MemoryError()])
+def test_a_late_failure_costs_no_result(undisturbed, tmp_path, monkeypatch, capsys, late):
+    """Games are recorded for people to look at. A resume tries again, and is then the undisturbed run."""
+
+    def record(*args):
+        raise late
+
+    with monkeypatch.context() as patch:
+        patch.setattr(train_ppo, "record", record)
+        assert train(tmp_path, **ADAPTIVE) == 0
+    told = capsys.readouterr()
+    assert f"nothing is shown of it: {type(late).__name__}: {' '.join(str(late).split())}" in told.out
+    assert "mean share" in told.out
+    assert_same_run(tmp_path, undisturbed)
+    assert (tmp_path / "run" / "final" / "adapter_model.safetensors").exists()
+    assert train(tmp_path, "--resume", **ADAPTIVE) == 0
+    assert (tmp_path / "run" / "episodes.jsonl").read_bytes() == (undisturbed / "run" / "episodes.jsonl").read_bytes()
+
+
 def test_games_that_do_not_fit_are_counted_and_the_run_goes_on(tmp_path):
     sets = ["ppo.max_seq_length=20", "env.history_turns=all", "ppo.num_train_steps=2"]
     assert train(tmp_path, *(word for value in sets for word in ("--set", value))) == 0

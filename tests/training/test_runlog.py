@@ -55,6 +55,40 @@ def test_a_torn_last_line_is_dropped(tmp_path, torn):
     assert rows(path) == [{"step": 1}, {"step": 2}, {"step": 3}]
 
 
+ROW = b'{"step": %d, "x": 1}\n'
+DAMAGE = [
+    b"\n",
+    b"  \n",
+    b"\x00\xff\n",
+    b"{}\n",
+    b'{"step": 2}\n',
+    b'{"step": -1}\n',
+    b'{"step": 3\n',
+    b"[" * 9999 + b"\n",
+]
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_no_intact_row_is_lost_with_a_damaged_one(tmp_path, caplog, damage):
+    path = tmp_path / "metrics.jsonl"
+    whole = [ROW % step for step in range(1, 9)]
+    path.write_bytes(b"".join([*whole[:3], damage, *whole[3:5], damage, *whole[5:]]) + b'{"step": 9, "to')
+    assert MetricsLog(path).truncate_to(7) == 7
+    assert path.read_bytes() == b"".join(whole[:7])
+    aside = tmp_path / "damaged-metrics.jsonl"
+    assert (aside.read_bytes() if aside.exists() else b"") == (damage * 2 if damage.strip() else b"")
+    told = f"{path}: lines 4, 7 are no rows in their order: set aside in {aside}"
+    assert [r.getMessage() for r in caplog.records] == ([told] if damage.strip() else [])
+
+
+def test_steps_without_a_row_are_named(tmp_path, caplog):
+    path = tmp_path / "metrics.jsonl"
+    path.write_bytes(ROW % 1 + ROW % 3)
+    assert MetricsLog(path).truncate_to(12) == 3
+    assert path.read_bytes() == ROW % 1 + ROW % 3
+    assert caplog.messages == [f"{path}: there are no rows of 10 steps: 2, 4, 5, 6, 7, ..."]
+
+
 def test_truncating_reports_what_is_missing(tmp_path):
     log = MetricsLog(tmp_path / "metrics.jsonl")
     assert log.truncate_to(3) == 0

@@ -69,6 +69,54 @@ def test_redact_removes_every_secret_of_the_environment(monkeypatch):
     assert utils.redact({"a": [text[4:12], ("canary2",)], "n": 1.5}) == {"a": ["harmless", ["[redacted]"]], "n": 1.5}
 
 
+NAMES_OF_SECRETS = [
+    "AWS_SECRET_ACCESS_KEY",
+    "AWS_SESSION_TOKEN",
+    "GITHUB_PAT",
+    "DB_PASS",
+    "DB_PASSWD",
+    "PGPASSWORD",
+    "MYSQL_PWD",
+    "SSH_KEY_PASSPHRASE",
+    "STRIPE_SECRET_KEY",
+    "GH_TOKEN",
+    "TOKEN",
+    "APIKEY",
+    "AZURE_CLIENT_SECRET",
+    "GOOGLE_CREDENTIALS",
+    "TLS_PRIVATE_KEY",
+    "NPM_AUTH",
+    "HF_TOKEN_2",
+]
+
+
+@pytest.mark.parametrize("name", [*NAMES_OF_SECRETS, *map(str.lower, NAMES_OF_SECRETS[:3])])
+def test_secrets_have_many_names(monkeypatch, name):
+    monkeypatch.setenv(name, "canary-77")
+    assert utils.redact("a canary-77") == "a [redacted]"
+
+
+@pytest.mark.parametrize("name", ["PWD", "TOKENIZERS_PARALLELISM", "KEYBOARD", "PATH", "PATCH", "MONKEYS", "COMPASS"])
+def test_other_variables_are_no_secrets(monkeypatch, name):
+    monkeypatch.setenv(name, "harmless-77")
+    assert utils.redact("a harmless-77") == "a harmless-77"
+
+
+def test_a_password_within_an_address_is_a_secret(monkeypatch):
+    monkeypatch.setenv("DATABASE_URL", "postgres://me:canary-77@host/db")
+    assert utils.redact("canary-77 at host") == "[redacted] at host"
+
+
+def test_redaction_does_not_change_what_is_read_again(tmp_path, monkeypatch):
+    for name, word in (("SOME_TOKEN", "random"), ("DB_PASS", "leduc_poker"), ("HF_TOKEN", "hf_x1234567")):
+        monkeypatch.setenv(name, word)
+    state = {"opponent": "random", "game": "leduc_poker", "free": "hf_x1234567"}
+    documents = dict.fromkeys(("trainer_state", "curriculum", "run_config"), state)
+    saved = load_checkpoint(save(tmp_path, 1, documents=documents))
+    assert [saved.json(name) for name in documents] == [state, state, state | {"free": "[redacted]"}]
+    assert utils.redact("random leduc_poker") == "[redacted] [redacted]"  # in what is only shown
+
+
 def test_no_secret_reaches_a_checkpoint(tmp_path, monkeypatch):
     monkeypatch.setenv("OPENAI_API_KEY", "sk-canary-12345")
     path = save(tmp_path, 1, documents={"run_config": {"env": {"url": "http://x?key=sk-canary-12345"}}})
