@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter, deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -33,7 +34,7 @@ _REPLAY, _ENTRY, _CELL, _TASK, _SEED, _EVAL, _PAST = range(101, 108)
 TaskRange = tuple[int, int]  # first and last task id, both included
 Key = tuple[int, int | None, str]  # task id, seed (None where replays get a fresh one), opponent
 Entry = tuple[int | None, float, int]  # seed, score of the last failure, successes in a row since
-GameSet = Sequence[str | TaskRange]  # names (all tasks of the game) and ranges of task ids
+GameSet = Iterable[str | TaskRange]  # what ``pool`` takes
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,7 @@ class Stage:
     """One rung. It is left when the success rate against ``gate_opponent`` reaches ``threshold``; the last never is."""
 
     name: str  # shown in metrics
-    games: list[str | TaskRange]  # game names, or [first, last] task ids; a range may span games
+    games: list[str | TaskRange] | dict[str, float]  # NAME, NAME#CONFIG, [first, last] task ids; or NAME: weight
     opponent: str | dict[str, float] = "random"  # one, or a mixture with weights
     gate_opponent: str | None = None  # whose games count; the opponent itself unless that is a mixture, self or past
     threshold: float = knob(0.5, min=0, max=1)  # success rate that ends the stage, of the game won least
@@ -51,6 +52,8 @@ class Stage:
         if not self.games:
             raise ValueError("games is empty: name at least one game or [first, last] range of task ids")
         pool(self.games)
+        if min(self.weights.values()) <= 0:
+            raise ValueError("games: weights are numbers > 0")
         if not self.mixture or min(self.mixture.values()) <= 0:
             raise ValueError("opponent: a mixture needs opponents with weights > 0")
         for spec in [*self.mixture, *([self.gate_opponent] if self.gate_opponent else [])]:
@@ -63,6 +66,14 @@ class Stage:
     def mixture(self) -> dict[str, float]:
         """Opponent -> weight."""
         return {self.opponent: 1.0} if isinstance(self.opponent, str) else self.opponent
+
+    @property
+    def weights(self) -> dict[int, float]:
+        """Game index -> how often it is drawn, in proportion."""
+        found = dict.fromkeys(pool(self.games), 0.0 if isinstance(self.games, dict) else 1.0)
+        for item, weight in self.games.items() if isinstance(self.games, dict) else ():
+            found |= {game: found[game] + weight for game in pool([item])}
+        return found
 
     @property
     def gate(self) -> str | None:
@@ -101,21 +112,33 @@ class CurriculumConfig:
 def pool(game_set: GameSet) -> dict[int, list[TaskRange]]:
     """Return game index -> ranges of task ids, as named or ranged in ``game_set``.
 
+    An item is a game's name (all its configurations), ``NAME#CONFIG`` or ``NAME#FIRST-LAST``, a task id or
+    ``FIRST-LAST`` as text, or a pair of task ids; a range may span games.
+
     Raises:
         ValueError: a name or a task id that does not exist.
     """
     size, found = games.CONFIGS_PER_GAME, dict[int, list[TaskRange]]()
     for item in game_set:
-        if isinstance(item, str):
-            index = games.NAMES.index(games.find(item))
-            first, last = index * size, index * size + size - 1
-        else:
-            first, last = item
+        first, last = _ids(item) if isinstance(item, str) else item
         if not 0 <= first <= last < len(games.NAMES) * size:
             raise ValueError(f"tasks {[first, last]} are out of range: 0 <= first <= last < {len(games.NAMES) * size}")
         for index in range(first // size, last // size + 1):
             found.setdefault(index, []).append((max(first, index * size), min(last, index * size + size - 1)))
     return found
+
+
+def _ids(item: str) -> TaskRange:
+    """First and last task id of an item of a ``GameSet`` that is text."""
+    name, marked, configs = item.partition("#")
+    numbers = None if item in games.NAMES else re.fullmatch(r"(\d+)(?:-(\d+))?", configs if marked else name)
+    if numbers and not marked:
+        return int(numbers[1]), int(numbers[2] or numbers[1])
+    start = games.NAMES.index(games.find(name if numbers else item)) * games.CONFIGS_PER_GAME
+    first, last = (int(numbers[1]), int(numbers[2] or numbers[1])) if numbers else (0, games.CONFIGS_PER_GAME - 1)
+    if last >= games.CONFIGS_PER_GAME:
+        raise ValueError(f"{item} is out of range: configurations are below {games.CONFIGS_PER_GAME}")
+    return start + first, start + last
 
 
 def eval_tasks(game_set: GameSet, n_per_seat: int, seed: int, opponent: str = "random") -> list[Task]:
@@ -170,6 +193,7 @@ class Curriculum:
         self._rates: dict[tuple[int, str], float] = {}  # (game index, opponent) -> moving success rate
         self.past: dict[str, float] = {}
         self._pools = [pool(stage.games) for stage in config.stages]
+        self._weights = [stage.weights for stage in config.stages]
 
     @property
     def stage(self) -> Stage:
@@ -319,7 +343,7 @@ class Curriculum:
         return uniform(_REPLAY, self.run_seed, index) < self.config.failure_replay_prob
 
     def _weight(self, game: int, opponent: str) -> float:
-        weight = self.stage.mixture[opponent]
+        weight = self.stage.mixture[opponent] * self._weights[self._stage][game]
         if self.config.sampling == "uniform":
             return weight
         rate = self._rates.get((game, opponent), 0.5)

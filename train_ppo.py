@@ -45,7 +45,7 @@ from training.metrics import MetricsLog, WandbLog, timing
 from training.options import SECTIONS as SECTIONS  # part of the public names, for programs built on the trainer
 from training.options import PPOConfig, parse_args, read_config
 from training.options import RunConfig as RunConfig
-from training.process import StopSignal, TrainingError, lock_run, log_into, resume_command, setup_logging
+from training.process import StopSignal, TrainingError, lock_run, log_into, say_how_to_go_on, setup_logging
 from training.ranks import Ranks
 from training.state import (
     DEVICE_ERRORS,
@@ -484,8 +484,7 @@ def train(config: SimpleNamespace, resume: str | None, force_config: bool = Fals
     code = 1
     try:
         with StopSignal() as stop:
-            code = training_loop(trainer, stop, console, wandb)
-        return code
+            return (code := training_loop(trainer, stop, console, wandb))
     finally:
         console.close()
         wandb.close(code)
@@ -560,8 +559,7 @@ def show(trainer: Trainer, stop: StopSignal, console: Console) -> None:
     rows = record(trainer.player(stop), trainer.config.env, tasks, trainer.state.step)
     text = "".join(json.dumps(utils.redact(row)) + "\n" for row in rows)
     utils.write_file(trainer.run_dir / "episodes.jsonl", text.encode())
-    script = str(Path(__file__).parent / "scripts" / "visualize.py")
-    command = [sys.executable, script, "--checkpoint_dir", str(trainer.run_dir)]
+    command = [sys.executable, Path(__file__).parent / "scripts" / "visualize.py", "--checkpoint_dir", trainer.run_dir]
     drawn = subprocess.run(command, capture_output=True, text=True)
     if drawn.returncode:
         cause = (drawn.stderr.strip() or "unknown cause").splitlines()[-1]
@@ -586,23 +584,16 @@ def main(argv: list[str] | None = None) -> int:
         preflight.check(config, ranks.world)
         code = train(config, args.resume, args.force_config, ranks)
         if code:
-            say_how_to_go_on(config, ranks, sys.stdout)
+            say_how_to_go_on(__file__, config, ranks, sys.stdout)
         return code
     except ConfigError as error:
         print(f"error: {utils.redact(str(error))}", file=sys.stderr)
         return 2
     except (TrainingError, utils.CheckpointError, *DEVICE_ERRORS, OSError) as error:
         if config:
-            say_how_to_go_on(config, ranks, sys.stderr)
+            say_how_to_go_on(__file__, config, ranks, sys.stderr)
         print(f"training failed: {utils.redact(str(error))}", file=sys.stderr)
         return 1
-
-
-def say_how_to_go_on(config: SimpleNamespace, ranks: Ranks, stream: Any) -> None:
-    """Print the command, where there is a checkpoint to go on from."""
-    run_dir = Path(config.run.output_dir)
-    if ranks.first and any(run_dir.glob("checkpoint-*")):
-        print(f"go on with: {resume_command(__file__, run_dir, ranks.world)}", file=stream)
 
 
 if __name__ == "__main__":

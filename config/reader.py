@@ -210,8 +210,8 @@ class _Checker:
     def lay_one(self, values: dict[str, dict[str, Any]], path: str, value: Any) -> None:
         section, _, key = path.partition(".")
         hint, limits = _knobs(self.sections[section])[key]
-        if self.source == "--set: " and isinstance(value, str) and typing.get_origin(hint) is list:
-            value = [_word(item) for item in value.split(",")]
+        if self.source == "--set: " and typing.get_origin(hint) is list and not isinstance(value, list):
+            value = [_word(item) for item in value.split(",")] if isinstance(value, str) else [value]
         value = self.convert(value, hint, limits, path)
         settings = hint == dict[str, Any]  # they too are laid key by key
         values[section][key] = values[section].get(key, {}) | value if settings else value
@@ -241,6 +241,9 @@ class _Checker:
     def convert(self, value: Any, hint: Any, limits: Mapping[str, Any], path: str) -> Any:
         origin, kinds = typing.get_origin(hint), typing.get_args(hint)
         if origin in (typing.Union, types.UnionType):
+            kinds = tuple(kind for kind in kinds if typing.get_origin(kind) is type(value)) or kinds
+            if len(kinds) == 1:
+                return self.convert(value, kinds[0], limits, path)
             for kind in kinds:
                 try:
                     return self.convert(value, kind, limits, path)

@@ -34,7 +34,7 @@ class EnvConfig:
     """How games are played and shown. Opponents and games come with the tasks."""
 
     env_type: str = "openspiel"  # openspiel | trace
-    allowed_game_indices: list[int | str] = field(default_factory=list, hash=False)  # or names; of the stages'; []: all
+    allowed_game_indices: list[int | str] = field(default_factory=list, hash=False)  # or names: all stages' games
     opponent: str = ""  # instead of the stages' own; empty: theirs
     env_mode: str = "local"  # local | url | docker (public affinetes servers)
     prompt: str = "full"  # full: rules and named actions; compact: terse state, no rules

@@ -6,7 +6,6 @@ seeds from a range that training never uses, and every player compared gets the 
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from collections.abc import Sequence as Seq
@@ -165,30 +164,16 @@ def label(task_id: int) -> str:
 def game_sets(items: Seq[Any]) -> dict[str, list[TaskRange]]:
     """What to evaluate, one line of a table each: label -> tasks.
 
-    An item is a game's name (all its configurations), ``name#config``, a task id, ``first-last`` of task ids, or a
-    range of them as in a curriculum.
+    Items are those of ``curriculum.pool``.
 
     Raises:
         ValueError: an item that is none of these, or does not exist.
     """
     found: dict[str, list[TaskRange]] = {}
     for item in items:
-        for parts in pool([_game_set(item)]).values():
+        for parts in pool([item]).values():
             found[_range_label(*parts[0])] = parts
     return found
-
-
-def _game_set(item: Any) -> Any:
-    from games import CONFIGS_PER_GAME, NAMES
-
-    if not isinstance(item, str):
-        return tuple(item)
-    if (match := re.fullmatch(r"(\w+)#(\d+)", item)) and match[1] in NAMES and int(match[2]) < CONFIGS_PER_GAME:
-        task_id = NAMES.index(match[1]) * CONFIGS_PER_GAME + int(match[2])
-        return task_id, task_id
-    if item not in NAMES and (match := re.fullmatch(r"(\d+)(?:-(\d+))?", item)):
-        return int(match[1]), int(match[2] or match[1])
-    return item
 
 
 def _range_label(first: int, last: int) -> str:

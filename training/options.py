@@ -179,35 +179,45 @@ def _from_anywhere(config: SimpleNamespace, root: Path) -> None:
 def narrowed(curriculum: CurriculumConfig, env: EnvConfig) -> CurriculumConfig:
     """The curriculum with ``env.allowed_game_indices`` and ``env.opponent`` applied to every stage.
 
-    Stages that play none of the games are left out.
+    Every stage plays all the games named and no other: its own tasks of a game, else those of the first stage that
+    plays it, else all there are.
 
     Raises:
-        ConfigError: no stage is left, or one cannot be played against that opponent.
+        ConfigError: no such game, or a stage that cannot be played against that opponent.
     """
-    try:
-        named = [i if isinstance(i, int) else NAMES.index(find(i)) for i in env.allowed_game_indices]
-    except ValueError as error:
-        raise ConfigError(f"env.allowed_game_indices: {error}") from error
-    allowed = named or range(len(NAMES))
+    named = _named_games(env)
     opponent: dict[str, Any] = {"opponent": env.opponent, "gate_opponent": None} if env.opponent else {}
+    homes = pool([NAMES[i] for i in named])
+    for stage in reversed(curriculum.stages):
+        homes |= pool(stage.games)
 
     def narrow(stage: Stage) -> Stage:
-        ranges = pool(stage.games)
-        games: list[Any] = [list(part) for i in allowed if i in ranges for part in ranges[i]]
+        own, weights = homes | pool(stage.games), stage.weights
+        usual = sum(weights.values()) / len(weights)
+        games: Any = [list(part) for i in named for part in own[i]]
+        if isinstance(stage.games, dict):
+            games = {f"{a}-{b}": weights.get(i, usual) / len(own[i]) for i in named for a, b in own[i]}
         try:
-            return replace(stage, games=games if env.allowed_game_indices else stage.games, **opponent)
+            return replace(stage, games=games if named else stage.games, **opponent)
         except ValueError as error:
             raise ValueError(f"stage {stage.name!r}: {error}") from error
 
-    played = {i for stage in curriculum.stages for i in pool(stage.games)}
-    if not played & set(allowed):
-        shown = {i: f"{i} {NAMES[i]}" if i in range(len(NAMES)) else str(i) for i in {*played, *allowed}}
-        asked, theirs = (", ".join(shown[i] for i in part) for part in (allowed, sorted(played)))
-        raise ConfigError(f"env.allowed_game_indices: no stage plays a game of {asked}; the stages play {theirs}")
     try:
-        return replace(curriculum, stages=[narrow(s) for s in curriculum.stages if set(pool(s.games)) & set(allowed)])
+        return replace(curriculum, stages=[narrow(stage) for stage in curriculum.stages])
     except ValueError as error:
         raise ConfigError(f"env.opponent = {env.opponent!r}: {error}") from error
+
+
+def _named_games(env: EnvConfig) -> list[int]:
+    """The indices of ``env.allowed_game_indices``, each once."""
+    items, count = env.allowed_game_indices, len(NAMES)
+    if items and env.env_type == "trace":
+        raise ConfigError("env.allowed_game_indices: programs have levels, not games; curriculum.stages names them")
+    try:
+        names = [NAMES[i] if isinstance(i, int) and i in range(count) else find(str(i)) for i in items]
+    except ValueError as error:
+        raise ConfigError(f"env.allowed_game_indices: {error}; or an index, 0 to {count - 1}") from error
+    return [NAMES.index(name) for name in dict.fromkeys(names)]
 
 
 if __name__ == "__main__":

@@ -22,6 +22,7 @@ import policy.model as policy_model
 import train_ppo
 import utils
 from envs import affinetes
+from games import NAMES
 from training.options import parse_args, read_config
 
 ROOT = Path(train_ppo.__file__).parent
@@ -62,9 +63,13 @@ BROKEN = {
     only('"threshold": 2'): "--set: curriculum.stages[0].threshold = 2: expected a number >= 0 and <= 1",
     only('"opponent": "mtcs:10x1"'): "--set: curriculum.stages[0]: opponent 'mtcs:10x1' is not known: allowed are "
     "random, mcts, mcts_light, mcts:SIMSxROLLOUTS, ",
-    "env.allowed_game_indices=[28]": "env.allowed_game_indices: no stage plays a game of 28; the stages play "
-    "0 goofspiel, 1 liars_dice, 2 leduc_poker, 6 hex, 7 clobber, 16 phantom_ttt, 23 tic_tac_toe, 24 connect_four, "
-    "25 liars_dice_small, 27 hex_small",
+    "env.allowed_game_indices=[28]": "env.allowed_game_indices: game '28' is not known: allowed are goofspiel, "
+    f"{', '.join(NAMES[1:])}; or an index, 0 to 27",
+    "env.allowed_game_indices=[true]": "--set: env.allowed_game_indices[0] = true: expected an integer or a string",
+    "env.allowed_game_indices=-1": "env.allowed_game_indices: game '-1' is not known: allowed are goofspiel, ",
+    games('"hex#100000000"'): "--set: curriculum.stages[0]: hex#100000000 is out of range: configurations are below ",
+    'curriculum.stages=[{"name": "s", "games": {"hex": 0}}]': "--set: curriculum.stages[0]: games: weights are numbers "
+    "> 0",
     "env.opponent=minimax": "env.opponent = 'minimax': stage 'easy': opponent 'minimax' is not known: allowed are "
     "random, mcts, ",
     "env.opponent=self": "env.opponent = 'self': stage 'easy' could never be left: ",

@@ -134,8 +134,8 @@ def test_a_warm_start_is_legal_and_better_and_ppo_goes_on_from_it(tmp_path, caps
 
 def test_games_are_narrowed_as_in_training(tmp_path, capsys):
     words = ["--config", micro_file(tmp_path), "--output", str(tmp_path / "out")]
-    assert main([*words, "--set", "env.allowed_game_indices=[0]"]) == 2
-    assert "env.allowed_game_indices: no stage plays a game of 0 goofspiel" in capsys.readouterr().err
+    assert main([*words, "--set", "games=2048", "--teacher", "cfr"]) == 2
+    assert "--teacher cfr: cannot play 2048; " in capsys.readouterr().err
 
 
 def test_how_many_games_are_open_at_once_changes_nothing(tmp_path, monkeypatch):

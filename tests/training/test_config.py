@@ -15,6 +15,7 @@ from config.manual import manual
 from config.reader import ConfigError, config_dict, config_diff, knob, load_config, read_json
 from curriculum import CurriculumConfig, pool
 from env_wrapper import EnvConfig
+from games import NAMES
 
 CONFIG = Path(__file__).parents[2] / "config"
 
@@ -142,11 +143,9 @@ BROKEN_SETS = {
     "ppo.adap_kl_ctrl=1": "--set: ppo.adap_kl_ctrl = 1: expected true or false",
     'ppo.modules=["q", "x"]': '--set: ppo.modules[1] = "x": expected one of "q", "k", "v"',
     "ppo.modules=q,x": '--set: ppo.modules[1] = "x": expected one of "q", "k", "v"',
-    "ppo.modules=3": '--set: ppo.modules = 3: expected a list of (one of "q", "k", "v")',
+    "ppo.modules=3": '--set: ppo.modules[0] = 3: expected one of "q", "k", "v"',
     "env.mode=docker": '--set: env.mode = "docker": expected one of "local", "url"',
-    'env.opponent={"random": "x"}': (
-        "--set: env.opponent = {'random': 'x'}: expected a string or an object of (a number)"
-    ),
+    'env.opponent={"random": "x"}': '--set: env.opponent.random = "x": expected a number',
     "env.ranges=[[1]]": "--set: env.ranges[0] = [1]: expected a string or a list of [an integer, an integer]",
     "env.items=[{}]": "--set: env.items[0].name is missing: expected a string",
     'env.items=[{"name": "a", "wieght": 1}]': (
@@ -299,16 +298,39 @@ def read(options, *sets):
     return options.read_config(options.parse_args([f"--set={item}" for item in sets], None)).curriculum.stages
 
 
-def test_games_and_opponent_of_all_stages_from_the_environments_knobs(options):
-    """``allowed_game_indices`` keeps the stages' own ranges of tasks, ``opponent`` their thresholds."""
-    before, kept = read(options), sorted(pool(["tic_tac_toe", "goofspiel", "leduc_poker"]))
-    assert [stage.name for stage in read(options, "env.allowed_game_indices=[2]")] == ["hard"]
-    stages = read(options, f"env.allowed_game_indices={kept}", "env.opponent=mcts:10x1")
-    assert [stage.opponent for stage in stages] == ["mcts:10x1"] * 3
-    assert [stage.gate for stage in stages] == ["mcts:10x1"] * 3
-    for stage, was in zip(stages, before, strict=True):
-        assert pool(stage.games) == {game: part for game, part in pool(was.games).items() if game in kept}
-        assert (stage.name, stage.threshold) == (was.name, was.threshold)
+THREE = """curriculum.stages=[
+    {"name": "a", "games": ["hex#0", "tic_tac_toe"]},
+    {"name": "b", "games": {"hex#1-2": 6, "leduc_poker": 2}, "threshold": 0.7},
+    {"name": "c", "games": ["clobber"], "opponent": "mcts:10x1"}]"""
+
+
+@pytest.mark.parametrize(("named", "played"), {
+    "[2,3,4,5]": "leduc_poker gin_rummy othello backgammon", "[3,4,5]": "gin_rummy othello backgammon",
+    "[0,1,2,6,7]": "goofspiel liars_dice leduc_poker hex clobber", "TicTacToe,chess": "tic_tac_toe chess",
+    '[2,2,"leduc",6]': "leduc_poker hex", "hex": "hex", "6": "hex", "2048": "2048",
+}.items())  # fmt: skip
+def test_games_that_are_named_are_what_every_stage_plays(options, named, played):
+    """Each stage its own tasks of a game, else those of the first stage that plays it, else all; nothing is dropped."""
+    before, stages = read(options, THREE), read(options, THREE, f"env.allowed_game_indices={named}")
+    homes = [pool(stage.games) for stage in before]
+    for stage, was, own in zip(stages, before, homes, strict=True):
+        found = pool(stage.games)
+        assert [NAMES[game] for game in found] == played.split()
+        for game, ranges in found.items():
+            assert ranges == next((h[game] for h in [own, *homes] if game in h), pool([NAMES[game]])[game])
+        assert (stage.name, stage.opponent, stage.threshold) == (was.name, was.opponent, was.threshold)
+    assert stages[1].weights == {game: {6: 6.0, 2: 2.0}.get(game, 4.0) for game in pool(stages[1].games)}
+
+
+def test_an_opponent_that_is_named_is_that_of_every_stage(options):
+    stages = read(options, "env.opponent=mcts:10x1")
+    assert {(stage.opponent, stage.gate) for stage in stages} == {("mcts:10x1", "mcts:10x1")}
+    assert [s.threshold for s in stages] == [s.threshold for s in read(options)]
+
+
+def test_programs_are_no_games(options):
+    with pytest.raises(ConfigError, match=r"^env.allowed_game_indices: programs have levels, not games; curriculum"):
+        read(options, "env.env_type=trace", "env.answer_mode=free", "env.allowed_game_indices=[0]")
 
 
 @pytest.mark.parametrize("preset", sorted(path.name for path in (CONFIG / "presets").glob("*.json")))

@@ -77,6 +77,15 @@ def test_tasks_come_from_the_stage_in_equal_shares_of_games():
     assert len(drawn) > 2900  # the tasks of a named game are all of its ids
 
 
+def test_games_follow_their_weights():
+    stage = Stage("mixed", {"leduc_poker": 3, "hex#1": 0.5, "hex#2-3": 0.5, "kuhn_poker": 1})
+    curriculum = Curriculum(CurriculumConfig([stage]), 0)
+    drawn = Counter(curriculum.next(i).task_id // SIZE for i in range(5000))
+    expected = {LEDUC: 3000, HEX: 1000, KUHN: 1000}
+    assert drawn.keys() == expected.keys()
+    assert all(abs(drawn[game] - count) < 5 * 35 for game, count in expected.items())
+
+
 def test_opponents_follow_their_weights():
     stage = Stage("mixed", ["leduc_poker"], {"random": 3, "mcts:50x1": 1}, gate_opponent="random")
     curriculum = Curriculum(CurriculumConfig([stage]), 0)
