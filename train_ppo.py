@@ -34,6 +34,7 @@ import utils
 from curriculum import Curriculum, eval_tasks, first_tasks
 from env_wrapper import play
 from envs.protocol import Episode, InterruptedRolloutError
+from evaluation.english import told, unlearned
 from evaluation.measure import GameResult, Progress, evaluate, record, result_table, summarise
 from policy.model import device_of, identity
 from policy.player import Policy, load_policy
@@ -431,10 +432,9 @@ class Trainer(Checkpointed):
 
     def refuse_to_go_on(self, row: dict[str, Any]) -> None:
         """Raise TrainingError where updates stay without finite numbers, or an alarm that may act says stop."""
-        bad = self.state.bad_updates
-        if bad >= MAX_BAD_UPDATES:
-            raise TrainingError(f"{bad} minibatches in a row gave a loss or gradient that is not finite; the last are "
-                                f"in {self.run_dir / 'bad_batch.json'}")  # fmt: skip
+        if self.state.bad_updates >= MAX_BAD_UPDATES:
+            raise TrainingError(f"{self.state.bad_updates} minibatches in a row gave a loss or gradient that is not "
+                                f"finite; the last are in {self.run_dir / 'bad_batch.json'}")  # fmt: skip
         if fatal := alarms.fatal(row, self.ppo):
             raise TrainingError(f"alarm {fatal.name}: {fatal.meaning}")
 
@@ -443,8 +443,8 @@ class Trainer(Checkpointed):
 
         What learns to answer legally unconstrained (``legal_mass_coef``) plays the same games so, too.
         """
-        player, games = self.player(stop), self.ppo.eval_games
-        measure = partial(evaluate, player, self.config.env, self.evaluated, games, progress=tell)
+        env, games = self.config.env, self.ppo.eval_games
+        measure = partial(evaluate, self.player(stop), env, self.evaluated, games, progress=tell)
         results = measure(exact_tasks=preflight.exact_tasks(self.config, self.policy.chat))
         if not (self.ppo.legal_mass_coef and self.policy.constrained):
             return results
@@ -478,8 +478,7 @@ def train(config: SimpleNamespace, resume: str | None, force_config: bool = Fals
     if start is not None:
         trainer.load(start, force_config)
     utils.rest_collector()
-    mode = config.run.wandb_mode if ranks.first else "disabled"
-    wandb = WandbLog(mode, run_dir, resolved, resumed=start is not None)
+    wandb = WandbLog(config.run.wandb_mode if ranks.first else "disabled", run_dir, resolved, resumed=start is not None)
     console = Console(config.ppo.num_train_steps, trainer.state.step, None if ranks.first else io.StringIO())
     code = 1
     try:
@@ -500,8 +499,7 @@ def training_loop(trainer: Trainer, stop: StopSignal, console: Console, wandb: W
     ppo, state, first, trainer.saved_at = trainer.ppo, trainer.state, trainer.state.step, time.monotonic()
     try:
         if not state.before:
-            results = trainer.ranks.alone(lambda: trainer.evaluate(stop, console.progress))
-            state.before = [r.row for r in results]
+            state.before = [r.row for r in trainer.ranks.alone(lambda: trainer.evaluate(stop, console.progress))]
             trainer.save_if_possible(None)  # what was measured once is not measured again
         started = time.perf_counter()
         while state.step < ppo.num_train_steps or state.row:
@@ -546,26 +544,28 @@ def finish(trainer: Trainer, stop: StopSignal, console: Console) -> None:
     utils.write_file(trainer.run_dir / "summary.json", json.dumps(summary, indent=1).encode())
     console.say(f"\n{table}\n\ncheckpoint: {checkpoint}\nadapter:    {final}")
     try:
-        show(trainer, stop, console)
+        show(trainer, stop, console, summary)
     except InterruptedRolloutError:
         raise
     except Exception as error:  # a device, a disk, a server, a game: the results are safe
         console.say(f"nothing is shown of it: {type(error).__name__}: {' '.join(str(error).split())}")
 
 
-def show(trainer: Trainer, stop: StopSignal, console: Console) -> None:
-    """Sample games for the replay viewer and draw the curves."""
+def show(trainer: Trainer, stop: StopSignal, console: Console, summary: dict[str, Any]) -> None:
+    """Sample games for the replay viewer, see what became of the model's English, and draw the curves."""
+    run_dir = trainer.run_dir
     tasks = [task for t in trainer.evaluated for task in eval_tasks([(t, t)], 3, 1)]
     rows = record(trainer.player(stop), trainer.config.env, tasks, trainer.state.step)
     text = "".join(json.dumps(utils.redact(row)) + "\n" for row in rows)
-    utils.write_file(trainer.run_dir / "episodes.jsonl", text.encode())
-    command = [sys.executable, Path(__file__).parent / "scripts" / "visualize.py", "--checkpoint_dir", trainer.run_dir]
+    utils.write_file(run_dir / "episodes.jsonl", text.encode())
+    if english := unlearned(trainer.policy):
+        utils.write_file(run_dir / "summary.json", json.dumps(summary | {"english": english}, indent=1).encode())
+        console.say(told(english))
+    command = [sys.executable, Path(__file__).parent / "scripts" / "visualize.py", "--checkpoint_dir", run_dir]
     drawn = subprocess.run(command, capture_output=True, text=True)
-    if drawn.returncode:
-        cause = (drawn.stderr.strip() or "unknown cause").splitlines()[-1]
-        console.say(f"no curves were drawn: {cause}")
-    else:
-        console.say(f"curves:     {trainer.run_dir / 'curves.png'}\nreport:     {trainer.run_dir / 'report.html'}")
+    cause = (drawn.stderr.strip() or "unknown cause").splitlines()[-1]
+    drawings = f"curves:     {run_dir / 'curves.png'}\nreport:     {run_dir / 'report.html'}"
+    console.say(f"no curves were drawn: {cause}" if drawn.returncode else drawings)
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -32,7 +32,15 @@ function evaluation(run) {
     <td class="wide">${typeof g.share === "number" ? html`<span class="share"><i style="width:${Math.max(0, Math.min(1, g.share)) * 100}%"></i></span>${percent(g.share)}` : "–"}</td>
     <td>${typeof g.exact_after === "number" ? number(g.exact_after) : g.exact ? "yes" : "–"}</td>${free ? html`<td>${freely(g.free_play_before)}</td><td>${freely(g.free_play)}</td>` : ""}</tr>`);
   const heading = data.runs.length > 1 ? html`<h3>${run.name}</h3>` : "";
-  return html`${heading}<table><thead><tr><th>Game</th><th>Before</th><th>After</th><th>95 % interval</th><th>Ceiling</th><th class="wide">Share of ceiling</th><th>Exact value</th>${free ? html`<th>Free play before</th><th>after</th>` : ""}</tr></thead><tbody>${rows}</tbody></table>`;
+  return html`${heading}<table><thead><tr><th>Game</th><th>Before</th><th>After</th><th>95 % interval</th><th>Ceiling</th><th class="wide">Share of ceiling</th><th>Exact value</th>${free ? html`<th>Free play before</th><th>after</th>` : ""}</tr></thead><tbody>${rows}</tbody></table>${english(run)}`;
+}
+
+function english(run) {
+  const found = run.summary.english;
+  if (!found || !Array.isArray(found.answers)) return "";
+  const rows = found.answers.map(([question, before, after]) => html`<tr><td>${question}</td><td>${before}</td><td>${after === before ? "the same" : after}</td></tr>`);
+  return html`<details><summary>English: perplexity ${short(found.perplexity_before)} before, ${short(found.perplexity)} after; ${found.answers.length} answers</summary>
+    <table class="answers"><thead><tr><th>Question</th><th>Before</th><th>After</th></tr></thead><tbody>${rows}</tbody></table></details>`;
 }
 
 function flatten(value, prefix, into) {

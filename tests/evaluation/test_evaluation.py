@@ -5,11 +5,13 @@ import re
 from collections import Counter, defaultdict
 from dataclasses import replace
 from itertools import product
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from shapes import write_model
 from tiny import base_model, micro_config, tiny_policy
 
@@ -20,6 +22,7 @@ from env_wrapper import Action, EnvConfig, Task, play
 from envs import exact
 from envs.openspiel import load_game, lone_query
 from envs.ratings import rate
+from evaluation import english
 from evaluation.intervals import mean_interval, pair_means, paired_difference, student, wilson
 from evaluation.measure import GameResult, evaluate, exact_table, game_sets, paired_tasks, table_values
 from policy import load_policy, network
@@ -454,3 +457,24 @@ def test_the_smol_preset_begins(tmp_path, capsys):
     assert "free before" in shown
     found = json.loads((tmp_path / "run" / "summary.json").read_text())["games"]
     assert found.keys() == {"leduc_poker", "kuhn_poker", "tic_tac_toe", "liars_dice_small"}
+
+
+def test_what_became_of_the_english_is_told_of_models_that_know_any(monkeypatch):
+    policy = tiny_policy(Path(base_model()))
+    assert english.unlearned(policy) is None  # 529 tokens made for games
+    monkeypatch.setattr(english, "MIN_VOCABULARY", 0)
+    monkeypatch.setattr(english, "ANSWER_TOKENS", 4)
+    kept = (policy.temperature, policy.greedy, policy.constrained, policy.max_new_tokens)
+    found = english.unlearned(policy)
+    assert (policy.temperature, policy.greedy, policy.constrained, policy.max_new_tokens) == kept
+    assert not len(policy.conversations)
+    ids = policy.tokenizer(english.TEXT.read_text(), add_special_tokens=False)["input_ids"]
+    for adapter, measured in (("base", found["perplexity_before"]), (None, found["perplexity"])):
+        windows = [torch.tensor([ids[i : i + english.WINDOW]]) for i in range(0, len(ids), english.WINDOW)]
+        with policy.using(adapter), torch.no_grad():
+            logps = [policy.peft_model(w).logits[0, :-1].log_softmax(-1).gather(1, w[0, 1:, None]) for w in windows]
+        assert measured == pytest.approx(float(torch.cat(logps).mean().neg().exp()), rel=1e-4)
+    assert [question for question, _, _ in found["answers"]] == list(english.QUESTIONS)
+    assert any(before != after for _, before, after in found["answers"])
+    same = sum(before == after for _, before, after in found["answers"])
+    assert f"; {same} of 20 answers" in english.told(found)

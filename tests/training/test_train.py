@@ -96,7 +96,11 @@ def test_a_change_of_stage_is_in_its_row_and_announced(tmp_path, capsys):
 def test_curves_are_drawn_of_the_finished_run(tmp_path, drawing, capsys):
     assert train(tmp_path, "--set", "ppo.num_train_steps=1") == 0
     [command] = drawing.commands
-    assert command[1:] == [str(ROOT / "scripts" / "visualize.py"), "--checkpoint_dir", str(tmp_path / "run")]
+    assert [*map(str, command[1:])] == [
+        str(ROOT / "scripts" / "visualize.py"),
+        "--checkpoint_dir",
+        str(tmp_path / "run"),
+    ]
     shown = capsys.readouterr().out
     assert "mean share of the best-response ceiling" in shown
     assert str(tmp_path / "run" / "checkpoint-000001") in shown

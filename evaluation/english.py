@@ -1,0 +1,90 @@
+"""What training on games costs elsewhere: perplexity on English prose, and the answers to some everyday questions.
+
+``english.txt`` is from Alice's Adventures in Wonderland, the Gettysburg Address, the Declaration of Independence, Pride
+and Prejudice, A Tale of Two Cities, Moby-Dick and A Scandal in Bohemia, all in the public domain.
+"""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from envs.protocol import Decision, Query, Sequence
+
+TEXT = Path(__file__).parent / "english.txt"
+WINDOW = 512  # tokens that are read with what stands before them in sight
+MIN_VOCABULARY = 4096  # a tokenizer of fewer tokens was made for games, and its model knows no English
+ANSWER_TOKENS = 48
+QUESTIONS = (
+    "What is the capital of France?",
+    "Name three primary colours.",
+    "How many days are there in a week?",
+    "What do bees make?",
+    "Write one sentence about the sea.",
+    "What is the opposite of hot?",
+    "Which planet do we live on?",
+    "Say hello in Spanish.",
+    "What is 7 plus 5?",
+    "Why do leaves fall in autumn?",
+    "Give me a short recipe for an omelette.",
+    "Who wrote Romeo and Juliet?",
+    "What is a good name for a dog?",
+    "Explain what a computer does.",
+    "What should I take along on a rainy day?",
+    "Finish the sentence: Once upon a time",
+    "What is water made of?",
+    "How do you thank somebody politely?",
+    "Which animal says moo?",
+    "Give me one tip for sleeping better.",
+)
+
+
+def perplexity(policy: Any, text: str) -> float:
+    """exp(mean negative log-probability of a token, in nats), read in windows of ``WINDOW`` tokens."""
+    ids = policy.tokenizer(text, add_special_tokens=False)["input_ids"]
+    windows = [ids[i : i + WINDOW] for i in range(0, len(ids), WINDOW)]
+    sequences = [
+        Sequence(w, [Decision(1, len(w), positions=list(range(len(w) - 1)), chosen=w[1:])])
+        for w in windows if len(w) > 1
+    ]  # fmt: skip
+    with torch.no_grad():
+        total = float(policy.evaluate_decisions(sequences).logprobs.double().sum())
+    return math.exp(-total / sum(len(s.ids) - 1 for s in sequences))
+
+
+def answers(policy: Any) -> list[str]:
+    """The likeliest answer to each of ``QUESTIONS``."""
+    system = {"role": "system", "content": "You are a helpful assistant."}
+    asked = [[system, {"role": "user", "content": question}] for question in QUESTIONS]
+    queries = [Query(-1 - i, 0, conversation, {}, (i,)) for i, conversation in enumerate(asked)]
+    try:
+        return [action.text.strip() for action in policy.act(queries)]
+    finally:
+        policy.release([query.episode for query in queries])
+
+
+def unlearned(policy: Any) -> dict[str, Any] | None:
+    """Perplexity and answers of the model without its adapter and with it; None where it never knew English."""
+    if len(policy.tokenizer) < MIN_VOCABULARY:
+        return None
+    text = TEXT.read_text(encoding="utf-8")
+    kept = {name: getattr(policy, name) for name in ("temperature", "greedy", "constrained", "max_new_tokens")}
+    vars(policy).update(temperature=1.0, greedy=True, constrained=False, max_new_tokens=ANSWER_TOKENS)
+    try:
+        after, said_after = perplexity(policy, text), answers(policy)
+        with policy.using("base"):
+            before, said_before = perplexity(policy, text), answers(policy)
+    finally:
+        vars(policy).update(kept)
+    said = [list(row) for row in zip(QUESTIONS, said_before, said_after, strict=True)]
+    return {"perplexity_before": before, "perplexity": after, "answers": said}
+
+
+def told(english: dict[str, Any]) -> str:
+    """What ``unlearned`` found, in a line."""
+    same = sum(before == after for _, before, after in english["answers"])
+    return (f"English:    perplexity {english['perplexity_before']:.2f} -> {english['perplexity']:.2f}; "
+            f"{same} of {len(QUESTIONS)} answers to everyday questions are the same")  # fmt: skip
