@@ -575,6 +575,7 @@ def main(argv: list[str] | None = None) -> int:
             torch.set_num_threads(config.run.threads)
         preflight.check(config, ranks.world)
         code = train(config, args.resume, args.force_config, ranks)
+        ranks.close()
         if code:
             say_how_to_go_on(config, ranks, sys.stdout)
         return code

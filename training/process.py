@@ -64,12 +64,12 @@ def resume_command(program: str, run_dir: Path, processes: int = 1) -> str:
     return " ".join([*start, short(sys.executable), *launcher, short(program), "--resume", short(str(run_dir))])
 
 
-def setup_logging(level: int = logging.INFO) -> None:
+def setup_logging() -> None:
     """Log to stderr and print uncaught exceptions, both without secrets."""
     handler = logging.StreamHandler()
-    handler.setLevel(level)  # lower ones are for the run's own file
+    handler.setLevel(logging.INFO)  # lower ones are for the run's own file
     handler.setFormatter(_Redacted("%(levelname)s: %(message)s"))
-    logging.basicConfig(level=level, handlers=[handler], force=True)
+    logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
     logging.getLogger("httpx").setLevel(logging.WARNING)  # it tells every single request
     sys.excepthook = lambda *exc: print(redact("".join(traceback.format_exception(*exc))), end="", file=sys.stderr)
 
@@ -80,6 +80,7 @@ def run_program(body: Callable[[], int | None]) -> int:
     0, or what the body returns; 1 after a ProgramError; 2 after bad usage or a file that cannot be used; 130 after an
     interrupt or the end of the input.
     """
+    setup_logging()
     try:
         return body() or 0
     except (ConfigError, CheckpointError, OSError) as error:
