@@ -45,7 +45,7 @@ from training.metrics import MetricsLog, WandbLog, timing
 from training.options import SECTIONS as SECTIONS  # part of the public names, for programs built on the trainer
 from training.options import PPOConfig, parse_args, read_config
 from training.options import RunConfig as RunConfig
-from training.process import StopSignal, TrainingError, lock_run, log_into, resume_command, setup_logging
+from training.process import StopSignal, TrainingError, lock_run, log_into, say_how_to_go_on, setup_logging
 from training.ranks import Ranks
 from training.state import (
     DEVICE_ERRORS,
@@ -576,24 +576,17 @@ def main(argv: list[str] | None = None) -> int:
         preflight.check(config, ranks.world)
         code = train(config, args.resume, args.force_config, ranks)
         ranks.close()
-        if code:
-            say_how_to_go_on(config, ranks, sys.stdout)
+        if code and ranks.first:
+            say_how_to_go_on(__file__, config.run.output_dir, ranks.world, sys.stdout)
         return code
     except ConfigError as error:
         print(f"error: {utils.redact(str(error))}", file=sys.stderr)
         return 2
     except (TrainingError, utils.CheckpointError, *DEVICE_ERRORS, OSError) as error:
-        if config:
-            say_how_to_go_on(config, ranks, sys.stderr)
+        if config and ranks.first:
+            say_how_to_go_on(__file__, config.run.output_dir, ranks.world, sys.stderr)
         print(f"training failed: {utils.redact(str(error))}", file=sys.stderr)
         return 1
-
-
-def say_how_to_go_on(config: SimpleNamespace, ranks: Ranks, stream: Any) -> None:
-    """Print the command, where there is a checkpoint to go on from."""
-    run_dir = Path(config.run.output_dir)
-    if ranks.first and any(run_dir.glob("checkpoint-*")):
-        print(f"go on with: {resume_command(__file__, run_dir, ranks.world)}", file=stream)
 
 
 if __name__ == "__main__":

@@ -50,8 +50,10 @@ def log_into(run_dir: Path) -> None:
     logging.getLogger("training.console").setLevel(logging.DEBUG)
 
 
-def resume_command(program: str, run_dir: Path, processes: int = 1) -> str:
-    """What is typed to go on with a run from here."""
+def say_how_to_go_on(program: str, run_dir: str, processes: int, stream: IO[str]) -> None:
+    """Print what is typed to go on with a run from here, where there is a checkpoint to go on from."""
+    if not any(Path(run_dir).glob("checkpoint-*")):
+        return
 
     def short(path: str) -> str:
         here = f"{Path.cwd()}{os.sep}"
@@ -61,7 +63,8 @@ def resume_command(program: str, run_dir: Path, processes: int = 1) -> str:
     launcher = (
         [] if processes == 1 else ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={processes}"]
     )
-    return " ".join([*start, short(sys.executable), *launcher, short(program), "--resume", short(str(run_dir))])
+    words = [*start, short(sys.executable), *launcher, short(program), "--resume", short(str(Path(run_dir)))]
+    print(f"go on with: {' '.join(words)}", file=stream)
 
 
 def setup_logging() -> None:
