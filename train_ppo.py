@@ -131,10 +131,10 @@ def collate(
     if not rows:
         raise TrainingError("no episode of this step holds a decision to train on")
     sequences = [sequence for row in rows for sequence in row.sequences]
-    old = rollout_scores(rows, sequences, policy, ppo, ranks)
-    kl_M = torch.zeros_like(old.logprobs_M)
+    logprobs_M, values_M, importance_M, gap_M = rollout_scores(rows, sequences, policy, ppo, ranks)
+    kl_M = torch.zeros_like(logprobs_M)
     if kl_coef:
-        kl_M = old.logprobs_M - ranks.score(policy, sequences, adapter=policy.reference or "base").logprobs
+        kl_M = logprobs_M - ranks.score(policy, sequences, adapter=policy.reference or "base").logprobs
     lengths_S = torch.tensor([len(row.decisions) for row in rows])
     cut_S, last_S = torch.tensor([row.cut for row in rows]), lengths_S.cumsum(0) - 1
     rewards_S, reward_mean = terminal_rewards([row for row in rows if not row.cut], moments)
@@ -142,22 +142,22 @@ def collate(
     rewards_M[last_S[~cut_S]] += rewards_S
     trained_M = torch.ones_like(kl_M, dtype=torch.bool)
     trained_M[last_S[cut_S]] = False
-    bootstrap_S = torch.where(cut_S, old.values_M[last_S], 0.0)
-    advantages_M, returns_M = advantages(rewards_M, old.values_M, trained_M, lengths_S, bootstrap_S, ppo)
+    bootstrap_S = torch.where(cut_S, values_M[last_S], 0.0)
+    advantages_M, returns_M = advantages(rewards_M, values_M, trained_M, lengths_S, bootstrap_S, ppo)
     names = sorted({row.episode.game for row in rows})
     game_M = torch.tensor([names.index(row.episode.game) for row in rows]).repeat_interleave(lengths_S)
     advantages_M[trained_M] = whiten(advantages_M[trained_M], game_M[trained_M])
     return Batch(
         sequences=sequences,
         unit=[row.unit for row in rows for _ in row.sequences],
-        old_logprobs_M=old.logprobs_M.to(policy.device),
-        values_M=old.values_M.to(policy.device),
+        old_logprobs_M=logprobs_M.to(policy.device),
+        values_M=values_M.to(policy.device),
         advantages_M=advantages_M.to(policy.device),
         returns_M=returns_M.to(policy.device),
-        weights_M=(trained_M * old.importance_M).to(policy.device),
+        weights_M=(trained_M * importance_M).to(policy.device),
         reward_mean=reward_mean,
         kl_ref=float(kl_M.mean()),
-        gap_M=old.gap_M,
+        gap_M=gap_M,
     )
 
 
