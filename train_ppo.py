@@ -132,10 +132,10 @@ def collate(
     if not rows:
         raise TrainingError("no episode of this step holds a decision to train on")
     sequences = [sequence for row in rows for sequence in row.sequences]
-    old = rollout_scores(rows, sequences, policy, ppo, ranks)
-    kl_M = torch.zeros_like(old.logprobs_M)
+    logprobs_M, values_M, importance_M, gap_M = rollout_scores(rows, sequences, policy, ppo, ranks)
+    kl_M = torch.zeros_like(logprobs_M)
     if kl_coef:
-        kl_M = old.logprobs_M - ranks.score(policy, sequences, adapter=policy.reference or "base").logprobs
+        kl_M = logprobs_M - ranks.score(policy, sequences, adapter=policy.reference or "base").logprobs
     lengths_S = torch.tensor([len(row.decisions) for row in rows])
     cut_S, last_S = torch.tensor([row.cut for row in rows]), lengths_S.cumsum(0) - 1
     rewards_S, reward_mean = terminal_rewards([row for row in rows if not row.cut], moments)
@@ -143,22 +143,22 @@ def collate(
     rewards_M[last_S[~cut_S]] += rewards_S
     trained_M = torch.ones_like(kl_M, dtype=torch.bool)
     trained_M[last_S[cut_S]] = False
-    bootstrap_S = torch.where(cut_S, old.values_M[last_S], 0.0)
-    advantages_M, returns_M = advantages(rewards_M, old.values_M, trained_M, lengths_S, bootstrap_S, ppo)
+    bootstrap_S = torch.where(cut_S, values_M[last_S], 0.0)
+    advantages_M, returns_M = advantages(rewards_M, values_M, trained_M, lengths_S, bootstrap_S, ppo)
     names = sorted({row.episode.game for row in rows})
     game_M = torch.tensor([names.index(row.episode.game) for row in rows]).repeat_interleave(lengths_S)
     advantages_M[trained_M] = whiten(advantages_M[trained_M], game_M[trained_M])
     return Batch(
         sequences=sequences,
         unit=[row.unit for row in rows for _ in row.sequences],
-        old_logprobs_M=old.logprobs_M.to(policy.device),
-        values_M=old.values_M.to(policy.device),
+        old_logprobs_M=logprobs_M.to(policy.device),
+        values_M=values_M.to(policy.device),
         advantages_M=advantages_M.to(policy.device),
         returns_M=returns_M.to(policy.device),
-        weights_M=(trained_M * old.importance_M).to(policy.device),
+        weights_M=(trained_M * importance_M).to(policy.device),
         reward_mean=reward_mean,
         kl_ref=float(kl_M.mean()),
-        gap_M=old.gap_M,
+        gap_M=gap_M,
     )
 
 
@@ -531,8 +531,9 @@ def training_loop(trainer: Trainer, stop: StopSignal, console: Console, wandb: W
         return stop.exit_code
     except (TrainingError, EngineError, *DEVICE_ERRORS) as error:
         where = f"in step {state.step + 1}" if trainer.midway else f"after step {state.step}"
-        cause = " ".join(str(error).split())
-        raise TrainingError(f"{where}: {cause}; checkpoint: {trainer.save_at_the_end()}") from error
+        raise TrainingError(
+            f"{where}: {' '.join(str(error).split())}; checkpoint: {trainer.save_at_the_end()}"
+        ) from error
 
 
 def finish(trainer: Trainer, stop: StopSignal, console: Console) -> None:
@@ -583,15 +584,16 @@ def main(argv: list[str] | None = None) -> int:
             torch.set_num_threads(config.run.threads)
         preflight.check(config, ranks.world)
         code = train(config, args.resume, args.force_config, ranks)
-        if code:
-            say_how_to_go_on(__file__, config, ranks, sys.stdout)
+        ranks.close()
+        if code and ranks.first:
+            say_how_to_go_on(__file__, config.run.output_dir, ranks.world, sys.stdout)
         return code
     except ConfigError as error:
         print(f"error: {utils.redact(str(error))}", file=sys.stderr)
         return 2
     except (TrainingError, utils.CheckpointError, *DEVICE_ERRORS, OSError) as error:
-        if config:
-            say_how_to_go_on(__file__, config, ranks, sys.stderr)
+        if config and ranks.first:
+            say_how_to_go_on(__file__, config.run.output_dir, ranks.world, sys.stderr)
         print(f"training failed: {utils.redact(str(error))}", file=sys.stderr)
         return 1
 

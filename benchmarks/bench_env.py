@@ -8,15 +8,13 @@ outcomes, the returns. ``pyspiel_share`` is the second time over the first.
 """
 
 import argparse
-import json
-import os
-import platform
 import sys
 import time
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from benchmarks.common import write
 from envs.config import EnvConfig
 from envs.openspiel import OpenSpielEnv, load_game
 from envs.protocol import Task
@@ -101,12 +99,8 @@ def main(argv=None):
             f"{name:12} {row['games_per_s']:9.1f} games/s {row['decisions_per_s']:9.1f} decisions/s "
             f"({row['decisions_per_game']} a game), pyspiel {row['pyspiel_share']:.0%}"
         )
-    if args.json:
-        workload = {"prompt": args.prompt, "opponent": "random", "policy": "scripted", "threads": 1}
-        machine = {"python": platform.python_version(), "cpus": os.cpu_count()}
-        ratios = {row["game"]: row["pyspiel_share"] for row in rows}
-        result = {"workload": workload | machine, "rows": rows, "ratios": {"pyspiel_share": ratios}}
-        args.json.write_text(json.dumps(result, indent=1) + "\n")
+    workload = {"prompt": args.prompt, "opponent": "random", "policy": "scripted", "threads": 1}
+    write(args.json, workload, rows, {"pyspiel_share": {row["game"]: row["pyspiel_share"] for row in rows}})
 
 
 if __name__ == "__main__":

@@ -238,24 +238,26 @@ class Policy:
     # -- scoring -------------------------------------------------------------------------------------------------
 
     def evaluate_decisions(
-        self, sequences: Seq[Sequence], adapter: str | None = None, entropy_grad: bool = True, legal_mass: bool = False
+        self, sequences: Seq[Sequence], adapter: str | None = None, legal_mass: bool = False
     ) -> Evaluation:
         """Score every decision of ``sequences``, in their order (M decisions), with gradients.
 
         Args:
             sequences: what was answered; read in micro-batches of ``tokens_per_batch``.
             adapter: score with another adapter (``"base"``: none) and without gradients.
-            entropy_grad: whether gradients flow from the entropies too, which costs time over a whole vocabulary.
             legal_mass: read it too, which needs ``answer_mode: constrained``.
         """
         with self.using(adapter):
-            read = partial(self._evaluate, entropy_grad=entropy_grad, legal_mass=legal_mass)
+            read = partial(self._evaluate, entropy_grad=True, legal_mass=legal_mass)
             return Evaluation(*self.in_micro_batches(read, sequences))
 
     def evaluate_batch(
         self, sequences: list[Sequence], entropy_grad: bool = True, legal_mass: bool = False
     ) -> Evaluation:
-        """``evaluate_decisions`` of sequences that are one micro-batch already: a group of ``micro_batches``."""
+        """``evaluate_decisions`` of sequences that are one micro-batch already: a group of ``micro_batches``.
+
+        ``entropy_grad``: whether gradients flow from the entropies too, which costs time over a whole vocabulary.
+        """
         return Evaluation(*self._evaluate(sequences, entropy_grad, legal_mass))
 
     def log_legal_mass(self, sequences: Seq[Sequence]) -> Tensor:

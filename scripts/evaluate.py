@@ -45,7 +45,7 @@ from evaluation.measure import (
 )
 from evaluation.players import AFFINETES, Contestant, Roster, player_flags
 from training.console import Console
-from training.process import at_least, run_program, setup_logging
+from training.process import at_least, run_program
 from utils import ConfigError
 
 LADDER_BOTS = ("random", "mcts:10x1", "mcts:50x1", "mcts:200x1")
@@ -255,7 +255,6 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Evaluate; exit codes: 0 done, 1 nothing to report, 2 bad usage, 130 interrupted."""
-    setup_logging()
     args = arguments(argv)
 
     def run() -> None:

@@ -33,7 +33,7 @@ from policy.model import LoraConfig, quietly
 from scripts.export import publish
 from scripts.export.proof import compare, observe, record_decisions, say
 from training.options import SECTIONS
-from training.process import at_least, run_program, setup_logging
+from training.process import at_least, run_program
 from utils import ConfigError, load_config, read_json
 
 REPORT = "merge_report.json"
@@ -231,7 +231,6 @@ def run(args: argparse.Namespace) -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the program; exit codes: 0 done, 1 the proof or the upload failed, 2 bad usage or configuration."""
-    setup_logging()
     args = parse_args(argv)
     with quietly():
         return run_program(lambda: run(args))

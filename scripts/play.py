@@ -23,7 +23,7 @@ from envs.openspiel import position, table
 from envs.protocol import Action, Episode, Query, Task
 from evaluation.measure import game_sets
 from evaluation.players import Contestant, Roster, Seats, player_flags
-from training.process import ProgramError, run_program, setup_logging
+from training.process import ProgramError, run_program
 from utils import ConfigError
 
 
@@ -115,7 +115,6 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Play; exit codes: 0 played or quit, 1 the game failed, 2 bad usage, 130 interrupted."""
-    setup_logging()
     args = arguments(argv)
 
     def run() -> None:

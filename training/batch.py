@@ -6,7 +6,7 @@ Shapes: S trajectories (a seat of an episode each), M decisions of the batch in 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -97,32 +97,28 @@ class Batch:
         return out
 
 
-class RolloutScores(NamedTuple):
-    """What the policy that played thought of each decision (M), before the update."""
-
-    logprobs_M: Tensor
-    values_M: Tensor
-    importance_M: Tensor  # weight of a decision in the loss: 1 unless another program sampled it
-    gap_M: Tensor | None = None
-
-
 def rollout_scores(
     rows: list[Trajectory], sequences: list[Sequence], policy: Policy, ppo: PPOConfig, ranks: Ranks
-) -> RolloutScores:
-    """Log-probabilities and values as the rollout noted them, or computed again by the training forward."""
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    """What the policy that played thought of each decision (M), as the rollout noted it or the training forward reads.
+
+    Returns:
+        Log-probabilities, values, the weight in the loss (1 unless another program sampled), and where both
+        log-probabilities are known the gap between them.
+    """
     decisions = [d for row in rows for d in row.decisions]
     logged_M = torch.tensor([d.logprob for d in decisions])
     values_M = torch.tensor([d.value for d in decisions])
-    served = decisions[0].version is not None
+    ones_M, served = torch.ones_like(logged_M), decisions[0].version is not None
     if not ppo.recompute_logprobs and not served:
-        return RolloutScores(logged_M, values_M, torch.ones_like(logged_M))
+        return logged_M, values_M, ones_M, None
     read = ranks.score(policy, sequences, legal_mass=ppo.legal_mass_coef > 0)  # the update's own forward
     gap_M = (read.logprobs - logged_M).abs()
     if not served:
-        return RolloutScores(read.logprobs, values_M, torch.ones_like(logged_M), gap_M)
+        return read.logprobs, values_M, ones_M, gap_M
     # A server's arithmetic is another, and it knows no values.
     importance_M = (read.logprobs - logged_M).exp().clamp(max=IMPORTANCE_CAP)
-    return RolloutScores(read.logprobs, read.values, importance_M, gap_M)
+    return read.logprobs, read.values, importance_M, gap_M
 
 
 def standardise(rewards_S: Tensor, keys: list[str], moments: Moments) -> Tensor:

@@ -50,8 +50,10 @@ def log_into(run_dir: Path) -> None:
     logging.getLogger("training.console").setLevel(logging.DEBUG)
 
 
-def resume_command(program: str, run_dir: Path, processes: int = 1) -> str:
-    """What is typed to go on with a run from here."""
+def say_how_to_go_on(program: str, run_dir: str, processes: int, stream: IO[str]) -> None:
+    """Print what is typed to go on with a run from here, where there is a checkpoint to go on from."""
+    if not any(Path(run_dir).glob("checkpoint-*")):
+        return
 
     def short(path: str) -> str:
         here = f"{Path.cwd()}{os.sep}"
@@ -61,22 +63,16 @@ def resume_command(program: str, run_dir: Path, processes: int = 1) -> str:
     launcher = (
         [] if processes == 1 else ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={processes}"]
     )
-    return " ".join([*start, short(sys.executable), *launcher, short(program), "--resume", short(str(run_dir))])
+    words = [*start, short(sys.executable), *launcher, short(program), "--resume", short(str(Path(run_dir)))]
+    print(f"go on with: {' '.join(words)}", file=stream)
 
 
-def say_how_to_go_on(program: str, config: Any, ranks: Any, stream: Any) -> None:
-    """Print the command, where there is a checkpoint to go on from."""
-    run_dir = Path(config.run.output_dir)
-    if ranks.first and any(run_dir.glob("checkpoint-*")):
-        print(f"go on with: {resume_command(program, run_dir, ranks.world)}", file=stream)
-
-
-def setup_logging(level: int = logging.INFO) -> None:
+def setup_logging() -> None:
     """Log to stderr and print uncaught exceptions, both without secrets."""
     handler = logging.StreamHandler()
-    handler.setLevel(level)  # lower ones are for the run's own file
+    handler.setLevel(logging.INFO)  # lower ones are for the run's own file
     handler.setFormatter(_Redacted("%(levelname)s: %(message)s"))
-    logging.basicConfig(level=level, handlers=[handler], force=True)
+    logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
     logging.getLogger("httpx").setLevel(logging.WARNING)  # it tells every single request
     sys.excepthook = lambda *exc: print(redact("".join(traceback.format_exception(*exc))), end="", file=sys.stderr)
 
@@ -87,6 +83,7 @@ def run_program(body: Callable[[], int | None]) -> int:
     0, or what the body returns; 1 after a ProgramError; 2 after bad usage or a file that cannot be used; 130 after an
     interrupt or the end of the input.
     """
+    setup_logging()
     try:
         return body() or 0
     except (ConfigError, CheckpointError, OSError) as error:

@@ -123,38 +123,13 @@ def public_rules(text, legal):
 
 
 WORDS = [
-    "I play",
-    "not",
-    "because",
-    "3.5",
-    "-",
-    "١",
-    "²",
-    "½",
-    "K",
-    "İ",
-    "ſ",
-    "\u00a0",
-    "\n\n\n",
-    ".",
-    ":",
-    "♠",
-    "→",
-    "1",
-    "99999",
-]
+    "I play", "not", "because", "3.5", "-", "١", "²", "½", "K", "İ", "ſ", "\u00a0", "\n\n\n", ".", ":", "♠", "→",
+    "1", "99999",
+]  # fmt: skip
 TAGS = [
-    "<think>",
-    "</think>",
-    "<thinking>",
-    "</thinking>",
-    "<Think>",
-    "</Think>",
-    "<THINKING>",
-    "</THINKING>",
-    "<thinK>",
-    "< think>",
-]
+    "<think>", "</think>", "<thinking>", "</thinking>", "<Think>", "</Think>", "<THINKING>", "</THINKING>",
+    "<thinK>", "< think>",
+]  # fmt: skip
 
 
 def generated_answer(rng, legal):

@@ -9,7 +9,7 @@ import re
 
 import pytest
 from games_support import acting, from_history, load, playthrough
-from test_prompts import decision_states, swapped, unseen_pairs
+from test_prompts import swapped, unseen_pairs
 
 import games
 from envs.openspiel import system_message, table, user_message
@@ -107,18 +107,3 @@ def test_positions_that_differ_in_what_is_hidden_have_the_same_prompts(name, con
         if checked == PAIRS:
             break
     assert checked == PAIRS
-
-
-@pytest.mark.parametrize(
-    "name", ["kuhn_poker", "leduc_poker", pytest.param("liars_dice_small", marks=pytest.mark.slow)]
-)
-def test_other_information_states_have_other_prompts(name):
-    """Exhaustive, with ``history_turns`` 0: the prompt alone tells all that the player knows."""
-    views: dict = {}
-    for state in decision_states(load(name)):
-        seat = state.current_player()
-        for prompt in rendered(name, 0, state, seat):
-            known = state.information_state_string(seat)
-            assert views.setdefault((seat, prompt), known) == known
-    known = {(seat, view) for (seat, _), view in views.items()}
-    assert len(views) == 2 * len(known)

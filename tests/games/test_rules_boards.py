@@ -5,7 +5,7 @@ import re
 from collections import Counter
 
 import pytest
-from games_support import from_history, load, named, playthrough, prompts, rules
+from games_support import from_history, load, play, playthrough, prompts, rules
 
 
 def test_tic_tac_toe_rules():
@@ -73,7 +73,7 @@ def test_othello_rules():
     for action in range(64):
         assert state.action_to_string(0, action) == f"{'abcdefgh'[action % 8]}{action // 8 + 1}"
     assert state.action_to_string(0, 64) == "pass"
-    state.apply_action(named(state, "d3"))
+    play(state, ["d3"])
     full, compact = prompts("othello", state, 1)
     assert full.startswith("You play o. Discs: you 1, opponent 4.\n  a b c d e f g h\n1 - -")
     assert "\n3 - - - x - - - -\n4 - - - x x - - -\n" in full

@@ -8,7 +8,8 @@ from importlib import import_module
 
 import pyspiel
 import pytest
-from playing import GAMES, deal, decisions, final, names, play, rules, start, steps
+from games_support import BY_NAME as GAMES
+from games_support import deal, names, play, playthrough, rules, start, steps
 
 
 @pytest.mark.parametrize("c", [0, 1])
@@ -108,11 +109,11 @@ def test_2048_directions_points_and_end():
     state = pyspiel.load_game("2048").new_initial_state()
     for chance in (0, 2):  # a 2 in the first two cells of the top row
         state.apply_action(chance)
-    assert GAMES["game_2048"].compact(state, 0) == "2,2,0,0/0,0,0,0/0,0,0,0/0,0,0,0"
+    assert GAMES["2048"].compact(state, 0) == "2,2,0,0/0,0,0,0/0,0,0,0/0,0,0,0"
     assert names(state) == {"Right": 1, "Down": 2, "Left": 3}  # Up changes nothing
     for action, board in ((1, "0,0,0,4/0,"), (2, "0,0,0,0/0,0,0,0/0,0,0,0/2,2,0,0"), (3, "4,0,0,0/0,")):
         after = state.child(action)
-        assert GAMES["game_2048"].compact(after, 0).startswith(board)
+        assert GAMES["2048"].compact(after, 0).startswith(board)
         assert after.returns() == [4.0 if action != 2 else 0.0]
     assert state.get_game().get_parameters()["max_tile"] == 2048
 
@@ -122,7 +123,7 @@ def test_blackjack_dealer_totals_and_payoff():
     soft_17 = 0
     module = import_module("games.blackjack")
     for seed in range(400):
-        state = final("blackjack", 0, seed)
+        *_, state = playthrough("blackjack", 0, seed)
         mine, dealer = (line.split("Cards:")[1].split() for line in str(state).splitlines() if "Cards:" in line)
         me, they = module._total(mine), module._total(dealer)
         won = -1.0 if me > 21 else 1.0 if they > 21 else float((me > they) - (me < they))
@@ -155,7 +156,7 @@ def test_solitaire_scoring_waste_and_steps():
     ranks = "A23456789TJQK"
     points = dict(zip(ranks, (100, 90, 80, 70, 60, 50, 40, 30, 20, 10, 10, 10, 10), strict=True))
     for seed in range(3):
-        for state in decisions("solitaire", 0, seed):
+        for state in playthrough("solitaire", 0, seed):
             if state.is_terminal():
                 assert len(state.history()) == 150 or state.history()[-1] == 0
                 break
@@ -194,7 +195,7 @@ def test_amazons_three_parts_and_the_vacated_square():
     assert GAMES["amazons"].compact(play(state.clone(), ["O From (1, 5)", "O To (4, 5)"]), 1).endswith(" s22")
     assert GAMES["amazons"].describe(state, 1).splitlines()[7].split() == ["6", ".", "#", ".", ".", "X", "."]
     for seed in range(10):
-        end = final("amazons", 0, seed)
+        *_, end = playthrough("amazons", 0, seed)
         assert len(end.history()) % 6 in (0, 3)
         assert end.returns() == ([-1.0, 1.0] if len(end.history()) % 6 == 0 else [1.0, -1.0])
 
@@ -248,9 +249,9 @@ def test_bridge_scoring(c):
     state = start("bridge", c)
     assert play(state.clone(), ["Pass"] * 4).returns() == [0.0] * 4
     rng = random.Random(1)
-    deals = [state, deal(state.get_game().new_initial_state(), rng)]  # each deal of the engine is analysed: slow
+    deals = [deal(state.get_game().new_initial_state(), rng) for _ in range(4)]  # each is analysed by the engine: slow
     for number in range(2000 if plays else 240):
-        state = deals[number % 2].clone()
+        state = deals[number % 4].clone()
         while not state.is_terminal():
             calls = names(state)
             low = [a for n, a in calls.items() if n[0].isdigit()][: rng.choice((1, 1, 1, 6, 30))]

@@ -2,6 +2,7 @@
 
 import random
 import re
+from itertools import pairwise
 
 import pyspiel
 
@@ -51,16 +52,41 @@ def playthrough(name, config_id=0, seed=0, choose=None):
     yield state
 
 
+def deal(state, rng):
+    """Let chance move until a player has to."""
+    while state.is_chance_node():
+        advance(state, rng)
+    return state
+
+
+def start(name, config_id=0):
+    """The initial state after the deal."""
+    return deal(load(name, config_id).new_initial_state(), random.Random(0))
+
+
+def steps(name, config_id, seed):
+    """(state before, player, action, state after) of each decision of a uniformly random game without chance."""
+    for before, after in pairwise([state.clone() for state in playthrough(name, config_id, seed)]):
+        yield before, before.current_player(), after.history()[-1], after
+
+
+def names(state):
+    """Name -> id of the legal actions."""
+    return {state.action_to_string(state.current_player(), action): action for action in state.legal_actions()}
+
+
+def play(state, moves):
+    """Play moves by their names, in place."""
+    for move in moves:
+        state.apply_action(names(state)[move])
+    return state
+
+
 def from_history(game, actions):
     state = game.new_initial_state()
     for action in actions:
         state.apply_action(action)
     return state
-
-
-def named(state, name):
-    """Return the id of the legal action with this name."""
-    return next(a for a in state.legal_actions() if state.action_to_string(state.current_player(), a) == name)
 
 
 def found(pattern, text):

@@ -40,20 +40,20 @@ def running_server(*arguments):
 
 
 @contextlib.contextmanager
-def scripted_server(answer, url="http://127.0.0.1:0"):
-    """Serve ``answer(method, kwargs) -> (status, object)`` on POST /call, None hangs up; give its address."""
+def http_server(answer, url="http://127.0.0.1:0"):
+    """Serve ``answer(path, object, headers) -> (status, text or bytes)``, None hangs up; give the address."""
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
 
         def do_POST(self):
             request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-            reply = answer(request["method"], request["kwargs"])
+            reply = answer(self.path, request, dict(self.headers))
             if reply is None:
                 self.close_connection = True
                 return
             status, content = reply
-            body = json.dumps(content).encode()
+            body = content.encode() if isinstance(content, str) else content
             self.send_response(status)
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()
@@ -70,6 +70,21 @@ def scripted_server(answer, url="http://127.0.0.1:0"):
     finally:
         server.shutdown()
         server.server_close()
+
+
+def scripted_server(answer, url="http://127.0.0.1:0"):
+    """Serve ``answer(method, kwargs) -> (status, object)`` on POST /call, None hangs up; give its address."""
+
+    def reply(path, request, headers):
+        found = answer(request["method"], request["kwargs"])
+        return found and (found[0], json.dumps(found[1]))
+
+    return http_server(reply, url)
+
+
+def said(text):
+    """An answer of OpenAI's chat protocol."""
+    return json.dumps({"choices": [{"message": {"role": "assistant", "content": text}}]})
 
 
 def ok(result):

@@ -1,12 +1,13 @@
 """scripts/evaluate.py from its command line: the same table twice, resumed, compared, refused; and every player."""
 
+import contextlib
 import json
 import re
 import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import SimpleNamespace
 
 import pytest
+from serving import http_server, said
 from tiny import LEDUC, base_model, micro_config
 from tiny_runs import STEPS, undisturbed_run
 
@@ -326,51 +327,30 @@ class Server:
     """An OpenAI-compatible server; ``answer`` maps a request and its number to (status, text), or bytes sent as is."""
 
     def __init__(self, answer):
-        self.requests: list[dict] = []
-        self.headers: list[dict] = []
-        server, lock = self, threading.Lock()
+        self.answer, self.requests, self.headers, self._lock = answer, [], [], threading.Lock()
 
-        class Handler(BaseHTTPRequestHandler):
-            def do_POST(self):
-                body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-                if not self.path.endswith("/chat/completions"):  # what else a server can do is asked, too
-                    self.send_error(404)
-                    return
-                with lock:
-                    server.requests.append(body)
-                    server.headers.append(dict(self.headers))
-                    status, text = answer(body, len(server.requests))
-                if status == 200 and isinstance(text, str):
-                    text = json.dumps({"choices": [{"message": {"role": "assistant", "content": text}}]})
-                self.send_response(status)
-                self.end_headers()
-                self.wfile.write(text.encode() if isinstance(text, str) else text)
-
-            def log_message(self, *args):
-                pass
-
-        self._http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self._http.server_port}/v1"
-        threading.Thread(target=self._http.serve_forever, daemon=True).start()
-
-    def close(self):
-        self._http.shutdown()
-        self._http.server_close()
+    def __call__(self, path, body, headers):
+        if not path.endswith("/chat/completions"):  # what else a server can do is asked, too
+            return 404, ""
+        with self._lock:
+            self.requests.append(body)
+            self.headers.append(headers)
+            status, text = self.answer(body, len(self.requests))
+        return status, said(text) if status == 200 and isinstance(text, str) else text
 
 
 @pytest.fixture
 def serve(monkeypatch):
     monkeypatch.setattr(client, "FIRST_WAIT", 0.001)
     monkeypatch.setattr(client, "LONGEST_WAIT", 0.001)
-    servers = []
+    with contextlib.ExitStack() as running:
 
-    def start(answer):
-        servers.append(Server(answer))
-        return servers[-1]
+        def start(answer):
+            server = Server(answer)
+            server.url = running.enter_context(http_server(server)) + "/v1"
+            return server
 
-    yield start
-    for server in servers:
-        server.close()
+        yield start
 
 
 def first_legal(body, number):

@@ -18,11 +18,11 @@ import sys
 import threading
 import time
 import urllib.request
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
+from serving import http_server, said
 from shapes import write_model
 
 from training.options import SECTIONS
@@ -113,7 +113,6 @@ def workplace(tmp_path_factory):
     return folder
 
 
-@contextlib.contextmanager
 def served(folder):
     """The merged model behind OpenAI's protocol, with nothing but transformers."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -122,30 +121,15 @@ def served(folder):
     model: Any = AutoModelForCausalLM.from_pretrained(folder)
     lock = threading.Lock()
 
-    class Handler(BaseHTTPRequestHandler):
-        def do_POST(self):
-            asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-            inputs = tokenizer.apply_chat_template(
-                asked["messages"], add_generation_prompt=True, return_tensors="pt", return_dict=True
-            )
-            with lock:
-                ids = model.generate(**inputs, max_new_tokens=4, do_sample=False)[0][inputs["input_ids"].shape[1] :]
-            content = tokenizer.decode(ids, skip_special_tokens=True)
-            body = json.dumps({"choices": [{"message": {"role": "assistant", "content": content}}]}).encode()
-            self.send_response(200)
-            self.end_headers()
-            self.wfile.write(body)
+    def answer(path, asked, headers):
+        inputs = tokenizer.apply_chat_template(
+            asked["messages"], add_generation_prompt=True, return_tensors="pt", return_dict=True
+        )
+        with lock:
+            ids = model.generate(**inputs, max_new_tokens=4, do_sample=False)[0][inputs["input_ids"].shape[1] :]
+        return 200, said(tokenizer.decode(ids, skip_special_tokens=True))
 
-        def log_message(self, *args):
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}"
-    finally:
-        server.shutdown()
-        server.server_close()
+    return http_server(answer)
 
 
 def on_this_machine(command):

@@ -22,7 +22,7 @@ QWEN_3B = "Qwen/Qwen2.5-3B-Instruct"
 def make_run(folder, **model):
     """A run's folder with a checkpoint and a summary; its adapter is random."""
     policy, config = tiny_policy(folder, model=model), micro_config(folder, model=model)
-    before = [vars(r) | {"share": r.share} for r in evaluation.evaluate(policy, config.env, [200000000], 4)]
+    before = [r.row for r in evaluation.evaluate(policy, config.env, [200000000], 4)]
     save_checkpoint(folder / "run", 6, policy.save, documents={"run_config": config_dict(vars(config))}, tensors={})
     _, summary = evaluation.result_table(before, evaluation.evaluate(policy, config.env, [200000000], 4))
     (folder / "run" / "summary.json").write_text(json.dumps(summary | {"checkpoint": "checkpoint-000006"}))

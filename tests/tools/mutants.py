@@ -66,9 +66,9 @@ MUTANTS = {
     ],
     BATCH + "an_end_is_final_but_a_cut_off_game_is_worth_what_was_expected": [
         Mutant("bootstrap through termination", TRAIN,
-               "torch.where(cut_S, old.values_M[last_S], 0.0)", "old.values_M[last_S]"),
+               "torch.where(cut_S, values_M[last_S], 0.0)", "values_M[last_S]"),
         Mutant("no bootstrap after truncation", TRAIN,
-               "torch.where(cut_S, old.values_M[last_S], 0.0)", "torch.zeros(len(rows))"),
+               "torch.where(cut_S, values_M[last_S], 0.0)", "torch.zeros(len(rows))"),
         Mutant("the decision that was cut off is trained", TRAIN, "trained_M[last_S[cut_S]] = False", "pass"),
     ],
     BATCH + "in_self_play_each_seat_is_paid_its_own_score": [
