@@ -486,7 +486,7 @@ class Trainer(Checkpointed):
         self.config, self.ppo, self.run_dir, self.ranks = config, config.ppo, run_dir, ranks
         self.policy = load_policy(config)
         self.base = {"model": config.model.model_name, "revision": config.model.revision,
-                     **identity(self.policy.base, self.policy.tokenizer)}  # fmt: skip
+                     **identity(config.model, self.policy.base, self.policy.tokenizer)}  # fmt: skip
         self.names = list(self.policy.trainable())
         parameters = list(self.policy.trainable().values())
         self.optimizer = torch.optim.AdamW(parameters, lr=self.ppo.learning_rate, weight_decay=0.0)
@@ -663,7 +663,7 @@ def training_loop(trainer: Trainer, stop: StopSignal, console: Console, wandb: W
     except InterruptedRolloutError:
         console.say(f"interrupted after step {state.step}; checkpoint: {trainer.save_at_the_end()}")
         return stop.exit_code
-    except (TrainingError, EngineError, *DEVICE_ERRORS) as error:
+    except (TrainingError, EngineError, utils.RuinedWeightsError, *DEVICE_ERRORS) as error:
         where = f"in step {state.step + 1}" if trainer.midway else f"after step {state.step}"
         cause = " ".join(str(error).split())
         raise TrainingError(f"{where}: {cause}; checkpoint: {trainer.save_at_the_end()}") from error

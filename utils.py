@@ -9,9 +9,12 @@ import logging
 import math
 import os
 import re
+import resource
 import shutil
+import signal
 import struct
 import sys
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -21,11 +24,14 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, SupportsIndex
 
+import psutil
+
 from config.reader import ConfigError, config_dict, config_diff, knob, load_config, read_file, read_json
 from games import NAMES
 
 __all__ = [
-    "Checkpoint", "CheckpointError", "ConfigError", "abandon_after", "config_dict", "config_diff", "knob",
+    "Checkpoint", "CheckpointError", "ConfigError", "RuinedWeightsError", "abandon_after", "bounded", "config_dict",
+    "config_diff", "knob",
     "latest_checkpoint", "load_checkpoint", "load_config", "naming", "pack_optimizer", "read_file", "read_json",
     "redact", "save_checkpoint", "sweep", "uniform", "unpack_optimizer", "verify_checkpoint",
     "write_directory", "write_file",
@@ -86,6 +92,36 @@ def _redact(value: Any, secrets: list[str]) -> Any:
 
 class CheckpointError(RuntimeError):
     """A checkpoint could not be written or read. One line that names the file."""
+
+
+class RuinedWeightsError(CheckpointError):
+    """What the weights make of a prompt is not finite: they cannot play, and are no checkpoint to go on from."""
+
+
+@contextmanager
+def bounded(seconds: float, spare_bytes: int) -> Iterator[None]:
+    """End what a stranger's file makes a library do, once it takes too long (TimeoutError) or too much (MemoryError).
+
+    A thread that is not the main one cannot be bounded so, and is not.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def late(number: int, frame: Any) -> None:
+        raise TimeoutError(f"it takes more than {seconds:g} s")
+
+    limits, held = resource.getrlimit(resource.RLIMIT_AS), psutil.Process().memory_info().vms
+    room = min(size for size in (held + spare_bytes, *limits) if size != resource.RLIM_INFINITY)
+    before = signal.signal(signal.SIGALRM, late)
+    resource.setrlimit(resource.RLIMIT_AS, (room, limits[1]))
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+        resource.setrlimit(resource.RLIMIT_AS, limits)
 
 
 def rest_collector() -> None:
@@ -285,9 +321,14 @@ def load_checkpoint(path: str | Path) -> Checkpoint:
     return Checkpoint(Path(path), json.loads(read_file(Path(path) / MANIFEST)))
 
 
-def latest_checkpoint(run_dir: str | Path) -> Path | None:
-    """Return the newest checkpoint that verifies, None where there is none; warn of each that is passed over."""
+def latest_checkpoint(run_dir: str | Path, before: float = math.inf) -> Path | None:
+    """Return the newest checkpoint of a step ``before`` this one that verifies, None where there is none.
+
+    Warns of each that is passed over.
+    """
     for path in _checkpoints(Path(run_dir)):
+        if _step_of(path) >= before:
+            continue
         problems = verify_checkpoint(path)
         if not problems:
             return path

@@ -23,7 +23,16 @@ from policy.vllm import Engine
 from training.metrics import MetricsLog, finite
 from training.process import StoppablePlayer, StopSignal
 from training.ranks import Ranks
-from utils import CheckpointError, ConfigError, config_diff, knob, latest_checkpoint, load_checkpoint, redact
+from utils import (
+    CheckpointError,
+    ConfigError,
+    RuinedWeightsError,
+    config_diff,
+    knob,
+    latest_checkpoint,
+    load_checkpoint,
+    redact,
+)
 
 log = logging.getLogger(__name__)
 
@@ -96,10 +105,15 @@ class Checkpointed:
     # -- checkpoints ---------------------------------------------------------------------------------------------
 
     def save(self, score: float | None = None) -> Path:
-        """Write a checkpoint of everything; the metrics are on disk first, so that a resume finds no gap."""
+        """Write a checkpoint of everything; the metrics are on disk first, so that a resume finds no gap.
+
+        Raises:
+            CheckpointError: it cannot be written, or (RuinedWeightsError) could not be gone on from.
+        """
         self.saved_at = time.monotonic()
         if not self.ranks.first:
             return self.run_dir
+        self.policy.check()
         if not self.config.ppo.eval_freq:  # the best is then that of the latest stage, by the window of its games
             stages = [stage.name for stage in self.curriculum.config.stages]
             score = stages.index(self.curriculum.stage.name) + self.curriculum.success_rate
@@ -121,6 +135,8 @@ class Checkpointed:
         try:
             self.save(score)
             self.failed_saves = 0
+        except RuinedWeightsError:
+            raise
         except CheckpointError as error:
             self.failed_saves += 1
             if self.failed_saves == FAILED_SAVES:
@@ -137,7 +153,7 @@ class Checkpointed:
             return f"{latest_checkpoint(self.run_dir) or 'none'} ({' '.join(str(error).split())})"
 
     def load(self, path: Path, force: bool = False) -> None:
-        """Go on exactly where a checkpoint was written.
+        """Go on exactly where a checkpoint was written, or the newest one before it whose weights can play.
 
         Args:
             path: the checkpoint.
@@ -152,6 +168,13 @@ class Checkpointed:
             self._check_base(path, saved.manifest["base"], force)
             state = saved.json("trainer_state")
             self.policy.load(path)
+            try:
+                self.policy.check()
+            except RuinedWeightsError as error:
+                if (older := latest_checkpoint(path.parent, before=saved.step)) is None:
+                    raise
+                log.warning("%s is skipped: %s", path, error)
+                return self.load(older, force)
             utils.unpack_optimizer(self.optimizer, saved.tensors("optimizer"), state.pop("optimizer"), self.names)
             threads = state.pop("threads")
             self.state = make(TrainerState, state, "trainer_state")
@@ -172,8 +195,8 @@ class Checkpointed:
             self.metrics.truncate_to(self.state.step)
 
     def _check_base(self, path: Path, base: dict[str, Any], force: bool) -> None:
-        for part in ("weights", "tokenizer"):
-            if base.get(part, self.base[part]) != self.base[part]:
+        for part in ("weights", "tokenizer", "adapter"):
+            if base.get(part, self.base.get(part)) != self.base.get(part):
                 changed = f"{path}: the {part} of {self.base['model']} are not those that it was trained with"
                 if not force:
                     raise ConfigError(f"--resume: {changed}; --force-config goes on")

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from saving import damages
+from saving import damages, flip
 from serving import SERVE
 from tiny import KUHN, base_model, micro_file
 from tiny_runs import (
@@ -376,7 +376,15 @@ def change_tokenizer(folder):
     file.write_text(json.dumps(content))
 
 
-@pytest.mark.parametrize(("part", "change"), [("weights", change_weights), ("tokenizer", change_tokenizer)])
+def change_one_bit(folder):
+    file = folder / "model.safetensors"
+    file.write_bytes(flip(file.read_bytes(), 8 * (file.stat().st_size - 777)))
+
+
+CHANGES = [("weights", change_weights), ("weights", change_one_bit), ("tokenizer", change_tokenizer)]
+
+
+@pytest.mark.parametrize(("part", "change"), CHANGES)
 def test_a_base_that_changed_under_a_checkpoint_is_refused_unless_forced(tmp_path, capsys, part, change):
     sections = SMALL | {"model": own_base(tmp_path), "ppo": {"num_train_steps": 2}}
     assert train(tmp_path, **sections) == 0
