@@ -374,33 +374,37 @@ def abandon_after(run_dir: str | Path, step: int) -> list[Path]:
 
 
 def pack_optimizer(optimizer: Any, names: Sequence[str]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return an optimizer's state as flat tensors (``exp_avg/<parameter>``) and a JSON-able rest.
+    """Return AdamW's state as flat tensors (``exp_avg/<parameter>``) and a JSON-able rest.
 
     ``names`` are those of its parameters, in the order of its groups.
     """
-    state = optimizer.state_dict()
-    flat = {f"{key}/{names[i]}": value for i, part in state["state"].items() for key, value in part.items()}
-    tensors = {key: value for key, value in flat.items() if hasattr(value, "dtype")}
-    scalars = {key: value for key, value in flat.items() if key not in tensors}
-    return tensors, {"names": list(names), "scalars": scalars, "param_groups": state["param_groups"]}
+    state = optimizer.state_dict()["state"]
+    flat = {f"{key}/{names[i]}": value for i, part in state.items() for key, value in part.items()}
+    return flat, {"names": list(names)}
 
 
 def unpack_optimizer(optimizer: Any, tensors: Mapping[str, Any], rest: Mapping[str, Any], names: Sequence[str]) -> None:
-    """Load what ``pack_optimizer`` returned.
+    """Load what ``pack_optimizer`` returned; settings such as the learning rate stay the optimizer's own.
 
     Raises:
-        CheckpointError: the parameters are not those that were saved.
+        CheckpointError: the parameters are not those that were saved, or their moments are none.
     """
     with naming("optimizer: "):
         if list(names) != rest["names"]:
             changed = sorted(set(names) ^ set(rest["names"])) or ["their order"]
             raise ValueError(f"saved for other parameters than the model's: {changed[0]} differs")
+        parameters = [p for group in optimizer.param_groups for p in group["params"]]
         state: dict[int, dict[str, Any]] = {}
-        index = {name: i for i, name in enumerate(names)}
-        for key, value in [*tensors.items(), *rest["scalars"].items()]:
+        for key, value in tensors.items():
             kind, _, name = key.partition("/")
-            state.setdefault(index[name], {})[kind] = value
-        optimizer.load_state_dict({"state": state, "param_groups": rest["param_groups"]})
+            at = names.index(name)
+            fits = value.shape == (() if kind == "step" else parameters[at].shape) and value.is_floating_point()
+            if not fits or not value.isfinite().all() or (kind != "exp_avg" and (value < 0).any()):
+                raise ValueError(f"{key} is none of {name}")
+            state.setdefault(at, {})[kind] = value
+        if any(part.keys() != {"step", "exp_avg", "exp_avg_sq"} for part in state.values()):
+            raise ValueError("moments are missing")
+        optimizer.load_state_dict(optimizer.state_dict() | {"state": state})
 
 
 def _seal(manifest: dict[str, Any]) -> str:
