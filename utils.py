@@ -14,6 +14,7 @@ import shutil
 import signal
 import struct
 import sys
+import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -31,10 +32,9 @@ from games import NAMES
 
 __all__ = [
     "Checkpoint", "CheckpointError", "ConfigError", "RuinedWeightsError", "abandon_after", "bounded", "config_dict",
-    "config_diff", "knob",
-    "latest_checkpoint", "load_checkpoint", "load_config", "naming", "pack_optimizer", "read_file", "read_json",
-    "redact", "save_checkpoint", "sweep", "uniform", "unpack_optimizer", "verify_checkpoint",
-    "write_directory", "write_file",
+    "config_diff", "knob", "latest_checkpoint", "load_checkpoint", "load_config", "must_be_writable", "naming",
+    "need_space", "pack_optimizer", "read_file", "read_json", "redact", "save_checkpoint", "sweep", "uniform",
+    "unpack_optimizer", "verify_checkpoint", "write_directory", "write_file",
 ]  # fmt: skip
 
 log = logging.getLogger(__name__)
@@ -160,6 +160,24 @@ def write_directory(target: Path, fill: Callable[[Path], None]) -> Path:
     finally:
         sweep(target.parent)
     return target
+
+
+def need_space(folder: Path, size: int) -> None:
+    """Make sure that so many bytes are free on the disk of a folder, which need not be there; else CheckpointError."""
+    place = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.is_dir())
+    with naming(f"{folder}: "):
+        disk = shutil.disk_usage(place)
+    if disk.free < size and disk.total:  # what is no disk has 0 of both
+        raise CheckpointError(f"{folder}: {size / 1e6:,.0f} MB are needed, its disk has {disk.free / 1e6:,.0f} MB free")
+
+
+def must_be_writable(folder: Path) -> None:
+    """Make a folder, and sure that files can be written into it; else ConfigError."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=folder).close()
+    except OSError as error:
+        raise ConfigError(f"{folder}: cannot be written: {error.strerror}") from error
 
 
 def write_file(target: Path, content: bytes) -> None:

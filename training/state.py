@@ -22,6 +22,7 @@ from envs.protocol import Episode
 from policy.player import Policy
 from policy.vllm import Engine
 from training.metrics import MetricsLog, finite
+from training.preflight import checkpoint_bytes
 from training.process import StoppablePlayer, StopSignal
 from training.ranks import Ranks
 from utils import (
@@ -146,6 +147,8 @@ class Checkpointed:
         if not self.ranks.first:
             return self.run_dir
         self.policy.check()
+        trained = sum(parameter.numel() for parameter in self.policy.trainable().values())
+        utils.need_space(self.run_dir, checkpoint_bytes(trained, len(self.curriculum.past)))
         if not self.config.ppo.eval_freq:  # the best is then that of the latest stage, by the window of its games
             stages = [stage.name for stage in self.curriculum.config.stages]
             score = stages.index(self.curriculum.stage.name) + self.curriculum.success_rate

@@ -32,6 +32,7 @@ from tiny_runs import (
 import train_ppo
 import utils
 from env_wrapper import EnvConfig, Task, play
+from scripts import make_tiny_model, merge
 from scripts.make_tiny_model import make_model
 from utils import latest_checkpoint, verify_checkpoint
 
@@ -170,7 +171,7 @@ class FullDisk:
         real, init = os.fsync, train_ppo.Trainer.__init__
 
         def fsync(descriptor):
-            if self.trainers[0].state.step in self.steps:
+            if self.trainers and self.trainers[0].state.step in self.steps:
                 raise OSError(errno.ENOSPC, "No space left on device")
             real(descriptor)
 
@@ -223,6 +224,43 @@ def test_a_folder_that_cannot_be_written_is_refused_before_the_model_is_loaded(t
     place = "/proc/run"  # where not even root may write
     assert train_ppo.main(["--config", micro_file(tmp_path), "--output-dir", place]) == 2
     assert capsys.readouterr().err.startswith(f"error: {place}: cannot be written: ")
+
+
+@pytest.mark.parametrize("args", [[], ["--dry-run"]])
+def test_a_disk_that_is_full_from_the_start_is_told_before_the_model_is_loaded(tmp_path, monkeypatch, capsys, args):
+    monkeypatch.setattr(train_ppo, "load_policy", None)
+    monkeypatch.setattr(shutil, "disk_usage", lambda place: shutil._ntuple_diskusage(10**9, 10**9, 0))
+    assert train(tmp_path, *args) == 2
+    line = capsys.readouterr().err.splitlines()[-1]
+    assert line.startswith(f"error: run.output_dir: {tmp_path / 'run'}: ")
+    assert line.endswith(" MB are needed, its disk has 0 MB free")
+
+
+def test_a_disk_too_small_for_a_checkpoint_is_told_before_it_is_written(undisturbed, tmp_path, monkeypatch, capsys):
+    real, asked = shutil.disk_usage, iter(range(10**6))
+
+    def usage(place):
+        return real(place)._replace(free=0) if next(asked) in (2, 3) else real(place)
+
+    monkeypatch.setattr(shutil, "disk_usage", usage)
+    assert train(tmp_path, **ADAPTIVE) == 0
+    assert capsys.readouterr().err.count("MB are needed, its disk has 0 MB free") == 2
+    assert_same_run(tmp_path, undisturbed)
+
+
+PROGRAMS = {
+    "make_tiny_model": lambda folder: make_tiny_model.main([folder]),
+    "merge": lambda folder: merge.main(["--adapters", str(undisturbed_run() / "run"), "--output", folder]),
+    "merge, the adapter": lambda folder: merge.main(
+        ["--adapters", str(undisturbed_run() / "run"), "--output", folder, "--adapter-only"]
+    ),
+}
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_programs_say_in_a_line_that_a_folder_cannot_be_written(capsys, program):
+    assert PROGRAMS[program]("/proc/self/mine") == 2
+    assert capsys.readouterr().err.splitlines()[-1].startswith("error: /proc/self/mine: cannot be written: ")
 
 
 # ------------------------------------------------------------------------------------------------------- memory, clocks
