@@ -46,7 +46,7 @@ from training.options import SECTIONS as SECTIONS  # part of the public names, f
 from training.options import PPOConfig, parse_args, read_config
 from training.options import RunConfig as RunConfig
 from training.preflight import check_prompts, describe, exact_tasks
-from training.process import StopSignal, TrainingError, lock_run, log_into, resume_command, setup_logging
+from training.process import StopSignal, TrainingError, leave, lock_run, log_into, resume_command, setup_logging
 from training.ranks import Ranks
 from training.state import (
     DEVICE_ERRORS,
@@ -767,4 +767,4 @@ def say_how_to_go_on(config: SimpleNamespace, ranks: Ranks, stream: Any) -> None
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    leave(main())

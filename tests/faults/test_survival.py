@@ -32,6 +32,7 @@ from tiny_runs import (
 import train_ppo
 import utils
 from env_wrapper import EnvConfig, Task, play
+from games import CONFIGS_PER_GAME, NAMES
 from scripts import make_tiny_model, merge
 from scripts.make_tiny_model import make_model
 from utils import latest_checkpoint, verify_checkpoint
@@ -136,6 +137,30 @@ def test_kills_at_random_instants():
 def test_ten_thousand_steps_leave_memory_descriptors_and_pace_as_they_were():
     done = subprocess.run([sys.executable, "tests/tools/soak.py"], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+FOUR = NAMES.index("connect_four") * CONFIGS_PER_GAME
+LONG = {  # a search of minutes a move
+    "curriculum": {"stages": [{"name": "only", "games": [[FOUR, FOUR]], "opponent": "mcts:100000000x1"}]},
+    "ppo": {"batch_size": 8, "mini_batch_size": 8, "eval_games": 2, "max_seq_length": 512, "eval_exact": "never"},
+}
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_during_a_search_of_minutes_ends_the_run_in_seconds(tmp_path, number):
+    command = [sys.executable, "train_ppo.py", *arguments(tmp_path, **LONG)]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as run:
+        while not (tmp_path / "run" / "checkpoint-000000").exists() and run.poll() is None:
+            time.sleep(0.1)
+        time.sleep(2)  # the searches are on their way
+        assert run.poll() is None
+        run.send_signal(number)
+        start = time.monotonic()
+        told = run.communicate(timeout=60)[0]
+        assert time.monotonic() - start < 5, told
+    assert run.returncode == 128 + number, told
+    assert f"interrupted after step 0; checkpoint: {tmp_path / 'run' / 'checkpoint-000000'}" in told
+    assert "Traceback" not in told
 
 
 # ---------------------------------------------------------------------------------------------------------------- disks
