@@ -4,17 +4,30 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
 import sysconfig
 import traceback
 from collections import deque
 from collections.abc import Sequence as Seq
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from typing import Any
 
 from config.reader import make
 from envs.config import EnvConfig
 from envs.parser import parse_action
-from envs.protocol import Action, Decision, Env, Episode, Message, Player, Query, Sequence, Step, Task
+from envs.protocol import (
+    Action,
+    Decision,
+    Env,
+    Episode,
+    InterruptedRolloutError,
+    Message,
+    Player,
+    Query,
+    Sequence,
+    Step,
+    Task,
+)
 
 __all__ = [
     "Action", "Decision", "Env", "EnvConfig", "Episode", "Message", "Player", "Query", "Sequence", "Step", "Task",
@@ -22,6 +35,7 @@ __all__ = [
 ]  # fmt: skip
 
 RUNNING = "running"
+POLL_SECONDS = 0.5  # between looks at whether the run is to stop, while a search is waited for
 CALLS_AT_ONCE = 32  # to a server of games; searches take one thread a core
 LIBRARIES = tuple(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib"))
 
@@ -219,7 +233,8 @@ def play(env_config: EnvConfig | dict[str, Any], player: Player, tasks: Seq[Task
     Each round asks ``player.act`` once for the decisions of all running games. Where environments are slow
     (searching opponents), two fixed halves of the tasks alternate: the player answers one while threads step
     the other. Which queries share a call depends on the tasks alone, never on the clock or the thread count.
-    If the player has ``release(episodes)``, it is told the numbers of the episodes that have ended.
+    If the player has ``release(episodes)``, it is told the numbers of the episodes that have ended. If it has
+    ``leave_if_stopped()``, that is called while threads are waited for, and what it raises ends the games at once.
 
     An exception inside an environment makes that episode ``failed`` (``info["error"]``) and no other.
 
@@ -234,22 +249,39 @@ def play(env_config: EnvConfig | dict[str, Any], player: Player, tasks: Seq[Task
     runs = [_Ongoing(number, task, config) for number, task in enumerate(tasks)]
     halves = [runs[0::2], runs[1::2]] if slow else [runs]
     pool = ThreadPoolExecutor(CALLS_AT_ONCE if config.env_mode != "local" else os.cpu_count()) if slow else None
-    step_all: Any = pool.map if pool else map
+
+    def step_all(half: list[_Ongoing], actions: Seq[Action | None]) -> Any:
+        if pool:
+            return [pool.submit(run.advance, action) for run, action in zip(half, actions, strict=True)]
+        return map(_Ongoing.advance, half, actions)
+
     try:
-        stepping = [step_all(_Ongoing.advance, half, [None] * len(half)) for half in halves]
+        stepping = [step_all(half, [None] * len(half)) for half in halves]
         while any(halves):
             for i, half in enumerate(halves):
-                deque(stepping[i], maxlen=0)  # wait for, or with the lazy built-in map run, the half's steps
+                _wait(stepping[i], player)
                 halves[i] = active = [run for run in half if run.running]
                 _release(player, [run.number for run in half if not run.running])
-                stepping[i] = step_all(_Ongoing.advance, active, _act(player, active))
+                stepping[i] = step_all(active, _act(player, active))
     finally:
-        if pool:
-            pool.shutdown(cancel_futures=True)
+        if pool:  # after a signal nobody waits for a search, which may take minutes
+            pool.shutdown(wait=sys.exc_info()[0] is not InterruptedRolloutError, cancel_futures=True)
         for run in runs:
             if run.running:
                 run.abandon()
     return [run.episode for run in runs]
+
+
+def _wait(stepping: Any, player: Player) -> None:
+    """Wait for a half's steps or, where there are no threads, run them."""
+    if not isinstance(stepping, list):
+        deque(stepping, maxlen=0)
+        return
+    leave_if_stopped = getattr(player, "leave_if_stopped", lambda: None)
+    while wait(stepping, POLL_SECONDS).not_done:
+        leave_if_stopped()
+    for step in stepping:
+        step.result()  # raises what no episode took upon itself
 
 
 def _act(player: Player, runs: list[_Ongoing]) -> list[Action]:

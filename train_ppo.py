@@ -46,7 +46,7 @@ from training.metrics import MetricsLog, WandbLog, timing
 from training.options import SECTIONS as SECTIONS  # part of the public names, for programs built on the trainer
 from training.options import PPOConfig, parse_args, read_config
 from training.options import RunConfig as RunConfig
-from training.process import StopSignal, TrainingError, lock_run, log_into, say_how_to_go_on, setup_logging
+from training.process import StopSignal, TrainingError, leave, lock_run, log_into, say_how_to_go_on, setup_logging
 from training.ranks import Ranks
 from training.state import (
     DEVICE_ERRORS,
@@ -349,7 +349,7 @@ class Trainer(Checkpointed):
         self.config, self.ppo, self.run_dir, self.ranks = config, config.ppo, run_dir, ranks
         self.policy = load_policy(config)
         self.base = {"model": config.model.model_name, "revision": config.model.revision,
-                     **identity(self.policy.base, self.policy.tokenizer)}  # fmt: skip
+                     **identity(config.model, self.policy.base, self.policy.tokenizer)}  # fmt: skip
         self.names = list(self.policy.trainable())
         trained = self.policy.trainable().values()
         self.optimizer = torch.optim.AdamW(trained, lr=self.ppo.learning_rate, weight_decay=0.0)
@@ -529,11 +529,10 @@ def training_loop(trainer: Trainer, stop: StopSignal, console: Console, wandb: W
     except InterruptedRolloutError:
         console.say(f"interrupted after step {state.step}; checkpoint: {trainer.save_at_the_end()}")
         return stop.exit_code
-    except (TrainingError, EngineError, *DEVICE_ERRORS) as error:
+    except (TrainingError, EngineError, utils.RuinedWeightsError, *DEVICE_ERRORS) as error:
         where = f"in step {state.step + 1}" if trainer.midway else f"after step {state.step}"
-        raise TrainingError(
-            f"{where}: {' '.join(str(error).split())}; checkpoint: {trainer.save_at_the_end()}"
-        ) from error
+        cause = f"{where}: {' '.join(str(error).split())}"
+        raise TrainingError(f"{cause}; checkpoint: {trainer.save_at_the_end()}") from error
 
 
 def finish(trainer: Trainer, stop: StopSignal, console: Console) -> None:
@@ -577,8 +576,7 @@ def main(argv: list[str] | None = None) -> int:
     try:
         config = read_config(args)
         if args.dry_run:
-            preflight.check(config, dry_run=True)
-            return 0
+            return preflight.check(config, dry_run=True) or 0
         ranks = Ranks.join(device_of(config.model))
         if config.run.threads:
             torch.set_num_threads(config.run.threads)
@@ -599,4 +597,4 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    leave(main())

@@ -9,9 +9,13 @@ import logging
 import math
 import os
 import re
+import resource
 import shutil
+import signal
 import struct
 import sys
+import tempfile
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -21,14 +25,16 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, SupportsIndex
 
+import psutil
+
 from config.reader import ConfigError, config_dict, config_diff, knob, load_config, read_file, read_json
 from games import NAMES
 
 __all__ = [
-    "Checkpoint", "CheckpointError", "ConfigError", "abandon_after", "config_dict", "config_diff", "knob",
-    "latest_checkpoint", "load_checkpoint", "load_config", "naming", "pack_optimizer", "read_file", "read_json",
-    "redact", "save_checkpoint", "sweep", "uniform", "unpack_optimizer", "verify_checkpoint",
-    "write_directory", "write_file",
+    "Checkpoint", "CheckpointError", "ConfigError", "RuinedWeightsError", "abandon_after", "bounded", "config_dict",
+    "config_diff", "knob", "latest_checkpoint", "load_checkpoint", "load_config", "must_be_writable", "naming",
+    "need_space", "pack_optimizer", "read_file", "read_json", "redact", "save_checkpoint", "sweep", "uniform",
+    "unpack_optimizer", "verify_checkpoint", "write_directory", "write_file",
 ]  # fmt: skip
 
 log = logging.getLogger(__name__)
@@ -88,6 +94,36 @@ class CheckpointError(RuntimeError):
     """A checkpoint could not be written or read. One line that names the file."""
 
 
+class RuinedWeightsError(CheckpointError):
+    """What the weights make of a prompt is not finite: they cannot play, and are no checkpoint to go on from."""
+
+
+@contextmanager
+def bounded(seconds: float, spare_bytes: int) -> Iterator[None]:
+    """End what a stranger's file makes a library do, once it takes too long (TimeoutError) or too much (MemoryError).
+
+    A thread that is not the main one cannot be bounded so, and is not.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def late(number: int, frame: Any) -> None:
+        raise TimeoutError(f"it takes more than {seconds:g} s")
+
+    limits, held = resource.getrlimit(resource.RLIMIT_AS), psutil.Process().memory_info().vms
+    room = min(size for size in (held + spare_bytes, *limits) if size != resource.RLIM_INFINITY)
+    before = signal.signal(signal.SIGALRM, late)
+    resource.setrlimit(resource.RLIMIT_AS, (room, limits[1]))
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+        resource.setrlimit(resource.RLIMIT_AS, limits)
+
+
 def rest_collector() -> None:
     """Leave garbage collection to what a program makes from now on, and let it come a hundred times more rarely.
 
@@ -124,6 +160,24 @@ def write_directory(target: Path, fill: Callable[[Path], None]) -> Path:
     finally:
         sweep(target.parent)
     return target
+
+
+def need_space(folder: Path, size: int) -> None:
+    """Make sure that so many bytes are free on the disk of a folder, which need not be there; else CheckpointError."""
+    place = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.is_dir())
+    with naming(f"{folder}: "):
+        disk = shutil.disk_usage(place)
+    if disk.free < size and disk.total:  # what is no disk has 0 of both
+        raise CheckpointError(f"{folder}: {size / 1e6:,.0f} MB are needed, its disk has {disk.free / 1e6:,.0f} MB free")
+
+
+def must_be_writable(folder: Path) -> None:
+    """Make a folder, and sure that files can be written into it; else ConfigError."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=folder).close()
+    except OSError as error:
+        raise ConfigError(f"{folder}: cannot be written: {error.strerror}") from error
 
 
 def write_file(target: Path, content: bytes) -> None:
@@ -285,9 +339,14 @@ def load_checkpoint(path: str | Path) -> Checkpoint:
     return Checkpoint(Path(path), json.loads(read_file(Path(path) / MANIFEST)))
 
 
-def latest_checkpoint(run_dir: str | Path) -> Path | None:
-    """Return the newest checkpoint that verifies, None where there is none; warn of each that is passed over."""
+def latest_checkpoint(run_dir: str | Path, before: float = math.inf) -> Path | None:
+    """Return the newest checkpoint of a step ``before`` this one that verifies, None where there is none.
+
+    Warns of each that is passed over.
+    """
     for path in _checkpoints(Path(run_dir)):
+        if _step_of(path) >= before:
+            continue
         problems = verify_checkpoint(path)
         if not problems:
             return path
@@ -333,33 +392,37 @@ def abandon_after(run_dir: str | Path, step: int) -> list[Path]:
 
 
 def pack_optimizer(optimizer: Any, names: Sequence[str]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return an optimizer's state as flat tensors (``exp_avg/<parameter>``) and a JSON-able rest.
+    """Return AdamW's state as flat tensors (``exp_avg/<parameter>``) and a JSON-able rest.
 
     ``names`` are those of its parameters, in the order of its groups.
     """
-    state = optimizer.state_dict()
-    flat = {f"{key}/{names[i]}": value for i, part in state["state"].items() for key, value in part.items()}
-    tensors = {key: value for key, value in flat.items() if hasattr(value, "dtype")}
-    scalars = {key: value for key, value in flat.items() if key not in tensors}
-    return tensors, {"names": list(names), "scalars": scalars, "param_groups": state["param_groups"]}
+    state = optimizer.state_dict()["state"]
+    flat = {f"{key}/{names[i]}": value for i, part in state.items() for key, value in part.items()}
+    return flat, {"names": list(names)}
 
 
 def unpack_optimizer(optimizer: Any, tensors: Mapping[str, Any], rest: Mapping[str, Any], names: Sequence[str]) -> None:
-    """Load what ``pack_optimizer`` returned.
+    """Load what ``pack_optimizer`` returned; settings such as the learning rate stay the optimizer's own.
 
     Raises:
-        CheckpointError: the parameters are not those that were saved.
+        CheckpointError: the parameters are not those that were saved, or their moments are none.
     """
     with naming("optimizer: "):
         if list(names) != rest["names"]:
             changed = sorted(set(names) ^ set(rest["names"])) or ["their order"]
             raise ValueError(f"saved for other parameters than the model's: {changed[0]} differs")
+        parameters = [p for group in optimizer.param_groups for p in group["params"]]
         state: dict[int, dict[str, Any]] = {}
-        index = {name: i for i, name in enumerate(names)}
-        for key, value in [*tensors.items(), *rest["scalars"].items()]:
+        for key, value in tensors.items():
             kind, _, name = key.partition("/")
-            state.setdefault(index[name], {})[kind] = value
-        optimizer.load_state_dict({"state": state, "param_groups": rest["param_groups"]})
+            at = names.index(name)
+            fits = value.shape == (() if kind == "step" else parameters[at].shape) and value.is_floating_point()
+            if not fits or not value.isfinite().all() or (kind != "exp_avg" and (value < 0).any()):
+                raise ValueError(f"{key} is none of {name}")
+            state.setdefault(at, {})[kind] = value
+        if any(part.keys() != {"step", "exp_avg", "exp_avg_sq"} for part in state.values()):
+            raise ValueError("moments are missing")
+        optimizer.load_state_dict(optimizer.state_dict() | {"state": state})
 
 
 def _seal(manifest: dict[str, Any]) -> str:

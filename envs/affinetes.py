@@ -203,8 +203,7 @@ class RemoteEnv(OpenSpielEnv):
         reply = self._call("reset", **asked)
         self._state = reply.episode_id
         self._check_echo(asked, reply.info)
-        if reply.done and not reply.history:
-            raise self._error("the game has ended before a decision, and no history says how")
+        self._tells = reply.info.get("path") == EVALUATE_PATH
         self._seat = reply.info["llm_player_id"]
         rules, found, _ = reply.observation.partition("# Game Rules\n")[2].partition("\n\n# Current Game State\n")
         self._system = full_system(self._table.game.name, rules if found else "")
@@ -249,6 +248,8 @@ class RemoteEnv(OpenSpielEnv):
 
     def _show(self, reply: Reply) -> Step:
         if reply.done:
+            if self._tells and not reply.history:
+                raise self._error("the game ended without its history, which servers of this path tell")
             spiel = self._table.spiel
             if reply.returns and not close(reply.score, score(spiel, reply.returns, self._seat)):
                 raise self._error(f"the score {reply.score} is not that of the returns {reply.returns}")

@@ -15,7 +15,7 @@ from envs.openspiel import replay
 MAX_TEXT = 2**18
 MAX_ACTIONS = 10_000
 MAX_MOVES = 100_000
-MAX_ID_DIGITS = 9
+ID = re.compile(r"[0-9]{1,9}")
 HARMFUL = re.compile(r"[^\n\t -~\u00a0-\ud7ff\ue000-\U0010ffff]")  # control characters, halves of characters
 
 
@@ -117,8 +117,8 @@ def read_position(observation: str) -> tuple[str, dict[int, str]]:
     rest = observation.partition("Current State:\n")[2].rpartition("\n\nYour choice")[0]
     state, _, listed = rest.rpartition("\n\nLegal Actions:\n")
     lines = [line.lstrip(" ").partition(" -> ") for line in listed.split("\n")]
-    actions = [(number, name) for number, arrow, name in lines if arrow and number.isascii() and number.isdigit()]
-    legal = {int(number): name for number, name in actions[:MAX_ACTIONS] if len(number) <= MAX_ID_DIGITS}
+    actions = [(number, name) for number, arrow, name in lines if arrow]
+    legal = {int(number): name for number, name in actions[:MAX_ACTIONS] if ID.fullmatch(number)}
     if not legal or len(legal) < len(actions):
         raise ServerError(f"no legal actions in an observation that ends {one_line(observation[-80:])!r}")
     return state, legal

@@ -294,14 +294,18 @@ def _drawn_from(task_id: int, trace: bool) -> list[tuple[int, int]]:
     return [(task_id, task_id // TASKS_PER_LEVEL * TASKS_PER_LEVEL + TASKS_PER_LEVEL - 1)]
 
 
+UNKNOWN = dict.fromkeys(("value", "exact", "share"))  # of a game that was not played before training
+
+
 def _free_play(found: dict[str, Any] | None) -> str | None:
     return f"{found['value']:{VALUE}}, {found['legal_rate']:.0%} legal" if found else None
 
 
 def result_table(before: list[dict[str, Any]], after: list[GameResult]) -> tuple[str, dict[str, Any]]:
     """The closing table as text, and the same as the contents of ``summary.json``."""
-    lines, games = [], {}
-    for old, new in zip(before, after, strict=True):
+    lines, games, known = [], {}, {old["game"]: old for old in before}
+    for new in after:
+        old = known.get(new.game, UNKNOWN)
         free_before = old.get("free_play")
         lines.append({"game": new.game, "before": old["value"], "after": new.value, "95 %": between(new.low, new.high),
                       "exact": new.exact, "ceiling": new.ceiling, "share": new.share,
@@ -320,8 +324,9 @@ def result_table(before: list[dict[str, Any]], after: list[GameResult]) -> tuple
 
     found = {"mean_share_of_ceiling": mean("share"), "mean_share_before": mean("share_before"), "games": games}
     if found["mean_share_of_ceiling"] is not None:
-        text += (f"\nmean share of the best-response ceiling: {found['mean_share_before']:.3f} -> "
-                 f"{found['mean_share_of_ceiling']:.3f}")  # fmt: skip
+        shares = ["unknown" if share is None else f"{share:.3f}" for share in
+                  (found["mean_share_before"], found["mean_share_of_ceiling"])]  # fmt: skip
+        text += f"\nmean share of the best-response ceiling: {' -> '.join(shares)}"
     return text, found
 
 

@@ -10,7 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from utils import ConfigError
+from policy.model import ADAPTER_BYTES, ADAPTER_SECONDS, check_folder
+from utils import ConfigError, bounded
 
 
 class Adapters:
@@ -121,5 +122,7 @@ class Adapters:
         """
         if name in ("base", "default", "reference"):
             raise ValueError(f"adapter name {name!r} is taken: choose another")
+        check_folder("adapter", str(folder))
         if name not in self.peft_model.peft_config:
-            self.peft_model.load_adapter(str(folder), adapter_name=name, is_trainable=False)
+            with bounded(ADAPTER_SECONDS, ADAPTER_BYTES):
+                self.peft_model.load_adapter(str(folder), adapter_name=name, is_trainable=False)

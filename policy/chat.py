@@ -6,9 +6,12 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
+from envs.client import one_line
 from envs.protocol import Message
-from utils import ConfigError
+from utils import ConfigError, bounded
 
+TEMPLATE_SECONDS, TEMPLATE_BYTES = 5.0, 2**31  # to render a few words in
+TEMPLATE_CHARACTERS = 2**16
 END = "."  # stands for the end-of-turn token in an answer
 DIGITS = "0123456789"
 ANSWER_CHARS = END + DIGITS
@@ -47,9 +50,18 @@ class ChatFormat:
             raise ConfigError("model.model_name: its chat template is not a text around each message; Qwen's is needed")
 
     def _render(self, messages: list[Message]) -> str:
-        return self.tokenizer.apply_chat_template(
-            messages, tokenize=False, add_generation_prompt=True, enable_thinking=False
-        )
+        """A template is a program of whoever made the model: it may fail, or never end."""
+        try:
+            with bounded(TEMPLATE_SECONDS, TEMPLATE_BYTES):
+                text = self.tokenizer.apply_chat_template(
+                    messages, tokenize=False, add_generation_prompt=True, enable_thinking=False
+                )
+        except Exception as error:
+            cause = one_line(f"{type(error).__name__} {error}")
+            raise ConfigError(f"model.model_name: its chat template fails: {cause}") from error
+        if len(text) > TEMPLATE_CHARACTERS:
+            raise ConfigError(f"model.model_name: its chat template makes {len(text):,} characters of a few words")
+        return text
 
     def _parts(self) -> list[str]:
         """What stands before and after a system, a user, an assistant and the last user message."""

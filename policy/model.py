@@ -9,6 +9,7 @@ import logging
 import os
 import warnings
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,11 +18,17 @@ from typing import Any
 import torch
 from torch import nn
 
-from utils import ConfigError, knob
+from utils import ConfigError, bounded, knob, read_file
 
 LINEARS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 ARCHITECTURES = ("qwen2", "qwen3", "llama")
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json")  # one of them makes a tokenizer
+SIZES = {  # of an architecture -> the most of them: larger ones fill the memory before anything is refused
+    "hidden_size": 2**17, "intermediate_size": 2**19, "num_hidden_layers": 1000, "num_attention_heads": 2**12,
+    "num_key_value_heads": 2**12, "vocab_size": 2**22,
+}  # fmt: skip
+ADAPTER_SECONDS, ADAPTER_BYTES = 60.0, 2**35  # for PEFT to put an adapter on, whose names of layers may be regexes
+TEXTS = (".json", ".jinja", ".txt", ".model")  # what libraries read whole
 HUB_SECONDS = 5.0  # until the Hub counts as out of reach
 ROOT = Path(__file__).parents[1]
 ROPE_TYPES = ("default", "linear", "yarn", "llama3")  # others turn with the length of what is read: no caching
@@ -103,6 +110,23 @@ def _located(name: str) -> str:
     return name
 
 
+def check_folder(key: str, name: str) -> None:
+    """Look through a folder before libraries read it: they would wait for a pipe, or read a device without end.
+
+    Raises:
+        ConfigError: it holds something else than files and folders, or more text than belongs there.
+    """
+    folder = Path(name).expanduser()
+    for path in sorted([*folder.glob("*"), *folder.glob("chat_templates/*")]):
+        try:
+            if path.suffix in TEXTS:
+                read_file(path)
+            elif path.suffix == ".safetensors" and not path.is_file():
+                raise ConfigError(f"{path}: is no regular file")
+        except ConfigError as error:
+            raise ConfigError(f"model.{key}: cannot load {name!r} ({error})") from error
+
+
 def _cannot_load(key: str, name: str, error: Exception) -> ConfigError:
     cause = " ".join(str(error).split())[:300] or type(error).__name__
     if not Path(_located(name) if key == "model_name" else name).is_dir() and (problem := _hub_problem()):
@@ -119,6 +143,7 @@ def load_architecture(config: ModelConfig, **files: str) -> Any:
     from transformers import AutoConfig
 
     name = _located(config.model_name)
+    check_folder("model_name", name)
     try:
         architecture = AutoConfig.from_pretrained(name, revision=config.revision, trust_remote_code=False, **files)
     except Exception as error:  # whatever is wrong with somebody's files
@@ -129,6 +154,9 @@ def load_architecture(config: ModelConfig, **files: str) -> Any:
             f"model.model_name: architecture {architecture.model_type!r} of {config.model_name} is not supported; "
             f"allowed: {', '.join(ARCHITECTURES)} without sliding windows"
         )
+    for key, most in SIZES.items():
+        if type(size := getattr(architecture, key)) is not int or not 0 < size <= most:
+            raise ConfigError(f"model.model_name: {key} {size!r} of {config.model_name} is none of 1 to {most}")
     rope = (getattr(architecture, "rope_parameters", None) or {}).get("rope_type", "default")
     if rope not in ROPE_TYPES:
         raise ConfigError(
@@ -241,9 +269,11 @@ def _put_adapter_on(base: Any, config: ModelConfig, lora: LoraConfig) -> Any:
             target_modules=list(lora.target_modules),
         )  # fmt: skip
         return peft.get_peft_model(base, fresh)
+    check_folder("adapter", config.adapter)
     try:
-        model = peft.PeftModel.from_pretrained(base, config.adapter, is_trainable=True)
-        model.load_adapter(config.adapter, adapter_name="reference", is_trainable=False)
+        with bounded(ADAPTER_SECONDS, ADAPTER_BYTES):
+            model = peft.PeftModel.from_pretrained(base, config.adapter, is_trainable=True)
+            model.load_adapter(config.adapter, adapter_name="reference", is_trainable=False)
     except Exception as error:  # of another base, of another shape, damaged, not there
         raise _cannot_load("adapter", config.adapter, error) from error
     if type(base.lm_head) is not nn.Linear:
@@ -251,20 +281,31 @@ def _put_adapter_on(base: Any, config: ModelConfig, lora: LoraConfig) -> Any:
     return model
 
 
-def identity(base: Any, tokenizer: Any) -> dict[str, str]:
-    """Digests of what an adapter belongs to: the base's weights and the tokenizer with its chat template.
+def identity(config: ModelConfig, base: Any, tokenizer: Any) -> dict[str, str]:
+    """Digests of what a run's adapter belongs to: the base's weights, the adapter it began from, the tokenizer.
 
-    Of the weights, those that are not quantised, 64 values a tensor: every other training leaves others. The
-    quantised ones are made from the same files, but not alike on all devices.
+    Of a folder every byte of the weights counts, 0.75 s of CPU a GB. A model of the Hub is known by its commit.
     """
-    weights = hashlib.sha256()
-    for name, tensor in base.named_parameters():
-        if "lora_" not in name and tensor.is_floating_point():
-            flat = tensor.detach().flatten()
-            weights.update(f"{name.replace('.base_layer', '')} {tuple(tensor.shape)}".encode())
-            weights.update(flat[:: max(1, len(flat) // 64)].float().cpu().numpy().tobytes())
     words = tokenizer.backend_tokenizer.to_str() + (tokenizer.chat_template or "")
-    return {"weights": weights.hexdigest(), "tokenizer": hashlib.sha256(words.encode()).hexdigest()}
+    commit = f"commit {getattr(base.config, '_commit_hash', None)}"
+    found = {"weights": _digest(_located(config.model_name)) or commit, "tokenizer": _sha256(words.encode())}
+    return found | ({"adapter": _digest(config.adapter)} if config.adapter else {})
+
+
+def _digest(folder: str) -> str:
+    """Of the weights in a folder, shards at the same time; "" where there are none."""
+
+    def of_file(path: Path) -> str:
+        with path.open("rb") as file:
+            return f"{path.name} {hashlib.file_digest(file, 'sha256').hexdigest()}"
+
+    with ThreadPoolExecutor() as pool:
+        digests = list(pool.map(of_file, sorted(Path(folder).expanduser().glob("*.safetensors"))))
+    return _sha256("\n".join(digests).encode()) if digests else ""
+
+
+def _sha256(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
 
 
 def guard_4bit_on_cpu(model: nn.Module) -> int:

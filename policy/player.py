@@ -26,8 +26,9 @@ from policy.conversations import Conversations, Turn
 from policy.model import ModelConfig, load_model
 from policy.network import Read, Reader, shared_tokens
 from policy.vocabulary import draw, invert, score
-from utils import uniform
+from utils import ConfigError, RuinedWeightsError, uniform
 
+SAMPLE = "Game 0123456789: your move, x(1,1) -> bet?"  # many kinds of tokens
 HEAD_ROWS = 256  # rows of whole-vocabulary logits in memory at a time, where their gradient allows it
 
 
@@ -48,6 +49,11 @@ class Evaluation(NamedTuple):
 def _may_follow(follow: str) -> np.ndarray:
     """Mask over ANSWER_CHARS."""
     return np.array([char in follow for char in ANSWER_CHARS])
+
+
+def _must_be_finite(read: Tensor) -> None:
+    if not bool(torch.isfinite(read).all()):
+        raise RuinedWeightsError("the weights are ruined: what they make of a prompt is not finite")
 
 
 def _unread(turn: Turn) -> Read:
@@ -112,6 +118,17 @@ class Policy:
         self.adapters.load(folder)
         self.weights_changed()
 
+    @torch.no_grad()
+    def check(self) -> None:
+        """Read a short prompt, as a game would; RuinedWeightsError: the weights can no longer play."""
+        for parameter in self.trainable().values():
+            _must_be_finite(parameter)
+        ids, _ = self.chat.first_prompt([{"role": "system", "content": SAMPLE}, {"role": "user", "content": SAMPLE}])
+        [(hidden_D, _)] = self.reader.forward([Read(ids, None, False)])
+        _must_be_finite(
+            torch.cat((hidden_D.float(), self.lm_head(hidden_D).float(), self.value_head(hidden_D.float())))
+        )
+
     def weights_changed(self) -> None:
         """Forget what was read with the old weights; to be called after every update."""
         self._prefixes.clear()
@@ -163,6 +180,7 @@ class Policy:
     def _answer_logprobs(self, hidden_ND: Tensor, follows: list[str]) -> Tensor:
         """Log-probability of each of ANSWER_CHARS where only those of ``follows`` are possible (fp64, CPU)."""
         logits_NV = (hidden_ND.float() @ self._answer_weight_VD.T / self.temperature).double().cpu()
+        _must_be_finite(logits_NV)
         mask_NV = torch.from_numpy(np.stack([_may_follow(follow) for follow in follows]))
         return F.log_softmax(logits_NV.masked_fill(~mask_NV, -torch.inf), dim=-1)
 
@@ -187,6 +205,7 @@ class Policy:
 
     def _choose_free(self, turns: list[Turn], hidden_ND: Tensor) -> None:
         """Sample the next token of each answer from the whole vocabulary."""
+        _must_be_finite(hidden_ND)
         self._note_values(turns, hidden_ND)
         for start in range(0, len(turns), HEAD_ROWS):
             some = turns[start : start + HEAD_ROWS]
@@ -343,4 +362,10 @@ def load_policy(config: Any) -> Policy:
         ConfigError: model, adapter or tokenizer cannot be loaded or used; one line, with the key.
     """
     peft_model, tokenizer = load_model(config.model, config.lora, config.run.seed)
-    return Policy(peft_model, tokenizer, config)
+    policy = Policy(peft_model, tokenizer, config)
+    try:
+        policy.check()
+    except RuinedWeightsError as error:
+        key = "model_name" if config.model.adapter is None else "adapter"
+        raise ConfigError(f"model.{key}: {getattr(config.model, key)!r} cannot be used: {error}") from error
+    return policy

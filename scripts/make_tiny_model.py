@@ -18,6 +18,9 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from training.process import run_program
+from utils import must_be_writable, naming
+
 PAD, END = 0, 1  # ids of <|endoftext|> and <|im_end|>
 # Two tokens a message instead of ChatML's five: at 8 to 18 tokens a prompt the difference is felt.
 CHAT_TEMPLATE = (
@@ -103,8 +106,14 @@ def main(argv: list[str] | None = None) -> int:
     args = parser.parse_args(argv)
     if args.hidden % 8 or args.hidden <= 0 or args.vocab < 300 or args.layers < 1:
         parser.error("--hidden must be a positive multiple of 8, --vocab at least 300, --layers at least 1")
+    return run_program(lambda: run(args))
+
+
+def run(args: argparse.Namespace) -> None:
+    """Make the model, unless it is there."""
     from transformers.utils import logging
 
+    must_be_writable(args.output)
     texts = list(prompts(TEACHING_GAMES, 300))
     recipe = {k: v for k, v in vars(args).items() if k != "output"}
     recipe["texts"] = hashlib.sha256("\0".join(texts).encode()).hexdigest()  # other prompts want another tokenizer
@@ -112,15 +121,15 @@ def main(argv: list[str] | None = None) -> int:
     if note.exists() and json.loads(note.read_text()) == recipe:
         note.touch()  # for make
         print(f"{args.output} is already there")
-        return 0
+        return
     logging.disable_progress_bar()
     tokenizer = make_tokenizer(iter(texts), args.vocab)
     model = make_model(len(tokenizer), args.hidden, args.layers, args.init_range, args.seed, args.architecture)
-    model.save_pretrained(args.output)
-    tokenizer.save_pretrained(args.output)
-    note.write_text(json.dumps(recipe, indent=1))  # last: a half-written model is made again
+    with naming(f"{args.output}: "):
+        model.save_pretrained(args.output)
+        tokenizer.save_pretrained(args.output)
+        note.write_text(json.dumps(recipe, indent=1))  # last: a half-written model is made again
     print(f"{args.output}: {model.num_parameters():,} parameters, {len(tokenizer)} tokens")
-    return 0
 
 
 if __name__ == "__main__":

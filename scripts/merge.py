@@ -34,7 +34,7 @@ from scripts.export import publish
 from scripts.export.proof import compare, observe, record_decisions, say
 from training.options import SECTIONS
 from training.process import at_least, run_program
-from utils import ConfigError, load_config, read_json
+from utils import ConfigError, load_config, must_be_writable, naming, read_json
 
 REPORT = "merge_report.json"
 ROUNDING = {"float32": 1e-4, "float16": 0.01, "bfloat16": 0.02}  # nats a decision that arithmetic alone may cost
@@ -72,7 +72,8 @@ def merge(config: SimpleNamespace, adapter: Path, output: Path, dtype: str, coun
     before = observe(policy, config, sequences, count)
     base_M = policy.evaluate_decisions(sequences, adapter="base").logprobs.float().cpu()
     effect = float((before.logprobs_M - base_M).abs().mean())
-    write_merged(policy, adapter, output, dtype)
+    with naming(f"--output {output}: "):
+        write_merged(policy, adapter, output, dtype)
     del policy
     gc.collect()
     torch.cuda.empty_cache()
@@ -130,7 +131,7 @@ def copy_adapter(adapter: Path, base: str, output: Path) -> None:
     there = output / WEIGHTS
     if not (there.is_file() and there.read_bytes() == (adapter / WEIGHTS).read_bytes()):
         _must_be_empty(output)
-    output.mkdir(parents=True, exist_ok=True)
+    must_be_writable(output)
     for path in adapter.iterdir():
         if path.is_file() and path.name not in STATE:
             shutil.copy2(path, output)
@@ -170,7 +171,7 @@ def make_merge(adapter: Path, config: SimpleNamespace, args: argparse.Namespace)
     if report is not None:
         print(f"{args.output} holds this merge already")
     else:
-        args.output.mkdir(parents=True, exist_ok=True)
+        must_be_writable(args.output)
         report = {"made_of": made_of} | merge(config, adapter, args.output, dtype, args.deals)
         (args.output / REPORT).write_text(json.dumps(report, indent=1))  # last: it says that all is there
     return report

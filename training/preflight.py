@@ -14,6 +14,7 @@ import time
 from collections import defaultdict
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -30,7 +31,7 @@ from policy.model import LoraConfig, ModelConfig, device_of, load_architecture, 
 from policy.network import ATTENDED
 from policy.servers import check_servers
 from training.console import duration
-from utils import ConfigError, uniform
+from utils import CheckpointError, ConfigError, need_space, uniform
 
 GB = 1e9
 QUANT_BLOCK = 64  # weights that share a scale in bitsandbytes' 4-bit formats
@@ -38,6 +39,7 @@ NESTED_BLOCK = 256  # scales that share a scale when they are quantised themselv
 CODE_BYTES = 16 * 4  # the table of the 16 values, kept with every layer
 NESTED_BYTES = 256 * 4 + 4  # the table of the scales' values and their offset, likewise
 ADAM_BYTES = 16  # a trained fp32 weight, its gradient and Adam's two moments
+TOKENIZER_BYTES = 2**24  # with its template, the states and the manifest
 CONTEXT_BYTES = 0.8 * GB  # CUDA context, kernels and the allocator's rounding: an assumption
 LOGITS_BYTES = 24  # log-probabilities, probabilities, the gradients of both and of the logits, and one spare: fp32
 SEARCH_SECONDS = 0.02  # that a search is measured for, at least, or all of its simulations
@@ -199,9 +201,29 @@ def _measure(config: SimpleNamespace, chat: ChatFormat, tasks: list[Task], peek:
     return prompts
 
 
+def checkpoint_bytes(trainable: int, past: int = 0) -> int:
+    """Bytes of a checkpoint, at least: what is trained, Adam's moments, past selves, the tokenizer."""
+    return 4 * trainable * (3 + past) + TOKENIZER_BYTES
+
+
+def check_disk(config: SimpleNamespace, parameters: Parameters) -> None:
+    """Make sure that there is room for what the run keeps: its checkpoints, one being written, the final adapter.
+
+    Raises:
+        ConfigError: names the folder, and what it takes.
+    """
+    run_dir, kept = Path(config.run.output_dir), config.run.keep_last + config.run.keep_best + 2
+    size = checkpoint_bytes(parameters.trainable)
+    try:
+        need_space(run_dir, size * (2 if any(run_dir.glob("checkpoint-*")) else kept))
+    except CheckpointError as error:
+        raise ConfigError(f"run.output_dir: {error}") from error
+
+
 def check_prompts(config: SimpleNamespace) -> None:
-    """Raise ConfigError where a game would always be cut off before its first answer; a second's work."""
-    load_architecture(config.model)  # first: it tells a folder that is missing from a name on the Hub
+    """Raise ConfigError where a game would always be cut off before its first answer, or the disk is too small."""
+    architecture = load_architecture(config.model)  # first: it tells a folder that is missing from a name on the Hub
+    check_disk(config, count_parameters(config.model, config.lora, architecture))
     measure_prompts(config, ChatFormat(load_tokenizer(config.model)), peek=True)
 
 
@@ -434,6 +456,7 @@ def describe(config: SimpleNamespace) -> str:
     architecture = load_architecture(config.model)
     chat = ChatFormat(load_tokenizer(config.model))
     parameters = count_parameters(config.model, config.lora, architecture)
+    check_disk(config, parameters)
     measured = measure_prompts(config, chat)
     parts = memory(config, parameters, architecture, measured)
     sections = [f"{name}: {json.dumps(dataclasses.asdict(part))}" for name, part in vars(config).items()]

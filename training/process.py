@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import atexit
 import logging
 import math
 import os
@@ -14,7 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import IO, Any
+from typing import IO, Any, NoReturn
 
 from envs.protocol import Action, InterruptedRolloutError, Query
 from utils import CheckpointError, ConfigError, redact, sweep
@@ -137,6 +138,16 @@ def lock_run(run_dir: str | Path) -> IO[str]:
     return file
 
 
+def leave(code: int) -> NoReturn:
+    """End the process; after a signal at once: the interpreter would wait for searches that nobody awaits."""
+    if code > 128:
+        atexit._run_exitfuncs()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    sys.exit(code)
+
+
 class StopSignal:
     """While entered, the first SIGTERM or SIGINT only sets ``received``; the second ends the process at once."""
 
@@ -170,16 +181,19 @@ class StoppablePlayer:
     policy: Any
     stop: StopSignal
 
-    def act(self, queries: Sequence[Query]) -> list[Action]:
-        """Answer, unless the run is to stop."""
+    def leave_if_stopped(self) -> None:
+        """Raise InterruptedRolloutError once the run is to stop; ``play`` asks while it waits for searches."""
         if self.stop.received:
             raise InterruptedRolloutError
+
+    def act(self, queries: Sequence[Query]) -> list[Action]:
+        """Answer, unless the run is to stop."""
+        self.leave_if_stopped()
         return self.policy.act(queries)
 
     def action_probs(self, queries: Sequence[Query]) -> list[dict[int, float]]:
         """Probability of every legal action, unless the run is to stop."""
-        if self.stop.received:
-            raise InterruptedRolloutError
+        self.leave_if_stopped()
         return self.policy.action_probs(queries)
 
     def release(self, episodes: list[int]) -> None:

@@ -17,19 +17,32 @@ import torch
 import utils
 from config.reader import make
 from curriculum import Curriculum
+from envs.client import is_number
 from envs.protocol import Episode
 from policy.player import Policy
 from policy.vllm import Engine
 from training.metrics import MetricsLog, finite
+from training.preflight import checkpoint_bytes
 from training.process import StoppablePlayer, StopSignal
 from training.ranks import Ranks
-from utils import CheckpointError, ConfigError, config_diff, knob, latest_checkpoint, load_checkpoint, redact
+from utils import (
+    CheckpointError,
+    ConfigError,
+    RuinedWeightsError,
+    config_diff,
+    knob,
+    latest_checkpoint,
+    load_checkpoint,
+    redact,
+)
 
 log = logging.getLogger(__name__)
 
 SAVE_SECONDS = 15 * 60  # between checkpoints, where ppo.save_freq steps take longer
 DEVICE_ERRORS = (torch.OutOfMemoryError, torch.AcceleratorError)
 FAILED_SAVES = 3  # of checkpoints, in a row, that end the run
+# Numbers of a row that the console shows.
+SHOWN = ("reward_mean", "score_mean", "success_rate", "approx_kl", "entropy", "games_per_s")
 # An ordinary continuation may change these; the base model's folder is held to its digests instead.
 CONTINUES = (
     "ppo.num_train_steps", "ppo.learning_rate", "ppo.lr_", "ppo.save_freq", "ppo.eval_freq", "ppo.alarms",
@@ -45,13 +58,42 @@ class TrainerState:
     step: int = knob(0, min=0)
     kl_coef: float = knob(0.0, min=0)
     bad_updates: int = knob(0, min=0)
-    tokens_per_batch: int = knob(0, min=1)
+    tokens_per_batch: int = knob(0, min=1, max=2**30)
     # Of terminal rewards, per game and seat.
     moments: dict[str, tuple[float, float, float]] = field(default_factory=dict)
     before: list[dict[str, Any]] = field(default_factory=list)  # results of the first evaluation
     row: dict[str, Any] | None = None  # metrics of a step whose evaluation a signal cut short
-    lr_scale: float = knob(1.0, above=0)  # on the learning rate: what alarms and lr_target_kl made of it
+    lr_scale: float = knob(1.0, above=0, max=1)  # on the learning rate: what alarms and lr_target_kl made of it
     alarms: dict[str, Any] = field(default_factory=dict)  # what the alarms remember
+
+    def check(self, step: int) -> None:
+        """Make sure of what types do not say, before a step is lost to it.
+
+        Raises:
+            ConfigError: this is not what a run can have been in after ``step``.
+        """
+        free = [result["free_play"] for result in self.before if result.get("free_play")]
+        sound = {
+            "step": self.step == step,
+            "moments": all(updates >= 0 and variance >= 0 for updates, _, variance in self.moments.values()),
+            "before": all(isinstance(r.get("game"), str) and is_number(r.get("value")) for r in self.before)
+            and _numbers_or_none(r.get(key) for r in self.before for key in ("exact", "share"))
+            and all(isinstance(f, dict) and is_number(f.get("value")) and is_number(f.get("legal_rate")) for f in free),
+            "alarms": _numbers_or_none(self.alarms.values()),
+            "row": self.row is None or _sound_row(self.row, step),
+        }
+        if wrong := [name for name, good in sound.items() if not good]:
+            raise ConfigError(f"trainer_state.{wrong[0]} is not that of a run after step {step}")
+
+
+def _numbers_or_none(values: Iterable[Any]) -> bool:
+    return all(value is None or is_number(value) for value in values)
+
+
+def _sound_row(row: dict[str, Any], step: int) -> bool:
+    shown = row.get("step") == step and all(key in row for key in SHOWN) and _numbers_or_none(map(row.get, SHOWN))
+    kinds = isinstance(row.get("stage"), str) and isinstance(row.get("alarms", []), list)
+    return shown and kinds and ("stage_change" in row) == ("stage_reason" in row)
 
 
 class Checkpointed:
@@ -96,10 +138,17 @@ class Checkpointed:
     # -- checkpoints ---------------------------------------------------------------------------------------------
 
     def save(self, score: float | None = None) -> Path:
-        """Write a checkpoint of everything; the metrics are on disk first, so that a resume finds no gap."""
+        """Write a checkpoint of everything; the metrics are on disk first, so that a resume finds no gap.
+
+        Raises:
+            CheckpointError: it cannot be written, or (RuinedWeightsError) could not be gone on from.
+        """
         self.saved_at = time.monotonic()
         if not self.ranks.first:
             return self.run_dir
+        self.policy.check()
+        trained = sum(parameter.numel() for parameter in self.policy.trainable().values())
+        utils.need_space(self.run_dir, checkpoint_bytes(trained, len(self.curriculum.past)))
         if not self.config.ppo.eval_freq:  # the best is then that of the latest stage, by the window of its games
             stages = [stage.name for stage in self.curriculum.config.stages]
             score = stages.index(self.curriculum.stage.name) + self.curriculum.success_rate
@@ -121,6 +170,8 @@ class Checkpointed:
         try:
             self.save(score)
             self.failed_saves = 0
+        except RuinedWeightsError:
+            raise
         except CheckpointError as error:
             self.failed_saves += 1
             if self.failed_saves == FAILED_SAVES:
@@ -137,7 +188,7 @@ class Checkpointed:
             return f"{latest_checkpoint(self.run_dir) or 'none'} ({' '.join(str(error).split())})"
 
     def load(self, path: Path, force: bool = False) -> None:
-        """Go on exactly where a checkpoint was written.
+        """Go on exactly where a checkpoint was written, or the newest one before it whose weights can play.
 
         Args:
             path: the checkpoint.
@@ -152,9 +203,17 @@ class Checkpointed:
             self._check_base(path, saved.manifest["base"], force)
             state = saved.json("trainer_state")
             self.policy.load(path)
+            try:
+                self.policy.check()
+            except RuinedWeightsError as error:
+                if (older := latest_checkpoint(path.parent, before=saved.step)) is None:
+                    raise
+                log.warning("%s is skipped: %s", path, error)
+                return self.load(older, force)
             utils.unpack_optimizer(self.optimizer, saved.tensors("optimizer"), state.pop("optimizer"), self.names)
             threads = state.pop("threads")
             self.state = make(TrainerState, state, "trainer_state")
+            self.state.check(saved.step)
             if self.state.row:
                 self.state.row = _numbers(self.state.row)
             self.state.alarms = _numbers(self.state.alarms)
@@ -172,8 +231,8 @@ class Checkpointed:
             self.metrics.truncate_to(self.state.step)
 
     def _check_base(self, path: Path, base: dict[str, Any], force: bool) -> None:
-        for part in ("weights", "tokenizer"):
-            if base.get(part, self.base[part]) != self.base[part]:
+        for part in ("weights", "tokenizer", "adapter"):
+            if base.get(part, self.base.get(part)) != self.base.get(part):
                 changed = f"{path}: the {part} of {self.base['model']} are not those that it was trained with"
                 if not force:
                     raise ConfigError(f"--resume: {changed}; --force-config goes on")

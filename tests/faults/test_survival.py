@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from saving import damages
+from saving import damages, flip
 from serving import SERVE
 from tiny import KUHN, base_model, micro_file
 from tiny_runs import (
@@ -32,6 +32,8 @@ from tiny_runs import (
 import train_ppo
 import utils
 from env_wrapper import EnvConfig, Task, play
+from games import CONFIGS_PER_GAME, NAMES
+from scripts import make_tiny_model, merge
 from scripts.make_tiny_model import make_model
 from utils import latest_checkpoint, verify_checkpoint
 
@@ -137,6 +139,30 @@ def test_ten_thousand_steps_leave_memory_descriptors_and_pace_as_they_were():
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+FOUR = NAMES.index("connect_four") * CONFIGS_PER_GAME
+LONG = {  # a search of minutes a move
+    "curriculum": {"stages": [{"name": "only", "games": [[FOUR, FOUR]], "opponent": "mcts:100000000x1"}]},
+    "ppo": {"batch_size": 8, "mini_batch_size": 8, "eval_games": 2, "max_seq_length": 512, "eval_exact": "never"},
+}
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_during_a_search_of_minutes_ends_the_run_in_seconds(tmp_path, number):
+    command = [sys.executable, "train_ppo.py", *arguments(tmp_path, **LONG)]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as run:
+        while not (tmp_path / "run" / "checkpoint-000000").exists() and run.poll() is None:
+            time.sleep(0.1)
+        time.sleep(2)  # the searches are on their way
+        assert run.poll() is None
+        run.send_signal(number)
+        start = time.monotonic()
+        told = run.communicate(timeout=60)[0]
+        assert time.monotonic() - start < 5, told
+    assert run.returncode == 128 + number, told
+    assert f"interrupted after step 0; checkpoint: {tmp_path / 'run' / 'checkpoint-000000'}" in told
+    assert "Traceback" not in told
+
+
 # ---------------------------------------------------------------------------------------------------------------- disks
 
 
@@ -170,7 +196,7 @@ class FullDisk:
         real, init = os.fsync, train_ppo.Trainer.__init__
 
         def fsync(descriptor):
-            if self.trainers[0].state.step in self.steps:
+            if self.trainers and self.trainers[0].state.step in self.steps:
                 raise OSError(errno.ENOSPC, "No space left on device")
             real(descriptor)
 
@@ -223,6 +249,43 @@ def test_a_folder_that_cannot_be_written_is_refused_before_the_model_is_loaded(t
     place = "/proc/run"  # where not even root may write
     assert train_ppo.main(["--config", micro_file(tmp_path), "--output-dir", place]) == 2
     assert capsys.readouterr().err.startswith(f"error: {place}: cannot be written: ")
+
+
+@pytest.mark.parametrize("args", [[], ["--dry-run"]])
+def test_a_disk_that_is_full_from_the_start_is_told_before_the_model_is_loaded(tmp_path, monkeypatch, capsys, args):
+    monkeypatch.setattr(train_ppo, "load_policy", None)
+    monkeypatch.setattr(shutil, "disk_usage", lambda place: shutil._ntuple_diskusage(10**9, 10**9, 0))
+    assert train(tmp_path, *args) == 2
+    line = capsys.readouterr().err.splitlines()[-1]
+    assert line.startswith(f"error: run.output_dir: {tmp_path / 'run'}: ")
+    assert line.endswith(" MB are needed, its disk has 0 MB free")
+
+
+def test_a_disk_too_small_for_a_checkpoint_is_told_before_it_is_written(undisturbed, tmp_path, monkeypatch, capsys):
+    real, asked = shutil.disk_usage, iter(range(10**6))
+
+    def usage(place):
+        return real(place)._replace(free=0) if next(asked) in (2, 3) else real(place)
+
+    monkeypatch.setattr(shutil, "disk_usage", usage)
+    assert train(tmp_path, **ADAPTIVE) == 0
+    assert capsys.readouterr().err.count("MB are needed, its disk has 0 MB free") == 2
+    assert_same_run(tmp_path, undisturbed)
+
+
+PROGRAMS = {
+    "make_tiny_model": lambda folder: make_tiny_model.main([folder]),
+    "merge": lambda folder: merge.main(["--adapters", str(undisturbed_run() / "run"), "--output", folder]),
+    "merge, the adapter": lambda folder: merge.main(
+        ["--adapters", str(undisturbed_run() / "run"), "--output", folder, "--adapter-only"]
+    ),
+}
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_programs_say_in_a_line_that_a_folder_cannot_be_written(capsys, program):
+    assert PROGRAMS[program]("/proc/self/mine") == 2
+    assert capsys.readouterr().err.splitlines()[-1].startswith("error: /proc/self/mine: cannot be written: ")
 
 
 # ------------------------------------------------------------------------------------------------------- memory, clocks
@@ -376,7 +439,15 @@ def change_tokenizer(folder):
     file.write_text(json.dumps(content))
 
 
-@pytest.mark.parametrize(("part", "change"), [("weights", change_weights), ("tokenizer", change_tokenizer)])
+def change_one_bit(folder):
+    file = folder / "model.safetensors"
+    file.write_bytes(flip(file.read_bytes(), 8 * (file.stat().st_size - 777)))
+
+
+CHANGES = [("weights", change_weights), ("weights", change_one_bit), ("tokenizer", change_tokenizer)]
+
+
+@pytest.mark.parametrize(("part", "change"), CHANGES)
 def test_a_base_that_changed_under_a_checkpoint_is_refused_unless_forced(tmp_path, capsys, part, change):
     sections = SMALL | {"model": own_base(tmp_path), "ppo": {"num_train_steps": 2}}
     assert train(tmp_path, **sections) == 0

@@ -12,10 +12,23 @@ from types import SimpleNamespace
 import mutants
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from tiny import micro_file
-from tiny_runs import ADAPTIVE, ROOT, STEPS, Drawing, assert_same_run, final_bytes, rows, train, undisturbed_run
+from tiny_runs import (
+    ADAPTIVE,
+    ROOT,
+    STEPS,
+    Drawing,
+    assert_same_run,
+    copy_of,
+    final_bytes,
+    rows,
+    train,
+    undisturbed_run,
+)
 
 import train_ppo
+import utils
 
 
 @pytest.fixture(autouse=True)
@@ -222,6 +235,48 @@ def test_a_late_failure_costs_no_result(undisturbed, tmp_path, monkeypatch, caps
     assert (tmp_path / "run" / "final" / "adapter_model.safetensors").exists()
     assert train(tmp_path, "--resume", **ADAPTIVE) == 0
     assert (tmp_path / "run" / "episodes.jsonl").read_bytes() == (undisturbed / "run" / "episodes.jsonl").read_bytes()
+
+
+@pytest.mark.parametrize("rate", ["1e30", "1e38", "1e300"])
+def test_a_rate_that_ruins_the_weights_leaves_the_last_checkpoint_that_plays(tmp_path, capsys, rate):
+    assert train(tmp_path, "--set", f"ppo.learning_rate={rate}") == 1
+    told = capsys.readouterr().err
+    assert "Traceback" not in told
+    line = told.splitlines()[-1]
+    assert line.startswith("training failed: after step ")
+    assert ": the weights are ruined: what they make of a prompt is not finite; checkpoint: " in line
+    assert f"{tmp_path / 'run' / 'checkpoint-000000'} " in line
+    assert train(tmp_path, "--resume") == 0
+
+
+def ruin(checkpoint, value):
+    """Put a value into every adapter tensor of a checkpoint, its manifest with it."""
+    file = checkpoint / "adapter_model.safetensors"
+    save_file({k: torch.full_like(t, value) for k, t in load_file(file).items()}, file, metadata={"format": "pt"})
+    manifest = json.loads((checkpoint / "manifest.json").read_text())
+    del manifest["digest"]
+    manifest["files"][file.name] = utils._fingerprint(file)
+    (checkpoint / "manifest.json").write_text(utils._seal(manifest))
+    assert utils.verify_checkpoint(checkpoint) == []
+
+
+@pytest.mark.parametrize("value", [1e30, torch.nan])
+def test_a_resume_goes_on_from_the_last_checkpoint_that_plays(undisturbed, tmp_path, capsys, value):
+    copy_of(undisturbed / "run", tmp_path, 5)
+    checkpoints = [tmp_path / "run" / f"checkpoint-{step:06d}" for step in range(1, 6)]
+    for ruined in checkpoints[3:]:
+        ruin(ruined, value)
+    assert train(tmp_path, "--resume", **ADAPTIVE) == 0
+    assert capsys.readouterr().err.count(" is skipped: the weights are ruined: ") == 2
+    assert_same_run(tmp_path, undisturbed)
+
+
+def test_a_run_whose_checkpoints_are_all_ruined_is_told_in_one_line(undisturbed, tmp_path, capsys):
+    copy_of(undisturbed / "run", tmp_path, 1)
+    ruin(tmp_path / "run" / "checkpoint-000001", 1e30)
+    assert train(tmp_path, "--resume", **ADAPTIVE) == 1
+    line = capsys.readouterr().err.splitlines()[-1]
+    assert line.startswith(f"training failed: {tmp_path / 'run' / 'checkpoint-000001'}: the weights are ruined: ")
 
 
 def test_games_that_do_not_fit_are_counted_and_the_run_goes_on(tmp_path):

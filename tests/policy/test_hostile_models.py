@@ -109,6 +109,8 @@ def use_it(server, policy, folder, mode, seconds=1.5 * SECONDS):
         engine.close()
         policy.constrained = True
     for action in actions:
+        if action.error:
+            raise EngineError(action.error)
         assert len(action.token_ids) <= policy.max_new_tokens
         assert -1e6 < action.logprob <= 1e-2
     return [action.text for action in actions]

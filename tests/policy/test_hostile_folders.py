@@ -1,0 +1,165 @@
+"""Folders of models and adapters that somebody made: they load and play, or are refused in one line and in time.
+
+``pytest tests/policy/test_hostile_folders.py -s`` prints how many were tried and how they ended.
+"""
+
+import json
+import os
+import shutil
+import time
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from tiny import base_model, micro_config, tiny_policy
+from tiny_runs import train
+
+from policy import load_policy
+from utils import ConfigError
+
+NESTED = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
+TEMPLATES = {
+    "unknown name": "{{ nothing.at.all }}",
+    "no syntax": "{% for %}",
+    "an exception": "{{ raise_exception('no\nway') }}",
+    "a division": "{{ 1 / 0 }}",
+    "a type": "{{ messages + 1 }}",
+    "an escape": "{{ ''.__class__.__mro__[1].__subclasses__() }}",
+    "loops": NESTED,
+    "loops in a filter": "{{ range(99999) | map('string') | map('length') | sum }}" * 999,
+    "a great power": "{{ 10 ** 10 ** 8 }}",
+    "a long text": "{{ 'a' * 10 ** 11 }}",
+    "a wide format": "{{ '%999999999999d' % 1 }}",
+    "the messages, many times": "{% for i in range(99999) %}{{ messages }}{% endfor %}",
+    "recursion": "{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}",
+    "nothing": " ",
+    "no turns": "hello",
+    "the last one only": "{{ messages[-1].content }}",
+}
+
+
+def edited(name, change):
+    """Folders in which a file of JSON is changed."""
+
+    def make(folder):
+        file = folder / name
+        content = json.loads(file.read_text())
+        change(content)
+        file.write_text(json.dumps(content))
+
+    return make
+
+
+def written(name, data):
+    return lambda folder: (folder / name).write_bytes(data)
+
+
+def piped(name, make=os.mkfifo):
+    def put(folder):
+        (folder / name).unlink(missing_ok=True)
+        make(folder / name)
+
+    return put
+
+
+def zeros(path):
+    path.symlink_to("/dev/zero")
+
+
+def templated(text):
+    def make(folder):
+        (folder / "chat_template.jinja").write_text(text)
+
+    return make
+
+
+def weighed(name, value):
+    """The folder's first tensors of a kind hold this value."""
+
+    def make(folder):
+        [file] = folder.glob("*.safetensors") if not (folder / name).exists() else [folder / name]
+        tensors = load_file(file)
+        key = sorted(k for k in tensors if "lora_B" in k or "norm" in k)[0]
+        tensors[key] = torch.full_like(tensors[key], value)
+        save_file(tensors, file, metadata={"format": "pt"})
+
+    return make
+
+
+EXPONENTIAL = r"(([a-z_.0-9]+)+)+!"
+MODELS = {
+    **{f"template: {name}": templated(text) for name, text in TEMPLATES.items()},
+    **{f"{key} {value!r:.9}": edited("config.json", lambda c, k=key, v=value: c.update({k: v}))
+       for key, value in (("hidden_size", 2**40), ("num_hidden_layers", 10**9), ("vocab_size", -1),
+                          ("intermediate_size", 2**60), ("num_attention_heads", 0), ("hidden_size", "32"),
+                          ("model_type", []), ("rope_parameters", {"rope_type": 7}), ("torch_dtype", "float7"))},
+    **{f"{name} is a {make.__name__}": piped(name, make)
+       for name in ("config.json", "tokenizer.json", "model.safetensors") for make in (os.mkfifo, zeros)},
+    **{f"{name} {data[:5]!r}": written(name, data) for name in ("config.json", "tokenizer.json")
+       for data in (b"", b"[" * 10**5, b"\xff\x00", b'{"a": ' + b"9" * 5000 + b"}")},
+    "no tokenizer.json": lambda folder: (folder / "tokenizer.json").unlink(),
+    "weights of a great header": written("model.safetensors", b"\xff" * 8 + b"{}"),
+    "weights without bytes": written("model.safetensors", b""),
+    "a tokenizer as large as the disk": lambda folder: os.truncate(folder / "tokenizer.json", 2**40),
+    "not a number": weighed("model.safetensors", torch.nan),
+    "infinite": weighed("model.safetensors", torch.inf),
+}  # fmt: skip
+ADAPTERS = {
+    **{f"{key} {value!r:.20}": edited("adapter_config.json", lambda c, k=key, v=value: c.update({k: v}))
+       for key, value in (("target_modules", EXPONENTIAL), ("target_modules", "("), ("target_modules", 7), ("r", -1),
+                          ("r", 10**9), ("rank_pattern", {EXPONENTIAL: 3}), ("exclude_modules", EXPONENTIAL),
+                          ("peft_type", "NONE"), ("lora_alpha", "x"), ("target_modules", ["lm_head"]))},
+    **{f"{name} is a {make.__name__}": piped(name, make)
+       for name in ("adapter_config.json", "adapter_model.safetensors") for make in (os.mkfifo, zeros)},
+    "deep": written("adapter_config.json", b"[" * 10**5),
+    "weights cut off": lambda folder: os.truncate(folder / "adapter_model.safetensors", 1000),
+    "not a number": weighed("adapter_model.safetensors", torch.nan),
+    "finite, and ruined": weighed("adapter_model.safetensors", 1e38),
+}  # fmt: skip
+ALL = [("model_name", name) for name in MODELS] + [("adapter", name) for name in ADAPTERS]
+
+
+@pytest.fixture(scope="module")
+def sound(tmp_path_factory):
+    """Knob -> a sound folder of it."""
+    adapter = tmp_path_factory.mktemp("sound") / "adapter"
+    tiny_policy(tmp_path_factory.mktemp("policy")).save(adapter)
+    return {"model_name": Path(base_model()), "adapter": adapter}
+
+
+@pytest.mark.parametrize("many", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["few", "many"])
+def test_no_folder_hangs_or_is_more_than_a_line(sound, tmp_path, monkeypatch, capfd, many):
+    monkeypatch.setattr("policy.chat.TEMPLATE_SECONDS", 0.5)
+    monkeypatch.setattr("policy.model.ADAPTER_SECONDS", 3.0)
+    assert len(ALL) >= 40
+    ends = Counter()
+    for n, (key, name) in enumerate(ALL if many else ALL[::4]):
+        folder, start = tmp_path / str(n), time.monotonic()
+        shutil.copytree(sound[key], folder)
+        {"model_name": MODELS, "adapter": ADAPTERS}[key][name](folder)
+        try:
+            load_policy(micro_config(tmp_path, model={key: str(folder)})).check()
+            ends["loaded"] += 1
+        except ConfigError as error:
+            line = str(error)
+            assert line.startswith(f"model.{key}: "), (key, name, line)
+            assert "\n" not in line, (key, name, line)
+            assert len(line) < 700, (key, name, line)
+            ends["refused"] += 1
+        assert time.monotonic() - start < 15, (key, name)
+        shutil.rmtree(folder)
+    assert "Traceback" not in capfd.readouterr().err
+    print(f"\n{len(ALL)} hostile folders, {ends.total()} loaded: {dict(ends)}")
+    assert ends["refused"] >= 9
+
+
+def test_the_program_says_so_before_and_in_a_run(sound, tmp_path, capsys):
+    """An adapter of infinities, by the command line."""
+    folder = tmp_path / "adapter"
+    shutil.copytree(sound["adapter"], folder)
+    ADAPTERS["not a number"](folder)
+    assert train(tmp_path, model={"adapter": str(folder)}) == 2
+    [line] = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"error: model.adapter: '{folder}' cannot be used: the weights are ruined: ")
