@@ -556,8 +556,7 @@ def show(trainer: Trainer, stop: StopSignal, console: Console, summary: dict[str
     run_dir = trainer.run_dir
     tasks = [task for t in trainer.evaluated for task in eval_tasks([(t, t)], 3, 1)]
     rows = record(trainer.player(stop), trainer.config.env, tasks, trainer.state.step)
-    text = "".join(json.dumps(utils.redact(row)) + "\n" for row in rows)
-    utils.write_file(run_dir / "episodes.jsonl", text.encode())
+    utils.write_file(run_dir / "episodes.jsonl", "".join(json.dumps(utils.redact(r)) + "\n" for r in rows).encode())
     if english := unlearned(trainer.policy):
         utils.write_file(run_dir / "summary.json", json.dumps(summary | {"english": english}, indent=1).encode())
         console.say(told(english))
@@ -576,7 +575,8 @@ def main(argv: list[str] | None = None) -> int:
     try:
         config = read_config(args)
         if args.dry_run:
-            return preflight.check(config, dry_run=True) or 0
+            preflight.check(config, dry_run=True)
+            return 0
         ranks = Ranks.join(device_of(config.model))
         if config.run.threads:
             torch.set_num_threads(config.run.threads)
