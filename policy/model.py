@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import ctypes
 import functools
 import hashlib
 import logging
-import os
 import warnings
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -18,6 +16,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from policy import memory
 from utils import ConfigError, bounded, knob, read_file
 
 LINEARS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
@@ -210,7 +209,7 @@ def load_model(config: ModelConfig, lora: LoraConfig, seed: int) -> tuple[Any, A
     """
     device = device_of(config)
     if device == "cpu":
-        keep_freed_memory()
+        memory.keep_freed()
     load_architecture(config)
     tokenizer = load_tokenizer(config)
     with quietly():
@@ -224,17 +223,6 @@ def load_model(config: ModelConfig, lora: LoraConfig, seed: int) -> tuple[Any, A
         if not isinstance(peft_config.target_modules, str):
             peft_config.target_modules = sorted(peft_config.target_modules)
     return model.eval(), tokenizer
-
-
-def keep_freed_memory() -> bool:
-    """Let glibc keep what is freed; else each minibatch gets its activations page by page from the kernel again.
-
-    Worth 2 to 6 % of a step. Returns whether there was a glibc that took it.
-    Source: https://man7.org/linux/man-pages/man3/mallopt.3.html
-    """
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if os.name == "posix" else None
-    M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
-    return bool(mallopt and mallopt(M_TRIM_THRESHOLD, 2**31 - 1) and mallopt(M_MMAP_THRESHOLD, 2**25))
 
 
 def _load_base(config: ModelConfig, device: str) -> Any:

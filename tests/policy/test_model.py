@@ -329,20 +329,41 @@ def test_freed_memory_is_used_again_without_asking_the_kernel(new_policy):
     """In a process of its own, because other tests have set the knob."""
     program = """if True:
         import resource, torch
-        from policy.model import keep_freed_memory
+        from policy.memory import keep_freed
         faults = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_minflt
         def cycle():
             before = faults()
             held = [torch.ones(1 << 22) for _ in range(8)]
             del held
             return faults() - before
-        assert keep_freed_memory()
+        assert keep_freed()
         for _ in range(4):  # until the heap is as large as it gets
             cycle()
         print(cycle() + cycle())
     """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert int(done.stdout) < 1000  # pages; without the knob mostly 65,000, but how glibc decides is its own affair
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="a knob of glibc")
+def test_holes_between_what_is_in_use_go_back_to_the_kernel():
+    program = """if True:
+        import torch
+        from policy import memory
+        memory.keep_freed()
+        memory.give_back()  # notes what is in use
+        memory.IDLE = 1 << 28
+        before = memory.resident()
+        held = [torch.ones(1 << 18) for _ in range(1000)]  # a megabyte each
+        del held[::2], held[::2], held[::2]
+        torn = memory.resident()
+        memory.give_back()
+        print(torn - before, memory.resident() - before, sum(x.nbytes for x in held))
+    """
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=ROOT)
+    torn, left, used = map(int, done.stdout.split())
+    assert torn > 9e8
+    assert used < left < used + 1e8
 
 
 def test_what_follows_without_a_choice_is_known_to_its_end():
