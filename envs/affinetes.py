@@ -13,7 +13,7 @@ import json
 import logging
 import threading
 import time
-from typing import Any, Protocol
+from typing import Any
 
 from config.reader import ConfigError
 from envs.client import NO_ANSWER, NOT_SENT, HttpClient, one_line, wait_for
@@ -39,15 +39,6 @@ DEFECTS = {
 }
 
 logger = logging.getLogger(__name__)
-
-
-class Connection(Protocol):
-    """A way to call the methods of a server."""
-
-    name: str
-
-    def call(self, method: str, arguments: dict[str, Any], seconds: float) -> Any:
-        """Return the result of a method within ``seconds``, else raise ServerError."""
 
 
 class HttpConnection:
@@ -149,7 +140,7 @@ def _container(image: str) -> ContainerConnection:
     return ContainerConnection(image)
 
 
-def connect(config: EnvConfig) -> Connection:
+def connect(config: EnvConfig) -> HttpConnection | ContainerConnection:
     """Return the connection of a configuration. A container is started once and shared by all environments.
 
     Raises:
