@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import sys
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +22,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.bench_train import make_trainer, measure
 from benchmarks.common import Clock, Row, table, write
+from benchmarks.gpu_models import SHAPES, config_of
 from benchmarks.recorded import Games, play_recorded
 from envs.protocol import Task
 from games import CONFIGS_PER_GAME, NAMES
-from tests.tools.shapes import SHAPES
 from train_ppo import Trainer, collate, ppo_update
 from utils import uniform
 
@@ -48,13 +49,10 @@ def batch_rows(steps: int) -> list[Row]:
 
 def wide_model(folder: Path) -> Path:
     """Two layers of Qwen2.5-3B's size, with the tiny model's tokenizer."""
-    from transformers import AutoTokenizer, Qwen2Config, Qwen2ForCausalLM
+    from transformers import AutoTokenizer, Qwen2ForCausalLM
 
-    names = ("hidden_size", "num_attention_heads", "num_key_value_heads", "intermediate_size")
     tokenizer = AutoTokenizer.from_pretrained("models/tiny")
-    shape = {name: SHAPES["Qwen2.5-3B"][name] for name in names}
-    config = Qwen2Config(**shape, num_hidden_layers=2, vocab_size=len(tokenizer), tie_word_embeddings=True)
-    Qwen2ForCausalLM(config).save_pretrained(folder)
+    Qwen2ForCausalLM(config_of(replace(SHAPES[0], layers=2, vocab=len(tokenizer)))).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder
 

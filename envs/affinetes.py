@@ -12,7 +12,7 @@ import functools
 import logging
 import threading
 import time
-from typing import Any, Protocol
+from typing import Any
 
 from config.reader import ConfigError
 from envs.client import NO_ANSWER, NOT_SENT, HttpClient, one_line, parse, wait_for
@@ -38,15 +38,6 @@ DEFECTS = {
 }
 
 logger = logging.getLogger(__name__)
-
-
-class Connection(Protocol):
-    """A way to call the methods of a server."""
-
-    name: str
-
-    def call(self, method: str, arguments: dict[str, Any], seconds: float) -> Any:
-        """Return the result of a method within ``seconds``, else raise ServerError."""
 
 
 class HttpConnection:
@@ -145,7 +136,7 @@ def _container(image: str) -> ContainerConnection:
     return ContainerConnection(image)
 
 
-def connect(config: EnvConfig) -> Connection:
+def connect(config: EnvConfig) -> HttpConnection | ContainerConnection:
     """Return the connection of a configuration. A container is started once and shared by all environments.
 
     Raises:

@@ -20,19 +20,21 @@ from training.console import Console
 from utils import ConfigError
 
 
-class EpisodeLog:
-    """Rows of finished games in a JSON-lines file, whose first line holds the settings. It can be continued.
+class Arena:
+    """Plays tasks chunk by chunk, and keeps the rows of finished games in a JSON-lines file that can be continued.
 
-    Games are added in chunks, always in the same order: a chunk that is whole in the file is not played again, one
-    that was cut short is written over. Without a path nothing is kept.
+    Its first line holds the settings. Chunks of ``games_at_once`` games (part of what a seed determines) come in the
+    same order each time: one that is whole in the file is not played again, one that was cut short is written over.
+    Without a path nothing is kept.
 
     Raises:
         ConfigError: the file belongs to other settings, or is damaged.
     """
 
-    def __init__(self, path: Path | None, settings: dict[str, Any]) -> None:
+    def __init__(self, path: Path | None, settings: dict[str, Any], console: Console, games_at_once: int) -> None:
+        self.console, self.games_at_once = console, games_at_once
         self._path, self._head = path, json.dumps({"settings": settings}) + "\n"
-        self._done: list[Row] = []  # taken or added
+        self._done: list[Row] = []  # played, now or before
         self._kept: list[Row] = []  # from before, not taken yet
         if path is None:
             return
@@ -49,41 +51,21 @@ class EpisodeLog:
             except ValueError as error:
                 raise ConfigError(f"--output {path}: line {number} is damaged: {error}") from error
 
-    def take(self, count: int) -> list[Row] | None:
-        """The next chunk, if all ``count`` games of it are in the file."""
-        taken, self._kept = self._kept[:count], self._kept[count:]
-        if len(taken) < count:
-            return None
-        self._done += taken
-        return taken
-
-    def add(self, rows: Sequence[Row]) -> None:
-        """Write a chunk that was played after what was taken."""
-        self._done += rows
-        if self._path:
-            self._path.write_text(self._head + "".join(json.dumps(row) + "\n" for row in self._done))
-
-
-class Arena:
-    """Plays tasks chunk by chunk. ``games_at_once`` is the size of a chunk: it is part of what a seed determines."""
-
-    def __init__(self, log: EpisodeLog, console: Console, games_at_once: int) -> None:
-        self.log, self.console, self.games_at_once, self.done = log, console, games_at_once, 0
-
     def play(self, own: Contestant, opponent: Contestant, game: str, tasks: Sequence[Task]) -> list[Row]:
         """Play the tasks, whose opponent strings name ``opponent``, and return their rows in order."""
         rows: list[Row] = []
         for start in range(0, len(tasks), self.games_at_once):
             chunk = tasks[start : start + self.games_at_once]
-            played = self.log.take(len(chunk))
-            if played is None:
+            played, self._kept = self._kept[: len(chunk)], self._kept[len(chunk) :]
+            fresh = len(played) < len(chunk)
+            if fresh:
                 played = [_row(own, opponent, game, e) for e in _episodes(own, opponent, chunk)]
-                self.log.add(played)
             rows += played
-            self.done += len(chunk)
-            self.console.update(
-                self.done, f"{own.label} against {opponent.label}, {game}: {len(rows)}/{len(tasks)} games"
-            )
+            self._done += played
+            if fresh and self._path:
+                self._path.write_text(self._head + "".join(json.dumps(row) + "\n" for row in self._done))
+            told = f"{own.label} against {opponent.label}, {game}: {len(rows)}/{len(tasks)} games"
+            self.console.update(len(self._done), told)
         return rows
 
 

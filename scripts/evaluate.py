@@ -27,7 +27,7 @@ import numpy as np
 
 from config.flags import FlagParser
 from curriculum import TaskRange
-from evaluation.arena import Arena, EpisodeLog
+from evaluation.arena import Arena
 from evaluation.measure import (
     OVERALL,
     VALUE,
@@ -134,9 +134,8 @@ class Contest:
 
     def arena(self, opponents: Sequence[Contestant], matches: int) -> Arena:
         """The place to play ``matches`` times all games."""
-        log = EpisodeLog(Path(self.args.output) if self.args.output else None, self.settings(opponents))
         console = Console(matches * len(self.rows) * self.args.num_episodes, stream=sys.stderr)
-        return Arena(log, console, self.args.games_at_once)
+        return Arena(self.args.output, self.settings(opponents), console, self.args.games_at_once)
 
     def play(self, arena: Arena, own: Contestant, opponent: Contestant) -> dict[str, list[Row]]:
         """Play all games; game -> rows."""
@@ -239,7 +238,7 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--num_episodes", type=at_least(2), default=200, help="a game, half in each seat (default 200)")
     add("--exact", action="store_true", help="exact values, share of the ceiling and NashConv of small games")
     add("--protocol", choices=("native", "affinetes"), default="native", help="affinetes: as the public environment")
-    add("--output", metavar="FILE.jsonl", help="a row a game; the same command goes on where it was interrupted")
+    add("--output", type=Path, metavar="FILE.jsonl", help="a row a game; the command goes on where it was interrupted")
     add("--json", metavar="FILE", help="the tables as JSON")
     add("--games_at_once", type=at_least(1), default=128, help="part of what the seed determines (default 128)")
     player_flags(parser)

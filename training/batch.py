@@ -44,7 +44,7 @@ class Trajectory:
     @property
     def reward(self) -> float:
         """The terminal reward: the seat's score, mapped to [-1, 1]."""
-        return 2 * (self.episode.info["scores"] or {}).get(self.seat, self.episode.score) - 1
+        return 2 * self.episode.info["scores"].get(self.seat, self.episode.score) - 1
 
     @property
     def cut(self) -> bool:

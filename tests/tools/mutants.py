@@ -248,8 +248,8 @@ MUTANTS = {
                "> MAX_FAILED_SHARE * len(episodes)", "> len(episodes)"),
     ],
     FAULTS + "games_that_do_not_fit_are_counted_and_the_run_goes_on": [
-        Mutant("games that were cut off must have scores", STEP, '(self.episode.info["scores"] or {})',
-               'self.episode.info["scores"]'),
+        Mutant("games that were cut off must have scores", TRAIN,
+               "[row for row in rows if not row.cut]", "rows"),
     ],
     FAULTS + "training_does_not_need_wandb": [
         Mutant("wandb ends the run", METRICS, "        except Exception as exc:", "        except KeyError as exc:"),

@@ -58,6 +58,7 @@ def test_resuming_is_exact(finished, tmp_path):
     assert summary(tmp_path) == summary(finished)
 
 
+@pytest.mark.parametrize("words", [(), ("--dry-run",)])
 @pytest.mark.parametrize(
     ("env", "message"),
     [
@@ -67,9 +68,9 @@ def test_resuming_is_exact(finished, tmp_path):
         ({"answer_mode": "constrained"}, 'env.answer_mode = "constrained": expected "free" with env_type trace'),
     ],
 )
-def test_a_mistake_is_told_before_the_model_is_loaded(tmp_path, monkeypatch, capsys, env, message):
+def test_a_mistake_is_told_before_the_model_is_loaded(tmp_path, monkeypatch, capsys, env, message, words):
     monkeypatch.setattr(train_ppo, "load_policy", None)
-    assert train_trace(tmp_path, **env) == 2
+    assert train_trace(tmp_path, *words, **env) == 2
     [line] = capsys.readouterr().err.splitlines()
     assert line.startswith(f"error: {message}")
 
