@@ -13,21 +13,10 @@ from concurrent.futures import ThreadPoolExecutor, wait
 from typing import Any
 
 from config.reader import make
+from envs import protocol
 from envs.config import EnvConfig
 from envs.parser import parse_action
-from envs.protocol import (
-    Action,
-    Decision,
-    Env,
-    Episode,
-    InterruptedRolloutError,
-    Message,
-    Player,
-    Query,
-    Sequence,
-    Step,
-    Task,
-)
+from envs.protocol import Action, Decision, Env, Episode, Message, Player, Query, Sequence, Step, Task
 
 __all__ = [
     "Action", "Decision", "Env", "EnvConfig", "Episode", "Message", "Player", "Query", "Sequence", "Step", "Task",
@@ -265,7 +254,7 @@ def play(env_config: EnvConfig | dict[str, Any], player: Player, tasks: Seq[Task
                 stepping[i] = step_all(active, _act(player, active))
     finally:
         if pool:  # after a signal nobody waits for a search, which may take minutes
-            pool.shutdown(wait=sys.exc_info()[0] is not InterruptedRolloutError, cancel_futures=True)
+            pool.shutdown(wait=sys.exc_info()[0] is not protocol.InterruptedRolloutError, cancel_futures=True)
         for run in runs:
             if run.running:
                 run.abandon()

@@ -53,7 +53,7 @@ class LoraConfig:
     """The adapter, in PEFT's terms. Dropout is fixed at 0: with it the ratio is not 1 before the first update."""
 
     r: int = knob(16, min=1, max=1024)  # rank
-    lora_alpha: int = knob(32, min=1)  # the adapter is scaled by lora_alpha / r
+    lora_alpha: int = knob(32, min=1, max=2**20)  # the adapter is scaled by lora_alpha / r
     target_modules: tuple[str, ...] = knob(LINEARS, choices=LINEARS)  # linear layers that get an adapter
     lora_dropout: float = knob(
         0.0, min=0.0, max=0.0, why="with dropout the ratio is not 1 before the first update"

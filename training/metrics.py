@@ -8,12 +8,12 @@ import logging
 import math
 import netrc
 import os
+import reprlib
 import resource
 import secrets
 import sys
 import urllib.parse
-from collections.abc import Iterable, Mapping
-from itertools import islice
+from collections.abc import Mapping
 from pathlib import Path
 from typing import IO, Any
 
@@ -57,11 +57,16 @@ class MetricsLog:
             aside = self.path.with_name(f"damaged-{self.path.name}")
             with aside.open("ab") as file:
                 file.writelines(damaged.values())
-            log.warning("%s: lines %s are no rows in their order: set aside in %s", self.path, _listed(damaged), aside)
+            log.warning(
+                "%s: lines %s are no rows in their order: set aside in %s",
+                self.path,
+                reprlib.repr(list(damaged)),
+                aside,
+            )
         if content != (whole := b"".join(kept.values())):
             write_file(self.path, whole)
         if content and (lost := [n for n in range(1, step + 1) if n not in kept]):
-            log.warning("%s: there are no rows of %d steps: %s", self.path, len(lost), _listed(lost))
+            log.warning("%s: there are no rows of %d steps: %s", self.path, len(lost), reprlib.repr(lost))
         return max(kept, default=0)
 
     def append(self, row: Mapping[str, Any]) -> None:
@@ -99,11 +104,6 @@ class MetricsLog:
         if self._file:
             self._file.close()
             self._file = None
-
-
-def _listed(numbers: Iterable[int]) -> str:
-    some = [str(number) for number in islice(numbers, 6)]
-    return ", ".join(some[:5]) + (", ..." if len(some) > 5 else "")
 
 
 def _step_of(line: bytes) -> int | None:

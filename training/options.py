@@ -29,7 +29,7 @@ from utils import CheckpointError, ConfigError, config_dict, knob, latest_checkp
 class PPOConfig:
     """The algorithm. What was tried, and what came of it: docs/log.md, docs/results.md."""
 
-    learning_rate: float = knob(1e-5, above=0)  # of AdamW, at the first step
+    learning_rate: float = knob(1e-5, above=0, max=1e30)  # of AdamW, at the first step
     lr_final: float = knob(1.0, min=0, max=1)  # share of the learning rate left at the last step (linear decay)
     lr_target_kl: float | None = knob(None, above=0)  # rate / 1.5 above twice this KL, back up below half
     num_train_steps: int = knob(10_000, min=1)  # PPO updates

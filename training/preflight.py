@@ -201,21 +201,16 @@ def _measure(config: SimpleNamespace, chat: ChatFormat, tasks: list[Task], peek:
     return prompts
 
 
-def checkpoint_bytes(trainable: int, past: int = 0) -> int:
-    """Bytes of a checkpoint, at least: what is trained, Adam's moments, past selves, the tokenizer."""
-    return 4 * trainable * (3 + past) + TOKENIZER_BYTES
+def checkpoint_bytes(trained: int) -> int:
+    """Bytes of a checkpoint, at least: what is trained, Adam's moments, the tokenizer."""
+    return 12 * trained + TOKENIZER_BYTES
 
 
 def check_disk(config: SimpleNamespace, parameters: Parameters) -> None:
-    """Make sure that there is room for what the run keeps: its checkpoints, one being written, the final adapter.
-
-    Raises:
-        ConfigError: names the folder, and what it takes.
-    """
+    """Raise ConfigError where there is no room for a run's checkpoints, one being written and the final adapter."""
     run_dir, kept = Path(config.run.output_dir), config.run.keep_last + config.run.keep_best + 2
-    size = checkpoint_bytes(parameters.trainable)
     try:
-        need_space(run_dir, size * (2 if any(run_dir.glob("checkpoint-*")) else kept))
+        need_space(run_dir, (2 if any(run_dir.glob("checkpoint-*")) else kept) * checkpoint_bytes(parameters.trainable))
     except CheckpointError as error:
         raise ConfigError(f"run.output_dir: {error}") from error
 

@@ -25,16 +25,7 @@ from training.metrics import MetricsLog, finite
 from training.preflight import checkpoint_bytes
 from training.process import StoppablePlayer, StopSignal
 from training.ranks import Ranks
-from utils import (
-    CheckpointError,
-    ConfigError,
-    RuinedWeightsError,
-    config_diff,
-    knob,
-    latest_checkpoint,
-    load_checkpoint,
-    redact,
-)
+from utils import CheckpointError, ConfigError, config_diff, knob, latest_checkpoint, load_checkpoint, redact
 
 log = logging.getLogger(__name__)
 
@@ -64,7 +55,7 @@ class TrainerState:
     before: list[dict[str, Any]] = field(default_factory=list)  # results of the first evaluation
     row: dict[str, Any] | None = None  # metrics of a step whose evaluation a signal cut short
     lr_scale: float = knob(1.0, above=0, max=1)  # on the learning rate: what alarms and lr_target_kl made of it
-    alarms: dict[str, Any] = field(default_factory=dict)  # what the alarms remember
+    alarms: dict[str, float | None] = field(default_factory=dict)  # what the alarms remember
 
     def check(self, step: int) -> None:
         """Make sure of what types do not say, before a step is lost to it.
@@ -72,28 +63,23 @@ class TrainerState:
         Raises:
             ConfigError: this is not what a run can have been in after ``step``.
         """
-        free = [result["free_play"] for result in self.before if result.get("free_play")]
+        row, free = self.row or {"step": step}, [r["free_play"] for r in self.before if r.get("free_play")]
+
+        def holds(found: dict[str, Any], *keys: str) -> bool:
+            return all(key in found and (found[key] is None or is_number(found[key])) for key in keys)
+
         sound = {
             "step": self.step == step,
             "moments": all(updates >= 0 and variance >= 0 for updates, _, variance in self.moments.values()),
-            "before": all(isinstance(r.get("game"), str) and is_number(r.get("value")) for r in self.before)
-            and _numbers_or_none(r.get(key) for r in self.before for key in ("exact", "share"))
-            and all(isinstance(f, dict) and is_number(f.get("value")) and is_number(f.get("legal_rate")) for f in free),
-            "alarms": _numbers_or_none(self.alarms.values()),
-            "row": self.row is None or _sound_row(self.row, step),
+            "before": all(type(r.get("game")) is str and holds(r, "value", "exact", "share") for r in self.before)
+            and all(type(f) is dict and is_number(f.get("value")) and is_number(f.get("legal_rate")) for f in free),
+            "row": row.get("step") == step
+            and (self.row is None or (holds(row, *SHOWN) and type(row.get("stage")) is str))
+            and type(row.get("alarms", [])) is list
+            and ("stage_change" in row) == ("stage_reason" in row),
         }
         if wrong := [name for name, good in sound.items() if not good]:
             raise ConfigError(f"trainer_state.{wrong[0]} is not that of a run after step {step}")
-
-
-def _numbers_or_none(values: Iterable[Any]) -> bool:
-    return all(value is None or is_number(value) for value in values)
-
-
-def _sound_row(row: dict[str, Any], step: int) -> bool:
-    shown = row.get("step") == step and all(key in row for key in SHOWN) and _numbers_or_none(map(row.get, SHOWN))
-    kinds = isinstance(row.get("stage"), str) and isinstance(row.get("alarms", []), list)
-    return shown and kinds and ("stage_change" in row) == ("stage_reason" in row)
 
 
 class Checkpointed:
@@ -148,7 +134,7 @@ class Checkpointed:
             return self.run_dir
         self.policy.check()
         trained = sum(parameter.numel() for parameter in self.policy.trainable().values())
-        utils.need_space(self.run_dir, checkpoint_bytes(trained, len(self.curriculum.past)))
+        utils.need_space(self.run_dir, checkpoint_bytes(trained * (1 + len(self.curriculum.past))))
         if not self.config.ppo.eval_freq:  # the best is then that of the latest stage, by the window of its games
             stages = [stage.name for stage in self.curriculum.config.stages]
             score = stages.index(self.curriculum.stage.name) + self.curriculum.success_rate
@@ -170,7 +156,7 @@ class Checkpointed:
         try:
             self.save(score)
             self.failed_saves = 0
-        except RuinedWeightsError:
+        except utils.RuinedWeightsError:
             raise
         except CheckpointError as error:
             self.failed_saves += 1
@@ -205,7 +191,7 @@ class Checkpointed:
             self.policy.load(path)
             try:
                 self.policy.check()
-            except RuinedWeightsError as error:
+            except utils.RuinedWeightsError as error:
                 if (older := latest_checkpoint(path.parent, before=saved.step)) is None:
                     raise
                 log.warning("%s is skipped: %s", path, error)

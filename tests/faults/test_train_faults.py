@@ -237,7 +237,7 @@ def test_a_late_failure_costs_no_result(undisturbed, tmp_path, monkeypatch, caps
     assert (tmp_path / "run" / "episodes.jsonl").read_bytes() == (undisturbed / "run" / "episodes.jsonl").read_bytes()
 
 
-@pytest.mark.parametrize("rate", ["1e30", "1e38", "1e300"])
+@pytest.mark.parametrize("rate", ["1e30", "1e20"])
 def test_a_rate_that_ruins_the_weights_leaves_the_last_checkpoint_that_plays(tmp_path, capsys, rate):
     assert train(tmp_path, "--set", f"ppo.learning_rate={rate}") == 1
     told = capsys.readouterr().err

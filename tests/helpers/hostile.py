@@ -8,13 +8,14 @@ import random
 import socket
 import threading
 import time
+from typing import Any
 
 SECONDS = 0.4  # of a call
 
 DEEP: list = []
 for _ in range(300):
     DEEP = [DEEP]
-VALUES = [
+VALUES: list[Any] = [
     None,
     True,
     False,
@@ -56,8 +57,7 @@ VALUES = [
 
 def changed(answer, path, value):
     """A copy of an answer with another value at a dotted path; numbers are places in lists."""
-    answer, parent = copy.deepcopy(answer), None
-    target = answer
+    target = answer = copy.deepcopy(answer)
     for key in path.split("."):
         key = int(key) if key.isdigit() else key
         parent, target = target, target.get(key) if isinstance(target, dict) else target[key]

@@ -225,6 +225,7 @@ REFUSED = {
     "--set ppo.batch_size=2 --set ppo.mini_batch_size=1 --set ppo.gradient_accumulation_steps=16": "ppo: batch_size 2 "
     "is not divisible by mini_batch_size * gradient_accumulation_steps = 1 * 16 = 16: batch_size 16 or "
     "gradient_accumulation_steps 2 fits",
+    "--set lr=1e38": "--set: ppo.learning_rate = 1e+38: expected a number > 0 and <= 1e+30",
     "--set lora.dropout=0.05": "--set: lora.lora_dropout = 0.05: expected 0.0 (with dropout the ratio is not 1 ",
     "--resume_from runs/none": "--resume: there is no folder runs/none",
     "--dry-run --set model.use_4bit=false --set env.env_mode=url --set env.env_url=http://127.0.0.1:9": "env.env_url: "

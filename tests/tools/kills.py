@@ -3,8 +3,10 @@
     python tests/tools/kills.py         # 10 kills and a table of where they hit; exit 1 where a run ends differently
     python tests/tools/kills.py 100 7   # 100 of them, another seed
 
-The program is forked, imports done, so that a life of it costs a second. It tells a pipe what it enters and leaves;
-the kill comes from outside, at a random moment after a random one of these marks.
+Every second run plays on a server (scripts/serve.py), the others against themselves and past selves; all replay
+failures and evaluate. The program is forked, imports done, so that a life of it costs a second. It tells a pipe what it
+enters and leaves; the kill comes from outside, at a random moment after a random one of these marks: a resume that
+loads is one of them.
 """
 
 from __future__ import annotations
@@ -23,7 +25,8 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from tiny import micro_file
+from serving import running_server
+from tiny import KUHN, micro_file
 from tiny_runs import CLIMB, VOLATILE, Drawing
 
 import train_ppo
@@ -35,6 +38,11 @@ SECTIONS: dict[str, dict[str, Any]] = {
     "curriculum": CLIMB,
     "run": {"wandb_mode": "disabled", "keep_last": 2},
 }
+SERVED: dict[str, dict[str, Any]] = {
+    "ppo": SECTIONS["ppo"] | {"max_seq_length": 1024, "batch_size": 8, "mini_batch_size": 4, "eval_games": 2},
+    "curriculum": {"stages": [{"name": "only", "games": [[KUHN, KUHN]]}], "failure_replay_prob": 0.3},
+    "run": SECTIONS["run"],
+}
 PHASES: dict[str, tuple[Any, str]] = {
     "rollout": (train_ppo, "play"),
     "update": (train_ppo, "ppo_update"),
@@ -42,7 +50,8 @@ PHASES: dict[str, tuple[Any, str]] = {
     "evaluation": (train_ppo, "evaluate"),
     "loading": (train_ppo.Trainer, "load"),
 }
-AIMS = ("rollout", "update", "save")
+AIMS = ("rollout", "update", "save", "loading", "evaluation")
+ONCE = ("loading", "evaluation")  # or so, in a life
 ENTERED, LEFT = 1, 0
 
 
@@ -149,26 +158,36 @@ def end_state(folder: Path) -> dict[str, Any]:
     return {str(path.relative_to(run)): path.read_bytes() for path in files} | {"metrics.jsonl": rows}
 
 
-def new_folder(root: Path, name: str) -> Path:
-    """A folder with the configuration, in which a run is to be."""
+def new_folder(root: Path, name: str, url: str) -> Path:
+    """A folder with the configuration, in which a run is to be; ``url``: of the server to play on, if any."""
     (root / name).mkdir()
-    micro_file(root / name, **SECTIONS)
+    env = {"env_mode": "url", "env_url": url, "prompt": "full"}
+    micro_file(root / name, **(SERVED | {"env": env} if url else SECTIONS))
     return root / name
+
+
+def aim_at(folder: Path, phase: str, rng: random.Random, usual: dict[str, float]) -> tuple[str, int, float]:
+    """Where to kill the next life; one that has nothing to load is killed in its rollouts."""
+    phase = phase if phase not in ONCE or (folder / "run" / "checkpoint-000001").exists() else "rollout"
+    return phase, 1 if phase in ONCE else rng.randint(1, 3), rng.random() * 1.2 * usual.get(phase, 0.03)
 
 
 def main(kills: int = 10, seed: int = 0) -> int:
     """Kill and resume until there were ``kills``; 1 where an end differs from the undisturbed one's."""
     rng, marks, died, chains, different, early = random.Random(seed), Marks(), Counter[str](), 0, 0, 0
     mark_phases(marks.pipe)
-    with tempfile.TemporaryDirectory(prefix="kills-") as root:
-        assert live(new_folder(Path(root), "undisturbed"), marks, None) is None
-        expected = end_state(Path(root) / "undisturbed")
+    with tempfile.TemporaryDirectory(prefix="kills-") as root, running_server() as server:
+        expected = {}
+        for url in ("", server):
+            name = "served" if url else "local"
+            assert live(new_folder(Path(root), name, url), marks, None) is None
+            expected[url] = end_state(Path(root) / name)
         usual = {phase: sorted(seconds)[len(seconds) // 2] for phase, seconds in marks.seconds.items() if seconds}
         while died.total() < kills:
-            folder, chains = new_folder(Path(root), f"run{chains}"), chains + 1
+            url = server if chains % 2 else ""
+            folder, chains = new_folder(Path(root), f"run{chains}", url), chains + 1
             while True:
-                phase = AIMS[died.total() % len(AIMS)]
-                aim = (phase, rng.randint(1, 3), rng.random() * 1.2 * usual[phase]) if died.total() < kills else None
+                aim = aim_at(folder, AIMS[died.total() % len(AIMS)], rng, usual) if died.total() < kills else None
                 where = live(folder, marks, aim)
                 if where is None:
                     break
@@ -177,14 +196,13 @@ def main(kills: int = 10, seed: int = 0) -> int:
                 else:  # nothing to resume: the run starts anew
                     early += 1
             found = end_state(folder)
-            wrong = sorted(name for name in expected.keys() | found.keys() if expected.get(name) != found.get(name))
+            names = expected[url].keys() | found.keys()
+            wrong = sorted(name for name in names if expected[url].get(name) != found.get(name))
             different += bool(wrong)
             print(f"run {chains}: {died.total()} kills so far, {wrong or 'the end is identical'}", flush=True)
     print(f"{died.total()} kills, each followed by --resume, in {chains} runs of {STEPS} steps: "
           f"{dict(died.most_common())}; {early} more before the first checkpoint")  # fmt: skip
-    print(
-        f"{chains - different} of {chains} ends are the undisturbed run's: {len(expected)} files compared byte by byte"
-    )
+    print(f"{chains - different} of {chains} ends are the undisturbed run's: {len(found)} files compared byte by byte")
     return int(different > 0)
 
 

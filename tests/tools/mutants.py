@@ -256,8 +256,8 @@ MUTANTS = {
     ],
     FAULTS + "a_signal_leaves_a_checkpoint_from_which_the_run_goes_on_exactly": [
         Mutant("a signal does not end the rollout", PROCESS,
-               "raise InterruptedRolloutError\n        return self.policy.act(queries)",
-               "pass\n        return self.policy.act(queries)"),
+               "            raise InterruptedRolloutError\n\n    def act(",
+               "            pass\n\n    def act("),
         Mutant("a signal does not end the evaluation", TRAIN,
                "player, games = self.player(stop),", "player, games = self.policy,"),
         Mutant("the row of an interrupted evaluation is lost", TRAIN, "row = state.row = state.row or", "row ="),

@@ -77,7 +77,7 @@ def test_no_intact_row_is_lost_with_a_damaged_one(tmp_path, caplog, damage):
     assert path.read_bytes() == b"".join(whole[:7])
     aside = tmp_path / "damaged-metrics.jsonl"
     assert (aside.read_bytes() if aside.exists() else b"") == (damage * 2 if damage.strip() else b"")
-    told = f"{path}: lines 4, 7 are no rows in their order: set aside in {aside}"
+    told = f"{path}: lines [4, 7] are no rows in their order: set aside in {aside}"
     assert [r.getMessage() for r in caplog.records] == ([told] if damage.strip() else [])
 
 
@@ -86,7 +86,7 @@ def test_steps_without_a_row_are_named(tmp_path, caplog):
     path.write_bytes(ROW % 1 + ROW % 3)
     assert MetricsLog(path).truncate_to(12) == 3
     assert path.read_bytes() == ROW % 1 + ROW % 3
-    assert caplog.messages == [f"{path}: there are no rows of 10 steps: 2, 4, 5, 6, 7, ..."]
+    assert caplog.messages == [f"{path}: there are no rows of 10 steps: [2, 4, 5, 6, 7, 8, ...]"]
 
 
 def test_truncating_reports_what_is_missing(tmp_path):
