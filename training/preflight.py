@@ -42,6 +42,8 @@ LOGITS_BYTES = 24  # log-probabilities, probabilities, the gradients of both and
 SEARCH_SECONDS = 0.02  # that a search is measured for, at least, or all of its simulations
 MATMUL_SECONDS = 0.2  # spent on measuring this machine's matrix products
 EXACT_OPERATIONS = 3e13  # for a game's exact values, with eval_exact auto: minutes of a CPU, a second of a GPU
+MAX_CUT = 0.05  # share of a level's programs that may print more than an answer can hold
+ANSWER_SAMPLE = 100  # programs of each level whose output is counted
 EXACT_SAMPLE = 64  # information states that their tokens are counted in
 
 
@@ -201,7 +203,35 @@ def _measure(config: SimpleNamespace, chat: ChatFormat, tasks: list[Task], peek:
 def check_prompts(config: SimpleNamespace) -> None:
     """Raise ConfigError where a game would always be cut off before its first answer; a second's work."""
     load_architecture(config.model)  # first: it tells a folder that is missing from a name on the Hub
-    measure_prompts(config, ChatFormat(load_tokenizer(config.model)), peek=True)
+    chat = ChatFormat(load_tokenizer(config.model))
+    measure_prompts(config, chat, peek=True)
+    say_answers(config, chat)
+
+
+def say_answers(config: SimpleNamespace, chat: ChatFormat) -> list[str]:
+    """How much of what the programs of each level print an answer can hold; nothing to say of games and servers.
+
+    Raises:
+        ConfigError: more than ``MAX_CUT`` of a level's programs print more than ``ppo.max_new_tokens``.
+    """
+    if config.env.env_type != "trace" or config.env.env_mode != "local":
+        return []
+    from envs.trace import TASKS_PER_LEVEL, expected_output
+
+    limit, lines = config.ppo.max_new_tokens, []
+    for start in first_tasks(config.curriculum, "trace"):
+        level = start // TASKS_PER_LEVEL
+        tasks = eval_tasks([(start, (level + 1) * TASKS_PER_LEVEL - 1)], ANSWER_SAMPLE // 2, config.run.seed)
+        sizes = sorted(len(chat.encode(expected_output(config.env, task))) for task in tasks)
+        needed = sizes[int((1 - MAX_CUT) * (len(sizes) - 1))]
+        lines.append((f"level {level}", sum(size <= limit for size in sizes) / len(sizes), needed, sizes[-1]))
+    short = [(needed, f"{name} ({share:.0%} fit)") for name, share, needed, _ in lines if share < 1 - MAX_CUT]
+    if short:
+        raise ConfigError(
+            f"ppo.max_new_tokens = {limit}: too short for the output of {', '.join(name for _, name in short)}; expected "
+            f"at least {max(short)[0]}, enough for {1 - MAX_CUT:.0%} of the programs, or other levels in the stages"
+        )
+    return [_aligned(lines, ("outputs, in tokens", "share that fits", f"{1 - MAX_CUT:.0%} have", "longest"), ".3f")]
 
 
 # ------------------------------------------------------------------------------------------------------ evaluation
@@ -419,7 +449,8 @@ def describe(config: SimpleNamespace) -> str:
     )
     search = say_search(config, search_seconds(config, measured), os.cpu_count() or 1)
     evaluation = say_evaluation(config, chat, parameters, architecture)
-    chapters = [sections, [counts], say_prompts(config, measured), evaluation, _say_memory(config, parts), search]
+    prompts = say_prompts(config, measured) + say_answers(config, chat)
+    chapters = [sections, [counts], prompts, evaluation, _say_memory(config, parts), search]
     return "\n\n".join("\n".join(lines) for lines in chapters if lines)
 
 
@@ -459,8 +490,8 @@ def say_search(config: SimpleNamespace, seconds: dict[tuple[str, int], tuple[flo
     spent = [(f"{GAMES[index].name} against {opponent}", *found) for (opponent, index), found in seconds.items()]
     lines = [_aligned(spent, ("search, estimated", "s a move", "s a game"), ".3f")]
     for stage in config.curriculum.stages:
-        played, weights = pool(stage.games), stage.mixture
-        total = sum(w * seconds.get((o, i), (0, 0))[1] for o, w in weights.items() for i in played)
-        step = config.ppo.batch_size * total / len(played) / sum(weights.values()) / threads
+        games, mixture = stage.weights, stage.mixture
+        total = sum(w * g * seconds.get((o, i), (0, 0))[1] for o, w in mixture.items() for i, g in games.items())
+        step = config.ppo.batch_size * total / sum(games.values()) / sum(mixture.values()) / threads
         lines.append(f"stage {stage.name}: {step:.2f} s a step of {config.ppo.batch_size} games, on {threads} threads")
     return lines
