@@ -228,8 +228,8 @@ def say_answers(config: SimpleNamespace, chat: ChatFormat) -> list[str]:
     short = [(needed, f"{name} ({share:.0%} fit)") for name, share, needed, _ in lines if share < 1 - MAX_CUT]
     if short:
         raise ConfigError(
-            f"ppo.max_new_tokens = {limit}: too short for the output of {', '.join(name for _, name in short)}; expected "
-            f"at least {max(short)[0]}, enough for {1 - MAX_CUT:.0%} of the programs, or other levels in the stages"
+            f"ppo.max_new_tokens = {limit}: too short for the output of {', '.join(name for _, name in short)}; "
+            f"expected at least {max(short)[0]}, enough for {1 - MAX_CUT:.0%} of the programs, or other levels in stages"
         )
     return [_aligned(lines, ("outputs, in tokens", "share that fits", f"{1 - MAX_CUT:.0%} have", "longest"), ".3f")]
 
