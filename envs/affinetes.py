@@ -1,9 +1,10 @@
 """OpenSpiel games on a server that speaks the public affinetes protocol: ``env_mode`` url and docker.
 
-The server plays the game; prompts, parser, retries and forfeits are those of the local environment, rebuilt from the
-observation text. A server that errs, or plays another game than the one asked for, makes the episode fail with a
-``ServerError``: it never gives a score. Public servers follow the ``reset``/``step`` path, whose seats and deals
-differ from ``evaluate`` for the same (task_id, seed); ``scripts/serve.py`` follows ``evaluate``.
+The server plays the game; parser, retries and forfeits are those of the local environment. So are the prompts on
+``scripts/serve.py``, rebuilt from the observation; those of public servers are shown as they are. A server that errs,
+or plays another game than the one asked for, makes the episode fail with a ``ServerError``: it never gives a score.
+Public servers follow the ``reset``/``step`` path, whose seats and deals differ from ``evaluate`` for the same
+(task_id, seed); ``scripts/serve.py`` follows ``evaluate``.
 """
 
 from __future__ import annotations
@@ -212,8 +213,10 @@ class RemoteEnv:
         self._episode_id, self._attempt = reply.episode_id, 1
         self._check_echo(asked, reply.info)
         self._seat = reply.info["llm_player_id"]
-        rules, found, _ = reply.observation.partition("# Game Rules\n")[2].partition("\n\n# Current Game State\n")
-        self._system = full_system(self._game.name, rules if found else "")
+        rules, found, _ = reply.observation.partition("\n\n# Current Game State\n")
+        self._ours, self._head = reply.info.get("path") == EVALUATE_PATH, rules + found if found else ""
+        ours = full_system(self._game.name, rules.removeprefix("# Game Rules\n"))
+        self._system = ours if self._ours else rules if found else ""
         return self._show(reply)
 
     def step(self, text: str) -> Step:
@@ -253,7 +256,8 @@ class RemoteEnv:
 
     def _error(self, problem: str) -> ServerError:
         defect = DEFECTS.get(self._game.name)
-        known = f" (known of public servers: {defect}; scripts/serve.py plays it)" if defect else ""
+        known = f" (known of public servers: {defect}; scripts/serve.py plays it, " if defect else ""
+        known += "env.allowed_game_indices leaves it out)" if defect else ""
         return ServerError(f"{self._game.name} on {self._server.name}: {one_line(problem, 400)}{known}")
 
     def _check_echo(self, asked: dict[str, Any], info: dict[str, Any]) -> None:
@@ -276,7 +280,8 @@ class RemoteEnv:
             state, self._legal = read_position(reply.observation)
         except ServerError as error:
             raise self._error(str(error)) from error
-        return Step(full_user(state, self._seat, self._legal), self._legal, False, 0.0, self._info(None))
+        shown = full_user(state, self._seat, self._legal) if self._ours else reply.observation.removeprefix(self._head)
+        return Step(shown, self._legal, False, 0.0, self._info(None))
 
     def _info(self, outcome: str | None) -> dict[str, Any]:
         return {

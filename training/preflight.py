@@ -229,7 +229,7 @@ def say_answers(config: SimpleNamespace, chat: ChatFormat) -> list[str]:
     if short:
         raise ConfigError(
             f"ppo.max_new_tokens = {limit}: too short for the output of {', '.join(name for _, name in short)}; "
-            f"expected at least {max(short)[0]}, enough for {1 - MAX_CUT:.0%} of the programs, or other levels in stages"
+            f"expected at least {max(short)[0]}, enough for {1 - MAX_CUT:.0%} of them, or other levels in the stages"
         )
     return [_aligned(lines, ("outputs, in tokens", "share that fits", f"{1 - MAX_CUT:.0%} have", "longest"), ".3f")]
 
@@ -260,7 +260,7 @@ def exact_tasks(config: SimpleNamespace, chat: ChatFormat) -> dict[int, float]:
     "auto" goes by operations, not by seconds, so that what is computed does not depend on the machine.
     """
     env, limit = config.env, {"auto": EXACT_OPERATIONS, "always": 1e99, "never": -1.0}[config.ppo.eval_exact]
-    if env.env_type == "trace" or env.answer_mode == "free" or limit < 0:
+    if env.env_type == "trace" or env.answer_mode == "free" or env.env_mode != "local" or limit < 0:
         return {}
     weights = sum(count_parameters(config.model, config.lora, load_architecture(config.model)).linears)
     costs = {t: exact_operations(t, env.prompt, chat, weights) for t in first_tasks(config.curriculum)}
@@ -305,6 +305,7 @@ def say_evaluation(config: SimpleNamespace, chat: ChatFormat, parameters: Parame
     passes, tokens = evaluation_work(config, chat)
     exactly, played = exact_tasks(config, chat), first_tasks(config.curriculum, config.env.env_type)
     names = ", ".join(GAMES[task // CONFIGS_PER_GAME].name for task in exactly) or "no game"
+    names += " (only here are all positions at hand)" * (config.env.env_mode != "local")
     lines = [
         f"evaluation, before and after: {config.ppo.eval_games} games of each of {len(played)}, about {passes:.0f} "
         f"forward passes and {tokens:,.0f} tokens; exact values of {names} (ppo.eval_exact {config.ppo.eval_exact})"

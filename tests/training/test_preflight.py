@@ -8,7 +8,7 @@ from shapes import SHAPES, write_model
 from tiny import micro_config
 
 from curriculum import eval_tasks
-from env_wrapper import Decision, Sequence
+from env_wrapper import Decision, EnvConfig, Sequence
 from envs.trace import TASKS_PER_LEVEL, expected_output
 from games import CONFIGS_PER_GAME, NAMES
 from policy import load_policy
@@ -199,6 +199,13 @@ def test_self_play_counts_both_seats(tmp_path):
     config = micro_config(tmp_path, curriculum=stage("kuhn_poker", opponent="self"))
     (prompts,) = preflight.measure_prompts(config, chat_of(config)).values()
     assert len(prompts.longest) > len(prompts.episodes)
+
+
+def test_over_a_server_no_exact_value_is_planned(tmp_path):
+    config = micro_config(tmp_path)
+    assert preflight.exact_tasks(config, chat_of(config))
+    config.env = EnvConfig(env_mode="url", env_url="http://127.0.0.1:9")
+    assert preflight.exact_tasks(config, chat_of(config)) == {}
 
 
 def test_programs_are_read_like_games(tmp_path):
