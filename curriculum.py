@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter, deque
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Any, Literal
 
@@ -213,6 +213,18 @@ class Curriculum:
         """
         by_game = self.success_by_game
         return min(by_game.get(games.NAMES[game], (0.0, 0))[0] for game in self._pools[self._stage])
+
+    def announcement(self, env_type: str = "openspiel") -> str:
+        """The current stage in a line: number, name, games (of trace: levels) and opponent."""
+        played: list[str] = [games.NAMES[game] for game in self._pools[self._stage]]
+        against = f" against {', '.join(self.stage.mixture)}"
+        if env_type == "trace":
+            from envs.trace import TASKS_PER_LEVEL
+
+            starts = first_tasks(replace(self.config, stages=[self.stage]), env_type)
+            played, against = [f"level {start // TASKS_PER_LEVEL}" for start in starts], ""
+        number = f"Stage {self._stage + 1}/{len(self.config.stages)}"
+        return f"{number}, {self.stage.name}: {', '.join(played)}{against}"
 
     @property
     def last_change(self) -> str:

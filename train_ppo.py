@@ -501,6 +501,8 @@ def training_loop(trainer: Trainer, stop: StopSignal, console: Console, wandb: W
         if not state.before:
             state.before = [r.row for r in trainer.ranks.alone(lambda: trainer.evaluate(stop, console.progress))]
             trainer.save_if_possible(None)  # what was measured once is not measured again
+        announcement = partial(trainer.curriculum.announcement, trainer.config.env.env_type)
+        console.say(announcement())
         started = time.perf_counter()
         while state.step < ppo.num_train_steps or state.row:
             row = state.row = state.row or trainer.step(stop)
@@ -516,7 +518,7 @@ def training_loop(trainer: Trainer, stop: StopSignal, console: Console, wandb: W
             left = (ppo.num_train_steps - state.step) * (time.perf_counter() - started) / max(state.step - first, 1)
             console.update(state.step, progress_line(row, ppo.num_train_steps, left))
             if "stage_change" in row:
-                console.say(f"stage {row['stage']} is passed: now {row['stage_change']} ({row['stage_reason']})")
+                console.say(f"{announcement()} ({row['stage']} is passed: {row['stage_reason']})")
             trainer.refuse_to_go_on(row)
             overdue = time.monotonic() - trainer.saved_at > SAVE_SECONDS
             if state.step % ppo.save_freq == 0 or score is not None or overdue:

@@ -1,9 +1,10 @@
 """OpenSpiel games on a server that speaks the public affinetes protocol: ``env_mode`` url and docker.
 
-The server plays the game; prompts, parser, retries and forfeits are those of the local environment, rebuilt from the
-observation text. A server that errs, or plays another game than the one asked for, makes the episode fail with a
-``ServerError``: it never gives a score. Public servers follow the ``reset``/``step`` path, whose seats and deals
-differ from ``evaluate`` for the same (task_id, seed); ``scripts/serve.py`` follows ``evaluate``.
+The server plays the game; parser, retries and forfeits are those of the local environment. So are the prompts on
+``scripts/serve.py``, rebuilt from the observation; those of public servers are shown as they are. A server that errs,
+or plays another game than the one asked for, makes the episode fail with a ``ServerError``: it never gives a score.
+Public servers follow the ``reset``/``step`` path, whose seats and deals differ from ``evaluate`` for the same
+(task_id, seed); ``scripts/serve.py`` follows ``evaluate``.
 """
 
 from __future__ import annotations
@@ -194,10 +195,11 @@ class RemoteEnv(OpenSpielEnv):
         reply = self._call("reset", **asked)
         self._state = reply.episode_id
         self._check_echo(asked, reply.info)
-        self._tells = reply.info.get("path") == EVALUATE_PATH
         self._seat = reply.info["llm_player_id"]
-        rules, found, _ = reply.observation.partition("# Game Rules\n")[2].partition("\n\n# Current Game State\n")
-        self._system = full_system(self._table.game.name, rules if found else "")
+        rules, found, _ = reply.observation.partition("\n\n# Current Game State\n")
+        self._ours, self._head = reply.info.get("path") == EVALUATE_PATH, rules + found if found else ""
+        ours = full_system(self._table.game.name, rules.removeprefix("# Game Rules\n"))
+        self._system = ours if self._ours else rules if found else ""
         return self._show(reply)
 
     def _play(self, action: int) -> Step:
@@ -223,7 +225,8 @@ class RemoteEnv(OpenSpielEnv):
 
     def _error(self, problem: str) -> ServerError:
         defect = DEFECTS.get(self._table.game.name)
-        known = f" (known of public servers: {defect}; scripts/serve.py plays it)" if defect else ""
+        known = f" (known of public servers: {defect}; scripts/serve.py plays it, " if defect else ""
+        known += "env.allowed_game_indices leaves it out)" if defect else ""
         return ServerError(f"{self._table.game.name} on {self._server.name}: {one_line(problem, 400)}{known}")
 
     def _check_echo(self, asked: dict[str, Any], info: dict[str, Any]) -> None:
@@ -239,7 +242,7 @@ class RemoteEnv(OpenSpielEnv):
 
     def _show(self, reply: Reply) -> Step:
         if reply.done:
-            if self._tells and not reply.history:
+            if self._ours and not reply.history:
                 raise self._error("the game ended without its history, which servers of this path tell")
             spiel = self._table.spiel
             if reply.returns and not close(reply.score, score(spiel, reply.returns, self._seat)):
@@ -249,7 +252,8 @@ class RemoteEnv(OpenSpielEnv):
             state, self._legal = read_position(reply.observation)
         except ServerError as error:
             raise self._error(str(error)) from error
-        return self._ask(full_user(state, self._seat, self._legal))
+        shown = full_user(state, self._seat, self._legal) if self._ours else reply.observation.removeprefix(self._head)
+        return self._ask(shown)
 
     def _end(self, returns: list[float] | None, reply: Reply | None = None) -> Step:
         info = self._info(self._seat, "finished" if reply else "forfeited")

@@ -205,14 +205,16 @@ def no_progress(what: str, done: int, total: int) -> None:
 
 
 def exact_table(player: Any, env_config: EnvConfig, task_id: int, progress: Progress = no_progress) -> dict | None:
-    """The player's policy at every information state (None: the game is too large), each prompt without history.
+    """The player's policy at every information state, each prompt without history.
+
+    None where the game is too large, or its prompts are a server's: they are not to be had of positions not met.
 
     ``player`` needs ``action_probs(queries)``.
     """
     from envs import exact
     from envs.openspiel import load_game, lone_query
 
-    if not exact.feasible(load_game(task_id)):
+    if env_config.env_mode != "local" or not exact.feasible(load_game(task_id)):
         return None
 
     def probs(states: list[tuple[Any, int]]) -> list[dict[int, float]]:

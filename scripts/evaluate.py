@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import logging
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -48,11 +49,15 @@ from training.console import Console
 from training.process import at_least, run_program
 from utils import ConfigError
 
+log = logging.getLogger(__name__)
 LADDER_BOTS = ("random", "mcts:10x1", "mcts:50x1", "mcts:200x1")
 
 
 def exact_results(player: Contestant, task_ids: set[int]) -> dict[str, float]:
-    """Exact values against uniform random (the player's, random play's, the ceiling), NashConv; {}: not computable."""
+    """Exact values against uniform random (the player's, random play's, the ceiling), NashConv; {}: not computable.
+
+    Over a server they are not: of positions that were not met, nobody knows its prompt.
+    """
     from envs import exact
     from envs.openspiel import load_game
 
@@ -62,9 +67,10 @@ def exact_results(player: Contestant, task_ids: set[int]) -> dict[str, float]:
         return {}
     if player.label == "random":
         policy_table = exact.uniform_table(game)
-    elif hasattr(player.player, "action_probs") and player.env.answer_mode == "constrained":
-        policy_table = exact_table(player.player, player.env, task_id) or {}
-    else:
+    elif not hasattr(player.player, "action_probs") or player.env.answer_mode == "free":
+        return {}
+    elif not (policy_table := exact_table(player.player, player.env, task_id) or {}):
+        log.warning("--exact: left out for %s: its prompts are those of a server", player.label)
         return {}
     return table_values(policy_table, task_id) | {"nash_conv": exact.nash_conv(game, policy_table)}
 

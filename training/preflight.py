@@ -45,6 +45,8 @@ LOGITS_BYTES = 24  # log-probabilities, probabilities, the gradients of both and
 SEARCH_SECONDS = 0.02  # that a search is measured for, at least, or all of its simulations
 MATMUL_SECONDS = 0.2  # spent on measuring this machine's matrix products
 EXACT_OPERATIONS = 3e13  # for a game's exact values, with eval_exact auto: minutes of a CPU, a second of a GPU
+MAX_CUT = 0.05  # share of a level's programs that may print more than an answer can hold
+ANSWER_SAMPLE = 100  # programs of each level whose output is counted
 EXACT_SAMPLE = 64  # information states that their tokens are counted in
 
 
@@ -219,7 +221,35 @@ def check_prompts(config: SimpleNamespace) -> None:
     """Raise ConfigError where a game would always be cut off before its first answer, or the disk is too small."""
     architecture = load_architecture(config.model)  # first: it tells a folder that is missing from a name on the Hub
     check_disk(config, count_parameters(config.model, config.lora, architecture))
-    measure_prompts(config, ChatFormat(load_tokenizer(config.model)), peek=True)
+    chat = ChatFormat(load_tokenizer(config.model))
+    measure_prompts(config, chat, peek=True)
+    say_answers(config, chat)
+
+
+def say_answers(config: SimpleNamespace, chat: ChatFormat) -> list[str]:
+    """How much of what the programs of each level print an answer can hold; nothing to say of games and servers.
+
+    Raises:
+        ConfigError: more than ``MAX_CUT`` of a level's programs print more than ``ppo.max_new_tokens``.
+    """
+    if config.env.env_type != "trace" or config.env.env_mode != "local":
+        return []
+    from envs.trace import TASKS_PER_LEVEL, expected_output
+
+    limit, lines = config.ppo.max_new_tokens, []
+    for start in first_tasks(config.curriculum, "trace"):
+        level = start // TASKS_PER_LEVEL
+        tasks = eval_tasks([(start, (level + 1) * TASKS_PER_LEVEL - 1)], ANSWER_SAMPLE // 2, config.run.seed)
+        sizes = sorted(len(chat.encode(expected_output(config.env, task))) for task in tasks)
+        needed = sizes[int((1 - MAX_CUT) * (len(sizes) - 1))]
+        lines.append((f"level {level}", sum(size <= limit for size in sizes) / len(sizes), needed, sizes[-1]))
+    short = [(needed, f"{name} ({share:.0%} fit)") for name, share, needed, _ in lines if share < 1 - MAX_CUT]
+    if short:
+        raise ConfigError(
+            f"ppo.max_new_tokens = {limit}: too short for the output of {', '.join(name for _, name in short)}; "
+            f"expected at least {max(short)[0]}, enough for {1 - MAX_CUT:.0%} of them, or other levels in the stages"
+        )
+    return [_aligned(lines, ("outputs, in tokens", "share that fits", f"{1 - MAX_CUT:.0%} have", "longest"), ".3f")]
 
 
 # ------------------------------------------------------------------------------------------------------ evaluation
@@ -248,7 +278,7 @@ def exact_tasks(config: SimpleNamespace, chat: ChatFormat) -> dict[int, float]:
     "auto" goes by operations, not by seconds, so that what is computed does not depend on the machine.
     """
     env, limit = config.env, {"auto": EXACT_OPERATIONS, "always": 1e99, "never": -1.0}[config.ppo.eval_exact]
-    if env.env_type == "trace" or env.answer_mode == "free" or limit < 0:
+    if env.env_type == "trace" or env.answer_mode == "free" or env.env_mode != "local" or limit < 0:
         return {}
     weights = sum(count_parameters(config.model, config.lora, load_architecture(config.model)).linears)
     costs = {t: exact_operations(t, env.prompt, chat, weights) for t in first_tasks(config.curriculum)}
@@ -293,6 +323,7 @@ def say_evaluation(config: SimpleNamespace, chat: ChatFormat, parameters: Parame
     passes, tokens = evaluation_work(config, chat)
     exactly, played = exact_tasks(config, chat), first_tasks(config.curriculum, config.env.env_type)
     names = ", ".join(GAMES[task // CONFIGS_PER_GAME].name for task in exactly) or "no game"
+    names += " (only here are all positions at hand)" * (config.env.env_mode != "local")
     lines = [
         f"evaluation, before and after: {config.ppo.eval_games} games of each of {len(played)}, about {passes:.0f} "
         f"forward passes and {tokens:,.0f} tokens; exact values of {names} (ppo.eval_exact {config.ppo.eval_exact})"
@@ -461,7 +492,8 @@ def describe(config: SimpleNamespace) -> str:
     )
     search = say_search(config, search_seconds(config, measured), os.cpu_count() or 1)
     evaluation = say_evaluation(config, chat, parameters, architecture)
-    chapters = [sections, [counts], say_prompts(config, measured), evaluation, _say_memory(config, parts), search]
+    prompts = say_prompts(config, measured) + say_answers(config, chat)
+    chapters = [sections, [counts], prompts, evaluation, _say_memory(config, parts), search]
     return "\n\n".join("\n".join(lines) for lines in chapters if lines)
 
 
@@ -501,8 +533,8 @@ def say_search(config: SimpleNamespace, seconds: dict[tuple[str, int], tuple[flo
     spent = [(f"{GAMES[index].name} against {opponent}", *found) for (opponent, index), found in seconds.items()]
     lines = [_aligned(spent, ("search, estimated", "s a move", "s a game"), ".3f")]
     for stage in config.curriculum.stages:
-        played, weights = pool(stage.games), stage.mixture
-        total = sum(w * seconds.get((o, i), (0, 0))[1] for o, w in weights.items() for i in played)
-        step = config.ppo.batch_size * total / len(played) / sum(weights.values()) / threads
+        games, mixture = stage.weights, stage.mixture
+        total = sum(w * g * seconds.get((o, i), (0, 0))[1] for o, w in mixture.items() for i, g in games.items())
+        step = config.ppo.batch_size * total / sum(games.values()) / sum(mixture.values()) / threads
         lines.append(f"stage {stage.name}: {step:.2f} s a step of {config.ppo.batch_size} games, on {threads} threads")
     return lines

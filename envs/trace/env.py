@@ -133,6 +133,11 @@ def check_config(config: EnvConfig, task_ids: Iterable[int]) -> None:
         raise ConfigError(f"env.trace: {error}") from error
 
 
+def expected_output(config: EnvConfig, task: Task) -> str:
+    """What the program of a task prints, without surrounding whitespace; errors are those of ``TraceEnv.reset``."""
+    return TraceEnv(config, config.trace)._workshop.prepare(task.task_id, task.seed).expected
+
+
 class _Workshop:
     """Where tasks are made ready. Shared by all environments of one configuration; safe to use from many threads."""
 

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 from serving import http_server, said
-from tiny import LEDUC, base_model, micro_config
+from tiny import KUHN, LEDUC, base_model, micro_config
 from tiny_runs import STEPS, undisturbed_run
 
 import env_wrapper
@@ -106,6 +106,19 @@ def test_a_file_of_other_settings_or_with_damage_is_refused(checkpoint, tmp_path
     output.write_bytes(b"\n".join([*lines[:3], b"{", *lines[4:]]))
     assert evaluate.main(command(*args)) == 2
     assert "line 4 is damaged" in capsys.readouterr().err
+
+
+def test_over_a_server_exact_values_are_left_out_and_that_is_said(caplog):
+    """They would be those of prompts that the player never reads."""
+
+    def first(queries):
+        return [{action: float(action == min(q.legal)) for action in q.legal} for q in queries]
+
+    asked = SimpleNamespace(label="mine", env=EnvConfig(), player=SimpleNamespace(action_probs=first))
+    assert evaluate.exact_results(asked, {KUHN})["ceiling"] > 0
+    asked.env = EnvConfig(env_mode="url", env_url="http://127.0.0.1:9")
+    assert evaluate.exact_results(asked, {KUHN}) == {}
+    assert caplog.messages == ["--exact: left out for mine: its prompts are those of a server"]
 
 
 def test_an_interrupt_ends_with_130(checkpoint, tmp_path, capsys, monkeypatch):

@@ -291,7 +291,11 @@ def test_default_files_list_every_knob_with_its_default(options):
 
 def test_default_stages(options):
     stages = load_config(options.SECTIONS, [CONFIG / "curriculum_config.json"])["curriculum"].stages
-    assert [(s.name, s.gate) for s in stages] == [("easy", "random"), ("medium", "random"), ("hard", "mcts")]
+    assert [(s.name, s.gate) for s in stages] == [("easy", "random"), ("medium", "random"), ("hard", "mcts:200x1")]
+    seven = {"goofspiel", "liars_dice", "leduc_poker", "gin_rummy", "othello", "hex", "clobber"}  # scored publicly
+    assert seven <= {NAMES[game] for game in pool(stages[-1].games)}
+    everything = load_config(options.SECTIONS, [CONFIG / "presets" / "all_games.json"])["curriculum"].stages
+    assert all(sorted(pool(stage.games)) == list(range(22)) for stage in everything)
 
 
 def read(options, *sets):

@@ -1,11 +1,15 @@
 """What --dry-run tells: its counts against real models, its estimates against what really happens."""
 
+import re
+
 import pytest
 import torch
 from shapes import SHAPES, write_model
 from tiny import micro_config
 
-from env_wrapper import Decision, Sequence
+from curriculum import eval_tasks
+from env_wrapper import Decision, EnvConfig, Sequence
+from envs.trace import TASKS_PER_LEVEL, expected_output
 from games import CONFIGS_PER_GAME, NAMES
 from policy import load_policy
 from policy.chat import ChatFormat
@@ -197,6 +201,13 @@ def test_self_play_counts_both_seats(tmp_path):
     assert len(prompts.longest) > len(prompts.episodes)
 
 
+def test_over_a_server_no_exact_value_is_planned(tmp_path):
+    config = micro_config(tmp_path)
+    assert preflight.exact_tasks(config, chat_of(config))
+    config.env = EnvConfig(env_mode="url", env_url="http://127.0.0.1:9")
+    assert preflight.exact_tasks(config, chat_of(config)) == {}
+
+
 def test_programs_are_read_like_games(tmp_path):
     env = {"env_type": "trace", "answer_mode": "free", "prompt": "full", "history_turns": "auto"}
     levels = {"stages": [{"name": "only", "games": [[0, 99]]}]}
@@ -206,6 +217,22 @@ def test_programs_are_read_like_games(tmp_path):
     assert prompts.answer == 100
     assert min(prompts.first) > 100
     assert "evaluation" in preflight.describe(config)
+
+
+@pytest.mark.parametrize("check", [preflight.describe, preflight.check_prompts])
+def test_answers_too_short_for_what_programs_print_are_refused(tmp_path, check):
+    env = {"env_type": "trace", "answer_mode": "free"}
+    levels = {"stages": [{"name": "only", "games": [[0, 3 * TASKS_PER_LEVEL - 1]]}]}
+    short = micro_config(tmp_path, env=env, ppo={"max_seq_length": 2048, "max_new_tokens": 16}, curriculum=levels)
+    told = r"^ppo\.max_new_tokens = 16: too short for the output of level 2 \((\d+)% fit\); expected at least (\d+),"
+    with pytest.raises(ConfigError, match=told) as refused:
+        check(short)
+    fits, needed = map(int, re.match(told, str(refused.value)).groups())
+    tasks = eval_tasks([(2 * TASKS_PER_LEVEL, 3 * TASKS_PER_LEVEL - 1)], 50, short.run.seed)
+    sizes = [len(chat_of(short).encode(expected_output(short.env, task))) for task in tasks]
+    assert fits == sum(size <= 16 for size in sizes)
+    assert sum(size <= needed for size in sizes) >= 95 > sum(size < needed for size in sizes)
+    check(micro_config(tmp_path, env=env, ppo={"max_seq_length": 2048, "max_new_tokens": needed}, curriculum=levels))
 
 
 @pytest.mark.parametrize("check", [preflight.describe, preflight.check_prompts])
@@ -252,13 +279,15 @@ def test_simultaneous_games_are_not_searched(tmp_path):
 
 
 def test_steps_take_the_mixtures_share_of_the_search(tmp_path):
-    def step(opponent):
-        config = micro_config(tmp_path, curriculum=stage("kuhn_poker", opponent=opponent))
+    def step(opponent, **games):
+        config = micro_config(tmp_path, curriculum=stage("kuhn_poker", opponent=opponent, **games))
         index = NAMES.index("kuhn_poker")
         return preflight.say_search(config, {("mcts", index): (1.0, 3.0)}, 2)[-1]
 
     assert step("mcts") == "stage only: 24.00 s a step of 16 games, on 2 threads"
     assert step({"mcts": 1.0, "random": 3.0}) == "stage only: 6.00 s a step of 16 games, on 2 threads"
+    weighted = {"games": {"kuhn_poker": 1, "leduc_poker": 2}}
+    assert step("mcts", **weighted) == "stage only: 8.00 s a step of 16 games, on 2 threads"
 
 
 # ------------------------------------------------------------------------------------------------------ the report
@@ -272,7 +301,7 @@ def test_dry_run_describes_the_default_model_on_any_machine(monkeypatch, capsys,
     out, err = capsys.readouterr()
     assert "33,032,705 trainable parameters (adapter 33,030,144, value head 2,561) of 4,055,500,801 in all" in out
     assert "no CUDA device here: it needs one with about" in out
-    assert err.startswith("error: model.use_4bit: ")
+    assert err.splitlines()[-1].startswith("error: model.use_4bit: ")
     assert "config/presets/tiny.json" in err
     assert all(f"\n{name}: {{" in f"\n{out}" for name in SECTIONS)
 

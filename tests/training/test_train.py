@@ -88,7 +88,9 @@ def test_a_change_of_stage_is_in_its_row_and_announced(tmp_path, capsys):
     assert all(gate <= window for gate, window in rates)
     assert any(gate < window for gate, window in rates)  # of the game won least, and of all
     reason = rows(tmp_path)[2]["stage_reason"]
-    assert f"stage low is passed: now high ({reason})" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert shown.index("Stage 1/2, low: kuhn_poker, leduc_poker against random\n") < shown.index("Step 1/4")
+    assert f"Stage 2/2, high: leduc_poker against random, self, past (low is passed: {reason})" in shown
     assert reason.startswith("success of the game won least 0.")
     assert reason.endswith(" games")
 

@@ -1,24 +1,34 @@
 """Training on the trace environment from the command line."""
 
+import contextlib
+import io
 import json
+import re
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
-from tiny import LEDUC
+from players import FunctionPlayer
+from tiny import LEDUC, base_model
 from tiny_runs import Drawing, copy_of, final_bytes, rows, summary, train
+from transformers import AutoTokenizer
 
 import train_ppo
 from config.reader import ConfigError, load_config
+from curriculum import Curriculum
 from env_wrapper import Action, EnvConfig, Task, play
 from envs.trace import TASKS_PER_LEVEL
 from envs.trace.sandbox import Sandbox
+from training.options import DEFAULT_FILES
+from training.options import SECTIONS as KNOBS
 
 TRACE: dict[str, Any] = {"env_type": "trace", "answer_mode": "free", "protocol": "affinetes"}
 LEVELS = {"stages": [{"name": "sums", "games": [[0, 2 * TASKS_PER_LEVEL - 1]]}]}
 SECTIONS = {
     "env": TRACE,
     "curriculum": LEVELS,
-    "ppo": {"num_train_steps": 2, "max_new_tokens": 3, "mini_batch_size": 16, "init_kl_coef": 0.0},
+    "ppo": {"num_train_steps": 2, "max_new_tokens": 12, "mini_batch_size": 16, "init_kl_coef": 0.0},
 }
 
 
@@ -103,3 +113,32 @@ def test_settings_and_scores_reach_the_environment_and_the_episode(tmp_path):
 
     [episode] = play(EnvConfig(**TRACE, trace={"source": str(tmp_path / "p.jsonl")}), Answerer(), [Task(0)])
     assert (episode.score, episode.info["match"], episode.info["exact"], episode.info["share"]) == (1.0, 1.0, 0.0, 1.0)
+
+
+def printed_by(text):
+    """What the program of a prompt prints, found by running it."""
+    program, inputs = re.search(r"```python\n(.*?)\n```\n\nStandard input:\n```\n(.*?)```", text, re.DOTALL).groups()
+    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(io.StringIO()) as out:
+        patch.setattr(sys, "stdin", io.StringIO(inputs))
+        with contextlib.suppress(Exception):  # a program that crashes is a task like any other
+            exec(compile(program, "program", "exec"), {"__name__": "__main__"})
+    return out.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("tokens", "games", "stage", "least"), [(None, 500, "everything", 0.95), (16, 300, "branches and loops", 0)]
+)
+def test_a_player_that_runs_the_programs_passes_all_stages_of_the_preset(tokens, games, stage, least):
+    """With answers of 16 tokens, nobody could."""
+    root = Path(train_ppo.__file__).parent
+    config = load_config(KNOBS, [*(root / name for name in DEFAULT_FILES), root / "config" / "trace_config.json"])
+    tokenizer, limit = AutoTokenizer.from_pretrained(base_model()), tokens or config["ppo"].max_new_tokens
+    perfect = FunctionPlayer(
+        lambda query: tokenizer.decode(tokenizer.encode(printed_by(query.conversation[-1]["content"]))[:limit])
+    )
+    curriculum = Curriculum(config["curriculum"], run_seed=0)
+    for first in range(0, games, 50):
+        for episode in play(config["env"], perfect, [curriculum.next(i) for i in range(first, first + 50)]):
+            curriculum.update(episode.task, episode.score)
+    assert curriculum.stage.name == stage
+    assert curriculum.success_rate >= (tokens is None) * 0.95
