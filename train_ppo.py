@@ -48,15 +48,7 @@ from training.options import PPOConfig, parse_args, read_config
 from training.options import RunConfig as RunConfig
 from training.process import StopSignal, TrainingError, leave, lock_run, log_into, say_how_to_go_on, setup_logging
 from training.ranks import Ranks
-from training.state import (
-    DEVICE_ERRORS,
-    SAVE_SECONDS,
-    Checkpointed,
-    TrainerState,
-    dump_batch,
-    find_checkpoint,
-    is_finished,
-)
+from training.state import DEVICE_ERRORS, Checkpointed, TrainerState, dump_batch, find_checkpoint, is_finished
 from utils import ConfigError
 
 LOSS_PARTS = ("policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction", "legal_mass")
@@ -520,8 +512,7 @@ def training_loop(trainer: Trainer, stop: StopSignal, console: Console, wandb: W
             if "stage_change" in row:
                 console.say(f"{announcement()} ({row['stage']} is passed: {row['stage_reason']})")
             trainer.refuse_to_go_on(row)
-            overdue = time.monotonic() - trainer.saved_at > SAVE_SECONDS
-            if state.step % ppo.save_freq == 0 or score is not None or overdue:
+            if trainer.is_due(score):
                 trainer.save_if_possible(score)
             stop.received = int(trainer.ranks.largest(stop.received))
             if stop.received:
@@ -532,9 +523,9 @@ def training_loop(trainer: Trainer, stop: StopSignal, console: Console, wandb: W
         console.say(f"interrupted after step {state.step}; checkpoint: {trainer.save_at_the_end()}")
         return stop.exit_code
     except (TrainingError, EngineError, utils.RuinedWeightsError, *DEVICE_ERRORS) as error:
-        where = f"in step {state.step + 1}" if trainer.midway else f"after step {state.step}"
-        cause = f"{where}: {' '.join(str(error).split())}"
-        raise TrainingError(f"{cause}; checkpoint: {trainer.save_at_the_end()}") from error
+        when = f"in step {state.step + 1}" if trainer.midway else f"after step {state.step}"
+        cause = " ".join(str(error).split())
+        raise TrainingError(f"{when}: {cause}; checkpoint: {trainer.save_at_the_end()}") from error
 
 
 def finish(trainer: Trainer, stop: StopSignal, console: Console) -> None:
@@ -562,8 +553,8 @@ def show(trainer: Trainer, stop: StopSignal, console: Console, summary: dict[str
     if english := unlearned(trainer.policy):
         utils.write_file(run_dir / "summary.json", json.dumps(summary | {"english": english}, indent=1).encode())
         console.say(told(english))
-    command = [sys.executable, Path(__file__).parent / "scripts" / "visualize.py", "--checkpoint_dir", run_dir]
-    drawn = subprocess.run(command, capture_output=True, text=True)
+    script = Path(__file__).parent / "scripts" / "visualize.py"
+    drawn = subprocess.run([sys.executable, script, "--checkpoint_dir", run_dir], capture_output=True, text=True)
     cause = (drawn.stderr.strip() or "unknown cause").splitlines()[-1]
     drawings = f"curves:     {run_dir / 'curves.png'}\nreport:     {run_dir / 'report.html'}"
     console.say(f"no curves were drawn: {cause}" if drawn.returncode else drawings)

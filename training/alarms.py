@@ -21,7 +21,7 @@ LEAST_SCALE = 0.05  # of the configured learning rate; below that slowing down i
 SMOOTHING = 0.05  # of the running score and gradient norm: about the last 20 steps count
 
 Row = Mapping[str, Any]
-Memory = dict[str, float]
+Memory = dict[str, Any]
 
 
 class Alarm(NamedTuple):

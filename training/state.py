@@ -151,6 +151,11 @@ class Checkpointed:
             base=self.base, score=score, keep_last=self.config.run.keep_last, keep_best=int(self.config.run.keep_best),
         )  # fmt: skip
 
+    def is_due(self, score: float | None) -> bool:
+        """Whether a checkpoint is to be written now: so many steps, after an evaluation, or by the clock."""
+        overdue = time.monotonic() - self.saved_at > SAVE_SECONDS
+        return self.state.step % self.config.ppo.save_freq == 0 or score is not None or overdue
+
     def save_if_possible(self, score: float | None) -> None:
         """Save at a boundary. Where that fails, training goes on to the next one, unless it has failed too often."""
         try:

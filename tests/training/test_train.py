@@ -26,6 +26,7 @@ import train_ppo
 from curriculum import EVAL_SEEDS, TRAIN_SEEDS
 from env_wrapper import Task
 from evaluation import measure as evaluation
+from training import state
 from training.process import lock_run
 
 
@@ -170,8 +171,8 @@ def test_the_time_left_is_that_of_steps(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(("seconds", "saved"), [(15 * 60, {0, 3}), (0, {0, 1, 2, 3})])
 def test_checkpoints_are_written_by_the_clock_too(tmp_path, monkeypatch, seconds, saved):
-    assert train_ppo.SAVE_SECONDS == 15 * 60
-    monkeypatch.setattr(train_ppo, "SAVE_SECONDS", seconds)
+    assert state.SAVE_SECONDS == 15 * 60
+    monkeypatch.setattr(state, "SAVE_SECONDS", seconds)
     assert train(tmp_path, "--set", "ppo.num_train_steps=3", "--set", "ppo.save_freq=100") == 0
     assert {int(path.name[-6:]) for path in (tmp_path / "run").glob("checkpoint-*")} == saved
 
