@@ -97,11 +97,6 @@ def run_trunk(model: Any, tree: Tree, store: Store | None = None, recompute: boo
     return norm(model.norm, h_ND)
 
 
-def shared_tokens(sequence: Sequence) -> int:
-    """Length of the prefix that is worth keeping for all conversations that have it."""
-    return sequence.shared if sequence.shared >= SHARED_PREFIX_MIN else 0
-
-
 def batches(rows: Seq[Row], budget: int) -> Iterator[slice]:
     """Cut sorted rows where a pass would compute more than ``budget`` tokens, attention counted in."""
     start = cost = 0

@@ -24,7 +24,7 @@ from policy.cache import Kept
 from policy.chat import ANSWER_CHARS, END, ChatFormat, answer_trie
 from policy.conversations import Conversations, Turn
 from policy.model import ModelConfig, load_model
-from policy.network import Read, Reader, shared_tokens
+from policy.network import SHARED_PREFIX_MIN, Read, Reader
 from policy.vocabulary import draw, invert, score
 from utils import ConfigError, RuinedWeightsError, uniform
 
@@ -94,7 +94,6 @@ class Policy:
             self.trunk, self.device, config.model.tokens_per_batch, config.model.gradient_checkpointing
         )
         self.halve_batches, self.micro_batches = self.reader.halve_batches, self.reader.micro_batches
-        self.in_micro_batches, self.hidden_at = self.reader.in_micro_batches, self.reader.hidden_at
         self.adapters = adapters = Adapters(peft_model, tokenizer, self.value_head, config.model.model_name)
         self.trainable, self.using, self.save = adapters.trainable, adapters.using, adapters.save
         self.keep_past, self.past_adapter = adapters.keep_past, adapters.past_adapter
@@ -169,9 +168,9 @@ class Policy:
 
     def _prefix(self, ids: list[int], shared: int) -> Kept | None:
         """Keys and values of the system message, read once for all conversations that begin with it."""
-        prefix = tuple(ids[: shared_tokens(Sequence(ids, shared=shared))])
-        if not prefix:
+        if shared < SHARED_PREFIX_MIN:
             return None
+        prefix = tuple(ids[:shared])
         key = (self.adapters.active, prefix)
         if key not in self._prefixes:
             [(_, self._prefixes[key])] = self.reader.forward([Read(prefix, None, keep=True)])
@@ -268,7 +267,7 @@ class Policy:
         """
         with self.using(adapter):
             read = partial(self._evaluate, entropy_grad=True, legal_mass=legal_mass)
-            return Evaluation(*self.in_micro_batches(read, sequences))
+            return Evaluation(*self.reader.in_micro_batches(read, sequences))
 
     def evaluate_batch(
         self, sequences: list[Sequence], entropy_grad: bool = True, legal_mass: bool = False
@@ -292,7 +291,7 @@ class Policy:
         def answer(d: Decision) -> Seq[int]:
             return range(d.start - 1, d.stop - 1) if legal_mass else d.positions
 
-        hidden_ND = self.hidden_at(
+        hidden_ND = self.reader.hidden_at(
             sequences, [[p for d in s.decisions for p in (d.start - 1, *answer(d))] for s in sequences]
         )
         lengths = torch.tensor([len(answer(d)) for d in decisions])
