@@ -46,7 +46,7 @@ from training.options import SECTIONS as SECTIONS  # part of the public names, f
 from training.options import PPOConfig, parse_args, read_config
 from training.options import RunConfig as RunConfig
 from training.preflight import check_prompts, describe, exact_tasks
-from training.process import StopSignal, TrainingError, leave, lock_run, log_into, resume_command, setup_logging
+from training.process import StopSignal, TrainingError, leave, lock_run, log_into, say_how_to_go_on, setup_logging
 from training.ranks import Ranks
 from training.state import (
     DEVICE_ERRORS,
@@ -57,7 +57,7 @@ from training.state import (
     find_checkpoint,
     is_finished,
 )
-from utils import ConfigError
+from utils import ConfigError, redact
 
 LOSS_PARTS = ("policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction", "legal_mass")
 LONE = Ranks()
@@ -600,8 +600,7 @@ def train(config: SimpleNamespace, resume: str | None, force_config: bool = Fals
         log_into(run_dir)
     start = ranks.alone(lambda: find_checkpoint(run_dir, resume, resolved, force_config))
     if ranks.first:
-        held = json.dumps(utils.redact(resolved, words=False), indent=1)
-        utils.write_file(run_dir / "run_config.json", held.encode())
+        utils.write_file(run_dir / "run_config.json", json.dumps(redact(resolved, words=False), indent=1).encode())
     trainer = Trainer(config, run_dir, ranks)
     if start is not None:
         trainer.load(start, force_config)
@@ -699,13 +698,11 @@ def finish(trainer: Trainer, stop: StopSignal, console: Console) -> None:
 def show(trainer: Trainer, stop: StopSignal, console: Console) -> None:
     """Sample games for the replay viewer and draw the curves."""
     tasks = [task for t in tasks_of(trainer.config) for task in eval_tasks([(t, t)], 3, 1)]
-    rows = record(trainer.player(stop), trainer.config.env, tasks, trainer.state.step)
-    text = "".join(json.dumps(utils.redact(row)) + "\n" for row in rows)
-    utils.write_file(trainer.run_dir / "episodes.jsonl", text.encode())
+    rows = redact(record(trainer.player(stop), trainer.config.env, tasks, trainer.state.step))
+    utils.write_file(trainer.run_dir / "episodes.jsonl", "".join(json.dumps(row) + "\n" for row in rows).encode())
     script = str(Path(__file__).parent / "scripts" / "visualize.py")
-    drawn = subprocess.run(
-        [sys.executable, script, "--checkpoint_dir", str(trainer.run_dir)], capture_output=True, text=True
-    )
+    command = [sys.executable, script, "--checkpoint_dir", str(trainer.run_dir)]
+    drawn = subprocess.run(command, capture_output=True, text=True)
     if drawn.returncode:
         cause = (drawn.stderr.strip() or "unknown cause").splitlines()[-1]
         console.say(f"no curves were drawn: {cause}")
@@ -747,23 +744,16 @@ def main(argv: list[str] | None = None) -> int:
             check_servers(config, ranks.world)
         code = train(config, args.resume, args.force_config, ranks)
         if code:
-            say_how_to_go_on(config, ranks, sys.stdout)
+            say_how_to_go_on(__file__, config.run.output_dir, ranks, sys.stdout)
         return code
     except ConfigError as error:
-        print(f"error: {utils.redact(str(error))}", file=sys.stderr)
+        print(f"error: {redact(str(error))}", file=sys.stderr)
         return 2
     except (TrainingError, utils.CheckpointError, *DEVICE_ERRORS, OSError) as error:
         if config:
-            say_how_to_go_on(config, ranks, sys.stderr)
-        print(f"training failed: {utils.redact(str(error))}", file=sys.stderr)
+            say_how_to_go_on(__file__, config.run.output_dir, ranks, sys.stderr)
+        print(f"training failed: {redact(str(error))}", file=sys.stderr)
         return 1
-
-
-def say_how_to_go_on(config: SimpleNamespace, ranks: Ranks, stream: Any) -> None:
-    """Print the command, where there is a checkpoint to go on from."""
-    run_dir = Path(config.run.output_dir)
-    if ranks.first and any(run_dir.glob("checkpoint-*")):
-        print(f"go on with: {resume_command(__file__, run_dir, ranks.world)}", file=stream)
 
 
 if __name__ == "__main__":

@@ -65,6 +65,12 @@ def resume_command(program: str, run_dir: Path, processes: int = 1) -> str:
     return " ".join([*start, short(sys.executable), *launcher, short(program), "--resume", short(str(run_dir))])
 
 
+def say_how_to_go_on(program: str, run_dir: str, ranks: Any, stream: Any) -> None:
+    """Print the command, where there is a checkpoint to go on from."""
+    if ranks.first and any(Path(run_dir).glob("checkpoint-*")):
+        print(f"go on with: {resume_command(program, Path(run_dir), ranks.world)}", file=stream)
+
+
 def setup_logging(level: int = logging.INFO) -> None:
     """Log to stderr and print uncaught exceptions, both without secrets."""
     handler = logging.StreamHandler()
