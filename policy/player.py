@@ -124,9 +124,8 @@ class Policy:
             _must_be_finite(parameter)
         ids, _ = self.chat.first_prompt([{"role": "system", "content": SAMPLE}, {"role": "user", "content": SAMPLE}])
         [(hidden_D, _)] = self.reader.forward([Read(ids, None, False)])
-        _must_be_finite(
-            torch.cat((hidden_D.float(), self.lm_head(hidden_D).float(), self.value_head(hidden_D.float())))
-        )
+        _must_be_finite(self.lm_head(hidden_D))
+        _must_be_finite(self.value_head(hidden_D.to(self.value_head.weight.dtype)))
 
     def weights_changed(self) -> None:
         """Forget what was read with the old weights; to be called after every update."""

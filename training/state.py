@@ -55,7 +55,7 @@ class TrainerState:
     before: list[dict[str, Any]] = field(default_factory=list)  # results of the first evaluation
     row: dict[str, Any] | None = None  # metrics of a step whose evaluation a signal cut short
     lr_scale: float = knob(1.0, above=0, max=1)  # on the learning rate: what alarms and lr_target_kl made of it
-    alarms: dict[str, float | None] = field(default_factory=dict)  # what the alarms remember
+    alarms: dict[str, Any] = field(default_factory=dict)  # what the alarms remember
 
     def check(self, step: int) -> None:
         """Make sure of what types do not say, before a step is lost to it.
@@ -73,6 +73,7 @@ class TrainerState:
             "moments": all(updates >= 0 and variance >= 0 for updates, _, variance in self.moments.values()),
             "before": all(type(r.get("game")) is str and holds(r, "value", "exact", "share") for r in self.before)
             and all(type(f) is dict and is_number(f.get("value")) and is_number(f.get("legal_rate")) for f in free),
+            "alarms": holds(self.alarms, *self.alarms),
             "row": row.get("step") == step
             and (self.row is None or (holds(row, *SHOWN) and type(row.get("stage")) is str))
             and type(row.get("alarms", [])) is list
