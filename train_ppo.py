@@ -729,7 +729,7 @@ def main(argv: list[str] | None = None) -> int:
         ranks = Ranks.join(device_of(config.model))
         if config.run.threads:
             torch.set_num_threads(config.run.threads)
-        if config.env.env_type == "trace":
+        if config.env.env_type == "trace" and config.env.env_mode == "local":
             from envs.trace import check_config
 
             check_config(config.env, tasks_of(config))
