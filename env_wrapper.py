@@ -63,9 +63,9 @@ def make_env(env_config: EnvConfig | dict[str, Any]) -> Env:
     """
     config = _checked(env_config)
     if config.env_mode != "local":
-        from envs.affinetes import RemoteEnv
+        from envs.affinetes import RemoteEnv, RemoteTrace
 
-        return RemoteEnv(config)
+        return RemoteTrace(config) if config.env_type == "trace" else RemoteEnv(config)
     if config.env_type == "trace":
         from envs.trace import TraceEnv
 

@@ -464,7 +464,9 @@ def train(config: SimpleNamespace, resume: str | None, force_config: bool = Fals
         log_into(run_dir)
     start = ranks.alone(lambda: find_checkpoint(run_dir, resume, resolved, force_config))
     if ranks.first:
-        utils.write_file(run_dir / "run_config.json", json.dumps(redact(resolved, words=False), indent=1).encode())
+        utils.write_file(
+            run_dir / "run_config.json", json.dumps(utils.redact(resolved, words=False), indent=1).encode()
+        )
     trainer = Trainer(config, run_dir, ranks)
     if start is not None:
         trainer.load(start, force_config)

@@ -190,6 +190,7 @@ class RemoteEnv(OpenSpielEnv):
         if parse_opponent(task.opponent).kind in ("self", "past"):
             raise ValueError(f"opponent {task.opponent!r} cannot play on a server: choose random, mcts or ismcts")
         self._table, self._attempt = table(task.task_id), 1
+        self._name = self._table.game.name
         seed = derive_seed(task.task_id) if task.seed is None else task.seed
         asked = {"task_id": task.task_id, "seed": seed % SEEDS, "opponent": task.opponent}
         reply = self._call("reset", **asked)
@@ -219,15 +220,18 @@ class RemoteEnv(OpenSpielEnv):
     def _call(self, method: str, **arguments: Any) -> Reply:
         """Return the server's answer to reset or step, through the door."""
         try:
-            return read_reply(self._server.call(method, arguments, self.config.env_timeout), self._table.spiel)
+            return self._read(self._server.call(method, arguments, self.config.env_timeout))
         except ServerError as error:
             raise self._error(f"{method}: {error}") from error
 
+    def _read(self, answer: Any) -> Reply:
+        return read_reply(answer, self._table.spiel)
+
     def _error(self, problem: str) -> ServerError:
-        defect = DEFECTS.get(self._table.game.name)
+        defect = DEFECTS.get(self._name)
         known = f" (known of public servers: {defect}; scripts/serve.py plays it, " if defect else ""
         known += "env.allowed_game_indices leaves it out)" if defect else ""
-        return ServerError(f"{self._table.game.name} on {self._server.name}: {one_line(problem, 400)}{known}")
+        return ServerError(f"{self._name} on {self._server.name}: {one_line(problem, 400)}{known}")
 
     def _check_echo(self, asked: dict[str, Any], info: dict[str, Any]) -> None:
         """Raise unless the server says that it plays the task that was asked for."""
@@ -261,3 +265,42 @@ class RemoteEnv(OpenSpielEnv):
         info |= {"returns": returns, "history": reply.history if reply else [], "scores": {self._seat: result}}
         self.close()
         return Step("", {}, True, result, info)
+
+
+class RemoteTrace(RemoteEnv):
+    """Programs of a trace server: its observation is the whole question, one answer ends the episode.
+
+    ``Step.info`` is that of ``TraceEnv`` without what servers do not tell: match, exact, share, expected.
+    """
+
+    _name = "trace"
+
+    def reset(self, task: Task) -> Step:
+        """Ask for the task's program; ServerError: the server shows none, or another task's."""
+        self.close()
+        reply = self._call("reset", task_id=task.task_id, seed=task.seed)
+        self._state = reply.episode_id
+        if reply.done or reply.info.get("task_id", task.task_id) != task.task_id:
+            raise self._error(f"asked for task {task.task_id}, the server answered {reply.observation!r}")
+        return Step(reply.observation, {}, False, 0.0, self._info(0, None))
+
+    def step(self, text: str) -> Step:
+        """Let the server score the model's raw answer; RuntimeError: there is no running episode."""
+        if self._state is None:
+            raise RuntimeError("step without a running episode: it has finished or was closed; call reset first")
+        reply = self._call("step", action=text, episode_id=self._state)
+        if not reply.done:
+            raise self._error("the server does not score the answer")
+        self.close()
+        info = self._info(0, "finished") | {"returns": [reply.score], "scores": {0: reply.score}}
+        return Step("", {}, True, reply.score, info)
+
+    def _info(self, seat: int, outcome: str | None) -> dict[str, Any]:
+        return {"game": self._name, "seat": seat, "system": "", "attempt": 1, "adapter": None, "history": [],
+                "outcome": outcome}  # fmt: skip
+
+    def _read(self, answer: Any) -> Reply:
+        if isinstance(answer, dict) and isinstance(answer.get("info"), dict):  # returns and history are a game's
+            told = {key: value for key, value in answer["info"].items() if key not in ("returns", "history")}
+            answer = answer | {"info": told}
+        return read_reply(answer, None)

@@ -72,7 +72,6 @@ class EnvConfig:
         docker = self.env_mode == "docker"
         timed = isinstance(self.env_timeout, int | float) and 0 < self.env_timeout < float("inf")
         checks = (
-            ("env_type", self.env_type == "openspiel", "only openspiel is played on servers"),
             ("prompt", self.prompt == "full", "only the full prompt can be made from what servers show"),
             ("env_timeout", timed, "a number of seconds > 0"),
             ("env_url", docker or self.env_url, "env_mode url needs an address that starts with http:// or https://"),

@@ -460,7 +460,7 @@ def check(config: SimpleNamespace, processes: int = 1, dry_run: bool = False) ->
     Raises:
         ConfigError: programs, servers or prompts that cannot be played with.
     """
-    if config.env.env_type == "trace":
+    if config.env.env_type == "trace" and config.env.env_mode == "local":
         from envs.trace import check_config
 
         check_config(config.env, first_tasks(config.curriculum, "trace"))

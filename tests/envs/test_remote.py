@@ -264,7 +264,6 @@ def test_a_server_that_starts_late_is_waited_for(monkeypatch):
         ({"env_image": "https://me:secret@registry/games:1"}, "^env_image is not allowed: the name of an image"),
         ({"env_mode": "docker", "env_image": ""}, "env_image '' is not allowed"),
         ({"env_mode": "url", "env_url": "http://x", "prompt": "compact"}, "prompt 'compact'"),
-        ({"env_mode": "url", "env_url": "http://x", "env_type": "trace"}, "env_type 'trace'"),
         ({"env_mode": "url", "env_url": "http://x", "env_timeout": 0}, "env_timeout 0"),
         ({"env_mode": "url", "env_url": "http://x", "env_timeout": "9"}, "env_timeout '9'"),
     ],
@@ -348,3 +347,31 @@ def test_a_container_that_hangs_or_raises_fails_the_call(monkeypatch):
         env.reset(TASK)
     with pytest.raises(ServerError, match=r"no answer within 0\.3 s"):
         env.reset(Task(TASK.task_id, 5))
+
+
+@pytest.mark.parametrize(("replies", "ending"), [
+    ({}, ("finished", 1.0)),
+    ({"reset": answer("print(1)", task_id=8)}, ("failed", "asked for task 7, the server answered 'print\\(1\\)'")),
+    ({"step": answer("another?")}, ("failed", "the server does not score the answer")),
+    ({"step": answer("", done=True, reward=2)}, ("failed", r"score 2 is not in \[0, 1\]")),
+    ({"step": answer("", error="episode_not_found")}, ("failed", "episode_not_found")),
+])  # fmt: skip
+def test_programs_of_a_trace_server(replies, ending):
+    """Its observation is the question; what a game would tell besides is not read."""
+    done = answer("Expected: 1", done=True, reward=1.0, returns=[5], history="x")
+    server = PublicServer(**{"reset": answer("print(1)", task_id=7), "step": done} | replies)
+    player = FunctionPlayer(lambda query: "1")
+    with scripted_server(server) as url:
+        config = {"env_type": "trace", "env_mode": "url", "env_url": url, "answer_mode": "free"}
+        [episode] = play(config, player, [Task(7, 3)])
+    outcome, said = ending
+    assert episode.outcome == outcome
+    if outcome == "failed":
+        assert re.search(said, episode.info["error"])
+        return
+    assert (episode.score, episode.game, episode.info["scores"]) == (said, "trace", {0: 1.0})
+    assert player.queries[0].conversation == [
+        {"role": "system", "content": ""}, {"role": "user", "content": "print(1)"},
+    ]  # fmt: skip
+    asked = [("reset", {"task_id": 7, "seed": 3}), ("step", {"action": "1", "episode_id": "e1"})]
+    assert server.calls == [*asked, ("stop", {"episode_id": "e1"})]

@@ -25,6 +25,7 @@ import pytest
 from serving import http_server, said
 from shapes import write_model
 
+from games import NAMES
 from training.options import SECTIONS
 
 ROOT = Path(__file__).parents[2]
@@ -84,6 +85,11 @@ def test_pages_name_knobs_images_and_pages_that_exist(page):
     assert named <= knobs
     links = re.findall(r"\]\((?!https?:)([^)#]+)", text)
     assert [link for link in links if not ((ROOT / page).parent / link).exists()] == []
+
+
+def test_the_guides_table_of_games_is_that_of_the_code():
+    rows = re.findall(r"^\| \d+ \w+ \|.*$", (ROOT / "docs" / "guide.md").read_text(), re.MULTILINE)
+    assert re.findall(r"(\d+) (\w+)", "".join(rows)) == [(str(i), name) for i, name in enumerate(NAMES)]
 
 
 def test_symptoms_are_read_off_metrics_that_exist():
