@@ -146,7 +146,7 @@ LONG = {  # a search of minutes a move
 }
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
 def test_a_signal_during_a_search_of_minutes_ends_the_run_in_seconds(tmp_path, number):
     command = [sys.executable, "train_ppo.py", *arguments(tmp_path, **LONG)]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as run:
