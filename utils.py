@@ -113,6 +113,7 @@ def bounded(seconds: float, spare_bytes: int) -> Iterator[None]:
 
     limits, held = resource.getrlimit(resource.RLIMIT_AS), psutil.Process().memory_info().vms
     room = min(size for size in (held + spare_bytes, *limits) if size != resource.RLIM_INFINITY)
+    room = room if sys.platform == "linux" else limits[0]  # others count address space that nobody uses
     before = signal.signal(signal.SIGALRM, late)
     resource.setrlimit(resource.RLIMIT_AS, (room, limits[1]))
     signal.setitimer(signal.ITIMER_REAL, seconds)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import atexit
+import contextlib
 import logging
 import math
 import os
@@ -37,7 +38,16 @@ class _Redacted(logging.Formatter):
 
 
 class _RunLog(logging.FileHandler):
-    """``run.log``: what was logged and shown, with its time. A full disk ends neither the run nor its lines."""
+    """``run.log``: what was logged and shown, with its time. Whatever is wrong with it, the run goes on."""
+
+    def _open(self) -> Any:
+        # A link would lead to another file, a pipe wait for a reader.
+        how = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK
+        return os.fdopen(os.open(self.baseFilename, how, 0o666), "a", encoding="utf-8")
+
+    def emit(self, record: logging.LogRecord) -> None:
+        with contextlib.suppress(OSError):
+            super().emit(record)
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802
         pass
@@ -45,7 +55,7 @@ class _RunLog(logging.FileHandler):
 
 def log_into(run_dir: Path) -> None:
     """Also write what is logged, and the lines of the console, to the run's ``run.log``; until the next program."""
-    handler = _RunLog(run_dir / "run.log", delay=True, encoding="utf-8")
+    handler = _RunLog(run_dir / "run.log", delay=True)
     handler.setFormatter(_Redacted("%(asctime)s %(message)s"))
     logging.getLogger().addHandler(handler)
     logging.getLogger("training.console").setLevel(logging.DEBUG)

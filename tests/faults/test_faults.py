@@ -1,6 +1,7 @@
 """Checkpoints under every fault that a disk, a kill or a bad hand can cause."""
 
 import json
+import logging
 import os
 import resource
 import signal
@@ -15,7 +16,7 @@ from saving import damages, flip, names, save
 
 import utils
 from training.metrics import MetricsLog
-from training.process import lock_run
+from training.process import lock_run, log_into
 from utils import CheckpointError, latest_checkpoint, load_checkpoint, verify_checkpoint
 
 ROOT = Path(__file__).parents[2]
@@ -139,6 +140,11 @@ def test_what_has_no_end_is_not_read(tmp_path, make, caplog):
     for read in reads[: 2 if make is not huge else 1] + reads[2:]:
         with pytest.raises(utils.ConfigError, match=r"cannot be (read|written)"):
             read()
+    make(tmp_path / "run.log")
+    before = logging.getLogger().handlers[:]
+    log_into(tmp_path)
+    logging.getLogger("a run").warning("goes on")
+    logging.getLogger().handlers[:] = before
 
 
 def test_a_lock_that_is_a_link_leaves_the_file_it_leads_to_alone(tmp_path):
