@@ -259,8 +259,8 @@ class RemoteEnv:
 
     def _error(self, problem: str) -> ServerError:
         defect = DEFECTS.get(self._name)
-        known = f" (known of public servers: {defect}; scripts/serve.py plays it, " if defect else ""
-        known += "env.allowed_game_indices leaves it out)" if defect else ""
+        ways_out = "scripts/serve.py plays it, env.allowed_game_indices leaves it out"
+        known = f" (known of public servers: {defect}; {ways_out})" if defect else ""
         return ServerError(f"{self._name} on {self._server.name}: {one_line(problem, 400)}{known}")
 
     def _check_echo(self, asked: dict[str, Any], info: dict[str, Any]) -> None:
@@ -327,9 +327,7 @@ class RemoteTrace(RemoteEnv):
         reply = self._call("step", action=text, episode_id=self._episode_id)
         if not reply.done:
             raise self._error("the server does not score the answer")
-        end = self._end("finished", reply.score)
-        end.info["returns"] = [reply.score]
-        return end
+        return self._end("finished", reply.score)
 
     def _read(self, answer: Any) -> Reply:
         if isinstance(answer, dict) and isinstance(answer.get("info"), dict):  # returns and history are a game's

@@ -9,7 +9,7 @@ from tiny import micro_config
 
 from curriculum import eval_tasks
 from env_wrapper import Decision, EnvConfig, Sequence
-from envs.trace import TASKS_PER_LEVEL, expected_output
+from envs.trace.env import TASKS_PER_LEVEL, expected_output
 from games import CONFIGS_PER_GAME, NAMES
 from policy import load_policy
 from policy.chat import ChatFormat
