@@ -313,9 +313,7 @@ def _with_less_memory(policy: Policy, optimizer: torch.optim.Optimizer, work: An
         except torch.OutOfMemoryError as error:
             optimizer.zero_grad(set_to_none=True)
             if not policy.halve_batches():
-                raise TrainingError(
-                    "out of memory with a single sequence at a time: lower ppo.max_seq_length"
-                ) from error
+                raise TrainingError("out of memory with one sequence at a time: lower ppo.max_seq_length") from error
 
 
 def decay(ppo: PPOConfig, step: int, final: float) -> float:

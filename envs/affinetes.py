@@ -229,8 +229,8 @@ class RemoteEnv(OpenSpielEnv):
 
     def _error(self, problem: str) -> ServerError:
         defect = DEFECTS.get(self._name)
-        known = f" (known of public servers: {defect}; scripts/serve.py plays it, " if defect else ""
-        known += "env.allowed_game_indices leaves it out)" if defect else ""
+        ways_out = "scripts/serve.py plays it, env.allowed_game_indices leaves it out"
+        known = f" (known of public servers: {defect}; {ways_out})" if defect else ""
         return ServerError(f"{self._name} on {self._server.name}: {one_line(problem, 400)}{known}")
 
     def _check_echo(self, asked: dict[str, Any], info: dict[str, Any]) -> None:
@@ -292,7 +292,7 @@ class RemoteTrace(RemoteEnv):
         if not reply.done:
             raise self._error("the server does not score the answer")
         self.close()
-        info = self._info(0, "finished") | {"returns": [reply.score], "scores": {0: reply.score}}
+        info = self._info(0, "finished") | {"returns": None, "scores": {0: reply.score}}
         return Step("", {}, True, reply.score, info)
 
     def _info(self, seat: int, outcome: str | None) -> dict[str, Any]:

@@ -234,7 +234,7 @@ def say_answers(config: SimpleNamespace, chat: ChatFormat) -> list[str]:
     """
     if config.env.env_type != "trace" or config.env.env_mode != "local":
         return []
-    from envs.trace import TASKS_PER_LEVEL, expected_output
+    from envs.trace.env import TASKS_PER_LEVEL, expected_output
 
     limit, lines = config.ppo.max_new_tokens, []
     for start in first_tasks(config.curriculum, "trace"):

@@ -6,17 +6,10 @@ compared · ``sandbox`` runs programs that nobody vetted, each in an ``interpret
 """
 
 from envs.config import TraceConfig
-from envs.trace.env import (
-    TASKS_PER_LEVEL,
-    TraceEnv,
-    check_config,
-    expected_output,
-    level_starts,
-    load_programs,
-)
+from envs.trace.env import TASKS_PER_LEVEL, TraceEnv, check_config, level_starts, load_programs
 from envs.trace.prints import inject, inject_safe, score
 
 __all__ = [
-    "TASKS_PER_LEVEL", "TraceConfig", "TraceEnv", "check_config", "expected_output", "inject", "inject_safe",
-    "level_starts", "load_programs", "score",
+    "TASKS_PER_LEVEL", "TraceConfig", "TraceEnv", "check_config", "inject", "inject_safe", "level_starts",
+    "load_programs", "score",
 ]  # fmt: skip

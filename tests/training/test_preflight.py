@@ -9,7 +9,7 @@ from tiny import micro_config
 
 from curriculum import eval_tasks
 from env_wrapper import Decision, EnvConfig, Sequence
-from envs.trace import TASKS_PER_LEVEL, expected_output
+from envs.trace.env import TASKS_PER_LEVEL, expected_output
 from games import CONFIGS_PER_GAME, NAMES
 from policy import load_policy
 from policy.chat import ChatFormat
@@ -286,7 +286,7 @@ def test_steps_take_the_mixtures_share_of_the_search(tmp_path):
 
     assert step("mcts") == "stage only: 24.00 s a step of 16 games, on 2 threads"
     assert step({"mcts": 1.0, "random": 3.0}) == "stage only: 6.00 s a step of 16 games, on 2 threads"
-    weighted = {"games": {"kuhn_poker": 1, "leduc_poker": 2}}
+    weighted = {"games": {"kuhn_poker": 2, "leduc_poker": 4}}
     assert step("mcts", **weighted) == "stage only: 8.00 s a step of 16 games, on 2 threads"
 
 
