@@ -27,19 +27,23 @@ from env_wrapper import play
 from envs.protocol import Action, Episode, Query, Task
 from games import CONFIGS_PER_GAME, GAMES
 from policy.chat import ChatFormat, answer_trie
-from policy.model import LoraConfig, ModelConfig, device_of, load_architecture, load_tokenizer
+from policy.model import device_of, load_architecture, load_tokenizer
 from policy.network import ATTENDED
 from policy.servers import check_servers
 from training.console import duration
+from training.sizes import (
+    Parameters,
+    activation_bytes,
+    checkpoint_bytes,
+    count_parameters,
+    head_size,
+    size_of,
+    weight_bytes,
+)
 from utils import CheckpointError, ConfigError, need_space, uniform
 
 GB = 1e9
-QUANT_BLOCK = 64  # weights that share a scale in bitsandbytes' 4-bit formats
-NESTED_BLOCK = 256  # scales that share a scale when they are quantised themselves
-CODE_BYTES = 16 * 4  # the table of the 16 values, kept with every layer
-NESTED_BYTES = 256 * 4 + 4  # the table of the scales' values and their offset, likewise
 ADAM_BYTES = 16  # a trained fp32 weight, its gradient and Adam's two moments
-TOKENIZER_BYTES = 2**24  # with its template, the states and the manifest
 CONTEXT_BYTES = 0.8 * GB  # CUDA context, kernels and the allocator's rounding: an assumption
 LOGITS_BYTES = 24  # log-probabilities, probabilities, the gradients of both and of the logits, and one spare: fp32
 SEARCH_SECONDS = 0.02  # that a search is measured for, at least, or all of its simulations
@@ -48,68 +52,6 @@ EXACT_OPERATIONS = 3e13  # for a game's exact values, with eval_exact auto: minu
 MAX_CUT = 0.05  # share of a level's programs that may print more than an answer can hold
 ANSWER_SAMPLE = 100  # programs of each level whose output is counted
 EXACT_SAMPLE = 64  # information states that their tokens are counted in
-
-
-def _size(dtype: str) -> int:
-    return getattr(torch, dtype).itemsize
-
-
-# ------------------------------------------------------------------------------------------------------ parameters
-
-
-@dataclass(frozen=True)
-class Parameters:
-    """How many numbers the network has, by how they are held."""
-
-    linears: tuple[int, ...]  # weights of each linear layer of the trunk: what 4 bits apply to
-    other: int  # embedding, output layer (once if tied), norms, biases
-    adapter: int
-    value_head: int
-
-    @property
-    def trainable(self) -> int:
-        """What PPO moves."""
-        return self.adapter + self.value_head
-
-    @property
-    def total(self) -> int:
-        """What there is."""
-        return sum(self.linears) + self.other + self.trainable
-
-
-def count_parameters(model: ModelConfig, lora: LoraConfig, architecture: Any) -> Parameters:
-    """Count on the meta device, where tensors have shapes and no bytes.
-
-    LoRA (https://arxiv.org/abs/2106.09685, section 4.1) adds ``r * (inputs + outputs)`` to a linear layer.
-    """
-    from transformers import AutoModelForCausalLM
-
-    with torch.device("meta"):
-        base = AutoModelForCausalLM.from_config(architecture, trust_remote_code=False)
-    trunk = {n: m for n, m in base.model.named_modules() if isinstance(m, torch.nn.Linear)}
-    linears = tuple(m.weight.numel() for m in trunk.values())
-    adapted = [m for name, m in trunk.items() if name.rpartition(".")[2] in lora.target_modules]
-    adapter = sum(lora.r * (m.in_features + m.out_features) for m in adapted)
-    other = sum(p.numel() for p in base.parameters()) - sum(linears)
-    return Parameters(linears, other, adapter, architecture.hidden_size + 1)
-
-
-def weight_bytes(parameters: Parameters, model: ModelConfig) -> int:
-    """Bytes of the frozen base.
-
-    In 4 bits (QLoRA, https://arxiv.org/abs/2305.14314, section 3): half a byte a weight and a scale per 64
-    weights: 4 bytes, or with nested quantisation 1 byte and 4 more per 256 scales. Embedding, output layer, norms
-    and biases keep ``model.dtype``.
-    """
-    size = _size(model.dtype)
-    if not model.use_4bit:
-        return (sum(parameters.linears) + parameters.other) * size
-    total = parameters.other * size
-    for weights in parameters.linears:
-        scales = -(-weights // QUANT_BLOCK)
-        nested = scales + 4 * -(-scales // NESTED_BLOCK) + NESTED_BYTES
-        total += weights // 2 + CODE_BYTES + (nested if model.use_nested_quant else 4 * scales)
-    return total
 
 
 # --------------------------------------------------------------------------------------------------------- prompts
@@ -201,11 +143,6 @@ def _measure(config: SimpleNamespace, chat: ChatFormat, tasks: list[Task], peek:
     if failed := [e for e in prompts.episodes if e.outcome == "failed"]:
         raise ConfigError(f"curriculum.stages: task {failed[0].task.task_id} failed: {failed[0].info['error']}")
     return prompts
-
-
-def checkpoint_bytes(trained: int) -> int:
-    """Bytes of a checkpoint, at least: what is trained, Adam's moments, the tokenizer."""
-    return 12 * trained + TOKENIZER_BYTES
 
 
 def check_disk(config: SimpleNamespace, parameters: Parameters) -> None:
@@ -340,28 +277,6 @@ def say_evaluation(config: SimpleNamespace, chat: ChatFormat, parameters: Parame
 # ---------------------------------------------------------------------------------------------------------- memory
 
 
-def activation_bytes(architecture: Any, lora: LoraConfig, dtype: str) -> int:
-    """Bytes that one token leaves behind in one layer for the backward pass, the base frozen.
-
-    What autograd keeps of ``policy.network.run_trunk``: the inputs of both norms and their scales (fp32), the input of
-    each group of linears that has an adapter (o_proj's is the attention's output), queries, keys, values and output of
-    the attention, and in the MLP both branches before they are multiplied.
-    """
-    h, f, size = architecture.hidden_size, architecture.intermediate_size, _size(dtype)
-    heads, kv_heads = architecture.num_attention_heads, architecture.num_key_value_heads
-    q, k = heads * _head(architecture), kv_heads * _head(architecture)
-    groups: dict[tuple[str, ...], int] = {("q_proj", "k_proj", "v_proj"): h, ("gate_proj", "up_proj"): h}
-    groups |= {("down_proj",): f}
-    inputs = sum(width for names, width in groups.items() if set(names) & set(lora.target_modules))
-    normed = architecture.model_type == "qwen3"  # of queries and keys
-    scales = 4 * (2 + normed * (heads + kv_heads))
-    return scales + size * (2 * h + inputs + (2 + normed) * (q + k) + 2 * f)
-
-
-def _head(architecture: Any) -> int:
-    return getattr(architecture, "head_dim", None) or architecture.hidden_size // architecture.num_attention_heads
-
-
 def memory(
     config: SimpleNamespace, parameters: Parameters, architecture: Any, measured: dict[int, Prompts]
 ) -> dict[str, float]:
@@ -371,9 +286,9 @@ def memory(
     old and new, the batch at work once more, and one layer's activations. The update runs one full micro-batch.
     """
     model, ppo, lora = config.model, config.ppo, config.lora
-    size, layers = _size(model.dtype), architecture.num_hidden_layers
+    size, layers = size_of(model.dtype), architecture.num_hidden_layers
     layer = activation_bytes(architecture, lora, model.dtype)
-    kv = 2 * architecture.num_key_value_heads * _head(architecture) * size  # a token's keys and values in one layer
+    kv = 2 * architecture.num_key_value_heads * head_size(architecture) * size  # a token's keys and values in one layer
     kept = architecture.hidden_size * size if model.gradient_checkpointing else layer
     ends = {i: min(max(p.longest), ppo.max_seq_length) * len(p.longest) / len(p.episodes) for i, p in measured.items()}
     stages = [pool(stage.games) for stage in config.curriculum.stages]
@@ -394,7 +309,7 @@ def memory(
         "base weights": weight_bytes(parameters, model),
         "adapter, gradient, Adam": ADAM_BYTES * parameters.trainable + 4 * parameters.adapter * bool(model.adapter),
         "workspace": CONTEXT_BYTES * (model.device != "cpu")
-        + 2 * max(parameters.linears) * _size(model.dtype) * model.use_4bit,
+        + 2 * max(parameters.linears) * size_of(model.dtype) * model.use_4bit,
         "rollout": reading(ppo.batch_size),
         "evaluation": reading(ppo.eval_games * len(first_tasks(config.curriculum, config.env.env_type))),
         "update: activations": tokens * (kept * layers + 2 * layer),

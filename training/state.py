@@ -22,9 +22,9 @@ from envs.protocol import Episode
 from policy.player import Policy
 from policy.vllm import Engine
 from training.metrics import MetricsLog, finite
-from training.preflight import checkpoint_bytes
 from training.process import StoppablePlayer, StopSignal
 from training.ranks import Ranks
+from training.sizes import checkpoint_bytes
 from utils import CheckpointError, ConfigError, config_diff, knob, latest_checkpoint, load_checkpoint, redact
 
 log = logging.getLogger(__name__)

@@ -361,7 +361,7 @@ def test_the_default_run_takes_at_most_300_forward_passes_before_its_first_step(
     tasks = first_tasks(config.curriculum)
     results = evaluate(policy, config.env, tasks, config.ppo.eval_games, exact_tasks=(),
                        progress=lambda *progress: told.append(progress))  # fmt: skip
-    assert len(results) == 10
+    assert len(results) == 12
     assert len(passes) <= 300
     assert preflight.evaluation_work(config, chat)[0] == pytest.approx(len(passes), rel=0.25)
     assert told[0] == ("evaluation: games", 0, 140)

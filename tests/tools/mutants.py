@@ -194,7 +194,7 @@ MUTANTS = {
         Mutant("attention: padding of a bucket is put back", ATTENTION,
                "x.index_select(0, run.places) if len(run.places) < len(x) else x", "x[: len(run.places)]"),
         Mutant("attention: no mean taken off the gradient", ATTENTION,
-               ".sub_(torch.linalg.vecdot(g, out)[..., None])", ""),
+               "        by_p -= torch.linalg.vecdot(g.to(exact), out.to(exact))[..., None]\n", ""),
         Mutant("attention: the last path's gradient only", ATTENTION, "by.index_add_(", "by.index_copy_("),
         Mutant("adapter: gradient of B without its scale", FUSED,
                ".to(factors[0].dtype) * scale", ".to(factors[0].dtype)"),
@@ -259,7 +259,7 @@ MUTANTS = {
                "            raise InterruptedRolloutError\n\n    def act(",
                "            pass\n\n    def act("),
         Mutant("a signal does not end the evaluation", TRAIN,
-               "player, games = self.player(stop),", "player, games = self.policy,"),
+               "partial(evaluate, self.player(stop), env,", "partial(evaluate, self.policy, env,"),
         Mutant("the row of an interrupted evaluation is lost", TRAIN, "row = state.row = state.row or", "row ="),
     ],
     FAULTS + "no_memory_in_the_middle_of_a_step_leaves_the_last_checkpoint_alone": [

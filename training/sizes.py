@@ -1,0 +1,104 @@
+"""How large things are before they exist: numbers of a model, bytes of its weights, activations and checkpoints."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from policy.model import LoraConfig, ModelConfig
+
+QUANT_BLOCK = 64  # weights that share a scale in bitsandbytes' 4-bit formats
+NESTED_BLOCK = 256  # scales that share a scale when they are quantised themselves
+CODE_BYTES = 16 * 4  # the table of the 16 values, kept with every layer
+NESTED_BYTES = 256 * 4 + 4  # the table of the scales' values and their offset, likewise
+TOKENIZER_BYTES = 2**24  # with its template, the states and the manifest
+
+
+def size_of(dtype: str) -> int:
+    """Bytes of a number."""
+    return getattr(torch, dtype).itemsize
+
+
+@dataclass(frozen=True)
+class Parameters:
+    """How many numbers the network has, by how they are held."""
+
+    linears: tuple[int, ...]  # weights of each linear layer of the trunk: what 4 bits apply to
+    other: int  # embedding, output layer (once if tied), norms, biases
+    adapter: int
+    value_head: int
+
+    @property
+    def trainable(self) -> int:
+        """What PPO moves."""
+        return self.adapter + self.value_head
+
+    @property
+    def total(self) -> int:
+        """What there is."""
+        return sum(self.linears) + self.other + self.trainable
+
+
+def count_parameters(model: ModelConfig, lora: LoraConfig, architecture: Any) -> Parameters:
+    """Count on the meta device, where tensors have shapes and no bytes.
+
+    LoRA (https://arxiv.org/abs/2106.09685, section 4.1) adds ``r * (inputs + outputs)`` to a linear layer.
+    """
+    from transformers import AutoModelForCausalLM
+
+    with torch.device("meta"):
+        base = AutoModelForCausalLM.from_config(architecture, trust_remote_code=False)
+    trunk = {n: m for n, m in base.model.named_modules() if isinstance(m, torch.nn.Linear)}
+    linears = tuple(m.weight.numel() for m in trunk.values())
+    adapted = [m for name, m in trunk.items() if name.rpartition(".")[2] in lora.target_modules]
+    adapter = sum(lora.r * (m.in_features + m.out_features) for m in adapted)
+    other = sum(p.numel() for p in base.parameters()) - sum(linears)
+    return Parameters(linears, other, adapter, architecture.hidden_size + 1)
+
+
+def weight_bytes(parameters: Parameters, model: ModelConfig) -> int:
+    """Bytes of the frozen base.
+
+    In 4 bits (QLoRA, https://arxiv.org/abs/2305.14314, section 3): half a byte a weight and a scale per 64
+    weights: 4 bytes, or with nested quantisation 1 byte and 4 more per 256 scales. Embedding, output layer, norms
+    and biases keep ``model.dtype``.
+    """
+    size = size_of(model.dtype)
+    if not model.use_4bit:
+        return (sum(parameters.linears) + parameters.other) * size
+    total = parameters.other * size
+    for weights in parameters.linears:
+        scales = -(-weights // QUANT_BLOCK)
+        nested = scales + 4 * -(-scales // NESTED_BLOCK) + NESTED_BYTES
+        total += weights // 2 + CODE_BYTES + (nested if model.use_nested_quant else 4 * scales)
+    return total
+
+
+def checkpoint_bytes(trained: int) -> int:
+    """Bytes of a checkpoint, at least: what is trained, Adam's moments, the tokenizer."""
+    return 12 * trained + TOKENIZER_BYTES
+
+
+def activation_bytes(architecture: Any, lora: LoraConfig, dtype: str) -> int:
+    """Bytes that one token leaves behind in one layer for the backward pass, the base frozen.
+
+    What autograd keeps of ``policy.network.run_trunk``: the inputs of both norms and their scales (fp32), the input of
+    each group of linears that has an adapter (o_proj's is the attention's output), queries, keys, values and output of
+    the attention, and in the MLP both branches before they are multiplied.
+    """
+    h, f, size = architecture.hidden_size, architecture.intermediate_size, size_of(dtype)
+    heads, kv_heads = architecture.num_attention_heads, architecture.num_key_value_heads
+    q, k = heads * head_size(architecture), kv_heads * head_size(architecture)
+    groups: dict[tuple[str, ...], int] = {("q_proj", "k_proj", "v_proj"): h, ("gate_proj", "up_proj"): h}
+    groups |= {("down_proj",): f}
+    inputs = sum(width for names, width in groups.items() if set(names) & set(lora.target_modules))
+    normed = architecture.model_type == "qwen3"  # of queries and keys
+    scales = 4 * (2 + normed * (heads + kv_heads))
+    return scales + size * (2 * h + inputs + (2 + normed) * (q + k) + 2 * f)
+
+
+def head_size(architecture: Any) -> int:
+    """Of one attention head."""
+    return getattr(architecture, "head_dim", None) or architecture.hidden_size // architecture.num_attention_heads
