@@ -139,9 +139,7 @@ def test_no_memory_in_the_middle_of_a_step_leaves_the_last_checkpoint_alone(undi
         patch.setattr(train_ppo, "_backward", backward)
         assert train(tmp_path, **ADAPTIVE) == 1
     message = capsys.readouterr().err.splitlines()[-1]
-    assert (
-        "in step 5: out of memory with one sequence at a time: lower ppo.max_seq_length; checkpoint: " in message
-    )
+    assert "in step 5: out of memory with one sequence at a time: lower ppo.max_seq_length; checkpoint: " in message
     assert message.endswith("checkpoint-000004")
     assert final_bytes(tmp_path, 4) == final_bytes(undisturbed, 4)
     assert train(tmp_path, "--resume", **ADAPTIVE) == 0
