@@ -59,7 +59,7 @@ class PPOConfig:
     max_new_tokens: int = knob(16, min=1)  # of a free answer
     save_freq: int = knob(500, min=1)  # steps between checkpoints
     eval_freq: int = knob(0, min=0)  # 0: before and after only
-    eval_games: int = knob(6, min=2)  # per game of the evaluation, half of them in each seat
+    eval_games: int = knob(4, min=2)  # per game of the evaluation, half of them in each seat
     eval_exact: str = knob("auto", choices=("auto", "always", "never"))  # exact values; auto: where reading is cheap
     alarms: str = knob("warn", choices=("off", "warn", "act"))  # act: slow down or stop, as alarms.py says
 

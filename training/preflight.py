@@ -225,6 +225,7 @@ def exact_tasks(config: SimpleNamespace, chat: ChatFormat) -> dict[int, float]:
 def evaluation_work(config: SimpleNamespace, chat: ChatFormat) -> tuple[float, float]:
     """Forward passes and tokens of the games of one evaluation, estimated from random games."""
     passes = tokens = 0.0
+    rounds: list[float] = []  # of each game played, alone
     games, tasks = config.ppo.eval_games, first_tasks(config.curriculum, config.env.env_type)
     at_once = min(config.env.games_at_once or games * len(tasks), games * len(tasks))
     for p in (_measure(config, chat, eval_tasks([(task, task)], 2, 0), False) for task in tasks):
@@ -239,7 +240,9 @@ def evaluation_work(config: SimpleNamespace, chat: ChatFormat) -> tuple[float, f
                 work = asked * (new + size / ATTENDED)  # as policy.network.batches counts it
                 passes += max(work / config.model.tokens_per_batch, 1) * games / at_once
         tokens += games * (p.read - len(p.first) * p.shared) / len(p.episodes)
-    return passes, tokens
+        rounds += [lengths[i % len(lengths)] * sum(p.passes) / len(p.passes) for i in range(games)]
+    longest = sum(max(rounds[i : i + at_once]) for i in range(0, len(rounds), at_once))  # ``play`` goes part by part
+    return max(passes, longest), tokens
 
 
 def _matmul_speed(config: SimpleNamespace, architecture: Any, rows: int) -> float:

@@ -364,8 +364,8 @@ def test_the_default_run_takes_at_most_300_forward_passes_before_its_first_step(
     assert len(results) == 12
     assert len(passes) <= 300
     assert preflight.evaluation_work(config, chat)[0] == pytest.approx(len(passes), rel=0.25)
-    assert told[0] == ("evaluation: games", 0, 72)
-    assert told[-1] == ("evaluation: games", 72, 72)
+    assert told[0] == ("evaluation: games", 0, 48)
+    assert told[-1] == ("evaluation: games", 48, 48)
     assert len(told) > 20
 
 
