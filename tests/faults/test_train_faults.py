@@ -278,7 +278,7 @@ def test_a_run_whose_checkpoints_are_all_ruined_is_told_in_one_line(undisturbed,
 
 
 def test_games_that_do_not_fit_are_counted_and_the_run_goes_on(tmp_path):
-    sets = ["ppo.max_seq_length=20", "env.history_turns=all", "ppo.num_train_steps=2"]
+    sets = ["ppo.max_seq_length=17", "env.history_turns=all", "ppo.num_train_steps=2"]
     assert train(tmp_path, *(word for value in sets for word in ("--set", value))) == 0
     assert all(0 < row["truncated"] < row["games"] for row in rows(tmp_path))
 
