@@ -201,6 +201,7 @@ def test_small_games_are_feasible(name):
     assert exact.feasible(pyspiel.load_game(name))
 
 
+@pytest.mark.slow
 def test_the_usual_four_games_take_seconds():
     """All of them from cold caches, given the lookups."""
     for cache in (exact._explore, exact._positions, exact._best_against_random):
