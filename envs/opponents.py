@@ -9,7 +9,7 @@ import re
 from bisect import bisect_right
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 from games.base import Game
 from games.gin_rummy import KNOCK
@@ -74,18 +74,36 @@ def parse_opponent(spec: str) -> OpponentSpec:
     raise ValueError(f"opponent {spec!r} is not known: allowed are {ALLOWED}")
 
 
+def _new_generator() -> Any:
+    from numpy.random import RandomState
+
+    return RandomState()
+
+
 class Stream:
-    """The draws of ``numpy.random.RandomState(seed)``, made when first used; any integer is a seed, modulo 2^32."""
+    """The draws of ``numpy.random.RandomState(seed)``, made when first used; any integer is a seed, modulo 2^32.
+
+    To seed a generator takes two microseconds, to make one a hundred: those of finished episodes are used again.
+    """
+
+    __slots__ = ("_rng", "_seed")
+    _spare: ClassVar[list[Any]] = []
 
     def __init__(self, seed: int):
         self._seed = seed % SEEDS
+        self._rng: Any = None
 
-    @functools.cached_property
+    def __del__(self, spare: list[Any] = _spare) -> None:
+        if self._rng is not None:
+            spare.append(self._rng)
+
+    @property
     def generator(self) -> Any:
         """The RandomState itself."""
-        from numpy.random import RandomState
-
-        return RandomState(self._seed)
+        if self._rng is None:
+            self._rng = self._spare.pop() if self._spare else _new_generator()
+            self._rng.seed(self._seed)
+        return self._rng
 
     def choice(self, actions: list[int]) -> int:
         """Return what ``RandomState.choice(actions)`` returns, at a third of the cost."""

@@ -152,6 +152,16 @@ def test_any_integer_is_a_seed_modulo_2_32(seed, opponent):
     assert wrapped[-1].info["outcome"] == "finished"
 
 
+def test_a_generator_is_made_once_and_seeded_for_each_episode(monkeypatch):
+    """Making one takes a hundred times as long, which was four fifths of a short game."""
+    made = []
+    monkeypatch.setattr(opponents, "_new_generator", lambda: made.append(1) or np.random.RandomState())
+    Stream._spare.clear()
+    for seed in range(100):
+        assert Stream(seed).uniform() == np.random.RandomState(seed).random_sample()
+    assert len(made) == 1
+
+
 def test_stream_draws_what_randomstate_draws():
     rng = random.Random(0)
     for seed in [0, 1, 2**32 - 1, *(rng.randrange(2**32) for _ in range(200))]:
