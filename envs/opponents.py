@@ -98,8 +98,7 @@ class Stream:
             spare.append(self._rng)
 
     @property
-    def generator(self) -> Any:
-        """The RandomState itself."""
+    def _generator(self) -> Any:
         if self._rng is None:
             self._rng = self._spare.pop() if self._spare else _new_generator()
             self._rng.seed(self._seed)
@@ -107,11 +106,11 @@ class Stream:
 
     def choice(self, actions: list[int]) -> int:
         """Return what ``RandomState.choice(actions)`` returns, at a third of the cost."""
-        return actions[self.generator.randint(len(actions))]
+        return actions[self._generator.randint(len(actions))]
 
     def uniform(self) -> float:
         """Return a number in [0, 1)."""
-        return self.generator.random_sample()
+        return self._generator.random_sample()
 
     def weighted(self, outcomes: list[tuple[int, float]]) -> int:
         """Return what ``RandomState.choice(values, p=probabilities)`` returns for (value, probability) pairs."""
@@ -299,7 +298,8 @@ def make_bot(game: Game, pyspiel_game: Any, spec: OpponentSpec, seat: int, seed:
     if spec.kind == "mcts" and has_dead_ends(pyspiel_game):
         from open_spiel.python.algorithms import mcts  # two to three times slower, but rollouts can avoid dead ends
 
-        search = Stream(seed + 6 + seat).generator
+        search = _new_generator()
+        search.seed((seed + 6 + seat) % SEEDS)
         return mcts.MCTSBot(
             pyspiel_game, UCT_C, simulations, SafeRollouts(rollouts, seed + 5 + seat), random_state=search
         )
