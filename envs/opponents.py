@@ -285,14 +285,15 @@ def make_bot(game: Game, pyspiel_game: Any, spec: OpponentSpec, seat: int, seed:
     Raises:
         ValueError: ``ismcts`` in a game whose hidden information OpenSpiel cannot resample.
     """
+    if not spec.searches:
+        return RandomBot(seat, seed + 4 + seat)
     import pyspiel
 
     kind = pyspiel_game.get_type()
     searchable = kind.dynamics == pyspiel.GameType.Dynamics.SEQUENTIAL and pyspiel_game.num_players() > 1
-    budget = spec.budget_in(game) if searchable and spec.searches else None
+    budget = spec.budget_in(game) if searchable else None
     if budget is None:
-        if spec.searches:
-            _say_once(f"{game.name} cannot be searched: its {spec.kind} opponents play at random")
+        _say_once(f"{game.name} cannot be searched: its {spec.kind} opponents play at random")
         return RandomBot(seat, seed + 4 + seat)
     simulations, rollouts = budget
     if spec.kind == "mcts" and has_dead_ends(pyspiel_game):
