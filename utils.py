@@ -229,7 +229,7 @@ def naming(what: str) -> Iterator[None]:
         yield
     except ConfigError:  # a line of its own
         raise
-    except Exception as exc:
+    except Exception as exc:  # files of strangers fail in as many ways as they have formats
         text = str(exc) if isinstance(exc, CheckpointError) else f"{type(exc).__name__}: {exc}"
         cause = exc.__cause__ if isinstance(exc, CheckpointError) else exc
         raise CheckpointError(what + " ".join(redact(text).split())) from cause

@@ -56,7 +56,7 @@ class ChatFormat:
                 text = self.tokenizer.apply_chat_template(
                     messages, tokenize=False, add_generation_prompt=True, enable_thinking=False
                 )
-        except Exception as error:
+        except Exception as error:  # whatever that program raises, or its end by ``bounded``
             cause = one_line(f"{type(error).__name__} {error}")
             raise ConfigError(f"model.model_name: its chat template fails: {cause}") from error
         if len(text) > TEMPLATE_CHARACTERS:

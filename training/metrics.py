@@ -167,7 +167,7 @@ class WandbLog:
     def _try(self, act: Any) -> None:
         try:
             act()
-        except Exception as exc:
+        except Exception as exc:  # of wandb or the network, neither of which may cost the run
             self._run = None
             log.warning("wandb is off from here: %s", redact(" ".join(f"{type(exc).__name__}: {exc}".split())))
 

@@ -201,7 +201,7 @@ def who_uploads() -> str:
 
     try:
         return HfApi().whoami()["name"]
-    except Exception as error:
+    except Exception as error:  # the Hub's client fails by its own, HTTP's and the network's errors
         cause = " ".join(str(error).split())[:200]
         raise ConfigError(f"--push: no access to the Hub ({cause}); `hf auth login` gives it") from error
 
@@ -218,6 +218,6 @@ def upload(folder: Path, repo: str, private: bool) -> str:
     try:
         api.create_repo(repo, private=private, exist_ok=True)
         info = api.upload_folder(repo_id=repo, folder_path=folder, commit_message="Upload model and card")
-    except Exception as error:
+    except Exception as error:  # likewise
         raise PublishError(redact(f"--push {repo}: {' '.join(str(error).split())[:300]}")) from error
     return str(info.commit_url)
