@@ -23,7 +23,7 @@ import pyspiel
 
 import games
 from envs.config import EnvConfig
-from envs.opponents import Bot, Stream, make_bot, parse_opponent
+from envs.opponents import Bot, RandomBot, Stream, make_bot, parse_opponent
 from envs.parser import parse_action
 from envs.protocol import Query, Step, Task
 from games.base import Game
@@ -78,15 +78,17 @@ class Table:
     spiel: Any
     players: int
     system_full: str
+    utilities: tuple[float, float] | None  # see ``_utilities``
 
 
 @functools.cache
 def _table(game: Game, params: tuple[tuple[str, Any], ...]) -> Table:
     with _silent_stderr():
         spiel = pyspiel.load_game(game.short_name, dict(params))
-    return Table(game, spiel, spiel.num_players(), full_system(game.name, game.rules(dict(params))))
+    return Table(game, spiel, spiel.num_players(), full_system(game.name, game.rules(dict(params))), _utilities(spiel))
 
 
+@functools.lru_cache(maxsize=4096)  # of the ids in use; tables themselves are few
 def table(task_id: int) -> Table:
     """Return the shared, cached table of a task.
 
@@ -145,16 +147,25 @@ def score(pyspiel_game: Any, returns: list[float], seat: int) -> float:
     Zero-sum: the return's place between the game's lowest and highest utility. General-sum: with one player the
     same, with two 1 / 0.5 / 0 by comparison, with more 1 - rank / (players - 1), ties sharing the best rank.
     """
-    players = pyspiel_game.num_players()
-    zero_sum = pyspiel_game.get_type().utility == pyspiel.GameType.Utility.ZERO_SUM
+    return _place(returns, seat, _utilities(pyspiel_game))
+
+
+def _utilities(pyspiel_game: Any) -> tuple[float, float] | None:
+    """(Lowest, highest) utility where a seat's own return says how well it did, None where others' returns do."""
+    if pyspiel_game.get_type().utility == pyspiel.GameType.Utility.ZERO_SUM or pyspiel_game.num_players() == 1:
+        return pyspiel_game.min_utility(), pyspiel_game.max_utility()
+    return None
+
+
+def _place(returns: list[float], seat: int, utilities: tuple[float, float] | None) -> float:
     own = returns[seat]
-    if zero_sum or players == 1:
-        low, high = pyspiel_game.min_utility(), pyspiel_game.max_utility()
+    if utilities:
+        low, high = utilities
         return (own - low) / (high - low)
-    if players == 2:
+    if len(returns) == 2:
         other = returns[1 - seat]
         return 0.5 if own == other else float(own > other)
-    return 1 - sorted(returns, reverse=True).index(own) / (players - 1)
+    return 1 - sorted(returns, reverse=True).index(own) / (len(returns) - 1)
 
 
 def full_system(name: str, rules: str) -> str:
@@ -286,7 +297,10 @@ class OpenSpielEnv:
         self._history.append([player, action])
 
     def _bot_action(self, seat: int, legal: list[int]) -> int:
-        return legal[0] if len(legal) == 1 else self._bots[seat].step(self._state)
+        if len(legal) == 1:
+            return legal[0]
+        bot = self._bots[seat]  # one that plays at random need not ask the game again what is legal
+        return bot.among(legal) if isinstance(bot, RandomBot) else bot.step(self._state)
 
     def _next_simultaneous_seat(self) -> int | None:
         """Return the model's seat that still has to choose; once all have chosen, move together and return None."""
@@ -332,7 +346,7 @@ class OpenSpielEnv:
         if returns is None:
             scores = {p: 0.0 if p == self._seat else 0.5 for p in range(self._table.players)}
         else:
-            scores = {p: score(self._table.spiel, returns, p) for p in range(self._table.players)}
+            scores = {p: _place(returns, p, self._table.utilities) for p in range(self._table.players)}
         info = self._info(self._own_seat, outcome) | {"returns": returns, "scores": scores}
         self.close()
         return Step("", {}, True, scores[self._own_seat], info)

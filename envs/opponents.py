@@ -80,6 +80,12 @@ def _new_generator() -> Any:
     return RandomState()
 
 
+@functools.lru_cache(maxsize=256)  # a game's chance nodes are few kinds
+def _cumulative(probabilities: tuple[float, ...]) -> list[float]:
+    sums = list(accumulate(probabilities))
+    return [c / sums[-1] for c in sums]
+
+
 class Stream:
     """The draws of ``numpy.random.RandomState(seed)``, made when first used; any integer is a seed, modulo 2^32.
 
@@ -114,9 +120,7 @@ class Stream:
 
     def weighted(self, outcomes: list[tuple[int, float]]) -> int:
         """Return what ``RandomState.choice(values, p=probabilities)`` returns for (value, probability) pairs."""
-        cumulative = list(accumulate([probability for _, probability in outcomes]))
-        total = cumulative[-1]
-        return outcomes[bisect_right([c / total for c in cumulative], self.uniform())][0]
+        return outcomes[bisect_right(_cumulative(tuple([p for _, p in outcomes])), self.uniform())][0]
 
 
 class RandomBot:
@@ -128,7 +132,11 @@ class RandomBot:
 
     def step(self, state: Any) -> int:
         """Return a legal action of the bot's seat."""
-        return self._stream.choice(state.legal_actions(self.seat))
+        return self.among(state.legal_actions(self.seat))
+
+    def among(self, legal: list[int]) -> int:
+        """Return one of the legal actions."""
+        return self._stream.choice(legal)
 
 
 class InformationSetSearch:

@@ -76,8 +76,9 @@ def parse_action(text: str, legal: dict[int, str], protocol: str = "affinetes") 
         return action if action in legal else None
     if protocol != "affinetes":
         raise ValueError(f"protocol {protocol!r} is not known: affinetes or affinetes_step")
-    text = _without_thinking(text)
-    if re.fullmatch(r"\d+", text):
+    if not text.isdecimal():  # a bare number needs no search
+        text = _without_thinking(text)
+    if text.isdecimal():
         action = _integer(text)
         return action if action in legal else None
     words = set(re.findall(r"\b[0-9]+\b", text))

@@ -158,9 +158,10 @@ class Reader:
         results: list[Any] = [None] * len(reads)
         while todo:
             wanted = [reads[m[0]]._replace(keep=any(reads[n].keep for n in m)) for m in todo]
-            batch = next(batches([_row(read) for read in wanted], self.tokens_per_batch))
+            own = [_row(read) for read in wanted]
+            batch = next(batches(own, self.tokens_per_batch))
             try:
-                read_now = self.forward(wanted[batch])
+                read_now = self.forward(wanted[batch], own[batch])
             except torch.OutOfMemoryError:
                 if not self.halve_batches():
                     raise
@@ -171,22 +172,20 @@ class Reader:
             del todo[batch]
         return torch.stack([hidden_D for hidden_D, _ in results]), [kv for _, kv in results]
 
-    def forward(self, reads: list[Read]) -> list[tuple[Tensor, Kept | None]]:
-        """``read`` for one batch, sorted: hidden state, and keys and values where wanted, of each."""
-        rows = [_row(read) for read in reads]
+    def forward(self, reads: list[Read], rows: list[Row]) -> list[tuple[Tensor, Kept | None]]:
+        """``read`` for one batch, sorted, as ``rows``: hidden state, and keys and values where wanted, of each."""
         kvs: list[Kept | None] = [None] * len(reads)
         ends, most = [[len(row.ids) - 1] for row in rows], QUERIES[self.device.type]
         if not any(read.keep or read.kv for read in reads):
             tree = grow(rows, ends, None, most)
             hidden_UD = run_trunk(self.trunk, tree)
         else:
-            slots_N = self.store.take(sum(own for _, own in new_tokens(rows)))
+            tree = grow(rows, ends, self.store.take, most)
             try:
-                tree = grow(rows, ends, slots_N, most)
                 hidden_UD = run_trunk(self.trunk, tree, self.store)
                 kvs = [Kept(self.store, path) if r.keep else None for r, path in zip(reads, tree.paths, strict=True)]
             finally:
-                self.store.hold(slots_N, -1)
+                self.store.hold(tree.slots_N, -1)
         at = np.searchsorted(tree.reads_U, [flat[-1] for flat in tree.flat])
         return list(zip(hidden_UD[torch.from_numpy(at).to(self.device)], kvs, strict=True))
 

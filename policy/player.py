@@ -123,7 +123,7 @@ class Policy:
         for parameter in self.trainable().values():
             _must_be_finite(parameter)
         ids, _ = self.chat.first_prompt([{"role": "system", "content": SAMPLE}, {"role": "user", "content": SAMPLE}])
-        [(hidden_D, _)] = self.reader.forward([Read(ids, None, False)])
+        [hidden_D], _ = self.reader.read([Read(ids, None, False)])
         _must_be_finite(self.lm_head(hidden_D))
         _must_be_finite(self.value_head(hidden_D.to(self.value_head.weight.dtype)))
 
@@ -172,7 +172,7 @@ class Policy:
         prefix = tuple(ids[:shared])
         key = (self.adapters.active, prefix)
         if key not in self._prefixes:
-            [(_, self._prefixes[key])] = self.reader.forward([Read(prefix, None, keep=True)])
+            _, [self._prefixes[key]] = self.reader.read([Read(prefix, None, keep=True)])
         return self._prefixes[key]
 
     def _answer_logprobs(self, hidden_ND: Tensor, follows: list[str]) -> Tensor:

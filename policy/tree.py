@@ -8,7 +8,7 @@ Shapes: N tokens computed in a pass, U of them read, R runs of queries in a buck
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Seq
 from typing import NamedTuple
 
@@ -51,10 +51,10 @@ class Tree(NamedTuple):
 
 def common(a: Seq[int], b: Seq[int]) -> int:
     """Length of the common beginning."""
-    n = min(len(a), len(b))
-    if a[:n] == b[:n]:
-        return n
-    return int((np.asarray(a[:n]) != np.asarray(b[:n])).argmax())
+    for i, (x, y) in enumerate(zip(a, b, strict=False)):
+        if x != y:
+            return i
+    return min(len(a), len(b))
 
 
 def new_tokens(rows: Seq[Row]) -> Iterator[tuple[int, int]]:
@@ -66,13 +66,30 @@ def new_tokens(rows: Seq[Row]) -> Iterator[tuple[int, int]]:
         before = row
 
 
-def _buckets(runs: list[tuple[Ints, Ints, Ints]]) -> list[Bucket]:
-    """Runs (queries, their positions, path) in buckets of similar size."""
-    runs = sorted(runs, key=lambda run: (len(run[0]), run[1][-1]))
+class _Run(NamedTuple):
+    """Queries of one row, side by side, and the keys that the last of them sees."""
+
+    T: int
+    S: int
+    queries: Ints
+    positions: Ints
+    keys: Ints
+
+
+def _cut(queries: Ints, positions: Ints, path: Ints, most: int) -> Iterator[_Run]:
+    """The runs of a row, of at most ``most`` queries."""
+    for i in range(0, len(queries), most):
+        at = positions[i : i + most]
+        seen = int(at[-1]) + 1
+        yield _Run(len(at), seen, queries[i : i + most], at, path[:seen])
+
+
+def _buckets(runs: list[_Run]) -> list[Bucket]:
+    """Runs in buckets of similar size."""
     buckets, wanted, tallest, widest = [], 0, 0, 0
-    group: list[tuple[Ints, Ints, Ints]] = []
-    for run in runs:
-        T, S = len(run[0]), int(run[1][-1]) + 1
+    group: list[_Run] = []
+    for run in sorted(runs, key=lambda run: run[:2]):
+        T, S = run[:2]
         tallest, widest, wanted = max(tallest, T), max(widest, S), wanted + T * S
         if group and (len(group) + 1) * tallest * widest > WASTE * wanted + SMALL:
             buckets.append(_bucket(group))
@@ -81,29 +98,29 @@ def _buckets(runs: list[tuple[Ints, Ints, Ints]]) -> list[Bucket]:
     return [*buckets, _bucket(group)] if group else buckets
 
 
-def _bucket(runs: list[tuple[Ints, Ints, Ints]]) -> Bucket:
-    T, S = max(len(queries) for queries, _, _ in runs), max(int(at[-1]) for _, at, _ in runs) + 1
-    positions, keys = np.zeros((len(runs), T), np.int64), np.zeros((len(runs), S), np.int64)
-    places = []
-    for r, (queries, at, path) in enumerate(runs):
-        seen = int(at[-1]) + 1
-        positions[r, : len(at)], keys[r, :seen], keys[r, seen:] = at, path[:seen], path[0]
-        places.append(np.arange(len(queries)) + r * T)
-    return Bucket(np.concatenate([run[0] for run in runs]), np.concatenate(places), positions, keys)
+def _bucket(runs: list[_Run]) -> Bucket:
+    T_R, S_R, queries, positions, keys = zip(*runs, strict=True)
+    real_RT = np.arange(max(T_R)) < np.array(T_R)[:, None]
+    real_RS = np.arange(max(S_R)) < np.array(S_R)[:, None]
+    positions_RT = np.zeros(real_RT.shape, np.int64)
+    positions_RT[real_RT] = np.concatenate(positions)
+    keys_RS = np.repeat(np.array([path[:1] for path in keys]), real_RS.shape[1], axis=1)
+    keys_RS[real_RS] = np.concatenate(keys)
+    return Bucket(np.concatenate(queries), np.flatnonzero(real_RT), positions_RT, keys_RS)
 
 
-def grow(rows: Seq[Row], reads: Seq[Seq[int]], slots_N: Ints | None, most: int) -> Tree:
+def grow(rows: Seq[Row], reads: Seq[Seq[int]], take: Callable[[int], Ints] | None, most: int) -> Tree:
     """The tree of ``rows``, which must be sorted (by past, then by ids).
 
     Args:
         rows: none of them empty or equal.
         reads: of each row the positions that are read, counted from its first token after ``past``.
-        slots_N: where keys and values of the tokens computed go; None: to their place in the pass.
+        take: gives as many slots, for keys and values of the tokens computed; None: each goes to its place in the pass.
         most: queries of a run; longer ones are cut, so that less is computed of what a causal mask hides.
     """
     sizes = list(new_tokens(rows))
     total = sum(own for _, own in sizes)
-    slots_N = np.arange(total) if slots_N is None else slots_N
+    slots_N = np.arange(total) if take is None else take(total)
     ids_N, positions_N, owner_N = np.empty(total, np.int64), np.empty(total, np.int64), np.empty(total, np.int64)
     flat: list[Ints] = []
     paths: list[Ints] = []
@@ -115,11 +132,10 @@ def grow(rows: Seq[Row], reads: Seq[Seq[int]], slots_N: Ints | None, most: int) 
         paths.append(np.concatenate((row.past, slots_N[flat[-1]])) if len(row.past) else slots_N[flat[-1]])
         at = np.arange(own) + len(row.past) + shared
         ids_N[start:end], positions_N[start:end], owner_N[start:end] = row.ids[shared:], at, r
-        runs += [(mine[i : i + most], at[i : i + most], paths[-1]) for i in range(0, own, most)]
+        runs += _cut(mine, at, paths[-1], most)
     reads_U = np.unique(np.concatenate([path[list(read)] for path, read in zip(flat, reads, strict=True)]))
     last = []
     for which in np.split(np.arange(len(reads_U)), np.flatnonzero(np.diff(owner_N[reads_U])) + 1):
-        at = positions_N[reads_U[which]]
-        path = paths[owner_N[reads_U[which[0]]]]
-        last += [(which[i : i + most], at[i : i + most], path) for i in range(0, len(which), most)]
+        read_N = reads_U[which]
+        last += _cut(which, positions_N[read_N], paths[owner_N[read_N[0]]], most)
     return Tree(ids_N, positions_N, slots_N, reads_U, flat, paths, _buckets(runs), _buckets(last))
