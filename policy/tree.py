@@ -124,7 +124,9 @@ def grow(rows: Seq[Row], reads: Seq[Seq[int]], take: Callable[[int], Ints] | Non
     ids_N, positions_N, owner_N = np.empty(total, np.int64), np.empty(total, np.int64), np.empty(total, np.int64)
     flat: list[Ints] = []
     paths: list[Ints] = []
-    runs, end = [], 0
+    runs: list[_Run] = []
+    last: list[_Run] = []
+    end = 0
     for r, (row, (shared, own)) in enumerate(zip(rows, sizes, strict=True)):
         start, end = end, end + own
         mine = np.arange(start, end)
@@ -134,7 +136,6 @@ def grow(rows: Seq[Row], reads: Seq[Seq[int]], take: Callable[[int], Ints] | Non
         ids_N[start:end], positions_N[start:end], owner_N[start:end] = row.ids[shared:], at, r
         runs += _cut(mine, at, paths[-1], most)
     reads_U = np.unique(np.concatenate([path[list(read)] for path, read in zip(flat, reads, strict=True)]))
-    last = []
     for which in np.split(np.arange(len(reads_U)), np.flatnonzero(np.diff(owner_N[reads_U])) + 1):
         read_N = reads_U[which]
         last += _cut(which, positions_N[read_N], paths[owner_N[read_N[0]]], most)
