@@ -17,6 +17,7 @@ from __future__ import annotations
 import io
 import json
 import math
+import os
 import subprocess
 import sys
 import time
@@ -25,6 +26,8 @@ from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+
+os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")  # torch reads it when it is imported
 
 import numpy as np
 import torch
@@ -365,7 +368,7 @@ class Trainer(Checkpointed):
         state.bad_updates = int(stats.pop("bad_updates"))
         if state.bad_updates >= MAX_BAD_UPDATES and self.ranks.first:
             dump_batch(self.run_dir / "bad_batch.json", state.step + 1, batch, valid)
-        state.moments, state.tokens_per_batch = moments, self.policy.tokens_per_batch
+        state.moments = moments
         state.kl_coef = adapt_kl_coef(state.kl_coef, batch.kl_ref, len(batch.values_M), ppo)
 
         stage = self.curriculum.stage.name
@@ -373,6 +376,7 @@ class Trainer(Checkpointed):
         changes = [self.curriculum.update(episode.task, episode.score) for episode in ended]
         state.step += 1
         self.keep_past()
+        self.grow_batches()
 
         row = {"step": state.step, "stage": stage, **summarise(episodes), **batch.summary(), **legal, **stats}
         row |= {"kl_coef": state.kl_coef, "learning_rate": self.optimizer.param_groups[0]["lr"],
