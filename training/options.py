@@ -53,7 +53,7 @@ class PPOConfig:
     target_kl: float | None = knob(0.1, above=0)  # approximate KL to the rollout policy that ends a step's epochs
     max_grad_norm: float = knob(1.0, above=0)  # gradients are clipped to this norm
     critic_warmup_steps: int = knob(0, min=0)  # first steps that move the value head only
-    recompute_logprobs: bool = True  # old log-probabilities by the training forward (bf16 decoding differs)
+    recompute_logprobs: bool = False  # old log-probabilities by the training forward (bf16 decoding differs)
     temperature: float = knob(1.0, above=0)  # of sampling and of what is trained, alike
     max_seq_length: int = knob(4096, min=16)  # tokens; a game that no longer fits is truncated, never cut silently
     max_new_tokens: int = knob(16, min=1)  # of a free answer
