@@ -26,7 +26,7 @@ import train_ppo
 from curriculum import EVAL_SEEDS, TRAIN_SEEDS
 from env_wrapper import Task
 from evaluation import measure as evaluation
-from training import state
+from training import console, state
 from training.process import lock_run
 
 
@@ -152,21 +152,22 @@ def test_the_first_evaluation_is_kept(tmp_path, monkeypatch):
     assert summary(tmp_path) == summary(tmp_path / "other")
 
 
-def test_the_time_left_is_that_of_steps(tmp_path, monkeypatch):
-    real, left = train_ppo.evaluate, []
+def test_the_time_left_is_that_of_steps_and_of_evaluations_to_come(tmp_path, monkeypatch):
+    real, left, took = train_ppo.evaluate, [], []
 
     def slow(*args, **options):
+        options["progress"]("slowly", 0, 1)
         time.sleep(2)
+        options["progress"]("slowly", 1, 1)
         return real(*args, **options)
 
-    def line(row, total, seconds_left):
-        left.append((seconds_left, row["time_total"]))
-        return "a step"
-
     monkeypatch.setattr(train_ppo, "evaluate", slow)
-    monkeypatch.setattr(train_ppo, "progress_line", line)
-    assert train(tmp_path, "--set", "ppo.num_train_steps=2") == 0
-    assert left[0][0] == pytest.approx(left[0][1], abs=1)
+    monkeypatch.setattr(console, "progress_line", lambda row, *_: took.append(row["time_total"]) or "a step")
+    monkeypatch.setattr(console, "duration", lambda seconds: left.append(seconds) or "")
+    assert train(tmp_path, "--set", "ppo.num_train_steps=3", "--set", "ppo.eval_freq=2") == 0
+    of_steps = [seconds for seconds in left if seconds > 1]  # others are those of an evaluation's own progress
+    for seconds, steps, evaluations in zip(of_steps, (2 * took[0], took[1], 0), (2, 1, 1), strict=True):
+        assert seconds == pytest.approx(steps + evaluations * 2, abs=1)
 
 
 @pytest.mark.parametrize(("seconds", "saved"), [(15 * 60, {0, 3}), (0, {0, 1, 2, 3})])
