@@ -467,11 +467,11 @@ def train(config: SimpleNamespace, resume: str | None, force_config: bool = Fals
             run_dir / "run_config.json", json.dumps(utils.redact(resolved, words=False), indent=1).encode()
         )
     console = Console(config.ppo.num_train_steps, 0, None if ranks.first else io.StringIO(), config.ppo.eval_freq)
-    about = begin(run_dir, config, start is not None) if ranks.first else {}
-    console.say(headline(about))
     trainer = Trainer(config, run_dir, ranks)
     if start is not None:
         trainer.load(start, force_config)
+    about = begin(run_dir, config, start is not None) if ranks.first else {}
+    console.say(headline(about))
     utils.rest_collector()
     wandb = WandbLog(config.run.wandb_mode if ranks.first else "disabled", run_dir, resolved, resumed=start is not None)
     code = 1
