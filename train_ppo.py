@@ -435,7 +435,8 @@ class Trainer(Checkpointed):
         What learns to answer legally unconstrained (``legal_mass_coef``) plays the same games so, too.
         """
         env, games = self.config.env, self.ppo.eval_games
-        measure = partial(evaluate, self.player(stop), env, self.evaluated, games, progress=tell)
+        nash = self.config.curriculum.plays_itself
+        measure = partial(evaluate, self.player(stop), env, self.evaluated, games, progress=tell, nash=nash)
         results = measure(exact_tasks=preflight.exact_tasks(self.config, self.policy.chat))
         if not (self.ppo.legal_mass_coef and self.policy.constrained):
             return results
