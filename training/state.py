@@ -34,7 +34,7 @@ DEVICE_ERRORS = (torch.OutOfMemoryError, torch.AcceleratorError)
 GROW_STEPS = 50  # after which batches that were halved for lack of memory are tried at twice the size
 FAILED_SAVES = 3  # of checkpoints, in a row, that end the run
 # Numbers of a row that the console shows.
-SHOWN = ("reward_mean", "score_mean", "success_rate", "approx_kl", "entropy", "games_per_s")
+SHOWN = ("reward_mean", "score_mean", "success_rate", "approx_kl", "entropy", "games_per_s", "time_total")
 # An ordinary continuation may change these; the base model's folder is held to its digests instead.
 CONTINUES = (
     "ppo.num_train_steps", "ppo.learning_rate", "ppo.lr_", "ppo.save_freq", "ppo.eval_freq", "ppo.alarms",
