@@ -378,7 +378,6 @@ class Trainer(Checkpointed):
         state.step += 1
         self.keep_past()
         self.grow_batches()
-
         row = {"step": state.step, "stage": stage, **summarise(episodes), **batch.summary(), **legal, **stats}
         row |= {"kl_coef": state.kl_coef, "learning_rate": self.optimizer.param_groups[0]["lr"],
                 "buffer_size": self.curriculum.buffer_size, "window_success": self.curriculum.success_rate,
@@ -403,8 +402,8 @@ class Trainer(Checkpointed):
         if not self.policy.constrained or self.ppo.legal_mass_coef:
             return {}
         with torch.no_grad():
-            some = batch.sequences[: min(LEGAL_MASS_SAMPLE, -(-len(batch.sequences) // 8))]
-            mass_M = self.policy.log_legal_mass(some).exp()
+            eighth = batch.sequences[: -(-len(batch.sequences) // 8)]
+            mass_M = self.policy.log_legal_mass(eighth[:LEGAL_MASS_SAMPLE]).exp()
         return {"legal_mass": float(mass_M.mean())}
 
     def set_learning_rate(self, step: int) -> None:
