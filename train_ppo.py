@@ -560,7 +560,7 @@ def show(trainer: Trainer, stop: StopSignal, console: Console, summary: dict[str
         utils.write_file(run_dir / "summary.json", json.dumps(summary | {"english": english}, indent=1).encode())
         console.say(told(english))
     script = Path(__file__).parent / "scripts" / "visualize.py"
-    drawn = subprocess.run([sys.executable, script, "--checkpoint_dir", run_dir], capture_output=True, text=True)
+    drawn = subprocess.run([sys.executable, script, "--run", run_dir], capture_output=True, text=True)
     cause = (drawn.stderr.strip() or "unknown cause").splitlines()[-1]
     drawings = f"curves:     {run_dir / 'curves.png'}\nreport:     {run_dir / 'report.html'}"
     console.say(f"no curves were drawn: {cause}" if drawn.returncode else drawings)

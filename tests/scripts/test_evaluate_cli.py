@@ -465,7 +465,7 @@ def test_the_public_protocol_asks_forced_moves_free_answers_and_plays_mcts(serve
         (["--checkpoint", "random", "--opponent", "nobody"], "nobody: no such directory"),
         (["--checkpoint", "random", "--games", "ches"], "--games: game 'ches' is not known"),
         (["--checkpoint", "random", "--games", "hex#x"], "--games: game 'hex#x' is not known"),
-        (["--checkpoint", "random", "--num_episodes", "3"], "--num_episodes 3: an even number"),
+        (["--checkpoint", "random", "--num_episodes", "3"], "--episodes 3: an even number"),
         (["--checkpoint", "random", "--games_at_once", "0"], "--games_at_once: 0: expected at least 1"),
         (["--checkpoint", "random", "--set", "ppo.nothing=1"], "--set: ppo.nothing = 1: no such key"),
         (["--checkpoint", "base"], "base: the base of what?"),
