@@ -19,7 +19,7 @@ from evaluation import arena, players
 from evaluation.measure import exact_table, paired_tasks, table_values
 from evaluation.players import ChatPlayer, Roster
 from policy import load_policy
-from scripts import evaluate
+from scripts import evaluate, play
 
 
 @pytest.fixture(scope="module")
@@ -454,6 +454,18 @@ def test_the_public_protocol_asks_forced_moves_free_answers_and_plays_mcts(serve
 
 
 # -------------------------------------------------------------------------------------------------------- bad commands
+
+
+def test_flags_mean_the_same_in_every_program(capsys):
+    args = evaluate.arguments(["--run", "random", "--num-episodes=6", "--game", "hex"])
+    assert (args.checkpoint, args.episodes, args.games) == (["random"], 6, ["hex"])
+    args = play.arguments(["--run", "runs/x", "--games", "hex"])
+    assert (args.opponent, args.game) == ("runs/x", "hex")
+    with pytest.raises(SystemExit):
+        evaluate.arguments(["--help"])
+    shown = capsys.readouterr().out
+    assert "--episodes" in shown
+    assert "num_episodes" not in shown
 
 
 @pytest.mark.parametrize(
