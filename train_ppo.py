@@ -46,7 +46,8 @@ from training import alarms, preflight
 from training.about import begin, end, headline
 from training.batch import Batch, Moments, Trajectory, rollout_scores, terminal_rewards
 from training.console import Console
-from training.metrics import MetricsLog, WandbLog, timing
+from training.loggers import Loggers
+from training.metrics import MetricsLog, timing
 from training.options import SECTIONS as SECTIONS  # part of the public names, for programs built on the trainer
 from training.options import PPOConfig, parse_args, read_config
 from training.options import RunConfig as RunConfig
@@ -478,15 +479,16 @@ def train(config: SimpleNamespace, resume: str | None, force_config: bool = Fals
     about = begin(run_dir, config, start is not None) if ranks.first else {}
     console.say(headline(about))
     utils.rest_collector()
-    wandb = WandbLog(config.run.wandb_mode if ranks.first else "disabled", run_dir, resolved, resumed=start is not None)
+    step = None if start is None else trainer.state.step
+    trainer.loggers = Loggers(config.run.logger if ranks.first else "none", run_dir, resolved, step)
     code = 1
     try:
         with StopSignal() as stop:
-            return (code := training_loop(trainer, stop, console, wandb))
+            return (code := training_loop(trainer, stop, console))
     finally:
         console.close()
         end(run_dir, about)
-        wandb.close(code)
+        trainer.loggers.close(code)
         trainer.metrics.close()
         if trainer.engine:
             trainer.engine.close()
@@ -494,7 +496,7 @@ def train(config: SimpleNamespace, resume: str | None, force_config: bool = Fals
             lock.close()
 
 
-def training_loop(trainer: Trainer, stop: StopSignal, console: Console, wandb: WandbLog) -> int:
+def training_loop(trainer: Trainer, stop: StopSignal, console: Console) -> int:
     """Step until done, interrupted or unable to go on; checkpoint between steps only."""
     ppo, state, trainer.saved_at = trainer.ppo, trainer.state, time.monotonic()
     try:
@@ -513,7 +515,7 @@ def training_loop(trainer: Trainer, stop: StopSignal, console: Console, wandb: W
             state.row = None
             if trainer.ranks.first:
                 trainer.metrics.append(row)
-            wandb.log(row)
+            trainer.loggers.log(row)
             console.step(row)
             if "stage_change" in row:
                 console.say(f"{announcement()} ({row['stage']} is passed: {row['stage_reason']})")
@@ -557,11 +559,12 @@ def show(trainer: Trainer, stop: StopSignal, console: Console, summary: dict[str
     tasks = [task for t in trainer.evaluated for task in eval_tasks([(t, t)], 3, 1)]
     rows = record(trainer.player(stop), trainer.config.env, tasks, trainer.state.step)
     utils.write_file(run_dir / "episodes.jsonl", "".join(json.dumps(utils.redact(r)) + "\n" for r in rows).encode())
+    trainer.loggers.games(rows)
     if english := unlearned(trainer.policy):
         utils.write_file(run_dir / "summary.json", json.dumps(summary | {"english": english}, indent=1).encode())
         console.say(told(english))
     script = Path(__file__).parent / "scripts" / "visualize.py"
-    drawn = subprocess.run([sys.executable, script, "--checkpoint_dir", run_dir], capture_output=True, text=True)
+    drawn = subprocess.run([sys.executable, script, "--run", run_dir], capture_output=True, text=True)
     cause = (drawn.stderr.strip() or "unknown cause").splitlines()[-1]
     drawings = f"curves:     {run_dir / 'curves.png'}\nreport:     {run_dir / 'report.html'}"
     console.say(f"no curves were drawn: {cause}" if drawn.returncode else drawings)

@@ -7,9 +7,15 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
+# One meaning, whichever of them a program declares and help shows.
+ALIKE = (
+    ("--run", "--checkpoint", "--checkpoint-dir", "--adapters"), ("--episodes", "--num-episodes"),
+    ("--games", "--game"), ("--output", "--output-dir"),
+)  # fmt: skip
+
 
 class FlagParser(argparse.ArgumentParser):
-    """``--output_dir`` and ``--output-dir`` are the same flag, whichever was declared."""
+    """``--output_dir`` and ``--output-dir`` are the same flag, whichever was declared; so are those of ``ALIKE``."""
 
     def parse_known_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> Any:  # type: ignore[override]
         """As argparse's, the flags written as they were declared."""
@@ -17,7 +23,10 @@ class FlagParser(argparse.ArgumentParser):
 
         def as_declared(word: str) -> str:
             flag, equals, value = word.partition("=")
-            return declared.get(flag.replace("_", "-"), flag) + equals + value if word.startswith("--") else word
+            plain = flag.replace("_", "-")
+            others = next((group for group in ALIKE if plain in group), ())
+            found = next((declared[name] for name in (plain, *others) if name in declared), flag)
+            return found + equals + value if word.startswith("--") else word
 
         return super().parse_known_args(
             [as_declared(word) for word in (sys.argv[1:] if args is None else args)], namespace

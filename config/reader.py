@@ -210,7 +210,9 @@ class _Checker:
     def lay_one(self, values: dict[str, dict[str, Any]], path: str, value: Any) -> None:
         section, _, key = path.partition(".")
         hint, limits = _knobs(self.sections[section])[key]
-        if self.source == "--set: " and typing.get_origin(hint) is list and not isinstance(value, list):
+        lists = [kind for kind in (hint, *typing.get_args(hint)) if typing.get_origin(kind) is list]
+        several = hint in lists or (isinstance(value, str) and "," in value)  # of a list, or of one or a list
+        if self.source == "--set: " and lists and several and not isinstance(value, list):
             value = [_word(item) for item in value.split(",")] if isinstance(value, str) else [value]
         value = self.convert(value, hint, limits, path)
         settings = hint == dict[str, Any]  # they too are laid key by key

@@ -33,7 +33,7 @@ _SYNONYMS = {
     "env_image": "image docker_image",
     "failure_replay_prob": "failure_replay replay_prob",
     "output_dir": "out output save_dir checkpoint_dir run_dir",
-    "wandb_mode": "report_to wandb",
+    "logger": "wandb_mode report_to log_with wandb loggers",
     "keep_last": "save_total_limit",
     "seed": "random_seed",
     "threads": "num_threads",

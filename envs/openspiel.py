@@ -129,6 +129,13 @@ def replay(spiel: Any, history: Sequence[Sequence[int]]) -> Iterator[tuple[Any, 
     yield state, []
 
 
+def move_name(game: Game, state: Any, player: int, action: int) -> str:
+    """What a move of a recorded history is called."""
+    if action < 0:
+        return "-"
+    return game.dealt(action) if player == CHANCE and game.dealt else state.action_to_string(player, action)
+
+
 def _may(state: Any, player: int, action: int) -> bool:
     if player == CHANCE:  # legal_actions is not all of it: in hearts it leaves out pass directions that are drawn
         return action in dict(state.chance_outcomes())

@@ -45,6 +45,7 @@ class Game:
         mcts: (simulations, rollouts per simulation) of the ``mcts`` opponent, None: it falls back to random.
         history_turns: default number of past turns kept in the conversation; None keeps them all, an
             integer is safe only because ``describe`` alone determines the information state.
+        dealt: chance outcome -> its name, where OpenSpiel's is a bare number.
         compact_actions: the compact prompt lists the legal actions (False: they follow from the position).
     """
 
@@ -57,6 +58,7 @@ class Game:
     mcts: tuple[int, int] | None = None
     history_turns: int | None = None
     compact_actions: bool = True
+    dealt: Callable[[int], str] | None = None
 
     @property
     def short_name(self) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import runpy
 import sys
+import traceback
 from pathlib import Path
 
 from games.base import Game
@@ -36,7 +37,10 @@ def _load(path: Path) -> Game:
     try:
         game = runpy.run_path(str(path), run_name=f"custom_game_{path.stem}").get("GAME")
     except Exception as error:  # somebody's file runs here
-        raise ValueError(f"{path}: {type(error).__name__}: {' '.join(str(error).split())}") from error
+        lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
+        line = error.lineno if isinstance(error, SyntaxError) else lines[-1] if lines else None
+        place = f"{path}:{line}" if line else path
+        raise ValueError(f"{place}: {type(error).__name__}: {' '.join(str(error).split())}") from error
     if not isinstance(game, Game):
         raise ValueError(f"{path}: it must define GAME, a games.base.Game")
     if not re.fullmatch("[a-z0-9_]+", str(game.name)):

@@ -33,4 +33,5 @@ GAME = Game(
     compact=_compact,
     mcts=(1000, 50),
     compact_actions=False,
+    dealt=lambda card: RANKS[card],
 )

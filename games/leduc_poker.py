@@ -58,4 +58,5 @@ GAME = Game(
     compact=_compact,
     mcts=(3000, 200),
     compact_actions=False,
+    dealt=_card,
 )

@@ -133,18 +133,18 @@ class Contest:
         """All that determines the games, for the head of the file that can be continued."""
         args = self.args
         return {"players": [p.origin | {"label": p.label, "env": vars(p.env)} for p in [*self.players, *opponents]],
-                "games": self.rows, "num_episodes": args.num_episodes,
+                "games": self.rows, "num_episodes": args.episodes,
                 "seed": args.seed, "greedy": args.greedy, "protocol": args.protocol, "set": args.set,
                 "games_at_once": args.games_at_once}  # fmt: skip
 
     def arena(self, opponents: Sequence[Contestant], matches: int) -> Arena:
         """The place to play ``matches`` times all games."""
-        console = Console(matches * len(self.rows) * self.args.num_episodes, stream=sys.stderr)
+        console = Console(matches * len(self.rows) * self.args.episodes, stream=sys.stderr)
         return Arena(self.args.output, self.settings(opponents), console, self.args.games_at_once)
 
     def play(self, arena: Arena, own: Contestant, opponent: Contestant) -> dict[str, list[Row]]:
         """Play all games; game -> rows."""
-        tasks = paired_tasks(list(self.rows.values()), self.args.num_episodes, self.args.seed, opponent.opponent)
+        tasks = paired_tasks(list(self.rows.values()), self.args.episodes, self.args.seed, opponent.opponent)
         return {game: arena.play(own, opponent, game, t) for game, t in zip(self.rows, tasks, strict=True)}
 
     def run(self) -> dict[str, Any]:
@@ -208,9 +208,7 @@ class Contest:
         order = sorted(range(len(labels)), key=lambda i: -ratings[OVERALL][i].points)
         lines = [{"player": labels[i], **{game: f"{r[i].points:+.0f} [{r[i].low:+.0f}, {r[i].high:+.0f}]"
                                           for game, r in ratings.items()}} for i in order]  # fmt: skip
-        print(
-            f"Ratings (400 points: odds of 10 to 1) with 95 % intervals, {self.args.num_episodes} games a pair and game"
-        )
+        print(f"Ratings (400 points: odds of 10 to 1) with 95 % intervals, {self.args.episodes} games a pair and game")
         print(columns(lines, self.style), end="\n\n")
         matches = [
             {"player": labels[i], "opponent": labels[j], "game": game, "games": int(r.size), "points": float(r.mean())}
@@ -240,7 +238,7 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--base_url", metavar="URL", help="of an OpenAI-compatible server; its key comes from OPENAI_API_KEY")
     add("--opponent", metavar="PLAYER", help="default random; mcts with --protocol affinetes")
     add("--games", nargs="+", metavar="GAME", help="NAME, NAME#CONFIG, task id or FIRST-LAST; default: the run's")
-    add("--num_episodes", type=at_least(2), default=200, help="a game, half in each seat (default 200)")
+    add("--episodes", type=at_least(2), default=200, help="a game, half in each seat (default 200)")
     add("--exact", action="store_true", help="exact values, share of the ceiling and NashConv of small games")
     add("--protocol", choices=("native", "affinetes"), default="native", help="affinetes: as the public environment")
     add("--output", type=Path, metavar="FILE.jsonl", help="a row a game; the command goes on where it was interrupted")
@@ -251,8 +249,8 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     args = parser.parse_args(argv)
     if not (args.checkpoint or args.compare or args.ladder is not None or args.model):
         parser.error("nobody to evaluate: name a --checkpoint or a --model, or use --compare or --ladder")
-    if args.num_episodes % 2:
-        parser.error(f"--num_episodes {args.num_episodes}: an even number, half of them for each seat")
+    if args.episodes % 2:
+        parser.error(f"--episodes {args.episodes}: an even number, half of them for each seat")
     if args.base_url and not args.model:
         parser.error("--base_url: --model must name the model that the server is to be asked for")
     return args

@@ -1,6 +1,7 @@
 """Make an ordinary model folder out of a GGUF file, so that a run can start from it.
 
-    python scripts/import_gguf.py SmolLM2-135M-Instruct.Q4_1.gguf models/smollm2-135m [--dtype bfloat16]
+    python scripts/import_gguf.py SmolLM2-135M-Instruct.Q4_1.gguf models/smollm2-135m
+    python scripts/import_gguf.py SmolLM2-135M-Instruct.Q4_1.gguf models/smollm2-135m --dtype float16
 
 The weights are dequantised: the folder holds the values that the file stands for, as safetensors, with tokenizer, chat
 template and configuration. Needs the package ``gguf`` (pip install gguf).

@@ -1,6 +1,7 @@
 """Build a tiny Qwen2-architecture chat model and its tokenizer, offline, in seconds.
 
-    python scripts/make_tiny_model.py models/tiny [--hidden 64 --layers 2 --vocab 1024 --seed 2]
+    python scripts/make_tiny_model.py models/tiny
+    python scripts/make_tiny_model.py models/wider --hidden 128 --layers 4 --seed 0
 
 The base is random and stays frozen: everything the run learns sits in the LoRA adapter and the value head.
 An initializer range well above the library's 0.02 is what makes a frozen random base useful (docs/log.md).

@@ -1,7 +1,7 @@
 """Merge an adapter into the base it was trained on, prove that nothing was lost, and publish the result.
 
-    python scripts/merge.py --adapters runs/tiny-seed0 --output models/player
-    python scripts/merge.py --adapters runs/default --output models/player --push me/player --dry-run
+    python scripts/merge.py --checkpoint runs/tiny-seed0 --output models/player
+    python scripts/merge.py --checkpoint runs/default --output models/player --push me/player --dry-run
 
 The base is dequantised first: added to 4-bit weights, which are then rounded to 4 bits again, a good part of an adapter
 is lost. The merged folder is then read from disk and compared with base and adapter apart: log-probabilities of the
@@ -147,7 +147,7 @@ def parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
     """Read the command line."""
     rounding = ", ".join(f"{limit:g} in {dtype}" for dtype, limit in ROUNDING.items())
     parser = FlagParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--adapters", required=True, metavar="DIR", help="a checkpoint, or a run: its latest one")
+    parser.add_argument("--checkpoint", required=True, metavar="DIR", help="a checkpoint, or a run: its latest one")
     parser.add_argument("--output", required=True, metavar="DIR", type=Path, help="a new folder")
     parser.add_argument("--base", metavar="B", help="another copy of the base (default: as in the run)")
     parser.add_argument("--dtype", choices=tuple(ROUNDING), help="of the merged weights (default: the run's)")
@@ -215,7 +215,7 @@ def run(args: argparse.Namespace) -> None:
         publish.check_repo(args.push)
         if not args.dry_run:
             print(f"uploading as {publish.who_uploads()}")
-    adapter = find_adapter(args.adapters)
+    adapter = find_adapter(args.checkpoint)
     config = run_config(adapter, args.base)
     report = None
     if args.adapter_only:

@@ -3,7 +3,8 @@
     python scripts/play.py --checkpoint runs/tiny --game tic_tac_toe
     python scripts/play.py --opponent mcts:200x1 --game connect_four --seat 1
 
-Answer with the number of an action. ``?`` shows what the model would play in your place, ``q`` ends the game.
+Answer with the number or the name of an action (``4`` or ``x(1,1)``). ``?`` shows what the model would play in your
+place, ``q`` ends the game.
 """
 
 from __future__ import annotations
@@ -53,10 +54,10 @@ class Person:
                 raise QuitError
             if text == "?":
                 print(self._opinion(query))
-            elif text not in map(str, query.legal):
+            elif (action := meant(text, query.legal)) is None:
                 print(f"{text!r} is none of the legal actions {', '.join(map(str, query.legal))}")
             else:
-                return [Action(text)]
+                return [Action(str(action))]
 
     def _opinion(self, query: Query) -> str:
         if not hasattr(self.adviser, "action_probs"):
@@ -64,6 +65,19 @@ class Person:
         [probs] = self.adviser.action_probs([query])
         ranked = sorted(probs.items(), key=lambda item: -item[1])
         return "\n".join(f"  {action:>4}  {p:6.1%}  {query.legal[action]}" for action, p in ranked)
+
+
+def meant(text: str, legal: dict[int, str]) -> int | None:
+    """The action of this number or name, in whatever case where that leaves one; None: there is none."""
+    ids = {str(action): action for action in legal}
+    exact = [action for action, name in legal.items() if text == name]
+    alike = [action for action, name in legal.items() if _plain(text) == _plain(name.removeprefix(f"{action} - "))]
+    found = exact or alike
+    return ids.get(text, found[0] if len(found) == 1 else None)
+
+
+def _plain(name: str) -> str:
+    return "".join(name.lower().split())
 
 
 def _ask(prompt: str) -> str:
@@ -95,9 +109,13 @@ def play_one(opponent: Contestant, task: Task) -> Episode:
 
 def ending(episode: Episode) -> str:
     """The last position, with nothing hidden any more, and who won."""
-    state = position(episode.task.task_id, episode.info["history"])
+    game, history = table(episode.task.task_id).game, episode.info["history"]
+    state: Any = position(episode.task.task_id, history)
     result = "win" if episode.score > 0.5 else "lose" if episode.score < 0.5 else "draw"
     seat, returns = episode.info["seat"], episode.info["returns"]
+    if game.dealt:
+        dealt = ", ".join(game.dealt(action) for player, action in history if player == -1)
+        state = f"{game.describe(state, seat)}\nDealt, to Player 0 first: {dealt}"
     return f"\n{state}\n\nyou {result}: score {episode.score:.3f}, returns {returns}, you were player {seat}"
 
 

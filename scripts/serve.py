@@ -176,7 +176,7 @@ class GameServer(uvicorn.Server):
 
 def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     assert __doc__
-    parser = FlagParser(description=__doc__.partition("\n")[0])
+    parser = FlagParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--port", type=int, default=8765, help="0: a free one (default 8765)")
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: this machine only)")
     parser.add_argument("--opponent", default="mcts", help="of a reset that names none (default mcts)")

@@ -345,7 +345,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Write curves.png and report.html; 0 done, 2 bad input."""
     parser = FlagParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
-    add("--run", "--checkpoint_dir", nargs="+", type=Path, required=True, metavar="RUN", help="run directories")
+    add("--run", nargs="+", type=Path, required=True, metavar="RUN", help="run directories")
     add("--output", type=Path, metavar="DIR", help="where to write (default: the first run directory)")
     add("--watch", nargs="?", type=at_least(1), const=10, metavar="SECONDS",
         help="write a page that shows itself anew (every 10 seconds) until the runs have ended")  # fmt: skip

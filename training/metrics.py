@@ -1,4 +1,4 @@
-"""Where the numbers of a run go: a file of JSON lines and, if wanted, Weights & Biases."""
+"""Where the numbers of a run go: a file of JSON lines. Others are in loggers.py."""
 
 from __future__ import annotations
 
@@ -6,13 +6,10 @@ import contextlib
 import json
 import logging
 import math
-import netrc
 import os
 import reprlib
 import resource
-import secrets
 import sys
-import urllib.parse
 from collections.abc import Mapping
 from pathlib import Path
 from typing import IO, Any
@@ -121,66 +118,6 @@ def finite(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [finite(item) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-class WandbLog:
-    """Sends metrics to Weights & Biases if that is wanted and possible; never a reason to stop.
-
-    ``mode``: "auto" (online where one is logged in, else disabled), "online", "offline", "disabled". ``resumed``: go
-    on with the run whose id the folder keeps.
-    """
-
-    def __init__(self, mode: str, run_dir: str | Path, config: Mapping[str, Any], resumed: bool = False) -> None:
-        self._run: Any = None
-        stages = config.get("curriculum", {}).get("stages", [])
-        self._stages = {stage["name"]: number for number, stage in enumerate(stages)}
-        if mode == "auto":
-            mode = "online" if _logged_in() else "disabled"
-        if mode == "online" and not _logged_in():
-            log.warning("wandb is off: there is neither WANDB_API_KEY nor a login (wandb login)")
-        elif mode != "disabled":
-            self._try(lambda: self._start(mode, Path(run_dir), redact(dict(config)), resumed))
-
-    def log(self, row: Mapping[str, Any]) -> None:
-        """Send one row of metrics under its ``step``, with the stage as a number too."""
-        if self._run:
-            number = {"stage_number": self._stages[row["stage"]]} if row.get("stage") in self._stages else {}
-            self._try(lambda: self._run.log(redact(dict(row) | number), step=row["step"]))
-
-    def close(self, exit_code: int = 0) -> None:
-        """Finish the run."""
-        if self._run:
-            self._try(lambda: self._run.finish(exit_code=exit_code))
-
-    def _start(self, mode: Any, run_dir: Path, config: dict[str, Any], resumed: bool) -> None:
-        import wandb
-
-        settings = wandb.Settings(init_timeout=20, silent=True)
-        project = os.environ.get("WANDB_PROJECT", "chat-games-ppo")
-        kept = run_dir / "wandb_id"
-        run_id = read_file(kept, 100).decode().strip() if resumed and kept.exists() else secrets.token_hex(4)
-        self._run = wandb.init(
-            mode=mode, dir=str(run_dir), config=config, id=run_id, resume="allow", settings=settings, project=project
-        )
-        kept.write_text(run_id)
-
-    def _try(self, act: Any) -> None:
-        try:
-            act()
-        except Exception as exc:  # of wandb or the network, neither of which may cost the run
-            self._run = None
-            log.warning("wandb is off from here: %s", redact(" ".join(f"{type(exc).__name__}: {exc}".split())))
-
-
-def _logged_in() -> bool:
-    """Whether wandb would find a key: in the environment or, after ``wandb login``, in the netrc file."""
-    if os.environ.get("WANDB_API_KEY"):
-        return True
-    host = urllib.parse.urlsplit(os.environ.get("WANDB_BASE_URL", "https://api.wandb.ai")).hostname or ""
-    try:
-        return netrc.netrc(os.environ.get("NETRC")).authenticators(host) is not None
-    except (OSError, netrc.NetrcParseError):
-        return False
 
 
 def peak_memory_mb() -> float:

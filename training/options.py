@@ -22,6 +22,7 @@ from env_wrapper import check_games
 from envs.config import EnvConfig, TraceConfig
 from games import NAMES, find
 from policy.model import LoraConfig, ModelConfig
+from training.loggers import NAMES as LOGGERS
 from utils import CheckpointError, ConfigError, config_dict, knob, latest_checkpoint, load_checkpoint, load_config
 
 
@@ -82,9 +83,8 @@ class RunConfig:
 
     output_dir: str = "runs/default"  # where everything of the run goes
     seed: int = knob(0, min=0, max=2**31 - 1)  # of tasks, sampling and shuffling
-    wandb_mode: str = knob(
-        "auto", choices=("auto", "online", "offline", "disabled")
-    )  # auto: online where one is logged in (wandb login, WANDB_API_KEY); the project is WANDB_PROJECT
+    # One or several; auto: W&B where one is logged in (wandb login, WANDB_API_KEY).
+    logger: str | list[str] = knob("auto", choices=LOGGERS)  # noqa: RUF009
     keep_last: int = knob(2, min=1)  # checkpoints
     keep_best: bool = True  # also that of the best evaluation; ppo.eval_freq 0: of the best window of games
     threads: int = knob(0, min=0)  # CPU threads of torch; 0: its default. Exact resume needs the same number
@@ -111,7 +111,7 @@ def parse_args(argv: Sequence[str] | None, doc: str | None) -> argparse.Namespac
     add("--output-dir", "--checkpoint-dir", metavar="DIR")
     add("--seed", type=int)
     add("--dry-run", action="store_true", help="check and describe everything, load no weights")
-    add("--no-wandb", action="store_true")
+    add("--no-wandb", action="store_true", help="send nothing anywhere: run.logger=none")
     return parser.parse_args(argv)
 
 
@@ -126,7 +126,7 @@ def read_config(args: argparse.Namespace) -> SimpleNamespace:
     sets = list(args.set)
     sets += [f"run.output_dir={json.dumps(args.output_dir)}"] if args.output_dir else []
     sets += [f"run.seed={args.seed}"] if args.seed is not None else []
-    sets += ['run.wandb_mode="disabled"'] if args.no_wandb else []
+    sets += ['run.logger="none"'] if args.no_wandb else []
     here = Path(__file__).parents[1]
     files = [here / name for name in DEFAULT_FILES]
     try:

@@ -21,6 +21,7 @@ from envs.client import is_number
 from envs.protocol import Episode
 from policy.player import Policy
 from policy.vllm import Engine
+from training.loggers import Loggers
 from training.metrics import MetricsLog, finite
 from training.process import StoppablePlayer, StopSignal
 from training.ranks import Ranks
@@ -39,7 +40,7 @@ SHOWN = ("reward_mean", "score_mean", "success_rate", "approx_kl", "entropy", "g
 CONTINUES = (
     "ppo.num_train_steps", "ppo.learning_rate", "ppo.lr_", "ppo.save_freq", "ppo.eval_freq", "ppo.alarms",
     "env.env_url", "env.env_timeout", "env.vllm_base_url", "env.vllm_timeout", "env.search_threads",
-    "run.output_dir", "run.wandb", "run.keep", "run.threads",
+    "run.output_dir", "run.wandb", "run.logger", "run.keep", "run.threads",
 )  # fmt: skip
 
 
@@ -97,6 +98,7 @@ class Checkpointed:
     curriculum: Curriculum
     state: TrainerState
     metrics: MetricsLog
+    loggers: Loggers
     engine: Engine | None
     failed_saves = 0
     midway = False  # whether the weights are between two steps: not to be saved

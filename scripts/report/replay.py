@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from envs.openspiel import load_game, replay
+from envs.openspiel import move_name, replay, table
 from utils import ConfigError
 
 
@@ -16,8 +16,9 @@ def frames(episode: dict[str, Any]) -> list[dict[str, Any]]:
         events or the moves of a simultaneous node together; empty in the last frame).
     """
     found: list[dict[str, Any]] = []
-    for state, taken in replay(load_game(episode["task_id"]), episode["history"]):
-        names = [state.action_to_string(*move) if move[1] >= 0 else "-" for move in taken]
+    shared = table(episode["task_id"])
+    for state, taken in replay(shared.spiel, episode["history"]):
+        names = [move_name(shared.game, state, *move) for move in taken]
         moves = [{"player": p, "action": a, "name": n} for (p, a), n in zip(taken, names, strict=True)]
         if found and taken and taken[0][0] == -1 and found[-1]["moves"][0]["player"] == -1:
             found[-1]["moves"] += moves

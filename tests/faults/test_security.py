@@ -56,7 +56,7 @@ def test_no_secret_of_the_environment_is_in_any_file_or_line_of_a_run(tmp_path, 
 
 @pytest.mark.slow
 def test_no_secret_is_in_any_file_or_line_of_a_run_with_wandb_and_curves(tmp_path):
-    ended = process("", *arguments(tmp_path, **with_secrets(run={"wandb_mode": "offline"})), env=CANARIES)
+    ended = process("", *arguments(tmp_path, **with_secrets(run={"logger": "offline"})), env=CANARIES)
     assert ended.returncode == 0, ended.stderr
     assert "canary" not in ended.stdout + ended.stderr
     written = assert_no_secret_in(tmp_path / "run")

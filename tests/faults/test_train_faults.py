@@ -306,7 +306,7 @@ def test_training_does_not_need_wandb(undisturbed, tmp_path, monkeypatch, capsys
     broken = BrokenWandb(fails_at)
     monkeypatch.setitem(sys.modules, "wandb", broken)
     monkeypatch.setenv("WANDB_API_KEY", "canary-0123456789")
-    assert train(tmp_path, run={"wandb_mode": "online", "keep_last": 20}, **ADAPTIVE) == 0
+    assert train(tmp_path, run={"logger": "wandb", "keep_last": 20}, **ADAPTIVE) == 0
     assert broken.calls == calls
     assert "wandb is off from here: ConnectionError" in capsys.readouterr().err
     assert_same_run(tmp_path, undisturbed)

@@ -76,8 +76,8 @@ def test_new_games_come_in_the_order_of_their_files(tmp_path):
 BAD_FILES = [
     ("GAME = 1", "must define GAME, a games.base.Game"),
     ("", "must define GAME"),
-    ("def f(:\n", "SyntaxError: invalid syntax"),
-    ("import no_such_module", "ModuleNotFoundError: No module named 'no_such_module'"),
+    ("x = 1\ndef f(:\n", "bad.py:2: SyntaxError: invalid syntax"),
+    ("\n\nimport no_such_module", "bad.py:3: ModuleNotFoundError: No module named 'no_such_module'"),
     (NIM.replace('name="nim"', 'name="My Nim"'), "name 'My Nim' may have"),
     (NIM.replace("rules=rules", 'rules="take"'), "rules 'take' is not a function"),
 ]
@@ -87,7 +87,7 @@ BAD_FILES = [
 def test_a_file_that_is_no_game_is_one_line_and_exit_code_2(tmp_path, text, message):
     result = run(write(tmp_path, bad=text))
     assert (result.returncode, result.stderr.count("\n")) == (2, 1)
-    assert result.stderr.startswith(f"OPENSPIEL_AGENTS_PATH: {tmp_path}/bad.py: ")
+    assert re.match(rf"OPENSPIEL_AGENTS_PATH: {tmp_path}/bad\.py(:\d+)?: ", result.stderr)
     assert message in result.stderr
 
 

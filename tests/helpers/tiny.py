@@ -30,7 +30,7 @@ MICRO: dict[str, dict[str, Any]] = {
     },
     "env": {"prompt": "compact", "history_turns": 0},
     "curriculum": {"stages": [STAGE]},
-    "run": {"wandb_mode": "disabled", "keep_last": 20},
+    "run": {"logger": "none", "keep_last": 20},
 }  # fmt: skip
 
 

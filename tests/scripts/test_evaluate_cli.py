@@ -19,7 +19,7 @@ from evaluation import arena, players
 from evaluation.measure import exact_table, paired_tasks, table_values
 from evaluation.players import ChatPlayer, Roster
 from policy import load_policy
-from scripts import evaluate
+from scripts import evaluate, play
 
 
 @pytest.fixture(scope="module")
@@ -456,6 +456,18 @@ def test_the_public_protocol_asks_forced_moves_free_answers_and_plays_mcts(serve
 # -------------------------------------------------------------------------------------------------------- bad commands
 
 
+def test_flags_mean_the_same_in_every_program(capsys):
+    args = evaluate.arguments(["--run", "random", "--num-episodes=6", "--game", "hex"])
+    assert (args.checkpoint, args.episodes, args.games) == (["random"], 6, ["hex"])
+    args = play.arguments(["--run", "runs/x", "--games", "hex"])
+    assert (args.opponent, args.game) == ("runs/x", "hex")
+    with pytest.raises(SystemExit):
+        evaluate.arguments(["--help"])
+    shown = capsys.readouterr().out
+    assert "--episodes" in shown
+    assert "num_episodes" not in shown
+
+
 @pytest.mark.parametrize(
     ("args", "message"),
     [
@@ -465,7 +477,7 @@ def test_the_public_protocol_asks_forced_moves_free_answers_and_plays_mcts(serve
         (["--checkpoint", "random", "--opponent", "nobody"], "nobody: no such directory"),
         (["--checkpoint", "random", "--games", "ches"], "--games: game 'ches' is not known"),
         (["--checkpoint", "random", "--games", "hex#x"], "--games: game 'hex#x' is not known"),
-        (["--checkpoint", "random", "--num_episodes", "3"], "--num_episodes 3: an even number"),
+        (["--checkpoint", "random", "--num_episodes", "3"], "--episodes 3: an even number"),
         (["--checkpoint", "random", "--games_at_once", "0"], "--games_at_once: 0: expected at least 1"),
         (["--checkpoint", "random", "--set", "ppo.nothing=1"], "--set: ppo.nothing = 1: no such key"),
         (["--checkpoint", "base"], "base: the base of what?"),

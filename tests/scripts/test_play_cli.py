@@ -89,13 +89,23 @@ def test_the_model_is_asked_as_it_was_taught_and_the_person_sees_the_board(perso
 
 
 def test_illegal_answers_are_asked_again_and_never_played(person, capsys):
-    person("44", "x(0,0)", "", "-1", "4", "q")
+    person("44", "o(0,0)", "", "-1", "4", "q")
     opponent = Contestant("first", {}, EnvConfig(), FirstLegal())
     with pytest.raises(play.QuitError):
         play.play_one(opponent, Task(task_of("tic_tac_toe"), 0, opponent.opponent))
     shown = capsys.readouterr().out
     assert shown.count("is none of the legal actions 0, 1, 2, 3, 4, 5, 6, 7, 8") == 4
     assert "0 o . .\n1 . x .\n2 . . ." in shown
+
+
+@pytest.mark.parametrize(
+    ("text", "action"),
+    [("4", 4), ("x(1,1)", 4), ("X(1, 1)", 4), ("o(1,1)", None), ("", None), ("nf6", 1), ("Bxc4", 2), ("bxc4", 3),
+     ("BXC4", None), ("24/18 24/20", 5), ("7", 0)],
+)  # fmt: skip
+def test_moves_can_be_named_in_whatever_case_that_leaves_one(text, action):
+    legal = {4: "x(1,1)", 1: "Nf6", 2: "Bxc4", 3: "bxc4", 5: "5 - 24/18 24/20", 7: "8", 0: "7"}
+    assert play.meant(text, legal) == (7 if text == "7" else action)  # a number is an action's id, not a name
 
 
 def test_forced_moves_are_played_and_the_two_tables_stay_together(person, capsys):
@@ -143,7 +153,7 @@ def test_hidden_cards_stay_hidden_until_the_end(person, capsys):
     names = ("Jack", "Queen", "King")
     assert names[own] in shown
     assert names[other] not in shown
-    assert f"{own} {other}" in play.ending(episode)
+    assert f"Dealt, to Player 0 first: {names[own]}, {names[other]}" in play.ending(episode)
 
 
 @pytest.mark.parametrize("seat", [0, 1])

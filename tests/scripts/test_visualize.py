@@ -212,6 +212,16 @@ def test_a_replay_shows_every_position_and_every_decision(name):
     assert [f["turns"] for f in replayable(without_states)["frames"]] == [f["turns"] for f in shown["frames"]]
 
 
+def test_cards_are_called_by_their_names():
+    deals = {
+        name: replayable(play(name, seed=5))["frames"][0]["moves"] for name in ("leduc_poker", "kuhn_poker", "hearts")
+    }
+    cards = {"Jack", "Queen", "King"}
+    assert {move["name"].split()[0] for name in ("leduc_poker", "kuhn_poker") for move in deals[name]} <= cards
+    assert deals["leduc_poker"][0]["name"].endswith((" of hearts", " of spades"))
+    assert deals["hearts"][1]["name"][1] in "CDHS"  # of OpenSpiel's own
+
+
 def test_every_chance_event_that_is_drawn_can_be_replayed():
     """In hearts without passing, legal_actions names one pass direction and chance draws all four."""
     task_id = games.NAMES.index("hearts") * games.CONFIGS_PER_GAME

@@ -36,7 +36,7 @@ STEPS = 10
 SECTIONS: dict[str, dict[str, Any]] = {
     "ppo": {"num_train_steps": STEPS, "critic_warmup_steps": 1, "eval_freq": 4, "save_freq": 1},
     "curriculum": CLIMB,
-    "run": {"wandb_mode": "disabled", "keep_last": 2},
+    "run": {"logger": "none", "keep_last": 2},
 }
 SERVED: dict[str, dict[str, Any]] = {
     "ppo": SECTIONS["ppo"] | {"max_seq_length": 1024, "batch_size": 8, "mini_batch_size": 4, "eval_games": 2},

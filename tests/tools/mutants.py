@@ -26,7 +26,7 @@ TRAIN, POLICY, ADAPTERS, NETWORK, TREE, ATTENTION, FUSED = (
     "policy/attention.py",
     "policy/layers.py",
 )
-STEP, STATE, PROCESS, METRICS = (f"training/{name}.py" for name in ("batch", "state", "process", "metrics"))
+STEP, STATE, PROCESS, LOGGERS = (f"training/{name}.py" for name in ("batch", "state", "process", "loggers"))
 PPO, BATCH = "tests/training/test_ppo.py::test_", "tests/training/test_ppo_batch.py::test_"
 MODEL, UPDATE = "tests/policy/test_model.py::test_", "tests/training/test_ppo_update.py::test_"
 RUN, FAULTS = "tests/training/test_train.py::test_", "tests/faults/test_train_faults.py::test_"
@@ -252,7 +252,7 @@ MUTANTS = {
                "[row for row in rows if not row.cut]", "rows"),
     ],
     FAULTS + "training_does_not_need_wandb": [
-        Mutant("wandb ends the run", METRICS, "        except Exception as exc:", "        except KeyError as exc:"),
+        Mutant("wandb ends the run", LOGGERS, "        except Exception as exc:", "        except KeyError as exc:"),
     ],
     FAULTS + "a_signal_leaves_a_checkpoint_from_which_the_run_goes_on_exactly": [
         Mutant("a signal does not end the rollout", PROCESS,

@@ -27,7 +27,7 @@ from tiny_runs import ROOT
 SECTIONS: dict[str, dict[str, Any]] = {
     "ppo": {"batch_size": 4, "mini_batch_size": 4, "ppo_epochs": 1, "eval_games": 2, "learning_rate": 1e-4},
     "curriculum": {"stages": [{"name": "only", "games": [[KUHN, KUHN]]}]},
-    "run": {"wandb_mode": "disabled", "keep_last": 2},
+    "run": {"logger": "none", "keep_last": 2},
 }
 GROWTH_MB = 8.0  # of memory from the second tenth to the last: less than a kilobyte a step
 DRIFT = 1.1  # of the time a step

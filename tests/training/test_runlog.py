@@ -15,7 +15,8 @@ from pathlib import Path
 import pytest
 
 from training.console import Console, Pace
-from training.metrics import MetricsLog, WandbLog
+from training.loggers import Loggers
+from training.metrics import MetricsLog
 from training.process import StopSignal, lock_run
 from utils import ConfigError
 
@@ -365,7 +366,7 @@ def wandb(monkeypatch, tmp_path):
 
 def test_wandb_is_sent_what_was_asked_for_without_secrets(wandb, monkeypatch, tmp_path):
     monkeypatch.setenv("WANDB_API_KEY", "wandb_canary")
-    sender = WandbLog("auto", tmp_path, {"url": "hf_canary", "key": "wandb_canary"})
+    sender = Loggers("auto", tmp_path, {"url": "hf_canary", "key": "wandb_canary"})
     sender.log({"step": 3, "text": "hf_canary"})
     sender.close(exit_code=1)
     (options,) = wandb.started
@@ -380,24 +381,26 @@ def test_wandb_takes_a_login_and_goes_on_with_the_same_run(wandb, tmp_path):
     (tmp_path / "netrc").write_text("machine api.wandb.ai\n  login user\n  password 0123456789\n")
     stages = {"curriculum": {"stages": [{"name": "easy"}, {"name": "hard"}]}}
     for resumed in (False, True, False):
-        WandbLog("auto", tmp_path, stages, resumed).log({"step": 1, "stage": "hard"})
+        Loggers("auto", tmp_path, stages, 0 if resumed else None).log({"step": 1, "stage": "hard"})
     first, second, third = (options["id"] for options in wandb.started)
     assert first == second != third
     assert wandb.run.rows == [(1, {"step": 1, "stage": "hard", "stage_number": 1})] * 3
 
 
-@pytest.mark.parametrize(("mode", "started"), [("auto", 0), ("online", 0), ("offline", 1), ("disabled", 0)])
+@pytest.mark.parametrize(
+    ("mode", "started"), [("auto", 0), ("wandb", 0), ("online", 0), ("offline", 1), ("none", 0), ("disabled", 0)]
+)
 def test_wandb_without_a_key(wandb, tmp_path, caplog, mode, started):
-    sender = WandbLog(mode, tmp_path, {})
+    sender = Loggers(mode, tmp_path, {})
     sender.log({"step": 1})
     sender.close()
     assert len(wandb.started) == started
-    assert ("neither WANDB_API_KEY nor a login" in caplog.text) == (mode == "online")
+    assert ("neither WANDB_API_KEY nor a login" in caplog.text) == (mode in ("online", "wandb"))
 
 
 def test_wandb_failures_are_told_once_and_harm_nothing(wandb, tmp_path, caplog):
     wandb.run.fails = True
-    sender = WandbLog("offline", tmp_path, {})
+    sender = Loggers("offline", tmp_path, {})
     for step in (1, 2, 3):
         sender.log({"step": step})
     sender.close()
@@ -408,7 +411,76 @@ def test_wandb_failures_are_told_once_and_harm_nothing(wandb, tmp_path, caplog):
 
 def test_wandb_that_cannot_start_or_is_not_installed(wandb, tmp_path, caplog, monkeypatch):
     wandb.init = lambda **options: 1 / 0
-    WandbLog("offline", tmp_path, {}).log({"step": 1})
+    Loggers("offline", tmp_path, {}).log({"step": 1})
     monkeypatch.setitem(sys.modules, "wandb", None)
-    WandbLog("offline", tmp_path, {}).log({"step": 1})
+    Loggers("offline", tmp_path, {}).log({"step": 1})
     assert [record.levelno for record in caplog.records] == [logging.WARNING] * 2
+    assert caplog.messages[1] == "wandb is off: it is not installed (pip install wandb)"
+
+
+# ------------------------------------------------------------------------------------------------------ other loggers
+
+SENT = {"step": 1, "stage": "hard", "score_mean": 0.25, "opponents": {"random": 8}, "text": "x", "kl_ref": None}
+STAGES = {"curriculum": {"stages": [{"name": "easy"}, {"name": "hard"}]}}
+GAME = {"game": "hex", "opponent": "random", "outcome": "finished", "score": 1.0, "step": 3,
+        "turns": [{"user": "a board", "answer": "4", "action": 4, "legal": {4: "x(1,1)"}}]}  # fmt: skip
+
+
+def send(names, folder, monkeypatch):
+    """Three steps, killed; resumed after the second with another third step and a sample game."""
+    monkeypatch.setenv("TRACKIO_DIR", str(folder / "trackio"))
+    first = Loggers(names, folder, STAGES)
+    for step in (1, 2, 3):
+        first.log(SENT | {"step": step, "score_mean": step / 4})
+    first.close(1)
+    again = Loggers(names, folder, STAGES, 2)
+    again.log(SENT | {"step": 3, "score_mean": 0.9})
+    again.games([GAME])
+    again.close(0)
+
+
+def test_tensorboard_reads_what_it_was_sent_and_a_resume_takes_back(tmp_path, monkeypatch, caplog):
+    reader = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    send("tensorboard", tmp_path, monkeypatch)
+    assert not caplog.messages
+    found = reader.EventAccumulator(str(tmp_path / "tensorboard")).Reload()
+    assert [(e.step, e.value) for e in found.Scalars("score_mean")] == [(1, 0.25), (2, 0.5), (3, pytest.approx(0.9))]
+    assert {"stage_number", "opponents/random"} <= set(found.Tags()["scalars"])
+    assert not {"text", "kl_ref"} & set(found.Tags()["scalars"])
+    [game] = found.Tensors("games/0/text_summary")
+    assert b"hex against random: finished, score 1.0\na board\nplayed: x(1,1)" in game.tensor_proto.string_val[0]
+
+
+def test_trackio_reads_what_it_was_sent_in_one_run(tmp_path):
+    pytest.importorskip("trackio")
+    code = f"""
+        import json, sys
+        from pathlib import Path
+        sys.path.insert(0, "tests/training")
+        import pytest, test_runlog
+        with pytest.MonkeyPatch.context() as patch:
+            test_runlog.send(["trackio", "none"], Path({str(tmp_path)!r}), patch)
+            from trackio.sqlite_storage import SQLiteStorage
+            [run] = SQLiteStorage.get_runs("chat-games-ppo")
+            print(json.dumps([run, SQLiteStorage.get_logs("chat-games-ppo", run)]))
+    """
+    reading = python(code, env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)})
+    out, error = reading.communicate(timeout=100)
+    assert reading.returncode == 0, error
+    name, told = json.loads(next(line for line in out.splitlines() if line.startswith("[")))
+    assert name.startswith(f"{tmp_path.name}-")
+    scores = [(row["step"], row["score_mean"]) for row in told if "score_mean" in row]
+    assert scores == [(1, 0.25), (2, 0.5), (3, 0.75), (3, 0.9)]  # it has no way to take a step back
+    assert told[0].keys() == {"score_mean", "stage_number", "opponents/random", "timestamp", "step"}
+    assert "played: x(1,1)" in told[-1]["games"]["_value"]
+
+
+def test_a_logger_that_is_not_installed_is_one_line_and_the_others_go_on(tmp_path, monkeypatch, caplog, wandb):
+    monkeypatch.setitem(sys.modules, "trackio", None)
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    senders = Loggers(["trackio", "tensorboard", "offline"], tmp_path, {})
+    senders.log({"step": 1})
+    senders.close()
+    assert caplog.messages == ["trackio is off: it is not installed (pip install trackio)",
+                               "tensorboard is off: it is not installed (pip install tensorboard)"]  # fmt: skip
+    assert wandb.run.rows == [(1, {"step": 1})]

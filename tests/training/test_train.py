@@ -125,7 +125,7 @@ def test_curves_are_drawn_of_the_finished_run(tmp_path, drawing, capsys):
     [command] = drawing.commands
     assert [*map(str, command[1:])] == [
         str(ROOT / "scripts" / "visualize.py"),
-        "--checkpoint_dir",
+        "--run",
         str(tmp_path / "run"),
     ]
     shown = capsys.readouterr().out

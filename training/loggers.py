@@ -1,0 +1,184 @@
+"""Where a run is sent besides its own files: Weights & Biases, TensorBoard, trackio. None of them may cost the run."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import logging
+import netrc
+import os
+import secrets
+import urllib.parse
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from utils import read_file, redact
+
+log = logging.getLogger(__name__)
+
+NAMES = ("auto", "wandb", "offline", "tensorboard", "trackio", "none", "online", "disabled")  # the last two: once so
+PROJECT = "chat-games-ppo"
+GAMES_SENT = 20
+Row = Mapping[str, Any]
+
+
+class Loggers:
+    """Every logger that is wanted and possible. One that fails is told once, in a line, and left out from there.
+
+    ``names``: of ``NAMES``. "auto": W&B where one is logged in; "offline": W&B without a network. ``step``: after which
+    the run goes on, None for a fresh one; what was sent after it is taken back where the logger can.
+    """
+
+    def __init__(self, names: str | Sequence[str], run_dir: Path, config: Row, step: int | None = None) -> None:
+        stages = config.get("curriculum", {}).get("stages", [])
+        self._stages = {stage["name"]: number for number, stage in enumerate(stages)}
+        self._open: dict[str, Any] = {}
+        settings = redact(dict(config))
+        for name in dict.fromkeys([names] if isinstance(names, str) else names):
+            if name in ("wandb", "online") and not _logged_in():
+                log.warning("wandb is off: there is neither WANDB_API_KEY nor a login (wandb login)")
+            elif name in ("tensorboard", "trackio"):
+                self._begin(name, _TensorBoard if name == "tensorboard" else _Trackio, Path(run_dir), settings, step)
+            elif name in ("wandb", "online", "offline") or (name == "auto" and _logged_in()):
+                mode = "offline" if name == "offline" else "online"
+                self._begin("wandb", _Wandb, Path(run_dir), settings, step, mode)
+
+    def log(self, row: Row) -> None:
+        """Send one row of metrics under its ``step``, with the stage as a number too."""
+        number = {"stage_number": self._stages[row["stage"]]} if row.get("stage") in self._stages else {}
+        sent = redact(dict(row) | number) if self._open else {}
+        self._each(lambda logger: logger.log(sent))
+
+    def games(self, rows: Sequence[Row]) -> None:
+        """Send sample games, as rows of ``episodes.jsonl``."""
+        kept = [redact(dict(row)) for row in rows[:GAMES_SENT]] if self._open else []
+        self._each(lambda logger: logger.games(kept))
+
+    def close(self, exit_code: int = 0) -> None:
+        """Finish everywhere."""
+        self._each(lambda logger: logger.close(exit_code))
+
+    def _begin(self, name: str, kind: Callable[..., Any], *about: Any) -> None:
+        with self._guarded(name):
+            self._open[name] = kind(*about)
+
+    def _each(self, act: Callable[[Any], None]) -> None:
+        for name, logger in list(self._open.items()):
+            with self._guarded(name):
+                act(logger)
+
+    @contextlib.contextmanager
+    def _guarded(self, name: str) -> Any:
+        try:
+            yield
+        except ModuleNotFoundError:
+            self._open.pop(name, None)
+            log.warning("%s is off: it is not installed (pip install %s)", name, name)
+        except Exception as exc:  # of a library or the network, neither of which may cost the run
+            self._open.pop(name, None)
+            log.warning("%s is off from here: %s", name, redact(" ".join(f"{type(exc).__name__}: {exc}".split())))
+
+
+class _Wandb:
+    def __init__(self, run_dir: Path, config: Row, step: int | None, mode: Any) -> None:
+        import wandb
+
+        settings = wandb.Settings(init_timeout=20, silent=True)
+        project = os.environ.get("WANDB_PROJECT", PROJECT)
+        run_id = _kept_id(run_dir, step is not None)
+        self._run: Any = wandb.init(mode=mode, dir=str(run_dir), config=dict(config), id=run_id, resume="allow",
+                                    settings=settings, project=project)  # fmt: skip
+
+    def log(self, row: Row) -> None:
+        self._run.log(row, step=row["step"])
+
+    def games(self, rows: Sequence[Row]) -> None:
+        import wandb
+
+        self._run.log({"games": wandb.Table(columns=["game"], data=[[text] for text in map(_told, rows)])})
+
+    def close(self, exit_code: int) -> None:
+        self._run.finish(exit_code=exit_code)
+
+
+class _TensorBoard:
+    def __init__(self, run_dir: Path, config: Row, step: int | None) -> None:
+        from torch.utils.tensorboard import SummaryWriter
+
+        self._writer: Any = SummaryWriter(str(run_dir / "tensorboard"), purge_step=(step or 0) + 1, flush_secs=20)
+        self._writer.add_text("configuration", f"```json\n{json.dumps(config, indent=1)}\n```", step)
+
+    def log(self, row: Row) -> None:
+        for key, value in _numbers(row).items():
+            self._writer.add_scalar(key, value, row["step"])
+
+    def games(self, rows: Sequence[Row]) -> None:
+        for number, row in enumerate(rows):
+            self._writer.add_text(f"games/{number}", f"```\n{_told(row)}\n```", row.get("step"))
+
+    def close(self, exit_code: int) -> None:
+        self._writer.close()
+
+
+class _Trackio:
+    def __init__(self, run_dir: Path, config: Row, step: int | None) -> None:
+        import trackio
+
+        name = f"{run_dir.resolve().name}-{_kept_id(run_dir, step is not None)}"
+        project = os.environ.get("TRACKIO_PROJECT", PROJECT)
+        with contextlib.redirect_stdout(io.StringIO()):  # it says how its own dashboard is started
+            self._run: Any = trackio.init(project=project, name=name, config=dict(config), resume="allow", embed=False,
+                                          auto_log_gpu=False, auto_log_cpu=False)  # fmt: skip
+
+    def log(self, row: Row) -> None:
+        self._run.log(_numbers(row), step=row["step"])
+
+    def games(self, rows: Sequence[Row]) -> None:
+        import trackio
+
+        self._run.log({"games": trackio.Markdown("\n".join(f"```\n{_told(row)}\n```" for row in rows))},
+                      step=rows[-1].get("step") if rows else None)  # fmt: skip
+
+    def close(self, exit_code: int) -> None:
+        with contextlib.redirect_stdout(io.StringIO()):
+            self._run.finish()
+
+
+def _numbers(row: Row) -> dict[str, float]:
+    """The numbers of a row, those of nested ones by path."""
+    found = {key: value for key, value in row.items() if isinstance(value, int | float) and key != "step"}
+    for key, part in row.items():
+        found |= {f"{key}/{k}": v for k, v in _numbers(part).items()} if isinstance(part, Mapping) else {}
+    return found
+
+
+def _told(row: Row) -> str:
+    """A sample game as text: what the model was shown last, and all it answered."""
+    turns = row.get("turns") or []
+    answers = ", ".join(str(turn.get("legal", {}).get(turn.get("action"), turn.get("answer"))) for turn in turns)
+    last = str(turns[-1].get("user", "")) if turns else ""
+    head = f"{row.get('game')} against {row.get('opponent')}: {row.get('outcome')}, score {row.get('score')}"
+    return f"{head}\n{last}\nplayed: {answers}"
+
+
+def _kept_id(run_dir: Path, resumed: bool) -> str:
+    """The run's name at loggers, a new one unless it goes on."""
+    kept = run_dir / "wandb_id"
+    run_id = read_file(kept, 100).decode().strip() if resumed and kept.exists() else ""
+    if not run_id:
+        run_id = secrets.token_hex(4)
+        kept.write_text(run_id)
+    return run_id
+
+
+def _logged_in() -> bool:
+    """Whether wandb would find a key: in the environment or, after ``wandb login``, in the netrc file."""
+    if os.environ.get("WANDB_API_KEY"):
+        return True
+    host = urllib.parse.urlsplit(os.environ.get("WANDB_BASE_URL", "https://api.wandb.ai")).hostname or ""
+    try:
+        return netrc.netrc(os.environ.get("NETRC")).authenticators(host) is not None
+    except (OSError, netrc.NetrcParseError):
+        return False
