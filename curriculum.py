@@ -98,6 +98,11 @@ class CurriculumConfig:
         """Whether any stage plays against past selves."""
         return any("past" in stage.mixture for stage in self.stages)
 
+    @property
+    def plays_itself(self) -> bool:
+        """Whether any stage's opponent is the policy, as it is or as it was."""
+        return any({"past", "self"} & set(stage.mixture) for stage in self.stages)
+
     def __post_init__(self) -> None:
         names = [stage.name for stage in self.stages]
         if not names or len(set(names)) < len(names):

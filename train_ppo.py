@@ -40,8 +40,9 @@ from policy.model import device_of, identity
 from policy.player import Policy, load_policy
 from policy.vllm import Engine, EngineError
 from training import alarms, preflight
+from training.about import begin, end, headline
 from training.batch import Batch, Moments, Trajectory, rollout_scores, terminal_rewards
-from training.console import Console, progress_line
+from training.console import Console
 from training.metrics import MetricsLog, WandbLog, timing
 from training.options import SECTIONS as SECTIONS  # part of the public names, for programs built on the trainer
 from training.options import PPOConfig, parse_args, read_config
@@ -53,7 +54,7 @@ from utils import ConfigError
 
 LOSS_PARTS = ("policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction", "legal_mass")
 LONE = Ranks()
-LEGAL_MASS_SAMPLE = 64  # sequences of a step that it is read from, for the log alone
+LEGAL_MASS_SAMPLE = 64  # sequences of a step that it is read from, for the log alone; at most an eighth of them
 MAX_FAILED_SHARE = 0.2  # of a step's episodes lost to infrastructure; above it the run ends
 MAX_BAD_UPDATES = 5  # minibatches in a row without a finite loss and gradient, after which the run ends
 
@@ -398,7 +399,8 @@ class Trainer(Checkpointed):
         if not self.policy.constrained or self.ppo.legal_mass_coef:
             return {}
         with torch.no_grad():
-            mass_M = self.policy.log_legal_mass(batch.sequences[:LEGAL_MASS_SAMPLE]).exp()
+            some = batch.sequences[: min(LEGAL_MASS_SAMPLE, -(-len(batch.sequences) // 8))]
+            mass_M = self.policy.log_legal_mass(some).exp()
         return {"legal_mass": float(mass_M.mean())}
 
     def set_learning_rate(self, step: int) -> None:
@@ -434,7 +436,8 @@ class Trainer(Checkpointed):
         What learns to answer legally unconstrained (``legal_mass_coef``) plays the same games so, too.
         """
         env, games = self.config.env, self.ppo.eval_games
-        measure = partial(evaluate, self.player(stop), env, self.evaluated, games, progress=tell)
+        nash = self.config.curriculum.plays_itself
+        measure = partial(evaluate, self.player(stop), env, self.evaluated, games, progress=tell, nash=nash)
         results = measure(exact_tasks=preflight.exact_tasks(self.config, self.policy.chat))
         if not (self.ppo.legal_mass_coef and self.policy.constrained):
             return results
@@ -465,18 +468,21 @@ def train(config: SimpleNamespace, resume: str | None, force_config: bool = Fals
         utils.write_file(
             run_dir / "run_config.json", json.dumps(utils.redact(resolved, words=False), indent=1).encode()
         )
+    console = Console(config.ppo.num_train_steps, 0, None if ranks.first else io.StringIO(), config.ppo.eval_freq)
     trainer = Trainer(config, run_dir, ranks)
     if start is not None:
         trainer.load(start, force_config)
+    about = begin(run_dir, config, start is not None) if ranks.first else {}
+    console.say(headline(about))
     utils.rest_collector()
     wandb = WandbLog(config.run.wandb_mode if ranks.first else "disabled", run_dir, resolved, resumed=start is not None)
-    console = Console(config.ppo.num_train_steps, trainer.state.step, None if ranks.first else io.StringIO())
     code = 1
     try:
         with StopSignal() as stop:
             return (code := training_loop(trainer, stop, console, wandb))
     finally:
         console.close()
+        end(run_dir, about)
         wandb.close(code)
         trainer.metrics.close()
         if trainer.engine:
@@ -487,14 +493,13 @@ def train(config: SimpleNamespace, resume: str | None, force_config: bool = Fals
 
 def training_loop(trainer: Trainer, stop: StopSignal, console: Console, wandb: WandbLog) -> int:
     """Step until done, interrupted or unable to go on; checkpoint between steps only."""
-    ppo, state, first, trainer.saved_at = trainer.ppo, trainer.state, trainer.state.step, time.monotonic()
+    ppo, state, trainer.saved_at = trainer.ppo, trainer.state, time.monotonic()
     try:
         if not state.before:
             state.before = [r.row for r in trainer.ranks.alone(lambda: trainer.evaluate(stop, console.progress))]
             trainer.save_if_possible(None)  # what was measured once is not measured again
         announcement = partial(trainer.curriculum.announcement, trainer.config.env.env_type)
         console.say(announcement())
-        started = time.perf_counter()
         while state.step < ppo.num_train_steps or state.row:
             row = state.row = state.row or trainer.step(stop)
             score = None
@@ -506,8 +511,7 @@ def training_loop(trainer: Trainer, stop: StopSignal, console: Console, wandb: W
             if trainer.ranks.first:
                 trainer.metrics.append(row)
             wandb.log(row)
-            left = (ppo.num_train_steps - state.step) * (time.perf_counter() - started) / max(state.step - first, 1)
-            console.update(state.step, progress_line(row, ppo.num_train_steps, left))
+            console.step(row)
             if "stage_change" in row:
                 console.say(f"{announcement()} ({row['stage']} is passed: {row['stage_reason']})")
             trainer.refuse_to_go_on(row)
@@ -534,6 +538,7 @@ def finish(trainer: Trainer, stop: StopSignal, console: Console) -> None:
     table, summary = result_table(trainer.state.before, trainer.evaluate(stop, console.progress))
     summary |= {"steps": trainer.state.step, "seed": trainer.config.run.seed, "checkpoint": checkpoint.name}
     utils.write_file(trainer.run_dir / "summary.json", json.dumps(summary, indent=1).encode())
+    console.close()
     console.say(f"\n{table}\n\ncheckpoint: {checkpoint}\nadapter:    {final}")
     try:
         show(trainer, stop, console, summary)

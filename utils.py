@@ -306,7 +306,7 @@ def save_checkpoint(
         with naming(f"{MANIFEST}: "):
             manifest = {"schema": SCHEMA, "step": step, "score": score, "base": dict(base or {})}
             files = {p.relative_to(tmp).as_posix(): _fingerprint(p) for p in tmp.rglob("*") if p.is_file()}
-            manifest |= {"versions": _versions(), "files": files}
+            manifest |= {"versions": versions(), "files": files}
             (tmp / MANIFEST).write_text(_seal(manifest), encoding="utf-8")
 
     path = write_directory(Path(run_dir) / f"checkpoint-{step:06d}", fill)
@@ -433,7 +433,7 @@ def _seal(manifest: dict[str, Any]) -> str:
 
 
 @cache
-def _versions() -> dict[str, str]:
+def versions() -> dict[str, str]:
     installed = {dist.name.lower().replace("-", "_"): dist.version for dist in metadata.distributions()}
     return {"python": sys.version.split()[0], **{name: installed[name] for name in LIBRARIES if name in installed}}
 

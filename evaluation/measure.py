@@ -138,11 +138,14 @@ def differences(ours: Mapping[str, Seq[Row]], theirs: Mapping[str, Seq[Row]]) ->
              "interval": [d.low, d.high], "p": d.p} for game, d in found.items()]  # fmt: skip
 
 
-def columns(rows: Seq[dict[str, Any]], **forms: str) -> str:
-    """A table with a column for each key that a row knows; numbers to three digits, or as ``forms`` says by key."""
+def columns(rows: Seq[dict[str, Any]], style: str = "plain", **forms: str) -> str:
+    """A table with a column for each key that a row knows; numbers to three digits, or as ``forms`` says by key.
+
+    ``style``: tabulate's, "github" for Markdown.
+    """
     known = [key for key in rows[0] if any(row[key] is not None for row in rows)]
     return tabulate.tabulate(
-        [[row[key] for key in known] for row in rows], known, tablefmt="plain", missingval="-", stralign="right",
+        [[row[key] for key in known] for row in rows], known, tablefmt=style, missingval="-", stralign="right",
         floatfmt=[forms.get(key, ".3f") for key in known], numalign="right", colalign=("left",),
     )  # fmt: skip
 
@@ -228,15 +231,19 @@ def exact_table(player: Any, env_config: EnvConfig, task_id: int, progress: Prog
     return exact.tabulate(load_game(task_id), probs)
 
 
-def table_values(table: dict, task_id: int) -> dict[str, float]:
-    """Exact values of a tabular policy, of random play and of the best response, against uniform random, both seats."""
+def table_values(table: dict, task_id: int, nash: bool = False) -> dict[str, float]:
+    """Exact values of a tabular policy, of random play and of the best response, against uniform random, both seats.
+
+    ``nash``: and what both seats together would gain by their best answers to the policy.
+    """
     from envs import exact
     from envs.openspiel import load_game
 
     game = load_game(task_id)
     values = exact.value_against_random(game, table), exact.random_values(game), exact.best_response_values(game)
     means = [sum(seats) / (2 * game.max_utility()) for seats in values]
-    return dict(zip(("exact", "random", "ceiling"), means, strict=True))
+    found = dict(zip(("exact", "random", "ceiling"), means, strict=True))
+    return found | ({"nash_conv": exact.nash_conv(game, table)} if nash else {})
 
 
 def evaluate(
@@ -248,10 +255,11 @@ def evaluate(
     seed: int = 0,
     exact_tasks: Collection[int] | None = None,
     progress: Progress = no_progress,
+    nash: bool = False,
 ) -> list[GameResult]:
     """Play ``games`` games of each task id, half in each seat, and summarise; failed ones are left out and counted.
 
-    Exact values are those of ``exact_tasks`` (None: of all), where the game is small enough.
+    Exact values, and with ``nash`` NashConv, are of ``exact_tasks`` (None: of all), where the game is small enough.
 
     Raises:
         EvaluationError: every episode of a game failed.
@@ -265,7 +273,7 @@ def evaluate(
         mine = [next(episodes) for _ in tasks]
         exactly = (exact_tasks is None or task_id in exact_tasks) and not trace and hasattr(player, "action_probs")
         table = exact_table(player, env_config, task_id, progress) if exactly else None
-        exact = table_values(table, task_id) if table else {}
+        exact = table_values(table, task_id, nash) if table else {}
         name = next((e.game for e in mine if e.outcome != "failed"), "trace") if trace else label(task_id)
         results.append(summary(name, [[outcome(e) for e in mine]], legal_rate=legal_rate(mine), **exact))
     return results
@@ -311,11 +319,13 @@ def result_table(before: list[dict[str, Any]], after: list[GameResult]) -> tuple
         free_before = old.get("free_play")
         lines.append({"game": new.game, "before": old["value"], "after": new.value, "95 %": between(new.low, new.high),
                       "exact": new.exact, "ceiling": new.ceiling, "share": new.share,
+                      "NashConv before": old.get("nash_conv"), "NashConv": new.nash_conv,
                       "free before": _free_play(free_before), "free after": _free_play(new.free_play)})  # fmt: skip
         games[new.game] = {
             "before": old["value"], "after": new.value, "interval": [new.low, new.high], "episodes": new.episodes,
             "exact_before": old["exact"], "exact_after": new.exact, "random": new.random, "ceiling": new.ceiling,
             "share_before": old["share"], "share": new.share, "exact": new.exact is not None,
+            "nash_conv_before": old.get("nash_conv"), "nash_conv": new.nash_conv,
             "free_play_before": free_before, "free_play": new.free_play,
         }  # fmt: skip
     text = columns(lines, before=VALUE, after=VALUE, exact=VALUE, ceiling=VALUE)

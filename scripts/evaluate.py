@@ -72,20 +72,19 @@ def exact_results(player: Contestant, task_ids: set[int]) -> dict[str, float]:
     elif not (policy_table := exact_table(player.player, player.env, task_id) or {}):
         log.warning("--exact: left out for %s: its prompts are those of a server", player.label)
         return {}
-    return table_values(policy_table, task_id) | {"nash_conv": exact.nash_conv(game, policy_table)}
+    return table_values(policy_table, task_id, nash=True)
 
 
-def result_lines(results: Sequence[GameResult], with_exact: bool) -> str:
+def result_lines(results: Sequence[GameResult], with_exact: bool, style: str = "plain") -> str:
     """The table of one player; counts that are 0 everywhere are left out."""
-    counts = [kind for kind in ("truncated", "forfeited", "failed") if any(getattr(r, kind) for r in results)]
+    counts = [kind for kind in ("draw", "truncated", "forfeited", "failed") if any(getattr(r, kind) for r in results)]
     lines = []
     for r in results:
         line = {"game": r.game, "games": r.episodes, "value": r.value, "95 %": between(r.low, r.high),
-                "success": r.success, "draw": r.draw, "legal": r.legal_mass,
-                **{kind: getattr(r, kind) for kind in counts}}  # fmt: skip
+                "success": r.success, **{kind: getattr(r, kind) for kind in counts}, "legal": r.legal_mass}  # fmt: skip
         exact = {"exact": r.exact, "ceiling": r.ceiling, "share": r.share, "NashConv": r.nash_conv}
         lines.append(line | (exact if with_exact else {}))
-    return columns(lines, value=VALUE, legal=".2g", exact=VALUE, ceiling=VALUE)
+    return columns(lines, style, value=VALUE, legal=".2g", exact=VALUE, ceiling=VALUE)
 
 
 # ----------------------------------------------------------------------------------------------------------- program
@@ -96,7 +95,7 @@ class Contest:
 
     def __init__(self, args: argparse.Namespace) -> None:
         affinetes = args.protocol == "affinetes"
-        self.args = args
+        self.args, self.style = args, "github" if args.markdown else "plain"
         self.roster = Roster(
             args.config, [*args.set, *(AFFINETES if affinetes else ())], args.seed, args.greedy, args.model
         )
@@ -164,13 +163,13 @@ class Contest:
             shown = [r.row for r in results]
             report["tables"].append({"player": player.label, "opponent": opponent.label, "results": shown})
             print(f"{player.label} against {opponent.label}, {sampling}, seed {self.args.seed}")
-            print(result_lines(results, self.args.exact), end="\n\n")
+            print(result_lines(results, self.args.exact, self.style), end="\n\n")
         if self.args.compare:
             report["comparison"] = differences(*played)
             print(f"{self.players[0].label} minus {self.players[1].label}, value on the same deals")
             lines = [{**{key: d[key] for key in ("game", "pairs", "difference")}, "95 %": between(*d["interval"]),
                       "p": d["p"]} for d in report["comparison"]]  # fmt: skip
-            print(columns(lines, difference=VALUE, p=".4f"), end="\n\n")
+            print(columns(lines, self.style, difference=VALUE, p=".4f"), end="\n\n")
         return report
 
     def _results(self, player: Contestant, rows: dict[str, list[Row]]) -> list[GameResult]:
@@ -212,7 +211,7 @@ class Contest:
         print(
             f"Ratings (400 points: odds of 10 to 1) with 95 % intervals, {self.args.num_episodes} games a pair and game"
         )
-        print(columns(lines), end="\n\n")
+        print(columns(lines, self.style), end="\n\n")
         matches = [
             {"player": labels[i], "opponent": labels[j], "game": game, "games": int(r.size), "points": float(r.mean())}
             for (i, j), by_game in results.items()
@@ -246,6 +245,7 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--protocol", choices=("native", "affinetes"), default="native", help="affinetes: as the public environment")
     add("--output", type=Path, metavar="FILE.jsonl", help="a row a game; the command goes on where it was interrupted")
     add("--json", metavar="FILE", help="the tables as JSON")
+    add("--markdown", action="store_true", help="tables to be pasted into Markdown")
     add("--games_at_once", type=at_least(1), default=128, help="part of what the seed determines (default 128)")
     player_flags(parser)
     args = parser.parse_args(argv)

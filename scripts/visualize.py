@@ -1,17 +1,22 @@
 """Curves and a self-contained report of one or several runs.
 
-    python scripts/visualize.py --checkpoint_dir RUN [RUN ...] [--output DIR]
+    python scripts/visualize.py --run runs/tiny
+    python scripts/visualize.py --run runs/tiny runs/other --output compared     several runs, side by side
+    python scripts/visualize.py --run runs/tiny --watch                          a page that follows the run
 
-Reads the run directories that training writes (metrics.jsonl; summary.json, run_config.json and episodes.jsonl
-where they exist) and writes ``curves.png`` and ``report.html``, which opens from disk without a network.
+Reads the run directories that training writes (metrics.jsonl; summary.json, run_config.json, about.json and
+episodes.jsonl where they exist) and writes ``curves.png``, ``report.html``, which opens from disk without a network,
+and ``report.md``, to be pasted.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import math
 import os
 import sys
+import time
 from base64 import b64encode
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -23,9 +28,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from config.flags import FlagParser
 from envs.client import is_number
+from training.console import duration
 from training.metrics import MOST_BYTES, finite
-from training.process import run_program
-from utils import ConfigError, read_file, read_json
+from training.process import at_least, run_program
+from utils import ConfigError, read_file, read_json, write_file
 
 ASSETS = Path(__file__).resolve().parent / "report"
 MAX_POINTS = 1500  # of a line
@@ -45,21 +51,23 @@ class Panel:
     smooth: bool = False  # rolling mean with a 95 % band over the faint raw line
     marks: bool = False  # few points: draw them
     limits: tuple[float, float] | None = None
+    first: bool = False  # in sight; the others are folded
 
 
 PANELS = (
+    Panel("Score by game", ("score/",), "rolling mean, 0 to 1", smooth=True, first=True),
+    Panel("Success", ("window_success", "gate_success", "success_rate"), "share of games", smooth=True, limits=(0, 1),
+          first=True),
+    Panel("Evaluation", ("eval/",), "share of the ceiling; value where that is unknown", marks=True, first=True),
+    Panel("Entropy", ("entropy",), "nats a decision", first=True),
+    Panel("KL", ("kl_ref", "approx_kl"), "nats a decision", first=True),
+    Panel("Explained variance", ("explained_variance",), "of the returns, by the critic", first=True),
     Panel("Score", ("score_mean",), "mean score of a step, 0 to 1", smooth=True),
-    Panel("Success", ("window_success", "gate_success", "success_rate"), "share of games", smooth=True, limits=(0, 1)),
-    Panel("Evaluation", ("eval/",), "share of the ceiling; value where that is unknown", marks=True),
-    Panel("Score by game", ("score/",), "rolling mean", smooth=True),
     Panel("Success by game", ("success/",), "rolling mean", smooth=True, limits=(0, 1)),
     Panel("Opponents", ("opponent/",), "share of games, rolling mean", smooth=True, limits=(0, 1)),
-    Panel("KL", ("kl_ref", "approx_kl"), "nats a decision"),
     Panel("KL coefficient", ("kl_coef",)),
-    Panel("Entropy", ("entropy",), "nats a decision"),
     Panel("Clip fraction", ("clip_fraction",), "share of decisions"),
     Panel("Largest change of a probability", ("ratio_max",), "|new / old - 1|"),
-    Panel("Explained variance", ("explained_variance",), "of the returns, by the critic"),
     Panel("Losses", ("policy_loss", "value_loss")),
     Panel("Gradient norm", ("grad_norm",)),
     Panel("Legal mass", ("legal_mass",), "unrestricted probability of legal answers"),
@@ -69,7 +77,7 @@ PANELS = (
     Panel("Memory", ("memory_mb",), "MB"),
     Panel("Failure buffer", ("buffer_size",), "entries"),
     Panel("Games cut short and answers retried", ("truncated", "forfeited", "failed", "retries"), "per step"),
-)
+)  # fmt: skip
 
 
 @dataclass
@@ -81,6 +89,7 @@ class RunData:
     config: dict[str, Any]
     summary: dict[str, Any]
     episodes: list[dict[str, Any]]
+    about: dict[str, Any]
 
     @property
     def stages(self) -> list[tuple[float, str]]:
@@ -109,13 +118,14 @@ def load_run(directory: Path) -> RunData:
         raise ConfigError(f"{path}: expected at least one step, and a number for each")
     _opponent_shares(rows)
     episodes = _read_lines(directory / "episodes.jsonl")[-MAX_EPISODES:]
-    files = [directory / name for name in ("run_config.json", "summary.json")]
-    config, summary = (read_json(file) if file.is_file() else {} for file in files)
-    if not isinstance(config, dict):
-        raise ConfigError(f"{files[0]}: not a JSON object")
-    if not isinstance(summary, dict) or not isinstance(summary.get("games", {}), dict):
+    files = [directory / name for name in ("run_config.json", "summary.json", "about.json")]
+    config, summary, about = (read_json(file) if file.is_file() else {} for file in files)
+    for file, content in zip(files, (config, summary, about), strict=True):
+        if not isinstance(content, dict):
+            raise ConfigError(f"{file}: not a JSON object")
+    if not isinstance(summary.get("games", {}), dict):
         raise ConfigError(f"{files[1]}: games must be an object of one entry a game")
-    return RunData(directory.resolve().name, rows, config, summary, episodes)
+    return RunData(directory.resolve().name, rows, config, summary, episodes, about)
 
 
 def _opponent_shares(rows: list[dict[str, Any]]) -> None:
@@ -149,6 +159,28 @@ def rolling(y: Sequence[float], window: int) -> list[list[float]]:
     return [ends.tolist() for ends in (mean, mean - error, mean + error)]
 
 
+def heading(run: RunData) -> list[tuple[str, str]]:
+    """What the run is, and by what it was made: (head, text), as far as it is known."""
+    about, model, row = run.about, run.config.get("model"), run.rows[-1]
+    seconds = sum(r["time_total"] for r in run.rows if is_number(r.get("time_total")))
+    facts = {
+        "model": about.get("model") or (model.get("model_name") if isinstance(model, dict) else None),
+        "games": _listed(about.get("games")) or _listed([k[6:] for k in row if k.startswith("score/")]),
+        "against": _listed(about.get("opponents")) or _listed(list(row.get("opponents") or {})),
+        "steps": f"{row['step']:,}" + (f" of {row['games']:,} games" if is_number(row.get("games")) else ""),
+        "seed": about.get("seed"), "started": str(about.get("started", "")).replace("T", " ")[:16],
+        "commit": about.get("commit"), "hardware": about.get("hardware"),
+        "time": f"{duration(seconds)} in steps" if seconds else None,
+    }  # fmt: skip
+    if is_number(about.get("seconds")) and about["seconds"]:
+        facts["time"] = f"{duration(about['seconds'])} in all, {duration(seconds)} in steps"
+    return [(head, " ".join(str(fact).split())) for head, fact in facts.items() if fact not in (None, "")]
+
+
+def _listed(names: Any) -> str:
+    return ", ".join(map(str, names)) if isinstance(names, list) else ""
+
+
 def panels(runs: Sequence[RunData]) -> list[dict[str, Any]]:
     """What is drawn, on paper and in the page: panels with lines."""
     return [{**asdict(panel), "lines": lines} for panel in PANELS if (lines := panel_lines(panel, runs))]
@@ -175,6 +207,8 @@ def panel_lines(panel: Panel, runs: Sequence[RunData]) -> list[dict[str, Any]]:
             )
             line: dict[str, Any] = dict(zip(("x", "y", "mean", "low", "high"), map(_thin, (x, y, *bands)), strict=True))
             found.append((index, key, line))
+    if panel.limits is None:  # a success that is always 0 says something, a penalty that is switched off does not
+        found = [part for part in found if any(part[2]["y"])]
     if not any(any(line["y"]) for _, _, line in found):
         return []
     shown = list(dict.fromkeys(key for _, key, _ in found))
@@ -246,8 +280,8 @@ def _thin(values: Sequence[float]) -> list[float]:
     return [float(f"{value:.5g}") for value in values[::stride]]
 
 
-def write_report(runs: Sequence[RunData], path: Path) -> Path:
-    """Write the page: assets and data in one file that asks for nothing else."""
+def write_report(runs: Sequence[RunData], path: Path, again: float = 0) -> Path:
+    """Write the page: assets and data in one file that asks for nothing else but, every ``again`` seconds, itself."""
     from scripts.report.replay import replayable
 
     data = {
@@ -259,6 +293,7 @@ def write_report(runs: Sequence[RunData], path: Path) -> Path:
                 "window": run.window,
                 "stages": run.stages,
                 "config": run.config,
+                "heading": heading(run),
                 "summary": run.summary,
                 "last": run.rows[-1],
                 "episodes": [replayable(episode) for episode in run.episodes],
@@ -272,23 +307,59 @@ def write_report(runs: Sequence[RunData], path: Path) -> Path:
     script = page.partition("<script>")[2].partition("</script>")[0].encode()
     page = page.replace("/*script hash*/", f"sha256-{b64encode(sha256(script).digest()).decode()}")  # no other is run
     text = json.dumps(finite(data), ensure_ascii=False, separators=(",", ":")).replace("<", "\\u003c")
-    path.write_text(page.replace("/*data*/", text), encoding="utf-8")
+    page = page.replace("<!--again-->", f'<meta http-equiv="refresh" content="{again:g}">' if again else "")
+    write_file(path, page.replace("/*data*/", text).encode())
     return path
+
+
+def write_markdown(runs: Sequence[RunData], path: Path) -> Path:
+    """Write what the runs came to as text, one after the other."""
+    from scripts.report.markdown import page
+
+    texts = [page(run.name, heading(run), run.about.get("versions"), run.summary, run.config) for run in runs]
+    write_file(path, "\n".join(texts).encode())
+    return path
+
+
+def follow(directories: Sequence[Path], output: Path, seconds: float) -> None:
+    """Write the page again and again while a run has no summary, or one older than its last step."""
+    told = False
+    while not all(_ended(directory) for directory in directories):
+        if all((directory / "metrics.jsonl").is_file() for directory in directories):
+            output.mkdir(parents=True, exist_ok=True)
+            page = write_report([load_run(directory) for directory in directories], output / "report.html", seconds)
+            if not told:
+                print(page, flush=True)
+            told = True
+        elif missing := next((d for d in directories if not d.is_dir()), None):
+            raise ConfigError(f"{missing}: there is no such run")
+        time.sleep(seconds)
+
+
+def _ended(directory: Path) -> bool:
+    files = [directory / name for name in ("metrics.jsonl", "summary.json")]
+    return all(file.is_file() for file in files) and files[0].stat().st_mtime <= files[1].stat().st_mtime
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Write curves.png and report.html; 0 done, 2 bad input."""
-    parser = FlagParser(description="Draw the curves and write the report of one or several runs.")
-    parser.add_argument("--checkpoint_dir", nargs="+", type=Path, required=True, metavar="RUN", help="run directories")
-    parser.add_argument("--output", type=Path, help="where to write (default: the first run directory)")
+    parser = FlagParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add = parser.add_argument
+    add("--run", "--checkpoint_dir", nargs="+", type=Path, required=True, metavar="RUN", help="run directories")
+    add("--output", type=Path, metavar="DIR", help="where to write (default: the first run directory)")
+    add("--watch", nargs="?", type=at_least(1), const=10, metavar="SECONDS",
+        help="write a page that shows itself anew (every 10 seconds) until the runs have ended")  # fmt: skip
     args = parser.parse_args(argv)
-    output = args.output or args.checkpoint_dir[0]
+    output = args.output or args.run[0]
 
     def run() -> None:
-        runs = [load_run(directory) for directory in args.checkpoint_dir]
+        if args.watch:
+            follow(args.run, output, args.watch)
+        runs = [load_run(directory) for directory in args.run]
         output.mkdir(parents=True, exist_ok=True)
         print(draw_curves(runs, output / "curves.png"))
         print(write_report(runs, output / "report.html"))
+        print(write_markdown(runs, output / "report.md"))
 
     return run_program(run)
 

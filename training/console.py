@@ -3,80 +3,213 @@
 from __future__ import annotations
 
 import logging
+import os
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import IO, Any
 
 from utils import redact
 
-QUIET_SECONDS = 10.0  # between two lines of progress where there is no bar
+QUIET_SECONDS = 10.0  # between two lines of progress where nothing is drawn
+RECENT = 20  # steps whose mean time says how long the next ones take
+ROWS = 8  # steps in the table
+WIDE = 110  # terminal columns from which on the table has all of COLUMNS
+BLOCKS = "▁▂▃▄▅▆▇█"
+# Head, key of the row, format, whether narrow terminals show it too.
+COLUMNS = (
+    ("step", "step", "d", True), ("score", "score_mean", ".3f", True), ("success", "success_rate", ".0%", True),
+    ("entropy", "entropy", ".2f", True), ("kl", "approx_kl", ".4f", True),
+    ("critic", "explained_variance", ".2f", True), ("clipped", "clip_fraction", ".0%", False),
+    ("value loss", "value_loss", ".3f", False), ("gradient", "grad_norm", ".2f", False),
+    ("legal", "legal_mass", ".2g", False), ("rate", "learning_rate", ".1e", False),
+    ("decisions", "decisions", ",d", False), ("games/s", "games_per_s", ",.1f", True),
+)  # fmt: skip
 
 log = logging.getLogger(__name__)
 
 
+class Pace:
+    """How long a run still takes: its steps as fast as the latest, and its evaluations as long as the latest."""
+
+    def __init__(self, total: int, eval_freq: int = 0) -> None:
+        self.total, self.eval_freq = total, eval_freq
+        self._steps: list[float] = []
+        self._seen = 0
+        self._began = self._heard = 0.0  # of the evaluation since the last step
+        self._evaluation = 0.0
+
+    def evaluating(self) -> None:
+        """Take the time of an evaluation that begins or goes on."""
+        self._heard = time.monotonic()
+        self._began = self._began or self._heard
+
+    def left(self, step: int, seconds: float) -> float:
+        """Seconds until the end, after a step that took ``seconds``. The first step warms up: others replace it."""
+        self._seen += 1
+        self._steps = [seconds] if self._seen <= 2 else [*self._steps, seconds][-RECENT:]
+        if self._began:
+            self._evaluation, self._began = self._heard - self._began, 0.0
+        between = (
+            (self.total - 1) // self.eval_freq - min(step, self.total - 1) // self.eval_freq if self.eval_freq else 0
+        )
+        mean = sum(self._steps) / len(self._steps)
+        return (self.total - step) * mean + (1 + between) * self._evaluation
+
+
 class Console:
-    """A progress bar on a terminal, plain lines elsewhere; both without secrets."""
+    """A live picture of the run on a terminal, plain lines elsewhere and with ``NO_COLOR``; all without secrets."""
 
-    def __init__(self, total: int, done: int = 0, stream: IO[str] | None = None) -> None:
-        self._stream = stream or sys.stdout
-        self._bar: Any = None
+    def __init__(self, total: int, done: int = 0, stream: IO[str] | None = None, eval_freq: int = 0) -> None:
+        self._stream, self.total, self.done, self.pace = stream or sys.stdout, total, done, Pace(total, eval_freq)
+        self._live: Any = None
+        plain = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
+        self._drawn = self._stream.isatty() and not plain
         self._began = self._told = -QUIET_SECONDS
-        if self._stream.isatty():
+        self._since, self._first = time.monotonic(), done
+        self._rows: list[Mapping[str, Any]] = []
+        self._scores: list[float] = []
+        self._left = self._note = ""
+        if self._drawn:
             from rich.console import Console as RichConsole
-            from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-            text = TextColumn("{task.description}", markup=False)
-            columns = (BarColumn(bar_width=20), MofNCompleteColumn(), TimeRemainingColumn(), text)
-            console = RichConsole(file=self._stream, markup=False, highlight=False)
-            self._bar = Progress(*columns, console=console)
-            self._task = self._bar.add_task("", total=total, completed=done)
-            self._bar.start()
+            self._rich = RichConsole(file=self._stream, markup=False, highlight=False)
 
-    def update(self, step: int, line: str) -> None:
-        """Show the line of a step."""
-        if self._bar:
+    def step(self, row: Mapping[str, Any]) -> None:
+        """Show a step of training, from its row of metrics."""
+        left = duration(self.pace.left(row["step"], row["time_total"]))
+        self._rows = [*self._rows, row][-ROWS:]
+        self._scores.append(row["score_mean"])
+        self._show(row["step"], progress_line(row, self.total, left), left, "")
+
+    def update(self, done: int, line: str) -> None:
+        """Show how far another program is, in its own words."""
+        speed = (time.monotonic() - self._since) / max(done - self._first, 1)
+        self._show(done, line, duration((self.total - done) * speed), line)
+
+    def _show(self, done: int, line: str, left: str, note: str) -> None:
+        self.done, self._left, self._note = done, f"{left} left", note
+        if self._drawn:
             log.debug("%s", line)
-            self._bar.update(self._task, completed=step, description=redact(line))
+            self._draw()
         else:
             self.say(line)
 
     def progress(self, what: str, done: int, total: int) -> None:
         """Show how far something is (0 at its beginning) and how long it still takes; in lines, now and then."""
         now = time.monotonic()
+        self.pace.evaluating()
         self._began = self._began if done else now
-        line = f"{what}: {done:,} of {total:,}"
+        self._note = f"{what}: {done:,} of {total:,}"
         if done:
-            line += f", {duration((total - done) * (now - self._began) / done)} left"
-        if self._bar:
-            self._bar.update(self._task, description=redact(line))
+            self._note += f", {duration((total - done) * (now - self._began) / done)} left"
+        if self._drawn:
+            self._draw()
         elif now - self._told >= QUIET_SECONDS:
             self._told = now
-            self.say(line)
+            self.say(self._note)
 
     def say(self, text: str) -> None:
-        """Print a lasting line."""
+        """Print a lasting line; above the picture, where there is one."""
         log.debug("%s", text)
-        if self._bar:
-            self._bar.console.print(redact(text))
+        if self._drawn:
+            self._rich.print(redact(text))  # which breaks lines at words
         else:
             print(redact(text), file=self._stream, flush=True)
 
     def close(self) -> None:
-        """Take the bar down."""
-        if self._bar:
-            self._bar.stop()
+        """Leave the picture as it is: what is said from here on stands beneath it."""
+        if self._live:
+            self._note, self._left = "", f"took {duration(time.monotonic() - self._since)}"
+            above = sys.stderr
+            self._live.stop()
+            _turn_logs(above, sys.stderr)
+        self._live, self._drawn = None, False
+
+    # -- the picture ---------------------------------------------------------------------------------------------
+
+    def _draw(self) -> None:
+        if self._live:
+            return
+        from rich.live import Live
+
+        before = sys.stderr
+        self._live = Live(console=self._rich, get_renderable=self._picture, refresh_per_second=4)
+        self._live.start()
+        _turn_logs(before, sys.stderr)  # which now writes above the picture
+
+    def _picture(self) -> Any:
+        from rich.console import Group
+        from rich.progress_bar import ProgressBar
+        from rich.table import Table
+        from rich.text import Text
+
+        width, parts = self._rich.width, []
+        if self._rows:
+            parts.append(self._table(width))
+        if len(self._scores) > 1:
+            seen = list(self._scores)
+            ends = Text(f" {seen[0]:.3f} → {seen[-1]:.3f}", style="dim")
+            parts.append(Text("score ").append(sparkline(seen, width - 24), style="cyan").append(ends))
+        line = Table.grid(padding=(0, 1))
+        bar = ProgressBar(total=max(self.total, 1), completed=self.done, width=20 if width >= WIDE else 8)
+        told = [text for text in (redact(self._note), self._left) if text]
+        line.add_row(bar, f"{self.done:,}/{self.total:,}", Text(" · ".join(told), overflow="ellipsis", no_wrap=True))
+        return Group(*parts, line)
+
+    def _table(self, width: int) -> Any:
+        from rich.table import Table
+        from rich.text import Text
+
+        shown = [(head, key, form) for head, key, form, narrow in COLUMNS if narrow or width >= WIDE]
+        shown = [c for c in shown if any(row.get(c[1]) for row in self._rows)]
+        table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+        for head, _, _ in shown:
+            table.add_column(head, justify="right", no_wrap=True)
+        table.add_column("stage", no_wrap=True, overflow="ellipsis")
+        for row in self._rows:
+            stage = Text(redact(str(row["stage"]))).append("".join(f" !{a}" for a in row.get("alarms", ())), "bold red")
+            table.add_row(*(number(row.get(key), form) for _, key, form in shown), stage)
+        return table
+
+
+def _turn_logs(old: Any, new: Any) -> None:
+    """Let log lines that went to one stream go to another."""
+    for handler in logging.getLogger().handlers:
+        if isinstance(handler, logging.StreamHandler) and handler.stream is old:
+            handler.setStream(new)
+
+
+def number(value: Any, form: str) -> str:
+    """A number as tables show it, without the sign of a zero; "-" where there is none."""
+    if value is None:
+        return "-"
+    text = format(value, form)
+    return text.lstrip("-") if not any(digit in text for digit in "123456789") else text
+
+
+def sparkline(values: Sequence[float], width: int) -> str:
+    """Blocks for the means of at most ``width`` parts of the values, from their least to their greatest."""
+    size = max(1, -(-len(values) // max(width, 1)))
+    means = [sum(part) / len(part) for part in _parts(values, size)]
+    low, high = min(means), max(means)
+    return "".join(BLOCKS[round((mean - low) / ((high - low) or 1) * (len(BLOCKS) - 1))] for mean in means)
+
+
+def _parts(values: Sequence[float], size: int) -> Iterable[Sequence[float]]:
+    return (values[i : i + size] for i in range(0, len(values), size))
 
 
 def duration(seconds: float) -> str:
-    """Minutes and seconds."""
-    return f"{int(seconds) // 60}m{int(seconds) % 60:02d}s"
+    """Hours where there are any, minutes and seconds."""
+    minutes, seconds = divmod(int(seconds), 60)
+    return f"{minutes // 60}h{minutes % 60:02d}m" if minutes >= 60 else f"{minutes}m{seconds:02d}s"
 
 
-def progress_line(row: Mapping[str, Any], total: int, seconds_left: float) -> str:
+def progress_line(row: Mapping[str, Any], total: int, left: str) -> str:
     """One line a step, from its row of metrics."""
     return (
-        f"Step {row['step']}/{total} | reward {row['reward_mean']:+.2f} | score {row['score_mean']:.2f} | "
-        f"success {row['success_rate']:.0%} | kl {row['approx_kl']:.4f} | entropy {row['entropy']:.2f} | "
-        f"stage {row['stage']} | {row['games_per_s']:.1f} games/s | ETA {duration(seconds_left)}"
+        f"Step {row['step']}/{total} | score {row['score_mean']:.3f} | success {row['success_rate']:.0%} | "
+        f"kl {number(row['approx_kl'], '.4f')} | entropy {row['entropy']:.2f} | stage {row['stage']} | "
+        f"{row['games_per_s']:.1f} games/s | ETA {left}"
     )

@@ -33,7 +33,7 @@ SAVE_SECONDS = 15 * 60  # between checkpoints, where ppo.save_freq steps take lo
 DEVICE_ERRORS = (torch.OutOfMemoryError, torch.AcceleratorError)
 FAILED_SAVES = 3  # of checkpoints, in a row, that end the run
 # Numbers of a row that the console shows.
-SHOWN = ("reward_mean", "score_mean", "success_rate", "approx_kl", "entropy", "games_per_s")
+SHOWN = ("reward_mean", "score_mean", "success_rate", "approx_kl", "entropy", "games_per_s", "time_total")
 # An ordinary continuation may change these; the base model's folder is held to its digests instead.
 CONTINUES = (
     "ppo.num_train_steps", "ppo.learning_rate", "ppo.lr_", "ppo.save_freq", "ppo.eval_freq", "ppo.alarms",

@@ -11,28 +11,49 @@ $("theme").addEventListener("click", () => setTheme(document.documentElement.dat
 
 function tiles() {
   const tile = (value, label) => html`<div class="tile"><b>${value}</b><span>${label}</span></div>`;
-  const heading = (run) => (data.runs.length > 1 ? html`<h3>${run.name}</h3>` : "");
+  const title = (run) => (data.runs.length > 1 ? html`<h3>${run.name}</h3>` : "");
   return data.runs.map((run) => {
     const last = run.last, out = [tile(short(run.steps), "steps")];
+    if (typeof run.summary.mean_share_of_ceiling === "number") out.push(tile(percent(run.summary.mean_share_of_ceiling), "mean share of ceiling"));
     if (typeof last.success_rate === "number") out.push(tile(percent(last.window_success ?? last.success_rate), "success, last window"));
     if (typeof last.score_mean === "number") out.push(tile(short(last.score_mean), "score, last step"));
-    if (typeof run.summary.mean_share_of_ceiling === "number") out.push(tile(percent(run.summary.mean_share_of_ceiling), "mean share of ceiling"));
     if (last.stage) out.push(tile(last.stage, "stage"));
-    return html`<div class="tiles">${heading(run)}${out}</div>`;
+    const facts = run.heading.map(([head, fact]) => html`<span><b>${head}</b> ${fact}</span>`);
+    return html`<div class="tiles">${title(run)}${out}</div><p class="facts">${facts}</p>`;
   });
 }
 
-function evaluation(run) {
-  const games = Object.entries(run.summary.games || {});
-  if (!games.length) return html`<p class="note">${run.name}: no summary.json, so the run was not evaluated.</p>`;
-  const number = (v) => (typeof v === "number" ? v.toFixed(3) : "–");
-  const free = games.some(([, g]) => g.free_play), freely = (f) => (f ? `${number(f.value)}, ${percent(f.legal_rate)} legal` : "–");
-  const rows = games.map(([name, g]) => html`<tr><td>${name}</td><td>${number(g.before)}</td><td>${number(g.after)}</td>
-    <td>${Array.isArray(g.interval) ? g.interval.map(number).join(" to ") : "–"}</td><td>${number(g.ceiling)}</td>
-    <td class="wide">${typeof g.share === "number" ? html`<span class="share"><i style="width:${Math.max(0, Math.min(1, g.share)) * 100}%"></i></span>${percent(g.share)}` : "–"}</td>
-    <td>${typeof g.exact_after === "number" ? number(g.exact_after) : g.exact ? "yes" : "–"}</td>${free ? html`<td>${freely(g.free_play_before)}</td><td>${freely(g.free_play)}</td>` : ""}</tr>`);
-  const heading = data.runs.length > 1 ? html`<h3>${run.name}</h3>` : "";
-  return html`${heading}<table><thead><tr><th>Game</th><th>Before</th><th>After</th><th>95 % interval</th><th>Ceiling</th><th class="wide">Share of ceiling</th><th>Exact value</th>${free ? html`<th>Free play before</th><th>after</th>` : ""}</tr></thead><tbody>${rows}</tbody></table>${english(run)}`;
+const number = (v) => (typeof v === "number" ? v.toFixed(3) : "–");
+const interval = (g) => (Array.isArray(g.interval) ? g.interval.map(number).join(" to ") : "–");
+const freely = (f) => (f ? `${number(f.value)}, ${percent(f.legal_rate)} legal` : "–");
+const bar = (g) => (typeof g.share === "number" ? html`<span class="share"><i style="width:${Math.max(0, Math.min(1, g.share)) * 100}%"></i></span>${percent(g.share)}` : "–");
+// Head, what it means, its cell; columns that are known of no game are left out.
+const MEASURES = [
+  ["Before", "mean value of sampled play before training", (g) => number(g.before)],
+  ["After", "the same after training, on the same deals", (g) => number(g.after)],
+  ["95 % interval", "of After", interval],
+  ["Exact value", "expected value after training, computed at every position", (g) => number(g.exact_after)],
+  ["Ceiling", "value of the best response to uniform random play", (g) => number(g.ceiling)],
+  ["Share of ceiling", "where the exact value lies between random play (0 %) and the ceiling (100 %)", bar],
+  ["NashConv before", "what both seats together could gain by playing their best against the policy", (g) => number(g.nash_conv_before)],
+  ["NashConv", "the same after training; 0 at an equilibrium", (g) => number(g.nash_conv)],
+  ["Free play before", "the same games with answers that nothing constrains", (g) => freely(g.free_play_before)],
+  ["Free play", "the same after training", (g) => freely(g.free_play)],
+];
+
+function evaluation() {
+  const runs = data.runs.filter((run) => Object.keys(run.summary.games || {}).length);
+  const without = data.runs.filter((run) => !runs.includes(run)).map((run) => html`<p class="note">${run.name}: no summary.json, so the run was not evaluated.</p>`);
+  const games = [...new Set(runs.flatMap((run) => Object.keys(run.summary.games)))], many = runs.length > 1;
+  const of = (run, game) => run.summary.games[game] || {};
+  const known = MEASURES.filter(([head, , cell]) => (!many || ["After", "95 % interval", "Share of ceiling", "NashConv"].includes(head))
+    && runs.some((run) => games.some((game) => shown(cell(of(run, game))) !== "–")));
+  const above = many ? html`<tr><th></th>${runs.map((run) => html`<th colspan="${known.length}" class="of">${run.name}</th>`)}</tr>` : "";
+  const heads = runs.map(() => known.map(([head, meaning]) => html`<th title="${meaning}">${head}</th>`));
+  const rows = games.map((game) => html`<tr><td>${game}</td>${runs.map((run) => known.map(([, , cell]) => html`<td>${cell(of(run, game))}</td>`))}</tr>`);
+  const legend = html`<p class="note">Values are 2 × score − 1 against uniform random play: −1 lost, 0 even, 1 won. ${known.map(([head, meaning]) => html`<b>${head}</b>: ${meaning}. `)}</p>`;
+  const table = games.length ? html`<div class="sheet"><table><thead>${above}<tr><th>Game</th>${heads}</tr></thead><tbody>${rows}</tbody></table></div>${legend}` : "";
+  return [table, without, runs.map(english)];
 }
 
 function english(run) {
@@ -57,9 +78,11 @@ function configuration() {
   const keys = [...new Set(flat.flatMap(Object.keys))];
   if (!keys.length) return html`<p class="note">No run_config.json.</p>`;
   const differs = (key) => new Set(flat.map((f) => f[key])).size > 1;
-  const rows = keys.map((key) => html`<tr class="${differs(key) ? "differs" : ""}"><td>${key}</td>${flat.map((f) => html`<td>${f[key] ?? "–"}</td>`)}</tr>`);
+  const told = flat.length > 1 ? keys.filter(differs) : keys;
+  const rows = told.map((key) => html`<tr><td>${key}</td>${flat.map((f) => html`<td>${f[key] ?? "–"}</td>`)}</tr>`);
   const heads = data.runs.map((run) => html`<th style="text-align:left">${run.name}</th>`);
-  return html`<details ${data.runs.length > 1 ? "open" : ""}><summary>${keys.length} settings</summary><table><thead><tr><th>Setting</th>${heads}</tr></thead><tbody>${rows}</tbody></table></details>`;
+  const title = flat.length > 1 ? `${told.length} settings differ, ${keys.length - told.length} are the same` : `${keys.length} settings`;
+  return html`<details ${flat.length > 1 ? "open" : ""}><summary>${title}</summary><div class="sheet"><table><thead><tr><th>Setting</th>${heads}</tr></thead><tbody>${rows}</tbody></table></div></details>`;
 }
 
 // --- Replay -----------------------------------------------------------------------------------------------------
@@ -196,9 +219,11 @@ const names = data.runs.map((run) => run.name).join(" · ");
 document.title = `${names}: run report`;
 $("title").textContent = names;
 put($("tiles"), tiles());
-put($("tables"), data.runs.map(evaluation));
+put($("tables"), evaluation());
 const stages = data.runs.flatMap((run) => run.stages);
 $("curves-note").textContent = `Bold: mean of the last ${data.runs.map((r) => r.window).join(" / ")} steps, with its 95 % band (1.96 standard errors).${stages.length ? ` Dotted: stage changes (${stages.map(([step, text]) => `${step}: ${text}`).join(", ")}).` : ""}`;
-for (const panel of data.panels) $("charts").append(chart({...panel, stages}));
+const drawn = data.panels.some((panel) => panel.first) ? (panel) => panel.first : () => true;
+for (const panel of data.panels) $(drawn(panel) ? "charts" : "others").append(chart({...panel, stages}));
+$("more").textContent = `${data.panels.filter((panel) => !drawn(panel)).length} more charts`;
 put($("config"), configuration());
 startReplay();

@@ -147,6 +147,15 @@ def test_uniform_play_has_the_known_nash_conv(tmp_path):
     assert (kuhn["share"], kuhn["exact"]) == pytest.approx((0.0, 0.0))
 
 
+def test_tables_can_be_pasted_and_have_no_column_of_zeros(capsys):
+    shown = table(capsys, "--checkpoint", "random", "--markdown", episodes=4)
+    head, rule, *rows = [line for line in shown.splitlines() if line.startswith("|")]
+    assert [cell.strip() for cell in head.split("|")[1:-1]] == ["game", "games", "value", "95 %", "success"]
+    assert set(rule) <= set("|-:")
+    assert [row.split("|")[1].strip() for row in rows] == ["kuhn_poker", "leduc_poker", "overall"]
+    assert "draw" in table(capsys, "--checkpoint", "random", games=["tic_tac_toe"], episodes=40)
+
+
 def test_a_checkpoint_plays_as_the_policy_that_was_saved(run, checkpoint, tmp_path):
     config = micro_config(tmp_path)
     policy = load_policy(config)

@@ -18,6 +18,7 @@ from chromium import CHROMIUM, Browser
 import games
 from envs.openspiel import load_game, score, user_message
 from scripts import visualize
+from scripts.report import markdown
 from scripts.report.replay import replayable
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -171,7 +172,7 @@ def test_panels_hold_exactly_the_finite_numbers_of_their_keys():
         {"step": 2, "kl_ref": None},
         {"step": 3, "kl_ref": 0.3, "score/go": 0.5, "truncated": True, "entropy": 0.0},
     ]
-    run = visualize.RunData("r", rows, {}, {}, [])
+    run = visualize.RunData("r", rows, {}, {}, [], {})
     found = {p.title: visualize.panel_lines(p, [run]) for p in visualize.PANELS}
     assert [(s["label"], s["x"], s["y"]) for s in found["KL"]] == [("kl_ref", [1, 3], [0.1, 0.3])]
     assert [s["label"] for s in found["Score by game"]] == ["go", "hex"]
@@ -249,7 +250,9 @@ def test_a_history_that_is_not_of_this_game_is_refused():
 def test_the_report_carries_several_runs_and_stands_alone(run_dir, tmp_path, capsys):
     second = write_run(tmp_path / "second", steps=30, seed=1, shown=("hex",))
     assert visualize.main(["--checkpoint_dir", str(run_dir), str(second), "--output", str(tmp_path / "out")]) == 0
-    assert capsys.readouterr().out.split() == [str(tmp_path / "out" / n) for n in ("curves.png", "report.html")]
+    assert capsys.readouterr().out.split() == [
+        str(tmp_path / "out" / n) for n in ("curves.png", "report.html", "report.md")
+    ]
     page = tmp_path / "out" / "report.html"
     text = page.read_text(encoding="utf-8")
     assert "http" not in text.replace("http-equiv", "")
@@ -275,6 +278,77 @@ def test_text_of_a_model_cannot_break_out_of_the_data(tmp_path):
     (tmp_path / "episodes.jsonl").write_text(json.dumps(nasty) + "\n")
     visualize.main(["--checkpoint_dir", str(tmp_path)])
     assert embedded(tmp_path / "report.html")["runs"][0]["episodes"][0]["turns"] == nasty["turns"]
+
+
+ABOUT = {
+    "model": "models/tiny", "games": ["hex", "go"], "opponents": ["random"], "seed": 3, "commit": "abc1234",
+    "hardware": "2 CPU cores", "started": "2026-11-22T10:00:00+00:00", "seconds": 3725.0, "versions": {"torch": "2.13"},
+}  # fmt: skip
+
+
+def test_a_run_says_what_it_is_and_what_it_came_to_on_a_page_to_be_pasted(tmp_path):
+    run = write_run(tmp_path / "run", steps=9, shown=[])
+    (run / "about.json").write_text(json.dumps(ABOUT))
+    (run / "run_config.json").write_text(json.dumps({"ppo": {"gamma": 0.5, "lam": 0.95}}))
+    assert visualize.main(["--run", str(run)]) == 0
+    known = dict(embedded(run / "report.html")["runs"][0]["heading"])
+    assert known == {"model": "models/tiny", "games": "hex, go", "against": "random", "steps": "9 of 16 games",
+                     "seed": "3", "started": "2026-11-22 10:00", "commit": "abc1234", "hardware": "2 CPU cores",
+                     "time": "1h02m in all, 0m00s in steps"}  # fmt: skip
+    text = (run / "report.md").read_text()
+    assert text.startswith("# run\n\n|  |  |\n|---|---|\n| model | models/tiny |\n")
+    assert "| tic_tac_toe | +0.020 | +0.810 | +0.780 to +0.840 | +0.960 | +0.840 |" in text
+    assert "![curves](curves.png)" in text
+    assert "* `ppo.gamma: 0.99 -> 0.5`" in text
+    assert "ppo.lam" not in text
+    assert "torch 2.13" in text
+
+
+def test_a_run_from_before_about_json_still_says_what_it_can(tmp_path):
+    run = visualize.load_run(write_run(tmp_path / "run", steps=9, shown=[]))
+    assert dict(visualize.heading(run)) == {"model": "tiny", "games": "tic_tac_toe, leduc_poker",
+                                            "against": "random, mcts:50x1", "steps": "9 of 16 games"}  # fmt: skip
+
+
+def test_text_of_others_cannot_break_the_pasted_page():
+    evil = "a | b\n# c `d` <script>"
+    text = markdown.page(evil, [("model", evil)], {evil: evil}, {"games": {evil: {"after": 0.5, "interval": evil}}}, {})
+    assert [line for line in text.splitlines() if line.startswith("#")] == [
+        "# a / b # c `d` &lt;script>", "## Evaluation", "## Curves", "## Versions",
+    ]  # fmt: skip
+    assert {line.count("|") for line in text.splitlines() if "a / b" in line and line.startswith("|")} == {3, 4}
+
+
+def test_a_page_that_follows_a_run_until_its_summary_is_there(tmp_path, monkeypatch, capsys):
+    write_run(run := tmp_path / "run", steps=9, shown=[])
+    summary = (run / "summary.json").read_text()
+    (run / "summary.json").unlink()
+    seen = []
+
+    def sleep(seconds):
+        page = (run / "report.html").read_text()
+        seen.append((seconds, '<meta http-equiv="refresh" content="5">' in page, embedded(run / "report.html")))
+        with (run / "metrics.jsonl").open("a") as file:
+            file.write(json.dumps({"step": 9 + len(seen), "score_mean": 0.5}) + "\n")
+        if len(seen) == 2:
+            (run / "summary.json").write_text(summary)
+
+    monkeypatch.setattr(visualize.time, "sleep", sleep)
+    assert visualize.main(["--run", str(run), "--watch", "5"]) == 0
+    assert [(seconds, again, data["runs"][0]["steps"]) for seconds, again, data in seen] == [
+        (5, True, 9),
+        (5, True, 10),
+    ]
+    assert embedded(run / "report.html")["runs"][0]["steps"] == 11
+    assert 'http-equiv="refresh"' not in (run / "report.html").read_text()
+    assert capsys.readouterr().out.split() == [
+        str(run / n) for n in ("report.html", "curves.png", "report.html", "report.md")
+    ]
+
+
+def test_a_run_that_is_not_there_cannot_be_followed(tmp_path, capsys):
+    assert visualize.main(["--run", str(tmp_path / "none"), "--watch"]) == 2
+    assert capsys.readouterr().err == f"error: {tmp_path}/none: there is no such run\n"
 
 
 class Tags(HTMLParser):
@@ -494,3 +568,47 @@ def test_every_panel_is_drawn_and_answers_to_the_mouse(page, report):
     )
     page.call("Input.dispatchMouseEvent", type="mouseMoved", x=x, y=y)
     assert "step 36" in page.js("document.querySelector('.tip').textContent")
+    assert page.js("document.querySelector('.tip').offsetHeight") < 100  # its swatches are not as wide as the chart
+
+
+def test_what_matters_is_in_sight_and_the_rest_is_folded(page):
+    shown = "[...document.querySelectorAll('%s .chart svg[role=img]')].map((e) => e.ariaLabel)"
+    first = ["Score by game", "Success", "Evaluation", "Entropy", "KL", "Explained variance"]
+    assert page.js(shown % "#charts") == first
+    others = page.js(shown % "#others")
+    assert "Learning rate" in others
+    assert page.js("document.getElementById('more').textContent") == f"{len(others)} more charts"
+    assert page.js("document.getElementById('others').checkVisibility()") is False
+
+
+@pytest.fixture(scope="module")
+def compared(run_dir, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("compared")
+    second = write_run(folder / "second", steps=30, seed=1, shown=("hex",))
+    visualize.main(["--run", str(run_dir), str(second), "--output", str(folder)])
+    return folder / "report.html"
+
+
+def test_runs_are_compared_side_by_side_and_by_what_differs(page, compared):
+    page.open(compared)
+    table = "[...document.querySelectorAll('#tables tr')].map((r) => [...r.children].map((c) => c.textContent))"
+    after = ["After", "95 % interval", "Share of ceiling"]
+    assert page.js(table)[:3] == [
+        ["", "first", "second"],
+        ["Game", *after, *after],
+        ["tic_tac_toe", *(["0.810", "0.780 to 0.840", "84 %"] * 2)],
+    ]
+    settings = "[...document.querySelectorAll('#config tbody tr')].map((r) => r.textContent)"
+    assert page.js(settings) == ["ppo.learning_rate0.0030.006"]
+    assert page.js("document.querySelector('#config summary').textContent") == "1 settings differ, 3 are the same"
+
+
+@pytest.mark.parametrize("width", [390, 1440])
+def test_nothing_is_wider_than_the_screen(page, report, compared, width):
+    for path in (report, compared):
+        page.call(
+            "Emulation.setDeviceMetricsOverride", width=width, height=800, deviceScaleFactor=1, mobile=width < 600
+        )
+        page.open(path)
+        assert page.js("document.documentElement.scrollWidth") == width
+    page.call("Emulation.clearDeviceMetricsOverride")

@@ -4,6 +4,7 @@ import io
 import json
 import logging
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -13,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from training.console import Console
+from training.console import Console, Pace
 from training.metrics import MetricsLog, WandbLog
 from training.process import StopSignal, lock_run
 from utils import ConfigError
@@ -208,35 +209,111 @@ def test_plain_lines_where_there_is_no_terminal(monkeypatch):
     assert stream.getvalue() == "Step 1/10 | reward 0.45 [bold]\n[redacted]\n"
 
 
-def test_a_bar_on_a_terminal(monkeypatch):
+STEP_ROW = {
+    "step": 7, "score_mean": 0.625, "success_rate": 0.6, "entropy": 0.5, "approx_kl": -0.00001, "stage": "mix [bold]",
+    "explained_variance": 0.0, "clip_fraction": 0.25, "games_per_s": 1850.0, "time_total": 3.0,
+}  # fmt: skip
+
+
+def screen(monkeypatch, width, work):
+    """What a terminal of so many columns shows at the end of ``work(console)``, and what is shown for good."""
     monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", str(width))
+    monkeypatch.delenv("NO_COLOR", raising=False)
     stream = Terminal()
-    console = Console(10, done=2, stream=stream)
-    console.update(4, "reward 0.45 [bold]")
-    console.say("stage easy is passed")
+    console = Console(40, stream=stream)
+    work(console)
+    if console._live:
+        console._live.refresh()
     console.close()
-    shown = stream.getvalue()
-    assert "4/10" in shown
-    assert "reward 0.45 [bold]" in shown
-    assert "stage easy is passed\n" in shown
+    return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", stream.getvalue())
 
 
-def test_progress_tells_the_time_left_in_the_bar_and_now_and_then_in_lines(monkeypatch):
+def test_a_terminal_shows_rows_a_curve_a_bar_and_the_time_left(monkeypatch):
+    def work(console):
+        console.say("stage easy is passed")
+        for step in range(1, 13):
+            console.step(STEP_ROW | {"step": step, "score_mean": step / 20})
+        console.step(STEP_ROW | {"step": 13, "alarms": ["kl"]})
+
+    narrow, wide = (screen(monkeypatch, width, work) for width in (80, 140))
+    for shown in (narrow, wide):
+        last = shown.rpartition("step ")[2].splitlines()
+        assert max(map(len, shown.splitlines())) <= (80 if shown is narrow else 140)
+        assert [line.split()[0] for line in last[1:9]] == [str(step) for step in range(6, 14)]
+        assert last[8].rstrip().endswith("mix [bold] !kl")
+        assert last[9].rstrip() == "score ▁▂▂▃▃▄▅▅▆▆▇██ 0.050 → 0.625"
+        assert last[10].rstrip().endswith("13/40 took 0m00s")
+        assert "13/40 1m21s left" in shown
+        assert "stage easy is passed" in shown
+        assert "critic" not in shown  # a column of zeros
+    assert "clipped" not in narrow
+    assert "clipped" in wide
+    assert re.search(r" 0\.0000 .* mix", narrow)  # no -0.0000
+
+
+@pytest.mark.parametrize("variable", [("NO_COLOR", "1"), ("TERM", "dumb")])
+def test_lines_on_a_terminal_that_wants_no_picture(monkeypatch, variable):
+    monkeypatch.setenv(*variable)
+    stream = Terminal()
+    console = Console(40, stream=stream)
+    console.step(STEP_ROW)
+    console.close()
+    assert stream.getvalue() == (
+        "Step 7/40 | score 0.625 | success 60% | kl 0.0000 | entropy 0.50 | stage mix [bold] | 1850.0 games/s | "
+        "ETA 1m39s\n"
+    )
+
+
+def test_log_lines_stand_above_the_picture_and_are_given_back(monkeypatch, capsys):
+    handler = logging.StreamHandler()
+    monkeypatch.setattr(logging.getLogger(), "handlers", [handler])
+    before = handler.stream
+    shown = screen(
+        monkeypatch, 80, lambda c: (c.step(STEP_ROW), logging.getLogger().warning("alarm kl"), c.step(STEP_ROW))
+    )
+    assert shown.count("alarm kl") == 1
+    assert handler.stream is before
+    assert "alarm" not in capsys.readouterr().err
+
+
+def test_another_programs_bar_has_a_time_left(monkeypatch):
     now = {"t": 100.0}
     monkeypatch.setattr("training.console.time.monotonic", lambda: now["t"])
-    monkeypatch.setenv("TERM", "xterm")
-    plain, bar = io.StringIO(), Terminal()
-    for stream in (plain, bar):
-        console, now["t"] = Console(10, stream=stream), 100.0
-        for done in (0, 500, 1000, 1500, 2000):
+
+    def work(console):
+        now["t"] = 110.0
+        console.update(10, "10 games played")
+
+    assert "10/40 10 games played · 0m30s left" in screen(monkeypatch, 80, work)
+
+
+def test_the_first_step_soon_counts_no_more_and_old_ones_neither():
+    pace = Pace(1000)
+    assert pace.left(1, 60.0) == 999 * 60
+    assert pace.left(2, 2.0) == 998 * 2
+    for step in range(3, 40):
+        left = pace.left(step, 2.0 if step < 10 else 4.0)
+    assert left == (1000 - 39) * 4
+
+
+def test_progress_tells_the_time_left_now_and_then(monkeypatch):
+    now = {"t": 100.0}
+    monkeypatch.setattr("training.console.time.monotonic", lambda: now["t"])
+    plain = io.StringIO()
+    console = Console(10, stream=plain)
+
+    def work(console):
+        now["t"] = 100.0
+        for done in (0, 500, 1000, 1500, 2000)[: 2 if console._drawn else 5]:
             console.progress("games", done, 2000)
-            if console._bar:
-                console._bar.refresh()
             now["t"] += 6.0
-        console.close()
+
+    work(console)
     assert plain.getvalue().splitlines() == ["games: 0 of 2,000", "games: 1,000 of 2,000, 0m12s left",
                                              "games: 2,000 of 2,000, 0m00s left"]  # fmt: skip
-    assert "games: 500 of 2,000, 0m18s left" in bar.getvalue()
+
+    assert "games: 500 of 2,000, 0m18s left" in screen(monkeypatch, 80, work)
 
 
 def test_logs_and_tracebacks_hold_no_secret():

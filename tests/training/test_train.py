@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import time
 
 import pytest
@@ -26,7 +27,7 @@ import train_ppo
 from curriculum import EVAL_SEEDS, TRAIN_SEEDS
 from env_wrapper import Task
 from evaluation import measure as evaluation
-from training import state
+from training import console, state
 from training.process import lock_run
 
 
@@ -79,6 +80,29 @@ def test_the_summary_has_values_before_and_after_with_interval_ceiling_and_share
     shares = [game["share"] for game in closing["games"].values()]
     assert closing["mean_share_of_ceiling"] == pytest.approx(sum(shares) / 2)
     assert (closing["steps"], closing["seed"], closing["checkpoint"]) == (STEPS, 0, f"checkpoint-{STEPS:06d}")
+
+
+def test_what_plays_itself_is_measured_by_what_its_best_answer_would_gain(undisturbed, tmp_path):
+    for game in summary(undisturbed)["games"].values():
+        assert 0 < game["nash_conv"] != game["nash_conv_before"] > 0
+    assert train(tmp_path, "--set", "ppo.num_train_steps=1") == 0
+    assert {game["nash_conv"] for game in summary(tmp_path)["games"].values()} == {None}
+
+
+def test_a_run_says_what_it_is_and_keeps_its_start_and_its_time(tmp_path, capsys):
+    assert train(tmp_path, "--set", "ppo.num_train_steps=1") == 0
+    head, place = capsys.readouterr().out.splitlines()[:2]
+    assert head.endswith(" plays kuhn_poker, leduc_poker against random")
+    assert re.fullmatch(r"\S+/run · seed 0 · 1 steps of 16 games · commit \S+ · .*CPU cores, \d+ GiB", place)
+    path = tmp_path / "run" / "about.json"
+    first = json.loads(path.read_text())
+    assert first["games"] == ["kuhn_poker", "leduc_poker"]
+    assert first["versions"]["torch"]
+    path.write_text(json.dumps(first | {"started": "2020-01-01T00:00:00+00:00", "seconds": 1000.0}))
+    assert train_ppo.main(["--resume", str(tmp_path / "run"), "--set", "ppo.num_train_steps=2"]) == 0
+    again = json.loads(path.read_text())
+    assert (again["started"], again["steps"]) == ("2020-01-01T00:00:00+00:00", 2)
+    assert 1000 < again["seconds"] < 1000 + 600
 
 
 def test_a_change_of_stage_is_in_its_row_and_announced(tmp_path, capsys):
@@ -152,21 +176,22 @@ def test_the_first_evaluation_is_kept(tmp_path, monkeypatch):
     assert summary(tmp_path) == summary(tmp_path / "other")
 
 
-def test_the_time_left_is_that_of_steps(tmp_path, monkeypatch):
-    real, left = train_ppo.evaluate, []
+def test_the_time_left_is_that_of_steps_and_of_evaluations_to_come(tmp_path, monkeypatch):
+    real, left, took = train_ppo.evaluate, [], []
 
     def slow(*args, **options):
+        options["progress"]("slowly", 0, 1)
         time.sleep(2)
+        options["progress"]("slowly", 1, 1)
         return real(*args, **options)
 
-    def line(row, total, seconds_left):
-        left.append((seconds_left, row["time_total"]))
-        return "a step"
-
     monkeypatch.setattr(train_ppo, "evaluate", slow)
-    monkeypatch.setattr(train_ppo, "progress_line", line)
-    assert train(tmp_path, "--set", "ppo.num_train_steps=2") == 0
-    assert left[0][0] == pytest.approx(left[0][1], abs=1)
+    monkeypatch.setattr(console, "progress_line", lambda row, *_: took.append(row["time_total"]) or "a step")
+    monkeypatch.setattr(console, "duration", lambda seconds: left.append(seconds) or "")
+    assert train(tmp_path, "--set", "ppo.num_train_steps=3", "--set", "ppo.eval_freq=2") == 0
+    of_steps = [seconds for seconds in left if seconds > 1]  # others are those of an evaluation's own progress
+    for seconds, steps, evaluations in zip(of_steps, (2 * took[0], took[1], 0), (2, 1, 1), strict=True):
+        assert seconds == pytest.approx(steps + evaluations * 2, abs=1)
 
 
 @pytest.mark.parametrize(("seconds", "saved"), [(15 * 60, {0, 3}), (0, {0, 1, 2, 3})])

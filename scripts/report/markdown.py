@@ -1,0 +1,63 @@
+"""``report.md``: what a run came to, on a page to be pasted."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+HEADS = {"before": "before", "after": "after", "interval": "95 %", "exact_after": "exact", "ceiling": "ceiling",
+         "share": "share", "nash_conv_before": "NashConv before", "nash_conv": "NashConv"}  # fmt: skip
+
+
+def plain(value: Any, most: int = 300) -> str:
+    """Text of a file that others may have written, as one cell of a table."""
+    text = " ".join(str(value).split()).replace("|", "/").replace("<", "&lt;")
+    return text if len(text) <= most else text[: most - 3] + "..."
+
+
+def table(rows: Sequence[Sequence[Any]]) -> str:
+    """A table; its first row is the head."""
+    lines = [f"| {' | '.join(plain(cell) for cell in row)} |" for row in rows]
+    return "\n".join([lines[0], "|" + "---|" * len(rows[0]), *lines[1:]])
+
+
+def results(games: dict[str, Any]) -> str:
+    """The evaluation, without columns that nothing is known for."""
+    found = [g if isinstance(g, dict) else {} for g in games.values()]
+    keys = [key for key in HEADS if any(g.get(key) is not None for g in found)]
+    rows = [[name, *(_number(g.get(key)) for key in keys)] for name, g in zip(games, found, strict=True)]
+    return table([["game", *(HEADS[key] for key in keys)], *rows])
+
+
+def _number(value: Any) -> str:
+    if isinstance(value, list):
+        return " to ".join(map(_number, value))
+    return f"{value:+.3f}" if isinstance(value, int | float) else "-"
+
+
+def differing(config: dict[str, Any]) -> list[str]:
+    """The settings that are not the default files', as ``key: default -> value``."""
+    from training.options import DEFAULT_FILES, SECTIONS
+    from utils import config_dict, config_diff, load_config
+
+    defaults = config_dict(load_config(SECTIONS, DEFAULT_FILES))
+    changed = config_diff(defaults, config)
+    return [line for line in changed if not line.startswith(("run.output_dir", "run.seed"))]
+
+
+def page(name: str, about: Sequence[tuple[str, str]], versions: Any, summary: dict[str, Any], config: Any) -> str:
+    """The text of one run."""
+    parts = [f"# {plain(name)}", table([["", ""], *about])]
+    if summary.get("games"):
+        parts += ["## Evaluation", results(summary["games"])]
+        parts.append("Values are 2 * score - 1 against uniform random, in [-1, 1]; share is where the exact value lies "
+                     "between random play (0) and the best response (1).")  # fmt: skip
+        share = summary.get("mean_share_of_ceiling")
+        parts += [f"Mean share of the ceiling: {share:.3f}"] if isinstance(share, int | float) else []
+    parts += ["## Curves", "![curves](curves.png)"]
+    if config:
+        lines = [f"* `{plain(line).replace('`', '')}`" for line in differing(config)]
+        parts += ["## Settings that differ from the defaults", "\n".join(lines) or "None."]
+    if isinstance(versions, dict):
+        parts += ["## Versions", ", ".join(f"{plain(k)} {plain(v)}" for k, v in versions.items())]
+    return "\n\n".join(parts) + "\n"
