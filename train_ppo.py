@@ -370,8 +370,7 @@ class Trainer(Checkpointed):
         state.bad_updates = int(stats.pop("bad_updates"))
         if state.bad_updates >= MAX_BAD_UPDATES and self.ranks.first:
             dump_batch(self.run_dir / "bad_batch.json", state.step + 1, batch, valid)
-        state.moments = moments
-        state.kl_coef = adapt_kl_coef(state.kl_coef, batch.kl_ref, len(batch.values_M), ppo)
+        state.moments, state.kl_coef = moments, adapt_kl_coef(state.kl_coef, batch.kl_ref, len(batch.values_M), ppo)
 
         stage = self.curriculum.stage.name
         ended = [e for e in valid if e.outcome != "truncated"]
@@ -403,8 +402,8 @@ class Trainer(Checkpointed):
         if not self.policy.constrained or self.ppo.legal_mass_coef:
             return {}
         with torch.no_grad():
-            eighth = batch.sequences[: -(-len(batch.sequences) // 8)]
-            mass_M = self.policy.log_legal_mass(eighth[:LEGAL_MASS_SAMPLE]).exp()
+            read = min(LEGAL_MASS_SAMPLE, -(-len(batch.sequences) // 8))
+            mass_M = self.policy.log_legal_mass(batch.sequences[:read]).exp()
         return {"legal_mass": float(mass_M.mean())}
 
     def set_learning_rate(self, step: int) -> None:
@@ -469,17 +468,16 @@ def train(config: SimpleNamespace, resume: str | None, force_config: bool = Fals
         log_into(run_dir)
     start = ranks.alone(lambda: find_checkpoint(run_dir, resume, resolved, force_config))
     if ranks.first:
-        utils.write_file(
-            run_dir / "run_config.json", json.dumps(utils.redact(resolved, words=False), indent=1).encode()
-        )
+        shown = json.dumps(utils.redact(resolved, words=False), indent=1)
+        utils.write_file(run_dir / "run_config.json", shown.encode())
     console = Console(config.ppo.num_train_steps, 0, None if ranks.first else io.StringIO(), config.ppo.eval_freq)
     trainer = Trainer(config, run_dir, ranks)
-    if start is not None:
+    if start:
         trainer.load(start, force_config)
     about = begin(run_dir, config, start is not None) if ranks.first else {}
     console.say(headline(about))
     utils.rest_collector()
-    step = None if start is None else trainer.state.step
+    step = trainer.state.step if start else None
     trainer.loggers = Loggers(config.run.logger if ranks.first else "none", run_dir, resolved, step)
     code = 1
     try:
@@ -490,10 +488,8 @@ def train(config: SimpleNamespace, resume: str | None, force_config: bool = Fals
         end(run_dir, about)
         trainer.loggers.close(code)
         trainer.metrics.close()
-        if trainer.engine:
-            trainer.engine.close()
-        if lock:
-            lock.close()
+        for held in filter(None, (trainer.engine, lock)):
+            held.close()
 
 
 def training_loop(trainer: Trainer, stop: StopSignal, console: Console) -> int:
