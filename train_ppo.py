@@ -459,8 +459,7 @@ class Trainer(Checkpointed):
 def train(config: SimpleNamespace, resume: str | None, force_config: bool = False, ranks: Ranks = LONE) -> int:
     """Run the training loop; return the exit code."""
     run_dir = Path(config.run.output_dir)
-    resolved = utils.config_dict(vars(config))
-    lock = lock_run(run_dir) if ranks.first else None
+    resolved, lock = utils.config_dict(vars(config)), lock_run(run_dir) if ranks.first else None
     if resume is not None and is_finished(run_dir, Path(resume), config.ppo.num_train_steps):
         print(f"{run_dir} is finished: see {run_dir / 'summary.json'}; --set ppo.num_train_steps=N goes on to step N")
         return 0
@@ -488,8 +487,10 @@ def train(config: SimpleNamespace, resume: str | None, force_config: bool = Fals
         end(run_dir, about)
         trainer.loggers.close(code)
         trainer.metrics.close()
-        for held in filter(None, (trainer.engine, lock)):
-            held.close()
+        if trainer.engine:
+            trainer.engine.close()
+        if lock:
+            lock.close()
 
 
 def training_loop(trainer: Trainer, stop: StopSignal, console: Console) -> int:
