@@ -55,7 +55,7 @@ from utils import ConfigError
 
 LOSS_PARTS = ("policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction", "legal_mass")
 LONE = Ranks()
-LEGAL_MASS_SAMPLE = 64  # sequences of a step that it is read from, for the log alone
+LEGAL_MASS_SAMPLE = 64  # sequences of a step that it is read from, for the log alone; at most an eighth of them
 MAX_FAILED_SHARE = 0.2  # of a step's episodes lost to infrastructure; above it the run ends
 MAX_BAD_UPDATES = 5  # minibatches in a row without a finite loss and gradient, after which the run ends
 
@@ -400,7 +400,8 @@ class Trainer(Checkpointed):
         if not self.policy.constrained or self.ppo.legal_mass_coef:
             return {}
         with torch.no_grad():
-            mass_M = self.policy.log_legal_mass(batch.sequences[:LEGAL_MASS_SAMPLE]).exp()
+            some = batch.sequences[: min(LEGAL_MASS_SAMPLE, -(-len(batch.sequences) // 8))]
+            mass_M = self.policy.log_legal_mass(some).exp()
         return {"legal_mass": float(mass_M.mean())}
 
     def set_learning_rate(self, step: int) -> None:

@@ -33,4 +33,5 @@ GAME = Game(
     describe=_describe,
     compact=_compact,
     mcts=(1500, 100),
+    compact_actions=False,
 )

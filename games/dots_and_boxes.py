@@ -51,4 +51,5 @@ GAME = Game(
     compact=_compact,
     mcts=(1200, 100),
     history_turns=0,
+    compact_actions=False,
 )

@@ -56,22 +56,26 @@ def _describe(state: State, seat: int) -> str:
 
 
 def _compact(state: State, seat: int) -> str:
-    """Current prize, then what is known of each round.
+    """Current prize (a is 1), then what is known of each round.
 
-    Bids hidden: prize (a is 1), then result, prize and own bid a round. Bids open: prize, own hand, the opponent's,
-    points, then prize and result a round.
+    Bids hidden: result, prize and own bid a round. Bids open: own hand, the opponent's in capitals, points, then prize
+    and result a round.
     """
     fields = _fields(state, seat)
     rounds = _rounds(fields, seat)
     own_bids = [a + 1 for a in fields.get(f"P{seat} action sequence", [])]
-    current = fields["Point card sequence"][len(rounds) :]
+    current = _letters(fields["Point card sequence"][len(rounds) :])
     if own_bids or f"P{1 - seat} hand" not in fields:
         played = [r + CARDS[prize] + CARDS[bid] for (prize, r), bid in zip(rounds, own_bids, strict=True)]
-        return "".join([*(CARDS[prize] for prize in current), *played])
-    hands = [",".join(map(str, fields[f"P{p} hand"])) for p in (seat, 1 - seat)]
-    played = [f"{prize}{result}" for prize, result in rounds]
+        return current + "".join(played)
+    own, other = (_letters(fields[f"P{p} hand"]) for p in (seat, 1 - seat))
     points = fields["Points"]
-    return f"{_numbers(current)}|{hands[0]}|{hands[1]}|{points[seat]}-{points[1 - seat]}|{' '.join(played)}"
+    played = [f"{CARDS[prize]}{result}" for prize, result in rounds]
+    return " ".join([current, *own, *other.upper(), f"{points[seat]}-{points[1 - seat]}", *played])
+
+
+def _letters(cards: list[int]) -> str:
+    return "".join(CARDS[card] for card in cards)
 
 
 GAME = Game(
@@ -80,4 +84,5 @@ GAME = Game(
     rules=_rules,
     describe=_describe,
     compact=_compact,
+    compact_actions=False,
 )

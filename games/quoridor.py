@@ -61,4 +61,5 @@ GAME = Game(
     compact=_compact,
     mcts=(800, 80),
     history_turns=0,
+    compact_actions=False,
 )

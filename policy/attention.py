@@ -14,7 +14,7 @@ from torch import Tensor
 
 from policy.tree import Bucket
 
-SCORES = {"cpu": 1 << 19, "cuda": 1 << 27}  # of a backward pass at once: what a core's cache holds; half a GB
+SCORES = 1 << 19  # of a backward pass at once: what a core's cache holds
 ALIGNED = 16  # CUDA's masked kernels want rows of masks that are
 
 
@@ -34,10 +34,10 @@ def prepare(buckets: list[Bucket], groups: int, dtype: torch.dtype, device: torc
     for bucket in buckets:
         (R, T), S = bucket.positions.shape, bucket.keys.shape[1]
         queries, places, positions, keys = (torch.from_numpy(x).to(device) for x in bucket)
-        mask = torch.zeros(R, 1, T, -(-S // ALIGNED) * ALIGNED, dtype=dtype, device=device)[..., :S]
-        mask.masked_fill_((torch.arange(S, device=device) > positions[..., None])[:, None], -torch.inf)
-        if groups > 1:
-            mask = mask[:, :, :, None].expand(-1, -1, -1, groups, -1).reshape(R, 1, T * groups, S)
+        mask = torch.zeros(R, 1, T, 1, -(-S // ALIGNED) * ALIGNED, dtype=dtype, device=device)
+        hidden = torch.arange(S, device=device) > positions[..., None]
+        mask[..., :S].masked_fill_(hidden[:, None, :, None], -torch.inf)
+        mask = mask.expand(-1, -1, -1, groups, -1).reshape(R, 1, T * groups, -1)[..., :S]
         runs.append(PaddedRows(queries, places, keys, mask, (R, T)))
     return runs
 
@@ -63,10 +63,15 @@ def _keys(x_NHE: Tensor, run: PaddedRows) -> Tensor:
     return x_NHE.index_select(0, run.keys.flatten()).view(R, S, *x_NHE.shape[1:]).transpose(1, 2)
 
 
-def _gradients(*tensors: Tensor, scale: float) -> tuple[Tensor, Tensor, Tensor]:
+def _gradients(*tensors: Tensor, scale: float) -> tuple[Tensor, ...]:
     """Of queries, keys and values, from (queries, keys, values, output, its gradient, mask), a few runs at a time."""
+    if tensors[0].device.type != "cpu":  # the library's kernels, five launches for thirty; on CPUs they are slower
+        with torch.enable_grad():
+            q, k, v = (x.detach().requires_grad_() for x in tensors[:3])
+            out = F.scaled_dot_product_attention(q, k, v, attn_mask=tensors[5], scale=scale)
+        return torch.autograd.grad(out, (q, k, v), tensors[4])
     found: list[list[Tensor]] = [[], [], []]
-    at_once = max(1, SCORES[tensors[0].device.type] // (tensors[0][0, ..., 0].numel() * tensors[1].shape[2]))
+    at_once = max(1, SCORES // (tensors[0][0, ..., 0].numel() * tensors[1].shape[2]))
     for q, k, v, out, g, mask in zip(*(x.split(at_once) for x in tensors), strict=True):
         exact = torch.promote_types(q.dtype, torch.float32)  # of scores; products are in the computation's dtype
         p = torch.matmul(q.to(exact) * scale, k.to(exact).transpose(2, 3)).add_(mask).softmax(-1)

@@ -31,6 +31,7 @@ class _Adapted:
 
     def __init__(self, modules: Seq[Any]) -> None:
         self.bases, self.scales, self.factors = [], [], []
+        self._kept = modules[0].__dict__
         for module in modules:
             name = adapter_of(module)
             self.bases.append(getattr(module, "base_layer", module))
@@ -38,11 +39,20 @@ class _Adapted:
             if name:
                 self.factors += [module.lora_A[name].weight, module.lora_B[name].weight]
 
-    def cast(self, factors: Seq[Tensor], dtype: torch.dtype) -> tuple[Tensor, list[Tensor | None]]:
-        """All A below each other (R, D), and of each layer s B (O, its R), in ``dtype``."""
-        pairs = iter(factors[1::2])
+    def cast(self, dtype: torch.dtype) -> tuple[Tensor, list[Tensor | None]]:
+        """All A below each other (R, D), and of each layer s B (O, its R), in ``dtype``.
+
+        On GPUs, where each launch costs, they are kept until a factor is another one or has been written to.
+        """
+        state = [dtype, *((id(x), x._version) for x in self.factors)]
+        if (kept := self._kept.get("_cast")) and kept[0] == state:
+            return kept[1]
+        pairs = iter(self.factors[1::2])
         scaled = [None if s is None else (next(pairs) * s).to(dtype) for s in self.scales]
-        return torch.cat(tuple(factors[0::2])).to(dtype), scaled
+        result = torch.cat(tuple(self.factors[0::2])).to(dtype), scaled
+        if result[0].device.type != "cpu":
+            self._kept["_cast"] = state, result, self.factors  # held: no other factor can get the id of one of these
+        return result
 
 
 def adapter_of(module: Any) -> str | None:
@@ -63,7 +73,7 @@ def adapter_of(module: Any) -> str | None:
 class _Linears(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, layers: _Adapted, x_ND: Tensor, *factors: Tensor) -> tuple[Tensor, ...]:
-        A_RD, scaled = layers.cast(factors, x_ND.dtype)
+        A_RD, scaled = layers.cast(x_ND.dtype)
         inner_NR, start, outs = F.linear(x_ND, A_RD), 0, []
         for base, B_OR in zip(layers.bases, scaled, strict=True):
             out_NO = base(x_ND)
@@ -78,7 +88,7 @@ class _Linears(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         x_ND, *factors = ctx.saved_tensors
-        A_RD, scaled = ctx.layers.cast(factors, x_ND.dtype)
+        A_RD, scaled = ctx.layers.cast(x_ND.dtype)
         inner_NR, start, by_inner, by_factors = F.linear(x_ND, A_RD), 0, [], []
         by_x_ND = None
         for base, B_OR, scale, g_NO in zip(ctx.layers.bases, scaled, ctx.layers.scales, grads, strict=True):
@@ -165,6 +175,8 @@ def norm(module: Any, x_ND: Tensor) -> Tensor:
     """Root mean square normalisation over the last axis; its weight is frozen."""
     if module.weight.requires_grad and torch.is_grad_enabled():
         return module(x_ND)
+    if x_ND.device.type != "cpu":  # one launch there; it rounds once, at the end, where the library rounds twice
+        return F.rms_norm(x_ND, module.weight.shape, module.weight, module.variance_epsilon)
     return _Norm.apply(x_ND.flatten(0, -2), module.weight, module.variance_epsilon).view_as(x_ND)
 
 

@@ -26,7 +26,7 @@ from policy.layers import gated, linear, linears, norm, rotate
 from policy.tree import NOTHING, Row, Tree, grow, new_tokens
 
 SHARED_PREFIX_MIN = 32  # tokens; a shorter system message costs less to read again than to keep
-QUERIES = {"cpu": 64, "cuda": 256}  # of a run: short ones waste less on what a causal mask hides
+QUERIES = 64, 256  # of a run, on CPUs and on GPUs: short ones waste less on what a causal mask hides
 ATTENDED = 16  # tokens attended to cost about as much as one that is computed
 
 
@@ -175,7 +175,7 @@ class Reader:
     def forward(self, reads: list[Read], rows: list[Row]) -> list[tuple[Tensor, Kept | None]]:
         """``read`` for one batch, sorted, as ``rows``: hidden state, and keys and values where wanted, of each."""
         kvs: list[Kept | None] = [None] * len(reads)
-        ends, most = [[len(row.ids) - 1] for row in rows], QUERIES[self.device.type]
+        ends, most = [[len(row.ids) - 1] for row in rows], QUERIES[self.device.type != "cpu"]
         if not any(read.keep or read.kv for read in reads):
             tree = grow(rows, ends, None, most)
             hidden_UD = run_trunk(self.trunk, tree)
@@ -228,7 +228,7 @@ class Reader:
         reads: list[set[int]] = [set() for _ in index]
         for row, at in zip(ends, positions, strict=True):
             reads[index[row]].update(at)
-        tree = grow([Row(row) for row in index], [sorted(at) for at in reads], None, QUERIES[self.device.type])
+        tree = grow([Row(row) for row in index], [sorted(at) for at in reads], None, QUERIES[self.device.type != "cpu"])
         hidden_UD = run_trunk(self.trunk, tree, recompute=self._recompute and torch.is_grad_enabled())
         wanted = [tree.flat[index[row]][at] for row, at in zip(ends, positions, strict=True)]
         return hidden_UD[torch.from_numpy(np.searchsorted(tree.reads_U, np.concatenate(wanted))).to(self.device)]

@@ -298,11 +298,11 @@ class Policy:
         is_answer = torch.ones(len(hidden_ND), dtype=torch.bool)
         is_answer[value_rows] = False
         values_M = self.value_head(hidden_ND[value_rows.to(self.device)].float())[:, 0]
-        answers_ND = hidden_ND[is_answer.to(self.device)]
+        answers_ND = hidden_ND[is_answer.nonzero()[:, 0].to(self.device)]
         masses = (self._log_masses(answers_ND, sequences, lengths),) if legal_mass else ()
         if legal_mass:  # tokens that left no choice are no part of the log-probability
             is_choice = torch.tensor([p in d.positions for d in decisions for p in answer(d)])
-            answers_ND = answers_ND[is_choice.to(self.device)]
+            answers_ND = answers_ND[is_choice.nonzero()[:, 0].to(self.device)]
         zeros_M = torch.zeros(len(decisions), device=self.device)
         if not len(answers_ND):
             return zeros_M, zeros_M, values_M, *masses

@@ -17,7 +17,7 @@ import numpy as np
 Ints = np.ndarray  # of int64
 NOTHING: Ints = np.zeros(0, dtype=np.int64)
 WASTE = 1.25  # of a bucket's scores, padding included, to those that are wanted
-SMALL = 1 << 15  # scores that cost less than a bucket of their own
+SMALL = 8  # times most x most: scores that cost less than a bucket of their own
 
 
 class Row(NamedTuple):
@@ -84,14 +84,14 @@ def _cut(queries: Ints, positions: Ints, path: Ints, most: int) -> Iterator[_Run
         yield _Run(len(at), seen, queries[i : i + most], at, path[:seen])
 
 
-def _buckets(runs: list[_Run]) -> list[Bucket]:
+def _buckets(runs: list[_Run], most: int) -> list[Bucket]:
     """Runs in buckets of similar size."""
     buckets, wanted, tallest, widest = [], 0, 0, 0
     group: list[_Run] = []
     for run in sorted(runs, key=lambda run: run[:2]):
         T, S = run[:2]
         tallest, widest, wanted = max(tallest, T), max(widest, S), wanted + T * S
-        if group and (len(group) + 1) * tallest * widest > WASTE * wanted + SMALL:
+        if group and (len(group) + 1) * tallest * widest > WASTE * wanted + SMALL * most**2:
             buckets.append(_bucket(group))
             group, wanted, tallest, widest = [], T * S, T, S
         group.append(run)
@@ -139,4 +139,4 @@ def grow(rows: Seq[Row], reads: Seq[Seq[int]], take: Callable[[int], Ints] | Non
     for which in np.split(np.arange(len(reads_U)), np.flatnonzero(np.diff(owner_N[reads_U])) + 1):
         read_N = reads_U[which]
         last += _cut(which, positions_N[read_N], paths[owner_N[read_N[0]]], most)
-    return Tree(ids_N, positions_N, slots_N, reads_U, flat, paths, _buckets(runs), _buckets(last))
+    return Tree(ids_N, positions_N, slots_N, reads_U, flat, paths, _buckets(runs, most), _buckets(last, most))

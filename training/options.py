@@ -30,31 +30,31 @@ from utils import CheckpointError, ConfigError, config_dict, knob, latest_checkp
 class PPOConfig:
     """The algorithm. What was tried, and what came of it: docs/log.md, docs/results.md."""
 
-    learning_rate: float = knob(1e-5, above=0, max=1e30)  # of AdamW, at the first step
+    learning_rate: float = knob(1e-4, above=0, max=1e30)  # of AdamW, at the first step
     lr_final: float = knob(1.0, min=0, max=1)  # share of the learning rate left at the last step (linear decay)
     lr_target_kl: float | None = knob(None, above=0)  # rate / 1.5 above twice this KL, back up below half
     num_train_steps: int = knob(10_000, min=1)  # PPO updates
     batch_size: int = knob(8, min=1)  # games a step
-    mini_batch_size: int = knob(2, min=1)  # games; model.tokens_per_batch cuts them into forward passes
+    mini_batch_size: int = knob(8, min=1)  # games; model.tokens_per_batch cuts them into forward passes
     gradient_accumulation_steps: int = knob(1, min=1)  # times that many games make one optimizer step
-    ppo_epochs: int = knob(4, min=1)  # passes over a step's decisions; target_kl ends them early
+    ppo_epochs: int = knob(1, min=1)  # passes over a step's decisions; target_kl ends them early
     cliprange: float = knob(0.2, above=0, max=1)  # of the ratio, and of how far a value moves
     vf_coef: float = knob(0.1, min=0)  # weight of the value loss
-    entropy_coef: float = knob(0.0, min=0)  # weight of the entropy bonus, per nat
+    entropy_coef: float = knob(0.05, min=0)  # weight of the entropy bonus, per nat
     entropy_final: float = knob(1.0, min=0, max=1)  # share of it left at the last step (linear decay)
     legal_mass_coef: float = knob(
-        0.0, min=0
+        0.1, min=0
     )  # weight of -log of the probability of a legal answer without the constraint
-    gamma: float = knob(0.99, min=0, max=1)  # discount per decision
+    gamma: float = knob(1.0, min=0, max=1)  # discount per decision
     lam: float = knob(0.95, min=0, max=1)  # GAE's lambda, over a seat's own decisions
     adap_kl_ctrl: bool = True  # whether the coefficient follows target
-    init_kl_coef: float = knob(0.2, min=0)  # per nat and decision; 0: no KL penalty and no reference pass
+    init_kl_coef: float = knob(0.0, min=0)  # per nat and decision; 0: no KL penalty and no reference pass
     target: float = knob(0.1, above=0)  # nats a decision, for the adaptive controller
     horizon: int = knob(10_000, min=1)  # decisions over which the controller reacts
     target_kl: float | None = knob(0.1, above=0)  # approximate KL to the rollout policy that ends a step's epochs
     max_grad_norm: float = knob(1.0, above=0)  # gradients are clipped to this norm
     critic_warmup_steps: int = knob(0, min=0)  # first steps that move the value head only
-    recompute_logprobs: bool = True  # old log-probabilities by the training forward (bf16 decoding differs)
+    recompute_logprobs: bool = False  # old log-probabilities by the training forward (bf16 decoding differs)
     temperature: float = knob(1.0, above=0)  # of sampling and of what is trained, alike
     max_seq_length: int = knob(4096, min=16)  # tokens; a game that no longer fits is truncated, never cut silently
     max_new_tokens: int = knob(16, min=1)  # of a free answer

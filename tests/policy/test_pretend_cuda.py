@@ -1,0 +1,112 @@
+"""Whole steps on a CUDA device that is pretended: no tensor on the wrong device, and few waits for it."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from pretend_cuda import pretend
+
+import train_ppo
+from env_wrapper import EnvConfig, Task, play
+from games import CONFIGS_PER_GAME, NAMES
+from policy import Policy, network
+from policy.model import LoraConfig, ModelConfig, load_model
+from scripts.make_tiny_model import make_model
+from training.options import PPOConfig, RunConfig
+
+KUHN, LEDUC = (NAMES.index(name) * CONFIGS_PER_GAME for name in ("kuhn_poker", "leduc_poker"))
+PPO = PPOConfig(batch_size=2, mini_batch_size=2, ppo_epochs=1, entropy_coef=0.01, max_new_tokens=2, target_kl=None)
+LORA = LoraConfig(r=4, lora_alpha=8)
+OPPONENTS = ("self", "past:step-000000")
+WAITS_A_FORWARD = {True: 2, False: 5}  # constrained: logits, values; free: their check, and what was drawn, besides
+WAITS_A_STEP = 20  # three columns of each score, finiteness of loss and norm, means of the statistics
+
+
+@pytest.fixture(scope="module")
+def bases(tiny_models, tmp_path_factory):
+    """Architecture -> folder of a base of 64 hidden units, which is what a block of 4-bit weights takes."""
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(tiny_models["qwen2"])
+    folders = {name: str(tmp_path_factory.mktemp(name)) for name in ("qwen2", "qwen3", "llama")}
+    for name, folder in folders.items():
+        make_model(len(tokenizer), 64, 2, 0.15, 0, name).save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+    return folders
+
+
+def load(folder, four_bit=False, dtype="bfloat16"):
+    """Base and tokenizer; not while pretending: loading goes through the meta device."""
+    config = ModelConfig(model_name=folder, use_4bit=four_bit, dtype=dtype, device="cpu", tokens_per_batch=256)
+    return *load_model(config, LORA, 0), config
+
+
+def player(peft_model, tokenizer, config, device=None):
+    """A policy; all of its tensors say that they are on cuda:0, where a ``device`` is given."""
+    if device:
+        device.put_module(peft_model)
+    env = EnvConfig(prompt="compact", history_turns="all")
+    policy = Policy(peft_model, tokenizer, SimpleNamespace(model=config, lora=LORA, ppo=PPO, env=env, run=RunConfig()))
+    assert policy.device.type == ("cuda" if device else "cpu")
+    return policy
+
+
+def step(policy, optimizer, opponent):
+    tasks = [Task((KUHN, LEDUC)[i % 2], seed=i, opponent=opponent, index=i) for i in range(2)]
+    episodes = play(EnvConfig(prompt="compact", history_turns="all"), policy, tasks)
+    assert {e.outcome for e in episodes} <= {"finished", "forfeited"}
+    batch = train_ppo.collate(episodes, policy, PPO, 0.1)
+    return train_ppo.ppo_update(policy, optimizer, batch, PPO, (0, 0))
+
+
+@pytest.mark.parametrize("four_bit", [False, True], ids=["bf16", "nf4"])
+@pytest.mark.parametrize("architecture", ["qwen2", "qwen3", "llama"])
+def test_no_operation_mixes_devices_and_few_wait(bases, monkeypatch, architecture, four_bit):
+    passes, real = [], network.run_trunk
+    monkeypatch.setattr(network, "run_trunk", lambda *args, **options: passes.append(1) or real(*args, **options))
+    loaded = load(bases[architecture], four_bit)
+    with pretend() as device:
+        policy = player(*loaded, device)
+        optimizer = torch.optim.AdamW(policy.trainable().values(), lr=1e-3, foreach=False)
+        policy.keep_past("step-000000")
+        for constrained in (True, False):
+            policy.constrained = constrained
+            passes.clear()
+            device.waits.clear()
+            for opponent in OPPONENTS:
+                assert step(policy, optimizer, opponent)["skipped"] == 0
+            most = WAITS_A_FORWARD[constrained] * len(passes) + WAITS_A_STEP * len(OPPONENTS)
+            assert sum(device.waits.values()) <= most, device.waits
+    assert not device.mixed
+
+
+def test_a_tensor_made_on_the_host_is_noticed(bases, monkeypatch):
+    real = network.prepare
+
+    def forgetful(buckets, groups, dtype, device):
+        return [run._replace(queries=run.queries.cpu()) for run in real(buckets, groups, dtype, device)]
+
+    monkeypatch.setattr(network, "prepare", forgetful)
+    loaded = load(bases["qwen3"])
+    with pretend() as device:
+        player(*loaded, device).check()
+    assert any(what.startswith("index_select attention.py") for what in device.mixed)
+
+
+def trained(policy):
+    """Statistics of three steps, and the weights then."""
+    optimizer = torch.optim.AdamW(policy.trainable().values(), lr=1e-3, foreach=False)
+    stats = [step(policy, optimizer, "self") for _ in range(3)]
+    return stats, [p.detach().cpu().clone() for p in policy.trainable().values()]
+
+
+@pytest.mark.parametrize("architecture", ["qwen2", "qwen3"])
+def test_the_ways_that_only_gpus_go_lead_to_the_same_weights(bases, architecture):
+    stats, weights = trained(player(*load(bases[architecture], dtype="float32")))
+    loaded = load(bases[architecture], dtype="float32")
+    with pretend() as device:
+        stats_there, there = trained(player(*loaded, device))
+    for mine, other in zip(stats, stats_there, strict=True):
+        assert mine == pytest.approx(other, rel=1e-3, abs=1e-4)
+    for mine, other in zip(weights, there, strict=True):
+        torch.testing.assert_close(mine, other, rtol=1e-3, atol=1e-4)
