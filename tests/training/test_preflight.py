@@ -160,7 +160,7 @@ def estimated(folder, **sections):
 
 def test_memory_follows_the_knobs_that_are_there_to_save_it(tmp_path):
     def parts(**differences):
-        ppo = {"batch_size": 64, "mini_batch_size": 64, "legal_mass_coef": 0.0} | differences.get("ppo", {})
+        ppo = {"batch_size": 64, "mini_batch_size": 64} | differences.get("ppo", {})
         model = {"gradient_checkpointing": False, "tokens_per_batch": 16384} | differences.get("model", {})
         env = {"games_at_once": 0} | differences.get("env", {})
         return estimated(tmp_path, ppo=ppo, model=model, env=env)
