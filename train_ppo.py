@@ -17,6 +17,7 @@ from __future__ import annotations
 import io
 import json
 import math
+import os
 import subprocess
 import sys
 import time
@@ -25,6 +26,8 @@ from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+
+os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")  # torch reads it when it is imported
 
 import numpy as np
 import torch
@@ -367,15 +370,14 @@ class Trainer(Checkpointed):
         state.bad_updates = int(stats.pop("bad_updates"))
         if state.bad_updates >= MAX_BAD_UPDATES and self.ranks.first:
             dump_batch(self.run_dir / "bad_batch.json", state.step + 1, batch, valid)
-        state.moments, state.tokens_per_batch = moments, self.policy.tokens_per_batch
-        state.kl_coef = adapt_kl_coef(state.kl_coef, batch.kl_ref, len(batch.values_M), ppo)
+        state.moments, state.kl_coef = moments, adapt_kl_coef(state.kl_coef, batch.kl_ref, len(batch.values_M), ppo)
 
         stage = self.curriculum.stage.name
         ended = [e for e in valid if e.outcome != "truncated"]
         changes = [self.curriculum.update(episode.task, episode.score) for episode in ended]
         state.step += 1
         self.keep_past()
-
+        self.grow_batches()
         row = {"step": state.step, "stage": stage, **summarise(episodes), **batch.summary(), **legal, **stats}
         row |= {"kl_coef": state.kl_coef, "learning_rate": self.optimizer.param_groups[0]["lr"],
                 "buffer_size": self.curriculum.buffer_size, "window_success": self.curriculum.success_rate,
@@ -400,8 +402,8 @@ class Trainer(Checkpointed):
         if not self.policy.constrained or self.ppo.legal_mass_coef:
             return {}
         with torch.no_grad():
-            some = batch.sequences[: min(LEGAL_MASS_SAMPLE, -(-len(batch.sequences) // 8))]
-            mass_M = self.policy.log_legal_mass(some).exp()
+            read = min(LEGAL_MASS_SAMPLE, -(-len(batch.sequences) // 8))
+            mass_M = self.policy.log_legal_mass(batch.sequences[:read]).exp()
         return {"legal_mass": float(mass_M.mean())}
 
     def set_learning_rate(self, step: int) -> None:
@@ -457,8 +459,7 @@ class Trainer(Checkpointed):
 def train(config: SimpleNamespace, resume: str | None, force_config: bool = False, ranks: Ranks = LONE) -> int:
     """Run the training loop; return the exit code."""
     run_dir = Path(config.run.output_dir)
-    resolved = utils.config_dict(vars(config))
-    lock = lock_run(run_dir) if ranks.first else None
+    resolved, lock = utils.config_dict(vars(config)), lock_run(run_dir) if ranks.first else None
     if resume is not None and is_finished(run_dir, Path(resume), config.ppo.num_train_steps):
         print(f"{run_dir} is finished: see {run_dir / 'summary.json'}; --set ppo.num_train_steps=N goes on to step N")
         return 0
@@ -466,17 +467,16 @@ def train(config: SimpleNamespace, resume: str | None, force_config: bool = Fals
         log_into(run_dir)
     start = ranks.alone(lambda: find_checkpoint(run_dir, resume, resolved, force_config))
     if ranks.first:
-        utils.write_file(
-            run_dir / "run_config.json", json.dumps(utils.redact(resolved, words=False), indent=1).encode()
-        )
+        shown = json.dumps(utils.redact(resolved, words=False), indent=1)
+        utils.write_file(run_dir / "run_config.json", shown.encode())
     console = Console(config.ppo.num_train_steps, 0, None if ranks.first else io.StringIO(), config.ppo.eval_freq)
     trainer = Trainer(config, run_dir, ranks)
-    if start is not None:
+    if start:
         trainer.load(start, force_config)
     about = begin(run_dir, config, start is not None) if ranks.first else {}
     console.say(headline(about))
     utils.rest_collector()
-    step = None if start is None else trainer.state.step
+    step = trainer.state.step if start else None
     trainer.loggers = Loggers(config.run.logger if ranks.first else "none", run_dir, resolved, step)
     code = 1
     try:

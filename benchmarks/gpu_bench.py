@@ -3,7 +3,7 @@
     python benchmarks/gpu_bench.py --out out/gpu [--budget 500] [--cpu-smoke]
 
 Weights are random, prompts are recorded games against random opponents (benchmarks/prompts.json): full prompts,
-constrained answers, 4 epochs, KL to the reference, old log-probabilities recomputed. Every row is written when it is
+constrained answers, one epoch, KL to the reference. Every row is written when it is
 measured: ``gpu.json`` and ``gpu.md`` in ``--out`` are complete at any time.
 """
 
@@ -26,9 +26,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import torch
 
-from benchmarks import gpu_checks
+from benchmarks import gpu_checks, predict
 from benchmarks.common import Clock, Row, machine, table, write
 from benchmarks.gpu_models import SHAPES, TOYS, Shape, forget, make_peft_model, make_policy, settings
+from benchmarks.gpu_models import config_of as architecture_of
 from benchmarks.limit import bare_seconds, recorded_calls
 from benchmarks.recorded import play_recorded, tasks
 from envs.protocol import Episode
@@ -69,10 +70,10 @@ GPU_PLAN = Plan(
     (
         Workload("cards", CARDS, 8),
         Workload("five games", FIVE, 8),
-        Workload("five games", FIVE, 16),
+        Workload("five games", FIVE, 32),
         Workload("five games", FIVE, 8, checkpointing=False),
     ),
-    epochs=4, timed_steps=1, memory_steps=50, device="cuda",
+    epochs=1, timed_steps=1, memory_steps=50, device="cuda",
 )  # fmt: skip
 SMOKE_PLAN = Plan(
     TOYS, (Workload("cards", CARDS, 2), Workload("five games", FIVE, 4, checkpointing=False)),
@@ -176,10 +177,11 @@ def step_rows(peft_model: Any, shape: Shape, four_bit: bool, work: Workload, pla
     config, cuda = config_of(shape, four_bit, work, plan), plan.device == "cuda"
     policy = make_policy(peft_model, shape, config)
     optimizer = torch.optim.AdamW(policy.trainable().values(), lr=1e-5)
-    with recorded_calls() as acting:
-        episodes = roll(policy, work, Clock())
-    with recorded_calls() as learning:
-        learn(policy, optimizer, episodes, config.ppo, Clock())
+    with predict.recorded(policy) as passes:
+        with recorded_calls() as acting:
+            episodes = roll(policy, work, Clock())
+        with recorded_calls() as learning:
+            learn(policy, optimizer, episodes, config.ppo, Clock())
     clock, peaks = Clock(cuda), Row()
     for _ in range(plan.timed_steps):
         memory(reset=True)
@@ -192,10 +194,28 @@ def step_rows(peft_model: Any, shape: Shape, four_bit: bool, work: Workload, pla
     limits = [bare_seconds(policy.trunk, calls, cuda) for calls in (acting, [c for c in learning if c.grad])]
     return [{
         **counts, **peaks, **{f"{part}_s": s for part, s in seconds.items()}, "step_s": sum(seconds.values()),
+        "predicted_s": predicted(passes, shape, config, plan.epochs * work.batch // config.ppo.mini_batch_size),
         "decisions_per_s": counts["decisions"] / seconds["rollout"], "read_tokens": read,
         "read_tokens_per_s": read / seconds["rollout"], "rollout_of_limit": limits[0] / seconds["rollout"],
         "update_of_limit": limits[1] / seconds["update"],
     }]  # fmt: skip
+
+
+def predicted(passes: list[predict.Pass], shape: Shape, config: SimpleNamespace, updates: int) -> float | None:
+    """Seconds that ``predict.py`` gives such a step on this card; None for a card that it does not know."""
+    name = torch.cuda.get_device_name() if torch.cuda.is_available() else ""
+    card = next((card for card in predict.CARDS if card.name.partition(",")[0] in name), None)
+    if card is None:
+        return None
+    parts = predict.whole_step(predict.Step(passes, 0, 0, updates, 0.0, []), config, architecture_of(shape))
+    return sum(predict.priced(card, ops) for ops in parts.values())
+
+
+def self_test(shape: Shape, four_bit: bool, plan: Plan) -> list[Row]:
+    """What must be seen on a device before anything is measured, in a minute, on two layers of a true shape."""
+    work = Workload("cards", CARDS, 2, checkpointing=False)
+    policy = make_policy(make_peft_model(shape, four_bit, plan.device), shape, config_of(shape, four_bit, work, plan))
+    return gpu_checks.self_test(policy, tasks(CARDS, 2), plan.device == "cuda")
 
 
 def measure_model(report: Report, shape: Shape, precision: str, plan: Plan) -> None:
@@ -244,6 +264,9 @@ def main(argv: list[str] | None = None) -> int:
     if not importlib.util.find_spec("bitsandbytes"):
         report.skip("nf4: bitsandbytes is not installed")
         precisions.remove("nf4")
+    small = replace(plan.shapes[-1], name=f"{plan.shapes[-1].name}, 2 layers", layers=2)
+    report.measure("self-test", {"model": small.name, "precision": precisions[0]},
+                   lambda: self_test(small, precisions[0] == "nf4", plan))  # fmt: skip
     for precision in precisions:
         for shape in plan.shapes:
             measure_model(report, shape, precision, plan)

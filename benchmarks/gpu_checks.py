@@ -60,6 +60,29 @@ def gradients_and_gaps(policy: Policy, games: list[Task]) -> list[Row]:
     return [*rows, {"answers": "free", **free}]
 
 
+def self_test(policy: Policy, games: list[Task], cuda: bool) -> list[Row]:
+    """One step under the profiler: which attention ran, what was held, launches a second; then gradients and gaps."""
+    from torch.profiler import ProfilerActivity
+
+    optimizer = torch.optim.AdamW(policy.trainable().values(), lr=1e-5)
+    ppo = PPOConfig(batch_size=2, mini_batch_size=2, ppo_epochs=1, target_kl=None)
+    kinds = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * cuda
+    with torch.profiler.profile(activities=kinds) as profiler:
+        start = time.perf_counter()
+        batch = collate(play_recorded(policy, games), policy, ppo, ppo.init_kl_coef, {})
+        ppo_update(policy, optimizer, batch, ppo, (0, 0))
+        if cuda:
+            torch.cuda.synchronize()
+        wall = time.perf_counter() - start
+    calls = {event.key: event.count for event in profiler.key_averages()}
+    attention = [name for name in calls if name.startswith("aten::_scaled_dot_product_") and "backward" not in name]
+    launches = calls.get("cudaLaunchKernel", 0) if cuda else sum(calls.values())
+    row = {"attention": ", ".join(sorted(name.removeprefix("aten::_scaled_dot_product_") for name in attention)),
+           "seconds": wall, "launches": launches, "launches_per_s": launches / wall,
+           "reserved_gb": torch.cuda.max_memory_reserved() / 1e9 if cuda else None}  # fmt: skip
+    return [row, *gradients_and_gaps(policy, games)]
+
+
 def prompts(policy: Policy, games: dict[str, list[Task]]) -> list[Row]:
     """Tokens and decisions a game, as the model reads it."""
     rows = []

@@ -12,10 +12,16 @@ took here, less its own operations.
 
 from __future__ import annotations
 
+import argparse
+import copy
+import json
+import math
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Sequence as Seq
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -24,31 +30,48 @@ from unittest import mock
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+import numpy as np
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
 import train_ppo
-from benchmarks.common import Clock
-from policy import attention, layers, network
+from benchmarks.common import Clock, Row, table, write
+from benchmarks.gpu_models import SHAPES
+from benchmarks.gpu_models import config_of as architecture_of
+from benchmarks.recorded import tokenizer
+from policy import attention, layers, memory, network
+from policy.cache import Store
+from policy.chat import ChatFormat
 from policy.model import LoraConfig, ModelConfig, _put_adapter_on, load_tokenizer
-from policy.tree import Tree
+from policy.tree import Row as TreeRow
+from policy.tree import Tree, grow
 from scripts.make_tiny_model import make_model
+from training import preflight
+from training.options import parse_args, read_config
 from training.process import StopSignal
+from training.sizes import count_parameters
 from utils import rest_collector
 
 FUSED_ROWS = 8  # up to so many rows bitsandbytes 0.50 multiplies 4-bit weights without unpacking them first
 NO_LAUNCH = ("empty", "new_empty", "_unsafe_view", "detach", "_reshape_alias", "lift_fresh", "set_", "is_same_size")
 
 
-class Op(NamedTuple):
-    """One operation that a device would run."""
+FLOPS = flop_registry | {
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: lambda q, k, *_, **__: 4 * q.numel() * k.shape[2]
+}
 
+
+class Op(NamedTuple):
+    """One operation that a device would run. ``least``: the smallest side of a product of matrices, 0: it is none."""
+
+    name: str
     flops: float
     bytes: float
     launches: int
     dtype: torch.dtype
+    least: int = 0
 
 
 class Counter(TorchDispatchMode):
@@ -66,13 +89,11 @@ class Counter(TorchDispatchMode):
         made = [t for t in tree_leaves(out) if isinstance(t, torch.Tensor)]
         if made and not (self.quiet or func.is_view or name.startswith(NO_LAUNCH)):
             given = [t for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
-            count = flop_registry.get(func.overloadpacket)
-            self.add(count(*args, **(kwargs or {}), out_val=out) if count else 0, _touched(name, given, made), made[0])
+            count = FLOPS.get(func.overloadpacket)
+            flops = count(*args, **(kwargs or {}), out_val=out) if count else 0
+            least = min(*made[0].shape[-2:], given[-2].shape[-1]) if count else 0
+            self.ops.append(Op(name, flops, _touched(name, given, made), 1, [*made, *given][-1].dtype, least))
         return out
-
-    def add(self, flops: float, touched: float, like: torch.Tensor, launches: int = 1) -> None:
-        """One operation more."""
-        self.ops.append(Op(flops, touched, launches, like.dtype))
 
     @property
     def launches(self) -> int:
@@ -83,7 +104,9 @@ class Counter(TorchDispatchMode):
     def fused(self, flops: float, launches: int, *touched: torch.Tensor) -> Iterator[None]:
         """What is done inside is one operation of a GPU, which reads and writes ``touched``."""
         if not self.quiet:
-            self.add(flops, sum(t.numel() * t.element_size() for t in touched), touched[0], launches)
+            size = sum(t.numel() * t.element_size() for t in touched)
+            least = min(touched[0].shape[-2:]) if flops else 0
+            self.ops.append(Op("fused", flops, size, launches, touched[0].dtype, least))
         before, self.quiet = self.quiet, True
         try:
             yield
@@ -163,19 +186,49 @@ def gpu_kernels(counter: Counter) -> Iterator[None]:
         yield
 
 
-def on_meta(architecture: Any, counter: Counter, four_bit: bool, nested: bool = True, lora: Any = None) -> Any:
-    """The trunk with its adapter, without bytes; two layers, of which the last one reads."""
+def trunk_of(architecture: Any, held: ModelConfig, lora: LoraConfig, layers: int, counter: Counter) -> Any:
+    """The trunk of so many layers with its adapter, on the device of the context: without bytes."""
     from transformers import AutoModelForCausalLM
 
-    with torch.device("meta"):
-        base = AutoModelForCausalLM.from_config(architecture, dtype=torch.bfloat16)
-        base.requires_grad_(False)
-        trunk = _put_adapter_on(base, ModelConfig(), lora or LoraConfig()).get_base_model().model
-    if four_bit:
-        for module in trunk.modules():
-            if hasattr(module, "base_layer"):
-                module.base_layer = FourBit(module.base_layer, counter, nested)
+    config = copy.deepcopy(architecture)
+    config.num_hidden_layers = layers
+    if hasattr(config, "layer_types"):
+        config.layer_types = ["full_attention"] * layers
+    base = AutoModelForCausalLM.from_config(config, dtype=getattr(torch, held.dtype))
+    base.requires_grad_(False)
+    trunk = _put_adapter_on(base, replace(held, adapter=None), lora).get_base_model().model
+    for module in trunk.modules() if held.use_4bit else ():
+        if hasattr(module, "base_layer"):
+            module.base_layer = FourBit(module.base_layer, counter, held.use_nested_quant)
     return trunk
+
+
+def counted_in(layers: int, passes: Seq[Pass], config: SimpleNamespace, architecture: Any) -> list[Op]:
+    """A GPU's operations for some passes through so many layers, of which the last one reads."""
+    counter = Counter()
+    with torch.device("meta"):
+        trunk = trunk_of(architecture, config.model, config.lora, layers, counter)
+        store = Store(trunk)
+        slots = 1 + max((int(p.tree.slots_N.max()) for p in passes), default=0)
+        store.layers = [(store._room(slots), store._room(slots)) for _ in trunk.layers]
+        for p in passes:
+            with counter, gpu_kernels(counter), torch.set_grad_enabled(p.part == "update"):
+                hidden = network.run_trunk(trunk, p.tree, store if p.past else None, p.recompute)
+                if p.part == "update":
+                    hidden.sum().backward()
+    return counter.ops
+
+
+def counted(passes: Seq[Pass], config: SimpleNamespace, architecture: Any) -> list[tuple[Op, int]]:
+    """A GPU's operations for some passes, and how often each runs: three layers, less two, are one in the middle."""
+    middle = architecture.num_hidden_layers - 2
+    two, three = (counted_in(layers, passes, config, architecture) for layers in (2, 3))
+    return [*((op, middle) for op in three), *((op, 1 - middle) for op in two)]
+
+
+def in_bits(config: SimpleNamespace, four_bit: bool) -> SimpleNamespace:
+    """The configuration with its base in 4 bits or not."""
+    return SimpleNamespace(**vars(config) | {"model": replace(config.model, use_4bit=four_bit)})
 
 
 # ------------------------------------------------------------------------------------------------------ a whole step
@@ -200,6 +253,7 @@ class Step:
     decisions: int
     updates: int
     seconds: float  # of CPU, that it took here
+    ops: list[tuple[Op, int]]  # where they were counted
 
 
 @contextmanager
@@ -227,14 +281,17 @@ def recorded(policy: Any) -> Iterator[list[Pass]]:
 def narrow(config: SimpleNamespace, folder: Path) -> SimpleNamespace:
     """The configuration with a network of one layer of 16 numbers in place of its own, and the same tokenizer."""
     tokenizer = load_tokenizer(config.model)
-    make_model(len(tokenizer), 16, 1, 0.15, 0, "qwen3").save_pretrained(folder)
+    make_model(max(tokenizer.get_vocab().values()) + 1, 16, 1, 0.15, 0, "qwen3").save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     model = replace(config.model, model_name=str(folder), use_4bit=False, dtype="float32", device="cpu")
     return SimpleNamespace(**vars(config) | {"model": model})
 
 
-def play_step(config: SimpleNamespace, gpu: bool, steps: int = 1) -> list[Step]:
-    """Steps of a configuration as they are, after one that warms up; ``gpu``: cut as for a GPU."""
+def play_steps(config: SimpleNamespace, gpu: bool = False) -> list[Step]:
+    """A step of a configuration, after one that warms up, and another one whose operations are counted.
+
+    ``gpu``: trees are cut as for a GPU.
+    """
     found = []
     with tempfile.TemporaryDirectory() as folder, StopSignal() as stop, ExitStack() as stack:
         if gpu:
@@ -242,17 +299,23 @@ def play_step(config: SimpleNamespace, gpu: bool, steps: int = 1) -> list[Step]:
         trainer = train_ppo.Trainer(config, Path(folder))
         rest_collector()
         trainer.step(stop)
-        for _ in range(steps):
+        for counter in (None, Counter()):
             collate, batches, clock = train_ppo.collate, list[Any](), Clock()
 
             def collating(*args: Any, collate: Any = collate, batches: list[Any] = batches) -> Any:
                 batches.append(collate(*args))
                 return batches[-1]
 
-            with recorded(trainer.policy) as passes, mock.patch.object(train_ppo, "collate", collating), clock("step"):
+            with (
+                recorded(trainer.policy) as passes,
+                mock.patch.object(train_ppo, "collate", collating),
+                clock("step"),
+                counter or nullcontext(),
+            ):
                 row = trainer.step(stop)
             tokens = sum(len(s.ids) for s in batches[0].sequences)
-            found.append(Step(passes, tokens, row["decisions"], int(row["updates"]), clock.seconds["step"]))
+            found.append(Step(passes, tokens, row["decisions"], int(row["updates"]), clock.seconds["step"],
+                              [(op, 1) for op in counter.ops] if counter else []))  # fmt: skip
         trainer.metrics.close()
     return found
 
@@ -264,3 +327,221 @@ def forward_equivalents(step: Step, part: str) -> float:
     """
     some = [p for p in step.passes if p.part == part]
     return sum((1 + (part == "update") + p.recompute) * len(p.tree.ids_N) for p in some) / step.read
+
+
+# ------------------------------------------------------------------------------------------------------------ prices
+
+
+BOUNDS = ("arithmetic", "bytes", "launches")
+
+
+@dataclass(frozen=True)
+class Card:
+    """A GPU by its data sheet; bf16 with fp32 sums, without sparsity."""
+
+    name: str
+    gb: float
+    gb_per_s: float
+    tflops: float
+    bandwidth_share: float = 0.75  # of both, what is assumed to be reached
+    peak_share: float = 0.5
+    launch_us: float = 8.0  # assumed: an operation from Python
+
+    def costs(self, op: Op) -> tuple[float, float, float]:
+        """Seconds of an operation's arithmetic, of moving its bytes, of launching it."""
+        moving = op.bytes / (self.gb_per_s * 1e9 * self.bandwidth_share)
+        return op.flops / (self.tflops * 1e12 * self.peak_share), moving, op.launches * self.launch_us / 1e6
+
+    def seconds(self, op: Op) -> float:
+        """What an operation takes."""
+        return max(self.costs(op))
+
+    def bound(self, op: Op) -> str:
+        """Which of the three that is."""
+        return max(zip(self.costs(op), BOUNDS, strict=True))[1]
+
+
+CARDS = (
+    Card("RTX 3060, 12 GB", 12, 360, 25.5),
+    Card("RTX 4090, 24 GB", 24, 1008, 165),
+    Card("A100, 40 GB", 40, 1555, 312),
+    Card("H100, 80 GB", 80, 3350, 989),
+)
+COLD = 1 << 26  # bytes that are more than a cache holds
+SIZES = (1 << 12, 1 << 16, 1 << 20, 1 << 24, 1 << 28)  # bytes that an operation touches
+SIDES = (16, 64, 256, 1024)  # smallest sides of products
+KINDS: dict[str, Any] = {  # of operations on each number: those of a kind cost alike
+    "plain": lambda x: x * 1.0,
+    "slow": torch.nn.functional.silu,
+    "gather": lambda x: x.index_select(0, torch.arange(len(x))),
+}
+# Of products with a side of n: the operands' shapes, the work, and its operations over n.
+PRODUCTS: dict[str, tuple[tuple[Any, ...], Any, float]] = {
+    "mm": ((lambda n: (512, n), lambda n: (n, 576)), lambda a, b: torch.mm(torch.mm(a, b), b.T), 4 * 512 * 576),
+    "bmm": ((lambda n: (12, 192, n), lambda n: (320, 12, n)), lambda a, b: torch.matmul(a, b.permute(1, 2, 0)),
+            2 * 12 * 192 * 320),
+    "_scaled_dot_product_flash_attention_for_cpu": (
+        (lambda n: (4, 3, 192, n), lambda n: (4, 320, 3, n)),
+        lambda q, k: torch.nn.functional.scaled_dot_product_attention(
+            q, k.transpose(1, 2), k.transpose(1, 2), attn_mask=q.new_zeros(4, 1, 192, 320)), 4 * 12 * 192 * 320),
+}  # fmt: skip
+SLOW = ("silu", "silu_backward", "_softmax", "exp", "_log_softmax", "linalg_vector_norm", "rsqrt_")
+GATHERS = ("index_select", "index_copy_", "index_add_", "embedding", "index", "clone", "cat")
+
+
+class Processor:
+    """This machine's CPU, measured: one thread, seconds of the process."""
+
+    def __init__(self) -> None:
+        self.kinds = {kind: [self._of_bytes(f, size) for size in SIZES] for kind, f in KINDS.items()}
+        dtypes = (torch.float32, torch.bfloat16)
+        self.products = {(kind, dtype): [self._of_products(kind, dtype, side) for side in SIDES]
+                         for kind in PRODUCTS for dtype in dtypes}  # fmt: skip
+        self.python = self._of_an_operation() - self.kinds["plain"][0]
+
+    @staticmethod
+    def _timed(work: Any, items: list[Any]) -> float:
+        """Seconds of ``work`` on each of ``items`` in turn, over and over for a fifth of a second."""
+        count, start = 0, time.process_time()
+        while (spent := time.process_time() - start) < 0.2:
+            for item in items:
+                work(item)
+            count += len(items)
+        return spent / count
+
+    def _of_bytes(self, function: Any, size: int) -> float:
+        """Seconds of an operation that reads and writes so many bytes, which no cache holds."""
+        rows = max(size // 8 // 64, 1)
+        return self._timed(function, [torch.ones(rows, 64) for _ in range(min(max(COLD // size, 1), 256))])
+
+    def _of_an_operation(self) -> float:
+        """Seconds of one of the network's operations on next to nothing, the program's own Python included."""
+        config = make_model(64, 16, 2, 0.15, 0, "qwen3").config
+        trunk, counter = (
+            trunk_of(config, ModelConfig(use_4bit=False, dtype="float32"), LoraConfig(), 2, Counter()),
+            Counter(),
+        )
+        tree = grow([TreeRow([1])], [[0]], None, 64)
+        with torch.no_grad():
+            with counter:
+                network.run_trunk(trunk, tree)
+            return self._timed(lambda _: network.run_trunk(trunk, tree), [None]) / counter.launches
+
+    def _of_products(self, kind: str, dtype: torch.dtype, side: int) -> float:
+        """Operations a second of products with such a smallest side."""
+        shapes, work, flops = PRODUCTS[kind]
+        size = dtype.itemsize * sum(math.prod(shape(side)) for shape in shapes)
+        many = [
+            [torch.ones(shape(side), dtype=dtype) for shape in shapes] for _ in range(min(max(COLD // size, 1), 64))
+        ]
+        return flops * side / self._timed(lambda given: work(*given), many)
+
+    def seconds(self, op: Op) -> float:
+        """What an operation takes."""
+        kind = "slow" if op.name in SLOW else "gather" if op.name in GATHERS else "plain"
+        moving = float(np.interp(op.bytes, SIZES, self.kinds[kind]))
+        if not op.flops:
+            return moving + self.python
+        rate = np.interp(
+            math.log(max(op.least, 1)),
+            [math.log(side) for side in SIDES],
+            self.products[op.name if op.name in PRODUCTS else "mm", op.dtype],
+        )
+        return self.python + max(op.flops / float(rate), float(np.interp(op.bytes, SIZES, self.kinds["plain"])))
+
+
+def priced(device: Any, ops: list[tuple[Op, int]]) -> float:
+    """Seconds of operations on a device."""
+    return sum(device.seconds(op) * times for op, times in ops)
+
+
+# ------------------------------------------------------------------------------------------------------------- tables
+
+
+def whole_step(step: Step, config: SimpleNamespace, architecture: Any) -> dict[str, list[tuple[Op, int]]]:
+    """A GPU's operations of each part of a step; to the layers come the optimizer and the legal mass's vocabulary."""
+    parts = {part: [p for p in step.passes if p.part == part] for part in ("rollout", "score", "update")}
+    found = {part: counted(passes, config, architecture) for part, passes in parts.items()}
+    trained = count_parameters(config.model, config.lora, architecture).trainable
+    adam = Op(
+        "adam", 0, 48 * trained, 100, torch.float32
+    )  # gradient twice for its norm, weights and moments in and out
+    rows = sum(len(p.tree.reads_U) for p in parts["score"]) / 8
+    logits = rows * architecture.vocab_size
+    size = 2 * architecture.vocab_size * architecture.hidden_size + 24 * logits
+    mass = Op("mass", 2 * logits * architecture.hidden_size, size, 10, torch.bfloat16)
+    found["score"].append((mass, 1))
+    found["update"].append((adam, step.updates))
+    return found
+
+
+def card_rows(name: str, four_bit: bool, cards: Seq[Card], sets: Seq[str] = (), steps: int = 2) -> list[Row]:
+    """A row a card: seconds of a step of the default configuration's first stage, the mean of some, and peak memory."""
+    shape = next(s for s in SHAPES if s.name == name)
+    architecture = architecture_of(shape)
+    with tempfile.TemporaryDirectory() as folder:
+        architecture.save_pretrained(folder)
+        tokenizer(shape.architecture).save_pretrained(folder)
+        options = [f"model.model_name={folder}", f"model.use_4bit={json.dumps(four_bit)}", *sets]
+        config = read_config(parse_args([*(a for o in options for a in ("--set", o)), "--no-wandb"], None))
+        with tempfile.TemporaryDirectory() as small:
+            played = [play_steps(narrow(config, Path(small)), gpu=True)[0] for _ in range(steps)]
+        measured = preflight.measure_prompts(config, ChatFormat(load_tokenizer(config.model)))
+        gpu = SimpleNamespace(**vars(config) | {"model": replace(config.model, device="cuda")})
+        held = preflight.memory(gpu, count_parameters(config.model, config.lora, architecture), architecture, measured)
+    whole = [whole_step(step, config, architecture) for step in played]
+    host = sum(step.seconds for step in played) / steps
+    rows = []
+    for card in cards:
+        parts = {p: sum(priced(card, w[p]) for w in whole) / steps for p in ("rollout", "score", "update")}
+        ops = [op for w in whole for part in w.values() for op in part]
+        total = sum(card.seconds(op) * n for op, n in ops)
+        bound = {why: sum(card.seconds(op) * n for op, n in ops if card.bound(op) == why) / total for why in BOUNDS}
+        rows.append({"card": card.name, "model": name, "base": "NF4" if four_bit else "bf16",
+                     **{f"{p} s": s for p, s in parts.items()}, "host s": host, "step s": sum(parts.values()) + host,
+                     "peak GB": preflight.peak(held) / 1e9,
+                     **{why: f"{share:.0%}" for why, share in bound.items()}})  # fmt: skip
+    return rows
+
+
+def check_row(preset: str, sets: Seq[str]) -> Row:
+    """A preset's step on this CPU, predicted and measured."""
+    config = read_config(parse_args(["--config", preset, "--no-wandb", *(a for o in sets for a in ("--set", o))], None))
+    torch.set_num_threads(1)
+    memory.keep_freed()
+    processor = Processor()
+    with tempfile.TemporaryDirectory() as folder:
+        small, small_counted = play_steps(narrow(config, Path(folder)))
+    step, other = play_steps(config)
+    host = (small.seconds - priced(processor, small_counted.ops)) * step.decisions / small.decisions
+    ops_s = priced(processor, other.ops) * step.decisions / other.decisions  # of the step after, with as many games
+    return {"preset": preset, "set": " ".join(sets), "ops": len(other.ops), "ops s": ops_s, "host s": host,
+            "predicted s": ops_s + host, "measured s": step.seconds,
+            "predicted / measured": (ops_s + host) / step.seconds}  # fmt: skip
+
+
+SMOL = ["model.dtype=bfloat16", "ppo.batch_size=32", "ppo.mini_batch_size=8"]
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Print one of the two tables."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", nargs="+", choices=("tiny", "smol"), default=[], help="predicted and measured here")
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")
+    parser.add_argument("--json", type=Path)
+    args = parser.parse_args(argv)
+    if args.check:
+        rows = [
+            check_row(f"config/presets/{name}.json", [*(SMOL if name == "smol" else []), *args.set])
+            for name in args.check
+        ]
+    else:
+        kinds = [("Qwen3-4B", True), ("Qwen3-4B", False), ("Qwen2.5-3B", True)]
+        rows = [row for name, four_bit in kinds for row in card_rows(name, four_bit, CARDS, args.set)]
+    print(table(rows))
+    write(args.json, {"set": args.set}, rows, {})
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

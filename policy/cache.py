@@ -27,13 +27,14 @@ class Store:
         return self._weight.new_zeros(slots, *self._shape)
 
     def take(self, tokens: int) -> Ints:
-        """So many slots, held once by the caller."""
+        """So many slots, held once by the caller. Where memory runs out nothing is taken."""
         free = np.flatnonzero(self._holders == 0)
         if len(free) < tokens:
-            more = tokens - len(free) + len(self._holders) // 4
-            self._holders = np.concatenate((self._holders, np.zeros(more, np.int32)))
+            room = len(self._holders) + tokens - len(free) + len(self._holders) // 4
             for i, pair in enumerate(self.layers):  # one layer at a time is held twice
-                self.layers[i] = tuple(torch.cat((x, self._room(more))) for x in pair)  # type: ignore[assignment]
+                if (more := room - len(pair[0])) > 0:  # else it had grown when memory ran out
+                    self.layers[i] = tuple(torch.cat((x, self._room(more))) for x in pair)  # type: ignore[assignment]
+            self._holders = np.concatenate((self._holders, np.zeros(room - len(self._holders), np.int32)))
             free = np.flatnonzero(self._holders == 0)
         slots = free[:tokens]
         self._holders[slots] = 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import logging
+import subprocess
 import warnings
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -60,21 +61,48 @@ class LoraConfig:
     )  # fixed: with dropout the first ratio is not 1
 
 
+def why_no_cuda() -> str:
+    """What keeps torch from an NVIDIA card that is there; "" where none is."""
+    ask = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
+    try:
+        found = subprocess.run(ask, capture_output=True, text=True, timeout=10, check=True).stdout.splitlines()[0]
+    except (OSError, subprocess.SubprocessError, IndexError):
+        return ""
+    card, _, driver = found.rpartition(", ")
+    built = f"is built for CUDA {torch.version.cuda}" if torch.version.cuda else "is built without CUDA"
+    index = "https://download.pytorch.org/whl/"
+    return (
+        f"there is a {card} with driver {driver}, but torch {torch.__version__} {built}: update the driver (CUDA 13 "
+        f"needs 580.65 or later), or pip install --force-reinstall torch --index-url {index}cu126 (an older driver) "
+        f"or {index}cu130"
+    )
+
+
 def device_of(config: ModelConfig) -> str:
     """The device to use; refuses a 4-bit base on a CPU unless it was asked for by name.
 
     Raises:
-        ConfigError: no CUDA device for what the configuration needs.
+        ConfigError: no CUDA device for what the configuration needs, or one that lacks its arithmetic.
     """
-    cuda = torch.cuda.is_available()
-    if config.device == "cuda" and not cuda:
-        raise ConfigError("model.device: 'cuda' was asked for, but torch finds no CUDA device")
-    if config.device == "auto" and config.use_4bit and not cuda:
+    if config.device == "cpu":
+        return "cpu"
+    if torch.cuda.is_available():
+        major, minor = torch.cuda.get_device_capability()
+        if config.dtype == "bfloat16" and major < 8:
+            raise ConfigError(
+                f"model.dtype: {torch.cuda.get_device_name()} (sm{major}{minor}) has no bfloat16 arithmetic, which "
+                "sm80 and later have; expected float16 or float32"
+            )
+        return "cuda"
+    why = f" ({reason})" if (reason := why_no_cuda()) else ""
+    if config.device == "cuda":
+        raise ConfigError(f"model.device: 'cuda' was asked for, but torch finds no CUDA device{why}")
+    if config.use_4bit:
         raise ConfigError(
-            f"model.use_4bit: {config.model_name} in 4 bits needs a CUDA device and there is none; "
+            f"model.use_4bit: {config.model_name} in 4 bits needs a CUDA device and there is none{why}; "
             "to try it on this machine: make train, or --config config/presets/tiny.json"
         )
-    return "cuda" if cuda and config.device != "cpu" else "cpu"
+    return "cpu"
 
 
 @functools.cache

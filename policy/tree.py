@@ -66,7 +66,7 @@ def new_tokens(rows: Seq[Row]) -> Iterator[tuple[int, int]]:
         before = row
 
 
-class _Run(NamedTuple):
+class _QueryRun(NamedTuple):
     """Queries of one row, side by side, and the keys that the last of them sees."""
 
     T: int
@@ -76,18 +76,18 @@ class _Run(NamedTuple):
     keys: Ints
 
 
-def _cut(queries: Ints, positions: Ints, path: Ints, most: int) -> Iterator[_Run]:
+def _cut(queries: Ints, positions: Ints, path: Ints, most: int) -> Iterator[_QueryRun]:
     """The runs of a row, of at most ``most`` queries."""
     for i in range(0, len(queries), most):
         at = positions[i : i + most]
         seen = int(at[-1]) + 1
-        yield _Run(len(at), seen, queries[i : i + most], at, path[:seen])
+        yield _QueryRun(len(at), seen, queries[i : i + most], at, path[:seen])
 
 
-def _buckets(runs: list[_Run], most: int) -> list[Bucket]:
+def _buckets(runs: list[_QueryRun], most: int) -> list[Bucket]:
     """Runs in buckets of similar size."""
     buckets, wanted, tallest, widest = [], 0, 0, 0
-    group: list[_Run] = []
+    group: list[_QueryRun] = []
     for run in sorted(runs, key=lambda run: run[:2]):
         T, S = run[:2]
         tallest, widest, wanted = max(tallest, T), max(widest, S), wanted + T * S
@@ -98,7 +98,7 @@ def _buckets(runs: list[_Run], most: int) -> list[Bucket]:
     return [*buckets, _bucket(group)] if group else buckets
 
 
-def _bucket(runs: list[_Run]) -> Bucket:
+def _bucket(runs: list[_QueryRun]) -> Bucket:
     T_R, S_R, queries, positions, keys = zip(*runs, strict=True)
     real_RT = np.arange(max(T_R)) < np.array(T_R)[:, None]
     real_RS = np.arange(max(S_R)) < np.array(S_R)[:, None]
@@ -124,8 +124,8 @@ def grow(rows: Seq[Row], reads: Seq[Seq[int]], take: Callable[[int], Ints] | Non
     ids_N, positions_N, owner_N = np.empty(total, np.int64), np.empty(total, np.int64), np.empty(total, np.int64)
     flat: list[Ints] = []
     paths: list[Ints] = []
-    runs: list[_Run] = []
-    last: list[_Run] = []
+    runs: list[_QueryRun] = []
+    last: list[_QueryRun] = []
     end = 0
     for r, (row, (shared, own)) in enumerate(zip(rows, sizes, strict=True)):
         start, end = end, end + own

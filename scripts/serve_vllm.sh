@@ -4,10 +4,14 @@
 #
 #     python3 -m venv .vllm && .vllm/bin/pip install vllm
 #     PATH="$PWD/.vllm/bin:$PATH" bash scripts/serve_vllm.sh Qwen/Qwen3-4B                  port 8000, this machine only
-#     PATH="$PWD/.vllm/bin:$PATH" PORT=8001 bash scripts/serve_vllm.sh Qwen/Qwen3-4B --gpu-memory-utilization 0.5
+#     PATH="$PWD/.vllm/bin:$PATH" PORT=8001 BITS=4 SHARE=0.5 bash scripts/serve_vllm.sh Qwen/Qwen3-4B
 #     python train_ppo.py --set env.use_vllm=true --set env.vllm_base_url=http://127.0.0.1:8000/v1
 #
-# MODEL is that of model.model_name, LORA_RANK at least lora.r, MAX_LENGTH at least ppo.max_seq_length. Whoever reaches
+# BITS=4 serves the base in NF4, as model.use_4bit trains it (a bf16 server beside it is another model, and training ends
+# where what both make of the answers is further apart than training/batch.py says): vLLM 0.28 and later want
+# `pip install vllm-bnb-plugin` for it. SHARE is vLLM's part of the card: 0.9 alone on it, about 0.5 beside the trainer.
+#
+# MODEL is that of model.model_name, LORA_RANK at least lora.r (rounded up to what vLLM takes), MAX_LENGTH at least ppo.max_seq_length. Whoever reaches
 # the port can make the server read any folder as an adapter: it listens on the loopback address, unless HOST says
 # otherwise; then set VLLM_API_KEY here and OPENAI_API_KEY, the same, for the trainer. Adapters travel by path: on
 # another machine the run's folder must be mounted under the same path. On CPUs add --max-num-batched-tokens N with N at
@@ -20,14 +24,23 @@ command -v vllm >/dev/null || {
     exit 2
 }
 
+rank=""
+for rank in 8 16 32 64 128 256 320 512; do
+    ((rank >= ${LORA_RANK:-16})) && break
+done
+four_bit=()
+[[ "${BITS:-16}" == 4 ]] && four_bit=(--quantization bitsandbytes --load-format bitsandbytes)
+
 # processed_logprobs: those under temperature and constraint, as the learner computes them. generation-config vllm: no
 # top_p, top_k or repetition penalty from the model's folder.
 export VLLM_ALLOW_RUNTIME_LORA_UPDATING=True
 exec vllm serve "$model" \
     --host "${HOST:-127.0.0.1}" --port "${PORT:-8000}" \
-    --enable-lora --max-lora-rank "${LORA_RANK:-16}" --max-loras 2 \
+    --enable-lora --max-lora-rank "$rank" --max-loras 2 \
+    --gpu-memory-utilization "${SHARE:-0.9}" \
     --max-model-len "${MAX_LENGTH:-4096}" \
     --logprobs-mode processed_logprobs \
     --generation-config vllm \
     --enable-prefix-caching \
+    ${four_bit[@]+"${four_bit[@]}"} \
     "${@:2}"

@@ -71,7 +71,10 @@ if torch.cuda.is_available():
     print(f"setup: CUDA works: {device.name}, {device.total_memory / 1e9:.0f} GB")
     print("setup: next: make train, or make train CONFIG=config/train_config.json for Qwen3-4B in 4 bits")
 else:
-    print("setup: no CUDA device: the tiny model trains on the CPU, the Qwen models need a GPU")
+    from policy.model import why_no_cuda
+
+    print(f"setup: {why_no_cuda()}" if why_no_cuda() else "setup: no CUDA device")
+    print("setup: the tiny model trains on the CPU, the Qwen models need a GPU")
     print("setup: next: make train")
 EOF
 }

@@ -14,9 +14,11 @@ from torch import Tensor
 
 from envs.protocol import Decision, Episode, Sequence
 from policy.player import Policy
+from policy.vllm import EngineError
 from training.options import PPOConfig
 from training.ranks import Ranks
 
+MAX_GAP = 0.2  # nats: a server whose answers are further from the learner's, in the median, has other weights
 IMPORTANCE_CAP = 2.0  # truncated importance sampling, https://doi.org/10.1198/106186008X320456
 MOMENTS_RATE = 0.05  # of the running moments of rewards: about the last 20 steps count
 
@@ -105,6 +107,9 @@ def rollout_scores(
     Returns:
         Log-probabilities, values, the weight in the loss (1 unless another program sampled), and where both
         log-probabilities are known the gap between them.
+
+    Raises:
+        EngineError: a server plays another model than the one that learns.
     """
     decisions = [d for row in rows for d in row.decisions]
     logged_M = torch.tensor([d.logprob for d in decisions])
@@ -116,6 +121,11 @@ def rollout_scores(
     gap_M = (read.logprobs - logged_M).abs()
     if not served:
         return read.logprobs, values_M, ones_M, gap_M
+    if (gap := float(gap_M.median())) > MAX_GAP:
+        raise EngineError(
+            f"what the servers sampled is {gap:.2f} nats from the learner in the median, {MAX_GAP} at most is allowed: "
+            "serve the weights that are trained (BITS=4 bash scripts/serve_vllm.sh)"
+        )
     # A server's arithmetic is another, and it knows no values.
     importance_M = (read.logprobs - logged_M).exp().clamp(max=IMPORTANCE_CAP)
     return read.logprobs, read.values, importance_M, gap_M

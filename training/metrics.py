@@ -121,10 +121,10 @@ def finite(value: Any) -> Any:
 
 
 def peak_memory_mb() -> float:
-    """Peak memory so far: of the GPU where there is one, else of the process."""
+    """Peak memory so far: what the allocator holds of the GPU where there is one, else of the process."""
     torch = sys.modules.get("torch")
     if torch and torch.cuda.is_available():
-        return torch.cuda.max_memory_allocated() / 2**20
+        return torch.cuda.max_memory_reserved() / 2**20
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 

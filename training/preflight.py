@@ -45,6 +45,7 @@ from utils import CheckpointError, ConfigError, need_space, uniform
 GB = 1e9
 ADAM_BYTES = 16  # a trained fp32 weight, its gradient and Adam's two moments
 CONTEXT_BYTES = 0.8 * GB  # CUDA context, kernels and the allocator's rounding: an assumption
+SPARE = 1.25  # slots for keys and values to those in use, after the store has grown
 LOGITS_BYTES = 24  # log-probabilities, probabilities, the gradients of both and of the logits, and one spare: fp32
 SEARCH_SECONDS = 0.02  # that a search is measured for, at least, or all of its simulations
 MATMUL_SECONDS = 0.2  # spent on measuring this machine's matrix products
@@ -154,10 +155,26 @@ def check_disk(config: SimpleNamespace, parameters: Parameters) -> None:
         raise ConfigError(f"run.output_dir: {error}") from error
 
 
+def check_card(config: SimpleNamespace, parameters: Parameters) -> None:
+    """Raise ConfigError where the GPU has no room for what is always there, before any of it is downloaded."""
+    if device_of(config.model) != "cuda":
+        return
+    free, total = torch.cuda.mem_get_info()
+    needed = sum(held(config, parameters).values())
+    if needed > free:
+        others = f"of which other programs hold {(total - free) / GB:.1f}" if needed < total else "which are too few"
+        raise ConfigError(
+            f"model.model_name: {config.model.model_name} takes {needed / GB:.1f} GB before its first game, and "
+            f"{torch.cuda.get_device_name()} has {total / GB:.1f} GB, {others}; --dry-run says what takes how much"
+        )
+
+
 def check_prompts(config: SimpleNamespace) -> None:
     """Raise ConfigError where a game would always be cut off before its first answer, or the disk is too small."""
     architecture = load_architecture(config.model)  # first: it tells a folder that is missing from a name on the Hub
-    check_disk(config, count_parameters(config.model, config.lora, architecture))
+    parameters = count_parameters(config.model, config.lora, architecture)
+    check_disk(config, parameters)
+    check_card(config, parameters)
     chat = ChatFormat(load_tokenizer(config.model))
     measure_prompts(config, chat, peek=True)
     say_answers(config, chat)
@@ -285,8 +302,9 @@ def memory(
 ) -> dict[str, float]:
     """Bytes by part. Rollout, evaluation and update take turns; the other parts are always there.
 
-    Reading without gradients holds the keys and values of all conversations (of the stage with the longest) twice,
-    old and new, the batch at work once more, and one layer's activations. The update runs one full micro-batch.
+    Reading without gradients holds the keys and values of all conversations (of the stage with the longest) and of the
+    batch at work, the spare slots of ``policy.cache.Store``, one layer's while it grows, and one layer's activations.
+    The update runs one full micro-batch.
     """
     model, ppo, lora = config.model, config.ppo, config.lora
     size, layers = size_of(model.dtype), architecture.num_hidden_layers
@@ -301,22 +319,30 @@ def memory(
     def reading(games: int) -> float:
         games = min(games, config.env.games_at_once or games)
         at_work = max(longest, min(games * game_tokens, model.tokens_per_batch))
-        return (2 * games * game_tokens + at_work) * kv * layers + at_work * layer
+        slots = SPARE * (games * game_tokens + at_work)
+        return slots * kv * (layers + 1) + at_work * layer
 
     wanted = max(p.read / len(p.episodes) for p in measured.values()) * ppo.mini_batch_size
     tokens = max(longest, min(wanted * ppo.gradient_accumulation_steps, model.tokens_per_batch))
     choices = tokens * max(p.answer * p.decisions / p.read for p in measured.values())
     whole_vocabulary = config.env.answer_mode == "free" or ppo.legal_mass_coef > 0
     columns = architecture.vocab_size if whole_vocabulary else len("0123456789.")
+    return held(config, parameters) | {
+        "rollout": reading(ppo.batch_size),
+        "evaluation": reading(ppo.eval_games * len(first_tasks(config.curriculum, config.env.env_type))),
+        "update: activations": tokens * (kept * layers + 2 * layer),
+        "update: logits": choices * columns * LOGITS_BYTES,
+    }
+
+
+def held(config: SimpleNamespace, parameters: Parameters) -> dict[str, float]:
+    """Bytes of what is always there, by part."""
+    model = config.model
     return {
         "base weights": weight_bytes(parameters, model),
         "adapter, gradient, Adam": ADAM_BYTES * parameters.trainable + 4 * parameters.adapter * bool(model.adapter),
         "workspace": CONTEXT_BYTES * (model.device != "cpu")
         + 2 * max(parameters.linears) * size_of(model.dtype) * model.use_4bit,
-        "rollout": reading(ppo.batch_size),
-        "evaluation": reading(ppo.eval_games * len(first_tasks(config.curriculum, config.env.env_type))),
-        "update: activations": tokens * (kept * layers + 2 * layer),
-        "update: logits": choices * columns * LOGITS_BYTES,
     }
 
 
@@ -437,7 +463,7 @@ def _say_memory(config: SimpleNamespace, parts: dict[str, float]) -> list[str]:
     if config.model.device == "cpu":
         room, owner = psutil.virtual_memory().total, "this machine"
     elif torch.cuda.is_available():
-        room, owner = torch.cuda.get_device_properties(0).total_memory, torch.cuda.get_device_name(0)
+        room, owner = torch.cuda.mem_get_info()[0], f"{torch.cuda.get_device_name()} that are free"
     else:
         return [*lines, f"no CUDA device here: it needs one with about {peak(parts) / GB:.0f} GB"]
     verdict = "fits" if peak(parts) < room else "does not fit"

@@ -32,6 +32,7 @@ log = logging.getLogger(__name__)
 
 SAVE_SECONDS = 15 * 60  # between checkpoints, where ppo.save_freq steps take longer
 DEVICE_ERRORS = (torch.OutOfMemoryError, torch.AcceleratorError)
+GROW_STEPS = 50  # after which batches that were halved for lack of memory are tried at twice the size
 FAILED_SAVES = 3  # of checkpoints, in a row, that end the run
 # Numbers of a row that the console shows.
 SHOWN = ("reward_mean", "score_mean", "success_rate", "approx_kl", "entropy", "games_per_s", "time_total")
@@ -123,6 +124,12 @@ class Checkpointed:
             for gone in self.curriculum.add_past(name):
                 self.policy.forget_past(gone)
             self.policy.keep_past(name)
+
+    def grow_batches(self) -> None:
+        """Now and then, at the same steps in a resumed run: what took the memory may be gone."""
+        if self.state.step % GROW_STEPS == 0:
+            self.policy.tokens_per_batch = min(2 * self.policy.tokens_per_batch, self.config.model.tokens_per_batch)
+        self.state.tokens_per_batch = self.policy.tokens_per_batch
 
     # -- checkpoints ---------------------------------------------------------------------------------------------
 

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 from tabulate import tabulate
 
+from curriculum import first_tasks, pool
+from env_wrapper import make_env
+from envs.protocol import Task
 from evaluation.measure import VALUE, between
 from scripts.export.proof import say
 from training.process import ProgramError
@@ -102,7 +105,8 @@ def card(about: Published) -> str:
     found = ModelCard.from_template(
         _card_data(about), str(TEMPLATE), about=about, base=public_name(about.base), task=_task(about.config), say=say,
         evaluation=_evaluation(about.evaluated or {}), stages=sections["curriculum"].stages, settings=settings,
-        warning=licence_warning(about.base, about.licence), seed=sections["run"].seed,
+        warning=licence_warning(about.base, about.licence), seed=sections["run"].seed, **_example(about.config),
+        free={game: r["free_play"]["legal_rate"] for game, r in (about.evaluated or {}).items() if r.get("free_play")},
         **{name: sections[name] for name in ("model", "lora", "env", "ppo")},
     )  # fmt: skip
     return redact(str(found)).rstrip() + "\n"
@@ -127,8 +131,17 @@ def _card_data(about: Published) -> Any:
     )  # fmt: skip
 
 
+def _example(config: SimpleNamespace) -> dict[str, str]:
+    """The first position of the run's first game as Python: the messages, and the legal actions where they bind."""
+    task = Task(first_tasks(config.curriculum, config.env.env_type)[0], seed=0)
+    step = make_env(replace(config.env, env_mode="local")).reset(task)
+    contents = [("system", step.info["system"]), ("user", step.text)]
+    lines = [f"    {json.dumps({'role': role, 'content': text})},\n" for role, text in contents if text]
+    legal = repr(step.legal) if step.legal and config.env.answer_mode == "constrained" else ""
+    return {"messages": f"[\n{''.join(lines)}]", "legal": legal}
+
+
 def _task(config: SimpleNamespace) -> str:
-    from curriculum import pool
     from games import GAMES
 
     if config.env.env_type != "openspiel":

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -35,6 +36,7 @@ from env_wrapper import EnvConfig, Task, play
 from games import CONFIGS_PER_GAME, NAMES
 from scripts import make_tiny_model, merge
 from scripts.make_tiny_model import make_model
+from training.state import Checkpointed, TrainerState
 from utils import latest_checkpoint, verify_checkpoint
 
 
@@ -319,6 +321,14 @@ def test_a_batch_that_was_halved_for_lack_of_memory_stays_halved_after_a_resume(
     run("resumed", "--resume")
     assert rows(tmp_path / "resumed") == rows(tmp_path / "whole")
     assert final_bytes(tmp_path / "resumed") == final_bytes(tmp_path / "whole")
+
+
+@pytest.mark.parametrize(("tokens", "step", "after"), [(64, 49, 64), (64, 50, 128), (256, 100, 256), (200, 50, 256)])
+def test_batches_grow_back_now_and_then_up_to_what_was_asked_for(tokens, step, after):
+    policy, state = SimpleNamespace(tokens_per_batch=tokens), TrainerState(step=step)
+    config = SimpleNamespace(model=SimpleNamespace(tokens_per_batch=256))
+    Checkpointed.grow_batches(SimpleNamespace(policy=policy, state=state, config=config))
+    assert policy.tokens_per_batch == state.tokens_per_batch == after
 
 
 def test_a_clock_that_jumps_back_changes_nothing(undisturbed, tmp_path, monkeypatch):

@@ -84,3 +84,26 @@ def test_a_pass_that_fails_holds_nothing(qwen2, monkeypatch):
     with pytest.raises(torch.OutOfMemoryError):
         qwen2.reader.read([Read(ids_of(9, 0), None, True)])
     assert qwen2.reader.store.held == 0
+
+
+def test_memory_that_runs_out_while_the_store_grows_loses_nothing(qwen2, monkeypatch):
+    """At each layer in turn: what is held stays, nothing else counts as taken, and every slot has its room."""
+    store = qwen2.reader.store
+    real = store._room
+    for last in range(1, 2 * len(store.layers), 2):
+        held, asked = store.held, iter(range(100))
+
+        def room(slots, asked=asked, last=last):
+            if next(asked) == last:
+                raise torch.OutOfMemoryError
+            return real(slots)
+
+        monkeypatch.setattr(store, "_room", room)
+        with pytest.raises(torch.OutOfMemoryError):
+            store.take(len(store._holders) + 10)
+        assert store.held == held
+        assert all(len(x) >= len(store._holders) for pair in store.layers for x in pair)
+        monkeypatch.setattr(store, "_room", real)
+        slots = store.take(len(store._holders) + 5)
+        assert all(len(x) > slots.max() for pair in store.layers for x in pair)
+        store.hold(slots, -1)

@@ -1,5 +1,6 @@
 """Whole steps on a CUDA device that is pretended: no tensor on the wrong device, and few waits for it."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -52,11 +53,12 @@ def player(peft_model, tokenizer, config, device=None):
 
 
 def step(policy, optimizer, opponent):
+    ppo = replace(PPO, legal_mass_coef=0.05 * policy.constrained)
     tasks = [Task((KUHN, LEDUC)[i % 2], seed=i, opponent=opponent, index=i) for i in range(2)]
     episodes = play(EnvConfig(prompt="compact", history_turns="all"), policy, tasks)
     assert {e.outcome for e in episodes} <= {"finished", "forfeited"}
-    batch = train_ppo.collate(episodes, policy, PPO, 0.1)
-    return train_ppo.ppo_update(policy, optimizer, batch, PPO, (0, 0))
+    batch = train_ppo.collate(episodes, policy, ppo, 0.1)
+    return train_ppo.ppo_update(policy, optimizer, batch, ppo, (0, 0))
 
 
 @pytest.mark.parametrize("four_bit", [False, True], ids=["bf16", "nf4"])

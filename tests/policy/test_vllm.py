@@ -1,9 +1,12 @@
 """Rollouts through servers: the same prompts and decisions as in process, the right adapter, and every fault."""
 
 import inspect
+import os
+import subprocess
 import time
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -367,6 +370,19 @@ def test_the_learner_weights_what_the_sampler_did_and_reads_its_own_values(polic
     assert batch.summary()["logprob_gap_max"] == pytest.approx(3.0, abs=1e-3)
 
 
+@pytest.mark.parametrize("gap", [0.1, -0.3])
+def test_servers_that_play_another_model_are_refused(policy, server, tmp_path, gap):
+    with engine_of(policy, tmp_path, server) as engine:
+        episodes = games(engine)
+    for sequence in sequences(episodes):
+        sequence.decisions[:] = [replace(d, logprob=d.logprob + gap) for d in sequence.decisions]
+    if gap < 0:
+        with pytest.raises(EngineError, match="nats from the learner in the median"):
+            train_ppo.collate(episodes, policy, PPOConfig(), 0.0)
+    else:
+        train_ppo.collate(episodes, policy, PPOConfig(), 0.0)
+
+
 def test_a_gap_between_sampler_and_learner_raises_the_alarm():
     row = {"entropy": 1.0, "score_mean": 0.5, "approx_kl": 0.0, "explained_variance": 0.0, "grad_norm": 1.0}
     memory: dict[str, float] = {}
@@ -587,3 +603,16 @@ def test_a_signal_ends_the_wait_for_a_dead_server(policy, server, tmp_path):
         stop.received = 15
         with pytest.raises(train_ppo.InterruptedRolloutError):
             games(engine)
+
+
+@pytest.mark.parametrize(("rank", "taken"), [("4", "8"), ("16", "16"), ("20", "32"), ("300", "320")])
+def test_the_server_is_started_with_the_learners_bits_a_rank_that_it_takes_and_a_share(tmp_path, rank, taken):
+    (tmp_path / "vllm").write_text('#!/bin/sh\necho "$@"\n')
+    (tmp_path / "vllm").chmod(0o755)
+    env = os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}", "LORA_RANK": rank, "BITS": "4", "SHARE": "0.4"}
+    script = Path(train_ppo.__file__).parent / "scripts" / "serve_vllm.sh"
+    done = subprocess.run(["bash", script, "Qwen/Qwen3-4B", "--x"], capture_output=True, text=True, check=True, env=env)
+    assert done.stdout.startswith("serve Qwen/Qwen3-4B ")
+    assert f"--max-lora-rank {taken} " in done.stdout
+    assert "--gpu-memory-utilization 0.4 " in done.stdout
+    assert done.stdout.endswith("--quantization bitsandbytes --load-format bitsandbytes --x\n")

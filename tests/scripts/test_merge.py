@@ -2,6 +2,8 @@
 
 import json
 import shutil
+import subprocess
+import sys
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -322,6 +324,30 @@ def test_card_tells_the_evaluation_with_intervals(run_4bit, merged_4bit):
     card = " ".join(text.split())
     low, high = result["interval"]
     assert f"| leduc_poker | {result['before']:+.3f} | {result['after']:+.3f} | [{low:+.3f}, {high:+.3f}] |" in card
+
+
+def test_the_cards_snippet_runs_as_pasted(run_plain, merged_4bit, tmp_path):
+    """Of the merged model and of the adapter alone; what it prints is a legal action of the position it shows."""
+    assert merge_in(tmp_path / "adapter", run_plain, "--adapter-only") == 0
+    for folder in (merged_4bit, tmp_path / "adapter"):
+        text = (folder / "README.md").read_text()
+        code = text.partition("```python\n")[2].partition("```")[0]
+        code = code.replace(f'"{folder.name}"', repr(str(folder)))
+        code = code.replace(f'"{publish.public_name(base_model())}"', repr(base_model()))
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr[-2000:]
+        number, name = done.stdout.split()
+        assert {"0": "Fold", "1": "Call", "2": "Raise"}[number] == name
+        assert '"leduc_poker"' in code
+        assert "Warning: it was trained and evaluated choosing among the legal ids only" in text
+
+
+def test_the_card_tells_how_free_play_ended(tmp_path):
+    row = {"before": 0.0, "after": 0.5, "interval": [0.4, 0.6], "episodes": 8, "exact_after": None, "ceiling": None,
+           "share": None, "free_play": {"value": 0.1, "legal_rate": 0.25}}  # fmt: skip
+    summary = {"checkpoint": "checkpoint-000006", "games": {"leduc_poker": row}}
+    assert "in 25% of the games of leduc_poker." in publish.card(about(tmp_path, summary=summary))
+    assert "it may not play legally at all" in publish.card(about(tmp_path))
 
 
 def test_card_does_not_take_another_checkpoints_evaluation(tmp_path):

@@ -48,7 +48,7 @@ def notebook(source: str) -> Any:
 
 def run(made: Any) -> Any:
     """Execute a notebook in place; what libraries write to stderr is left out."""
-    NotebookClient(made, timeout=600, record_timing=False).execute()
+    NotebookClient(made, timeout=None, record_timing=False).execute()
     for cell in made.cells:
         if cell.cell_type == "code":
             cell.outputs = [out for out in cell.outputs if (out.output_type, out.get("name")) != NOISE]

@@ -1,0 +1,60 @@
+"""What a GPU would be asked to do, counted without one: launches a layer, and the passes of a default step."""
+
+import numpy as np
+import pytest
+from shapes import SHAPES, write_model
+
+from benchmarks import predict
+from benchmarks.gpu_models import config_of
+from policy.tree import Row, grow
+from training.options import parse_args, read_config
+
+QUERIES = predict.network.QUERIES[1]
+
+
+@pytest.fixture(scope="module")
+def default(tmp_path_factory):
+    """The default configuration, with prompts no shorter than Qwen3's own."""
+    folder = write_model("Qwen3-4B", tmp_path_factory.mktemp("shape") / "Qwen3-4B")
+    return read_config(parse_args(["--set", f"model.model_name={folder}", "--no-wandb"], None))
+
+
+def launches(config, shape, tree, part):
+    """Of a layer that is neither the first to run after an update nor the last."""
+    passes = [predict.Pass(part, tree, part == "rollout", part == "update")]
+    architecture = config_of(SHAPES[shape])
+    two, three = (predict.counted_in(layers, passes, config, architecture) for layers in (2, 3))
+    return sum(op.launches for op in three) - sum(op.launches for op in two)
+
+
+def decode():
+    """One token after each of 8 conversations."""
+    rows = [Row([1], np.arange(i * 700, i * 700 + 600 + 10 * i)) for i in range(8)]
+    return grow(rows, [[0]] * 8, lambda tokens: np.arange(8000, 8000 + tokens), QUERIES)
+
+
+def training():
+    """836 tokens of two games that begin alike."""
+    rows = [Row([1] * 50 + [2 + i] * 393) for i in range(2)]
+    return grow(rows, [[100, 200, 442]] * 2, None, QUERIES)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize(
+    ("four_bit", "part", "most"),
+    [(True, "rollout", 70), (False, "rollout", 70), (False, "update", 230), (True, "update", 230 + 63)],
+)
+def test_a_layer_takes_few_launches(default, shape, four_bit, part, most):
+    """Of the training pass in 4 bits, 63 are bitsandbytes': three to unpack each of 7 weights, three times."""
+    config = predict.in_bits(default, four_bit)
+    assert launches(config, shape, decode() if part == "rollout" else training(), part) <= most
+
+
+def test_a_default_step_takes_few_passes(default, tmp_path):
+    step, _ = predict.play_steps(predict.narrow(default, tmp_path), gpu=True)
+    read = {part: predict.forward_equivalents(step, part) for part in ("rollout", "score", "update")}
+    assert read["rollout"] <= 1
+    assert read["score"] <= 1.25  # the reference; an eighth of the sequences again, for the legal mass
+    assert sum(read.values()) <= 6
+    rows = [len(p.tree.paths) for p in step.passes if p.part == "rollout"]
+    assert np.mean(rows) >= 2.5  # of 8 games, whose lengths differ by ten times

@@ -1,0 +1,38 @@
+"""What GitHub reads: the workflow calls what the project calls, the citation is of this version, links lead there."""
+
+import os
+import re
+import tomllib
+
+import house
+import pytest
+import yaml
+
+PROJECT = tomllib.loads((house.ROOT / "pyproject.toml").read_text())["project"]
+
+
+def test_the_workflow_runs_what_every_change_must_pass():
+    workflow = yaml.safe_load((house.ROOT / ".github/workflows/ci.yml").read_text())
+    assert [step["run"] for step in workflow["jobs"]["check"]["steps"] if "run" in step] == [".ci/run"]
+    assert os.access(house.ROOT / ".ci/run", os.X_OK)
+    assert workflow["permissions"] == {"contents": "read"}
+
+
+def test_the_citation_is_of_this_version():
+    citation = yaml.safe_load((house.ROOT / "CITATION.cff").read_text())
+    assert (citation["version"], citation["license"]) == (PROJECT["version"], PROJECT["license"])
+    assert citation["title"].startswith(f"{PROJECT['name']}: ")
+    assert {"cff-version", "message", "authors"} <= set(citation)
+    assert f"## {PROJECT['version']}" in (house.ROOT / "docs/CHANGELOG.md").read_text()
+
+
+@pytest.mark.parametrize("page", [".github/CONTRIBUTING.md", "docs/CHANGELOG.md"])
+def test_pages_name_files_and_targets_that_exist(page):
+    text = (house.ROOT / page).read_text()
+    links = re.findall(r"\]\((?!https?:)([^)#]+)", text)
+    assert links
+    assert [link for link in links if not ((house.ROOT / page).parent / link).exists()] == []
+    named = re.findall(r"(?:tests|docs|examples|benchmarks|games|\.ci|\.github)/[\w./]*", text)
+    assert [name for name in named if not (house.ROOT / name.rstrip(".")).exists()] == []
+    makefile = (house.ROOT / "Makefile").read_text()
+    assert [t for t in re.findall(r"make ([a-z-]+)  ", text) if not re.search(rf"^{t}\b.*:", makefile, re.M)] == []
