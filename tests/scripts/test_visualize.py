@@ -299,7 +299,7 @@ ABOUT = {
 def test_a_run_says_what_it_is_and_what_it_came_to_on_a_page_to_be_pasted(tmp_path):
     run = write_run(tmp_path / "run", steps=9, shown=[])
     (run / "about.json").write_text(json.dumps(ABOUT))
-    (run / "run_config.json").write_text(json.dumps({"ppo": {"gamma": 0.5, "lam": 0.95}}))
+    (run / "run_config.json").write_text(json.dumps({"ppo": {"max_grad_norm": 0.5, "cliprange": 0.2}}))
     assert visualize.main(["--run", str(run)]) == 0
     known = dict(embedded(run / "report.html")["runs"][0]["heading"])
     assert known == {"model": "models/tiny", "games": "hex, go", "against": "random", "steps": "9 of 16 games",
@@ -309,8 +309,8 @@ def test_a_run_says_what_it_is_and_what_it_came_to_on_a_page_to_be_pasted(tmp_pa
     assert text.startswith("# run\n\n|  |  |\n|---|---|\n| model | models/tiny |\n")
     assert "| tic_tac_toe | +0.020 | +0.810 | +0.780 to +0.840 | +0.960 | +0.840 |" in text
     assert "![curves](curves.png)" in text
-    assert "* `ppo.gamma: 0.99 -> 0.5`" in text
-    assert "ppo.lam" not in text
+    assert "* `ppo.max_grad_norm: 1.0 -> 0.5`" in text
+    assert "ppo.cliprange" not in text
     assert "torch 2.13" in text
 
 
