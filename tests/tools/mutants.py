@@ -187,7 +187,7 @@ MUTANTS = {
     ],
     UPDATE + "a_game_in_one_sequence_is_scored_like_its_decisions_one_by_one": [
         Mutant("the last layer sees what comes after", TREE,
-               "at = positions_N[reads_U[which]]\n", "at = positions_N[reads_U[which]][-1:].repeat(len(which))\n"),
+               "_cut(which, positions_N[read_N],", "_cut(which, positions_N[read_N][-1:].repeat(len(which)),"),
     ],
     MODEL + "values_and_gradients_of_a_tree_are_those_of_the_library_row_by_row": [
         Mutant("attention: one token of the future", ATTENTION, "> positions[..., None]", "> positions[..., None] + 1"),

@@ -19,7 +19,7 @@ from utils import pack_optimizer
 
 WHOLE = PPOConfig(
     batch_size=8, mini_batch_size=8, ppo_epochs=1, vf_coef=0.5, entropy_coef=0.1, max_grad_norm=1e9, target_kl=None,
-    recompute_logprobs=False, learning_rate=1e-2,
+    recompute_logprobs=False, learning_rate=1e-2, legal_mass_coef=0.0, gamma=0.99,
 )  # fmt: skip
 
 
