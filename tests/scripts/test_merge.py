@@ -1,6 +1,7 @@
 """Merging: nothing of the adapter is lost, the proof notices what is, and what is published gives nothing away."""
 
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -332,8 +333,9 @@ def test_the_cards_snippet_runs_as_pasted(run_plain, merged_4bit, tmp_path):
     for folder in (merged_4bit, tmp_path / "adapter"):
         text = (folder / "README.md").read_text()
         code = text.partition("```python\n")[2].partition("```")[0]
-        code = code.replace(f'"{folder.name}"', repr(str(folder)))
-        code = code.replace(f'"{publish.public_name(base_model())}"', repr(base_model()))
+        base = f'"{publish.public_name(base_model())}"'
+        for place in set(re.findall('pretrained\\((?:model, )?(".*?")', code)):  # the base, or the folder, once pushed
+            code = code.replace(place, repr(base_model() if place == base else str(folder)))
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr[-2000:]
         number, name = done.stdout.split()
