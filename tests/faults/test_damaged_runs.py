@@ -30,7 +30,7 @@ import train_ppo
 import utils
 
 LAST = 4  # the newest checkpoint of the folders
-OWN = ("metrics.jsonl", "run_config.json", "run.log", ".lock", "episodes.jsonl", "summary.json")
+OWN = ("metrics.jsonl", "run_config.json", "run.log", ".lock", "about.json", "episodes.jsonl", "summary.json")
 
 
 @pytest.fixture(autouse=True)
