@@ -15,6 +15,7 @@ from typing import Any
 import psutil
 import torch
 
+from config.reader import ConfigError, read_json
 from curriculum import pool
 from games import NAMES
 from utils import CheckpointError, redact, versions, write_file
@@ -35,10 +36,11 @@ def begin(run_dir: Path, config: SimpleNamespace, resumed: bool) -> dict[str, An
         "started": datetime.now(UTC).isoformat(timespec="seconds"), "seconds": 0.0,
     }  # fmt: skip
     if resumed:
-        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-            before = json.loads((run_dir / "about.json").read_text())
-            about |= {"started": str(before["started"]), "seconds": float(before["seconds"])}
-    _write(run_dir, about)
+        with contextlib.suppress(ConfigError, ValueError, KeyError, TypeError, OverflowError):
+            before = read_json(run_dir / "about.json")
+            about |= {"started": str(before["started"])[:25], "seconds": min(max(float(before["seconds"]), 0.0), 1e9)}
+    with contextlib.suppress(OSError, CheckpointError):  # a luxury: the run itself tells where it cannot write
+        _write(run_dir, about)
     return about | {"since": time.monotonic()}
 
 

@@ -151,7 +151,13 @@ def live(folder: Path, marks: Marks, aim: tuple[str, int, float] | None) -> str 
 def end_state(folder: Path) -> dict[str, Any]:
     """Everything a finished run left: each byte but those that tell the time."""
     run = folder / "run"
-    others = (".lock", "about.json", "metrics.jsonl", "run.log", "abandoned-metrics-1.jsonl")  # of one process, or with times
+    others = (
+        ".lock",
+        "about.json",
+        "metrics.jsonl",
+        "run.log",
+        "abandoned-metrics-1.jsonl",
+    )  # of one process, or with times
     files = [path for path in sorted(run.rglob("*")) if path.is_file() and path.name not in others]
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     rows = [{key: value for key, value in row.items() if key not in VOLATILE} for row in lines]
