@@ -9,7 +9,7 @@ seat's own decisions, and the ratio is exp(sum of new - sum of old log-probabili
 
 Shapes: S trajectories (a seat of an episode each), T decisions of the longest, M decisions of the batch in a row.
 References: PPO https://arxiv.org/abs/1707.06347, GAE https://arxiv.org/abs/1506.02438,
-adaptive KL https://arxiv.org/abs/1909.08593.
+adaptive KL https://arxiv.org/abs/1909.08593, magnetic mirror descent https://arxiv.org/abs/2206.05825.
 """
 
 from __future__ import annotations
@@ -44,13 +44,11 @@ from policy.player import Policy, load_policy
 from policy.vllm import Engine, EngineError
 from training import alarms, preflight
 from training.about import begin, end, headline
-from training.batch import Batch, Moments, Trajectory, rollout_scores, terminal_rewards
+from training.batch import Batch, Moments, Trajectory, log_ratio_to, rollout_scores, terminal_rewards
 from training.console import Console
 from training.loggers import Loggers
 from training.metrics import MetricsLog, timing
-from training.options import SECTIONS as SECTIONS  # part of the public names, for programs built on the trainer
-from training.options import PPOConfig, parse_args, read_config
-from training.options import RunConfig as RunConfig
+from training.options import SECTIONS, PPOConfig, RunConfig, parse_args, read_config  # noqa: F401, public names
 from training.process import StopSignal, TrainingError, leave, lock_run, log_into, say_how_to_go_on, setup_logging
 from training.ranks import Ranks
 from training.state import DEVICE_ERRORS, Checkpointed, TrainerState, dump_batch, find_checkpoint, is_finished
@@ -123,19 +121,19 @@ def collate(
     """Turn episodes into decisions with advantages. Failed episodes must have been taken out.
 
     A trajectory is paid its reward, standardised where ``moments`` are given, after its last decision, and after each
-    the KL penalty. The last decision of one that was cut off is not trained.
+    the KL penalty. The last decision of one that was cut off is not trained. The magnet's pull is a decision's own.
     """
     rows = [Trajectory(n, e, seat) for n, e in enumerate(episodes) for seat in sorted(e.sequences) if e.sequences[seat]]
     if not rows:
         raise TrainingError("no episode of this step holds a decision to train on")
     sequences = [sequence for row in rows for sequence in row.sequences]
     logprobs_M, values_M, importance_M, gap_M = rollout_scores(rows, sequences, policy, ppo, ranks)
-    kl_M = torch.zeros_like(logprobs_M)
-    if kl_coef:
-        kl_M = logprobs_M - ranks.score(policy, sequences, adapter=policy.reference or "base").logprobs
+    log_ratio = partial(log_ratio_to, logprobs_M, sequences, policy, ranks)
+    kl_M = log_ratio((policy.reference or "base") if kl_coef else None)
+    pull_M = log_ratio(policy.average if ppo.magnet_coef else None)
     lengths_S = torch.tensor([len(row.decisions) for row in rows])
     cut_S, last_S = torch.tensor([row.cut for row in rows]), lengths_S.cumsum(0) - 1
-    rewards_S, reward_mean = terminal_rewards([row for row in rows if not row.cut], moments)
+    rewards_S, reward_mean = terminal_rewards([row for row in rows if not row.cut], moments, ppo.group_size)
     rewards_M = -kl_coef * kl_M
     rewards_M[last_S[~cut_S]] += rewards_S
     trained_M = torch.ones_like(kl_M, dtype=torch.bool)
@@ -145,6 +143,7 @@ def collate(
     names = sorted({row.episode.game for row in rows})
     game_M = torch.tensor([names.index(row.episode.game) for row in rows]).repeat_interleave(lengths_S)
     advantages_M[trained_M] = whiten(advantages_M[trained_M], game_M[trained_M])
+    advantages_M -= ppo.magnet_coef * pull_M  # magnetic mirror descent, with a magnet that moves
     return Batch(
         sequences=sequences,
         unit=[row.unit for row in rows for _ in row.sequences],
@@ -155,6 +154,7 @@ def collate(
         weights_M=(trained_M * importance_M).to(policy.device),
         reward_mean=reward_mean,
         kl_ref=float(kl_M.mean()),
+        kl_average=float(pull_M.mean()),
         gap_M=gap_M,
     )
 
@@ -346,8 +346,9 @@ class Trainer(Checkpointed):
         self.base = {"model": config.model.model_name, "revision": config.model.revision,
                      **identity(config.model, self.policy.base, self.policy.tokenizer)}  # fmt: skip
         self.names = list(self.policy.trainable())
-        trained = self.policy.trainable().values()
-        self.optimizer = torch.optim.AdamW(trained, lr=self.ppo.learning_rate, weight_decay=0.0)
+        self.optimizer = torch.optim.AdamW(
+            self.policy.trainable().values(), lr=self.ppo.learning_rate, weight_decay=0.0
+        )
         self.curriculum = Curriculum(config.curriculum, config.run.seed)
         self.evaluated = first_tasks(config.curriculum, config.env.env_type)  # task ids, before and after
         self.state = TrainerState(kl_coef=self.ppo.init_kl_coef, tokens_per_batch=self.policy.tokens_per_batch)
@@ -357,7 +358,7 @@ class Trainer(Checkpointed):
     def step(self, stop: StopSignal) -> dict[str, Any]:
         """Draw tasks, play them, update, tell the curriculum; return the row of metrics."""
         state, ppo, started = self.state, self.ppo, time.perf_counter()
-        tasks = [self.curriculum.next(state.step * ppo.batch_size + i) for i in range(ppo.batch_size)]
+        tasks = self.curriculum.draw(state.step * ppo.batch_size, ppo.batch_size, ppo.group_size)
         episodes = self.ranks.gather(play(self.config.env, self.player(stop), self.ranks.share(tasks)))
         played = time.perf_counter()
 
@@ -373,8 +374,7 @@ class Trainer(Checkpointed):
         state.moments, state.kl_coef = moments, adapt_kl_coef(state.kl_coef, batch.kl_ref, len(batch.values_M), ppo)
 
         stage = self.curriculum.stage.name
-        ended = [e for e in valid if e.outcome != "truncated"]
-        changes = [self.curriculum.update(episode.task, episode.score) for episode in ended]
+        changes = [self.curriculum.update(e.task, e.score) for e in valid if e.outcome != "truncated"]
         state.step += 1
         self.keep_past()
         self.grow_batches()
@@ -536,7 +536,7 @@ def training_loop(trainer: Trainer, stop: StopSignal, console: Console) -> int:
 def finish(trainer: Trainer, stop: StopSignal, console: Console) -> None:
     """Save, evaluate and write the summary; what is shown of it comes when nothing can be lost any more."""
     checkpoint = trainer.save()
-    final = utils.write_directory(trainer.run_dir / "final", trainer.policy.save)
+    final = trainer.save_players()
     table, summary = result_table(trainer.state.before, trainer.evaluate(stop, console.progress))
     summary |= {"steps": trainer.state.step, "seed": trainer.config.run.seed, "checkpoint": checkpoint.name}
     utils.write_file(trainer.run_dir / "summary.json", json.dumps(summary, indent=1).encode())

@@ -63,11 +63,13 @@ class Adapters:
 
     # -- files ---------------------------------------------------------------------------------------------------
 
-    def save(self, folder: Path) -> None:
-        """Write ``default`` as PEFT, vLLM and the Hub load it, with tokenizer, chat template and value head."""
+    def save(self, folder: Path, adapter: str = "default") -> None:
+        """Write an adapter as PEFT, vLLM and the Hub load it, with tokenizer, chat template and value head."""
         from safetensors.torch import save_file
 
         self.peft_model.save_pretrained(folder, selected_adapters=["default"], save_embedding_layers=False)
+        if adapter != "default":  # PEFT would put it into a folder of its name
+            save_file(self.past_adapter(adapter), folder / "adapter_model.safetensors", {"format": "pt"})
         (folder / "README.md").unlink(missing_ok=True)  # PEFT's empty model card
         self.tokenizer.save_pretrained(folder)
         head = {name: p.detach().cpu().contiguous() for name, p in self.value_head.named_parameters()}
@@ -110,6 +112,16 @@ class Adapters:
         state = get_peft_model_state_dict(self.peft_model, adapter_name=name, save_embedding_layers=False)
         return {key: tensor.detach().cpu().clone() for key, tensor in state.items()}
 
+    @torch.no_grad()
+    def follow(self, decay: float) -> None:
+        """Move the adapter ``average`` towards the current one: ``decay`` of it stays. The first time it is a copy."""
+        if "average" not in self.peft_model.peft_config:
+            return self.keep_past("average")
+        parameters = dict(self.peft_model.named_parameters())
+        for name, parameter in self.trainable().items():
+            if name in parameters:
+                parameters[name.replace(".default.", ".average.")].lerp_(parameter, 1 - decay)
+
     def forget_past(self, name: str) -> None:
         """Take a past self off the base."""
         self.peft_model.delete_adapter(name)
@@ -120,7 +132,7 @@ class Adapters:
         Raises:
             ValueError: the name is one of the policy's own.
         """
-        if name in ("base", "default", "reference"):
+        if name in ("average", "base", "default", "reference"):
             raise ValueError(f"adapter name {name!r} is taken: choose another")
         check_folder("adapter", str(folder))
         if name not in self.peft_model.peft_config:

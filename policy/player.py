@@ -97,7 +97,7 @@ class Policy:
         self.adapters = adapters = Adapters(peft_model, tokenizer, self.value_head, config.model.model_name)
         self.trainable, self.using, self.save = adapters.trainable, adapters.using, adapters.save
         self.keep_past, self.past_adapter = adapters.keep_past, adapters.past_adapter
-        self.forget_past, self.add_adapter = adapters.forget_past, adapters.add_adapter
+        self.forget_past, self.add_adapter, self.follow = adapters.forget_past, adapters.add_adapter, adapters.follow
 
     @property
     def tokens_per_batch(self) -> int:
@@ -107,6 +107,11 @@ class Policy:
     @tokens_per_batch.setter
     def tokens_per_batch(self, tokens: int) -> None:
         self.reader.tokens_per_batch = tokens
+
+    @property
+    def average(self) -> str | None:
+        """The name of the adapter that follows the trained one, where ``follow`` keeps one."""
+        return "average" if "average" in self.peft_model.peft_config else None
 
     def load(self, folder: Path) -> None:
         """Read adapter and value head written by ``save`` into this policy, bit for bit.

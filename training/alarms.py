@@ -41,6 +41,8 @@ ALARMS = (
           lambda row, m: row.get("legal_mass", 1.0) < 0.5 * m.get("legal_mass_best", 0.0) > 0.05),
     Alarm("kl", "one step moves the policy too far from the one that played", 3, "slow",
           lambda row, m: row["approx_kl"] > 0.3),
+    Alarm("kl_average", "self-play runs away from its own past: raise ppo.magnet_coef or ppo.entropy_coef", 10, "warn",
+          lambda row, m: row.get("kl_average", 0.0) > 0.5),
     Alarm("logprob_gap", "sampler and learner disagree about what was played: the ratios start wrong", 3, "stop",
           lambda row, m: row.get("logprob_gap_mean", 0.0) > 0.2),
     Alarm("explained_variance", "the critic predicts worse than a constant: lower ppo.vf_coef or the learning rate",

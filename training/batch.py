@@ -73,6 +73,7 @@ class Batch:
     weights_M: Tensor  # 0 for decisions that are not trained
     reward_mean: float  # terminal reward of a seat, in [-1, 1]
     kl_ref: float  # mean of log p - log p_ref over the decisions, in nats
+    kl_average: float = 0.0  # the same of the policy's moving average, where one is kept
     gap_M: Tensor | None = None  # |learner's - sampler's| log-probability before the update, where both were computed
 
     def __post_init__(self) -> None:
@@ -93,7 +94,7 @@ class Batch:
         variance = float(returns_M.var(correction=0)) if len(returns_M) else 0.0
         unexplained = float((returns_M - values_M).var(correction=0)) / variance if variance > 1e-12 else 1.0
         out = {"decisions": len(self.values_M), "reward_mean": self.reward_mean, "kl_ref": self.kl_ref,
-               "explained_variance": 1 - unexplained}  # fmt: skip
+               "kl_average": self.kl_average, "explained_variance": 1 - unexplained}  # fmt: skip
         if self.gap_M is not None:
             out |= {"logprob_gap_mean": float(self.gap_M.mean()), "logprob_gap_max": float(self.gap_M.max())}
         return out
@@ -131,6 +132,15 @@ def rollout_scores(
     return read.logprobs, read.values, importance_M, gap_M
 
 
+def log_ratio_to(
+    logprobs_M: Tensor, sequences: list[Sequence], policy: Policy, ranks: Ranks, adapter: str | None
+) -> Tensor:
+    """log p - log p_adapter of each decision (M), whose mean estimates a KL divergence; zeros where there is none."""
+    if adapter is None:
+        return torch.zeros_like(logprobs_M)
+    return logprobs_M - ranks.score(policy, sequences, adapter=adapter).logprobs
+
+
 def standardise(rewards_S: Tensor, keys: list[str], moments: Moments) -> Tensor:
     """Shift and scale terminal rewards by the running mean and deviation of their key, updated with them first.
 
@@ -150,8 +160,27 @@ def standardise(rewards_S: Tensor, keys: list[str], moments: Moments) -> Tensor:
     return out_S
 
 
-def terminal_rewards(rows: list[Trajectory], moments: Moments | None) -> tuple[Tensor, float]:
-    """The rewards of trajectories that have one, standardised where ``moments`` are given, and their mean before."""
+def against_mates(rewards_S: Tensor, rows: list[Trajectory]) -> Tensor:
+    """Each reward less the mean of the others with the same deal and seat: what luck gave all of them is gone.
+
+    The leave-one-out baseline of https://arxiv.org/abs/2402.14740; 0 for one that has no mates left.
+    """
+    tasks = [row.episode.task for row in rows]
+    deals = [(t.task_id, t.seed, t.opponent, row.seat) for t, row in zip(tasks, rows, strict=True)]
+    numbers = {deal: n for n, deal in enumerate(dict.fromkeys(deals))}
+    deal_S = torch.tensor([numbers[deal] for deal in deals], dtype=torch.long)
+    others_S = deal_S.bincount()[deal_S] - 1
+    sums_S = torch.zeros(len(numbers)).index_add(0, deal_S, rewards_S)[deal_S] - rewards_S
+    return torch.where(others_S > 0, rewards_S - sums_S / others_S.clamp(min=1), 0.0)
+
+
+def terminal_rewards(rows: list[Trajectory], moments: Moments | None, group_size: int = 1) -> tuple[Tensor, float]:
+    """The rewards of trajectories that have one, as they are to be learnt from, and their mean before.
+
+    Compared within deals where ``group_size`` games share one; standardised where ``moments`` are given.
+    """
     rewards_S = torch.tensor([row.reward for row in rows])
     mean = float(rewards_S.mean()) if rows else 0.0
+    if group_size > 1:
+        rewards_S = against_mates(rewards_S, rows)
     return (rewards_S if moments is None else standardise(rewards_S, [row.key for row in rows], moments)), mean

@@ -7,6 +7,7 @@ import logging
 import time
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -118,12 +119,19 @@ class Checkpointed:
         return StoppablePlayer(self.policy, stop) if self.ranks.world == 1 else self.policy
 
     def keep_past(self) -> None:
-        """Every ``past_every`` steps the policy as it is becomes one of the opponents called ``past``."""
+        """Let the average follow the policy, which every ``past_every`` steps becomes an opponent called ``past``."""
+        if self.config.ppo.magnet_coef:
+            self.policy.follow(self.config.ppo.average_decay)
         if self.config.curriculum.plays_past and self.state.step % self.config.curriculum.past_every == 0:
             name = f"step-{self.state.step:06d}"
             for gone in self.curriculum.add_past(name):
                 self.policy.forget_past(gone)
             self.policy.keep_past(name)
+
+    @property
+    def frozen(self) -> list[str]:
+        """The adapters that belong to the run beside the trained one: past selves, and the moving average."""
+        return [*self.curriculum.past, *(["average"] if self.config.ppo.magnet_coef and self.state.step else [])]
 
     def grow_batches(self) -> None:
         """Now and then, at the same steps in a resumed run: what took the memory may be gone."""
@@ -144,13 +152,13 @@ class Checkpointed:
             return self.run_dir
         self.policy.check()
         trained = sum(parameter.numel() for parameter in self.policy.trainable().values())
-        utils.need_space(self.run_dir, checkpoint_bytes(trained * (1 + len(self.curriculum.past))))
+        utils.need_space(self.run_dir, checkpoint_bytes(trained * (1 + len(self.frozen))))
         if not self.config.ppo.eval_freq:  # the best is then that of the latest stage, by the window of its games
             stages = [stage.name for stage in self.curriculum.config.stages]
             score = stages.index(self.curriculum.stage.name) + self.curriculum.success_rate
         self.metrics.sync()
         tensors, rest = utils.pack_optimizer(self.optimizer, self.names)
-        past = {f"{name}/{key}": tensor for name in self.curriculum.past
+        past = {f"{name}/{key}": tensor for name in self.frozen
                 for key, tensor in self.policy.past_adapter(name).items()}  # fmt: skip
         state = finite(vars(self.state)) | {"optimizer": rest, "threads": torch.get_num_threads()}
         return utils.save_checkpoint(
@@ -160,6 +168,12 @@ class Checkpointed:
             tensors={"optimizer": tensors} | ({"past": past} if past else {}),
             base=self.base, score=score, keep_last=self.config.run.keep_last, keep_best=int(self.config.run.keep_best),
         )  # fmt: skip
+
+    def save_players(self) -> Path:
+        """Write the players: the last adapter, ``final``, whose folder is returned, and the average if one is kept."""
+        if "average" in self.frozen:
+            utils.write_directory(self.run_dir / "average", partial(self.policy.save, adapter="average"))
+        return utils.write_directory(self.run_dir / "final", self.policy.save)
 
     def is_due(self, score: float | None) -> bool:
         """Whether a checkpoint is to be written now: so many steps, after an evaluation, or by the clock."""
@@ -219,8 +233,8 @@ class Checkpointed:
                 self.state.row = _numbers(self.state.row)
             self.state.alarms = _numbers(self.state.alarms)
             self.curriculum.load_state_dict(saved.json("curriculum"))
-            past = saved.tensors("past") if self.curriculum.past else {}
-            for name in self.curriculum.past:
+            past = saved.tensors("past") if self.frozen else {}
+            for name in self.frozen:
                 mine = {key.removeprefix(f"{name}/"): t for key, t in past.items() if key.startswith(f"{name}/")}
                 self.policy.keep_past(name, mine)
         if threads != torch.get_num_threads():

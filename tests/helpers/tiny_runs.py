@@ -28,7 +28,10 @@ CLIMB: dict[str, Any] = {
     "failure_replay_prob": 0.3,
     "past_every": 1,
 }
-ADAPTIVE: dict[str, dict[str, Any]] = {"ppo": {"critic_warmup_steps": 1, "eval_freq": 4}, "curriculum": CLIMB}
+ADAPTIVE: dict[str, dict[str, Any]] = {
+    "ppo": {"critic_warmup_steps": 1, "eval_freq": 4, "magnet_coef": 0.1, "average_decay": 0.5, "group_size": 2},
+    "curriculum": CLIMB,
+}
 ROOT = Path(train_ppo.__file__).parent
 
 

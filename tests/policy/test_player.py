@@ -493,6 +493,28 @@ def test_a_past_self_stays_as_it_was_and_can_be_written_and_forgotten(qwen2, new
     assert len(other.evaluate_decisions(sequences).logprobs) == len(then)
 
 
+def test_the_average_follows_the_policy_and_is_saved_as_a_player(qwen2, new_policy, tmp_path):
+    sequences = [a.sequence for a in qwen2.act(MIXED)]
+    assert qwen2.average is None
+    qwen2.follow(0.75)
+    own = {name: p.detach().clone() for name, p in qwen2.trainable().items()}
+    assert torch.equal(qwen2.evaluate_decisions(sequences, adapter="average").logprobs,
+                       qwen2.evaluate_decisions(sequences).logprobs)  # fmt: skip
+    with torch.no_grad():
+        for parameter in qwen2.trainable().values():
+            parameter.add_(0.4)
+    qwen2.follow(0.75)
+    assert not any(p.requires_grad for n, p in qwen2.peft_model.named_parameters() if ".average." in n)
+    expected = qwen2.evaluate_decisions(sequences, adapter=qwen2.average).logprobs
+    qwen2.save(tmp_path / "average", adapter="average")
+    other = new_policy(noise=9)
+    other.load(tmp_path / "average")
+    for name, parameter in other.trainable().items():
+        if "lora_" in name:
+            torch.testing.assert_close(parameter, own[name] + 0.1)
+    assert torch.equal(other.evaluate_decisions(sequences).logprobs, expected)
+
+
 def test_nested_adapters(qwen2, new_policy, tmp_path):
     new_policy(noise=5).save(tmp_path)
     qwen2.add_adapter("past", tmp_path)

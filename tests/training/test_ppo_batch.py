@@ -1,5 +1,6 @@
 """From episodes to a batch: who is paid what and when, what is trained, and in which order."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -16,7 +17,7 @@ from training.options import PPOConfig
 class Recorded:
     """Stands in for the policy: new log-probabilities are the rollout's less 0.01, the reference's less 0.5 * k."""
 
-    reference = None
+    reference, average = None, "average"
     device = torch.device("cpu")
 
     def evaluate_decisions(self, sequences, adapter=None, legal_mass=False):
@@ -79,6 +80,15 @@ def test_the_kl_penalty_is_paid_decision_by_decision():
     torch.testing.assert_close(batch.returns_M, torch.tensor([0.7, 0.7, 0.75, 0.85]))
     assert batch.kl_ref == 0.75
     assert gathered([episode("a", {0: [0, 0]}, {0: 1.0})]).kl_ref == 0
+
+
+def test_the_magnet_pulls_each_decision_by_itself_after_whitening():
+    episodes = [episode("a", {0: [0, 0, 0, 0]}, {0: 1.0}), episode("a", {0: [0, 0]}, {0: 0.0})]
+    free, pulled = gathered(episodes), gathered(episodes, magnet_coef=0.4)
+    gap_M = torch.tensor([0.5 * k for k in range(6)])  # log p - log p_average
+    torch.testing.assert_close(pulled.advantages_M, free.advantages_M - 0.4 * gap_M)
+    assert torch.equal(pulled.returns_M, free.returns_M)
+    assert (free.kl_average, pulled.kl_average) == (0, gap_M.mean())
 
 
 def test_the_gap_between_sampler_and_learner_is_measured_where_both_are_known():
@@ -187,3 +197,24 @@ def test_games_that_were_cut_off_tell_nothing_about_rewards():
     assert batch.reward_mean == 1
     assert gathered([cut], moments=moments).reward_mean == 0
     assert moments == {"a/0": (1, 1.0, 0.0)}
+
+
+def dealt(seed, score, outcome="finished"):
+    """An episode of self-play on the deal of ``seed``; seat 0 gets ``score``, seat 1 the rest."""
+    game = episode("a", {0: [0.0], 1: [0.0]}, {0: score, 1: 1 - score}, outcome)
+    return replace(game, task=Task(0, seed, "self"))
+
+
+def test_in_a_group_a_reward_is_compared_with_those_of_the_same_deal_and_seat():
+    lucky = [dealt(7, score) for score in (1.0, 1.0, 0.75)]
+    unlucky = [dealt(8, score) for score in (0.0, 0.25)]
+    batch = gathered([*lucky, *unlucky], group_size=4)
+    seat_0 = [0.25, 0.25, -0.5, -0.5, 0.5]  # the score is worth twice as much, less the mean of the others
+    assert batch.returns_M.tolist() == [r for reward in seat_0 for r in (reward, -reward)]
+    assert batch.reward_mean == 0
+    alone = gathered([dealt(7, 1.0), dealt(8, 0.0)], group_size=4)
+    assert alone.returns_M.tolist() == [0, 0, 0, 0]
+
+
+def test_without_groups_a_deal_that_comes_twice_is_not_compared():
+    assert gathered([dealt(7, 1.0), dealt(7, 0.0)]).returns_M.tolist() == [1, -1, -1, 1]

@@ -51,8 +51,8 @@ def test_a_run_leaves_a_row_a_step_a_summary_and_an_adapter(undisturbed):
     assert [row["step"] for row in rows(undisturbed)] == list(range(1, STEPS + 1))
     expected = {
         "step", "stage", "games", "score_mean", "success_rate", "truncated", "forfeited", "failed", "retries",
-        "opponents", "decisions", "reward_mean", "kl_ref", "explained_variance", "skipped", "grad_norm", "updates",
-        "epochs", "legal_mass", "ratio_max", "policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction",
+        "opponents", "decisions", "reward_mean", "kl_ref", "kl_average", "explained_variance", "skipped", "grad_norm",
+        "updates", "epochs", "legal_mass", "ratio_max", "policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction",
         "kl_coef", "learning_rate", "buffer_size", "window_success", "gate_success", "logprob_gap_mean",
         "logprob_gap_max",
     }  # fmt: skip
