@@ -4,6 +4,7 @@
     python scripts/evaluate.py --checkpoint runs/tiny --opponent mcts:50x1 --games tic_tac_toe hex#1 --exact
     python scripts/evaluate.py --compare runs/tiny base                       is it better than the model it began as?
     python scripts/evaluate.py --ladder --checkpoint runs/tiny                ratings among base, bots and checkpoints
+    python scripts/evaluate.py --checkpoint runs/tiny --exploit 3             how much can be won from it at the least?
     python scripts/evaluate.py --model Qwen/Qwen3-4B --protocol affinetes     as the public environment scores
     python scripts/evaluate.py --model NAME --base_url http://127.0.0.1:8000/v1
 
@@ -18,6 +19,7 @@ import argparse
 import json
 import logging
 import sys
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -72,7 +74,8 @@ def exact_results(player: Contestant, task_ids: set[int]) -> dict[str, float]:
     elif not (policy_table := exact_table(player.player, player.env, task_id) or {}):
         log.warning("--exact: left out for %s: its prompts are those of a server", player.label)
         return {}
-    return table_values(policy_table, task_id, nash=True)
+    found = table_values(policy_table, task_id, nash=True)
+    return found | {"exploitability": found["nash_conv"] / (2 * game.max_utility())}  # a seat, as values are scaled
 
 
 def result_lines(results: Sequence[GameResult], with_exact: bool, style: str = "plain") -> str:
@@ -176,6 +179,7 @@ class Contest:
         results = []
         for game, played in rows.items():
             exact = exact_results(player, {row["task_id"] for row in played}) if self.args.exact else {}
+            exact.pop("exploitability", None)
             results.append(summary(game, [played], **exact))
         return [*results, summary(OVERALL, list(rows.values()))] if len(results) > 1 else results
 
@@ -202,6 +206,36 @@ class Contest:
         for game in self.rows:
             ratings[game] = rate({pair: [r[game]] for pair, r in results.items()}, len(players), anchor)
         return self._ladder_report(ratings, results)
+
+    def exploit(self) -> dict[str, Any]:
+        """Train best responses to each player in each game and play the best of them: lower bounds of what it loses."""
+        from evaluation.players import find_adapter
+        from scripts.exploit import best_response
+
+        arena = self.arena([], len(self.players))
+        report: dict[str, Any] = {"settings": self.settings([]) | {"exploit": self.args.exploit}, "tables": []}
+        for name, player in zip(self.names, self.players, strict=True):
+            results, lines = [], []
+            for game, ranges in self.rows.items():
+                config, frozen = self.roster.config(name), find_adapter(name)
+                with tempfile.TemporaryDirectory() as folder:
+                    best, scores = best_response(config, frozen, ranges, self.args, Path(folder), arena.console)
+                    answer = self.roster.contestant(str(best), self.names)
+                [tasks] = paired_tasks([ranges], self.args.episodes, self.args.seed, player.opponent)
+                rows = arena.play(answer, player, game, tasks)
+                found = summary(game, [rows])
+                exact = exact_results(player, {row["task_id"] for row in rows}) if self.args.exact else {}
+                most = exact.get("exploitability")
+                lines.append({"game": game, "games": found.episodes, "won from it": found.value,
+                              "95 %": between(found.low, found.high), "exact": most,
+                              "trained": " ".join(f"{score:.3f}" for score in scores)})  # fmt: skip
+                results.append(found.row | {"trained": scores, "exploitability": most})
+            arena.console.close()
+            report["tables"].append({"player": player.label, "opponent": "best response", "results": results})
+            print(f"best of {self.args.exploit} responses to {player.label}, {self.args.exploit_steps} steps each; "
+                  "exact: the best there is; trained: score of each in its last steps")  # fmt: skip
+            print(columns(lines, self.style, **{"won from it": VALUE}, exact=VALUE), end="\n\n")
+        return report
 
     def _ladder_report(self, ratings: dict[str, Any], results: dict[tuple[int, int], Any]) -> dict[str, Any]:
         labels = [player.label for player in self.players]
@@ -235,6 +269,10 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--checkpoint", nargs="+", default=[], metavar="PLAYER", help="whom to evaluate")
     add("--compare", nargs=2, metavar="PLAYER", help="evaluate both and test the difference")
     add("--ladder", nargs="*", metavar="PLAYER", help="round robin; default: base, random, mcts and --checkpoint")
+    add(
+        "--exploit", type=at_least(1), metavar="N", help="train N best responses to it and play the best: a lower bound"
+    )
+    add("--exploit_steps", type=at_least(1), default=200, help="of PPO for each of them (default 200)")
     add("--base_url", metavar="URL", help="of an OpenAI-compatible server; its key comes from OPENAI_API_KEY")
     add("--opponent", metavar="PLAYER", help="default random; mcts with --protocol affinetes")
     add("--games", nargs="+", metavar="GAME", help="NAME, NAME#CONFIG, task id or FIRST-LAST; default: the run's")
@@ -251,6 +289,10 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         parser.error("nobody to evaluate: name a --checkpoint or a --model, or use --compare or --ladder")
     if args.episodes % 2:
         parser.error(f"--episodes {args.episodes}: an even number, half of them for each seat")
+    if args.exploit and (
+        args.compare or args.ladder is not None or not all(Path(name).is_dir() for name in args.checkpoint)
+    ):
+        parser.error("--exploit: needs --checkpoint with runs or their checkpoints, and nothing to compare")
     if args.base_url and not args.model:
         parser.error("--base_url: --model must name the model that the server is to be asked for")
     return args
@@ -262,7 +304,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     def run() -> None:
         contest = Contest(args)
-        report = contest.ladder() if args.ladder is not None else contest.run()
+        ask = contest.exploit if args.exploit else contest.ladder if args.ladder is not None else contest.run
+        report = ask()
         if args.json:
             Path(args.json).write_text(json.dumps(report, indent=1) + "\n")
 

@@ -531,3 +531,26 @@ def test_models_that_were_taught_different_prompts_do_not_meet(run, checkpoint, 
     (other / "run_config.json").write_text(json.dumps(config))
     assert evaluate.main(command("--checkpoint", checkpoint, "--opponent", str(other), games=["kuhn_poker"])) == 2
     assert "different prompts" in capsys.readouterr().err
+
+
+# ------------------------------------------------------------------------------------------------------ best responses
+
+
+def test_a_best_response_wins_from_a_frozen_player_no_more_than_the_exact_one(tmp_path, run, capsys):
+    """Two adapters learn against the run's last one; the better of them is played on deals nobody trained on."""
+    learns = ("--set", "ppo.batch_size=64", "--set", "ppo.learning_rate=0.03", "--set", "ppo.recompute_logprobs=false")
+    args = ("--checkpoint", str(run), "--exploit", "2", "--exploit_steps", "20", "--exact", *learns)
+    found = report(tmp_path, *args, games=["kuhn_poker"], episodes=400)
+    [result] = found["tables"][0]["results"]
+    assert len(result["trained"]) == 2
+    assert result["high"] > 0.7 * result["exploitability"]
+    assert result["low"] < result["exploitability"]
+    assert result["value"] > 0
+    assert "best of 2 responses" in capsys.readouterr().out
+
+
+def test_best_responses_are_to_checkpoints_alone(run, capsys):
+    for wrong in (("--checkpoint", "random"), ("--compare", str(run), "base"), ("--checkpoint", str(run), "mcts")):
+        with pytest.raises(SystemExit, match="2"):
+            evaluate.main(command(*wrong, "--exploit", "1"))
+        assert "--exploit: needs --checkpoint with runs" in capsys.readouterr().err
