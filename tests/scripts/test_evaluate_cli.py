@@ -12,6 +12,7 @@ from tiny import KUHN, LEDUC, base_model, micro_config
 from tiny_runs import STEPS, undisturbed_run
 
 import env_wrapper
+import train_ppo
 from env_wrapper import EnvConfig, Task
 from envs import client
 from envs.openspiel import OpenSpielEnv, position
@@ -19,7 +20,8 @@ from evaluation import arena, players
 from evaluation.measure import exact_table, paired_tasks, table_values
 from evaluation.players import ChatPlayer, Roster
 from policy import load_policy
-from scripts import evaluate, play
+from scripts import evaluate, exploit, play
+from training.console import Console
 
 
 @pytest.fixture(scope="module")
@@ -536,8 +538,15 @@ def test_models_that_were_taught_different_prompts_do_not_meet(run, checkpoint, 
 # ------------------------------------------------------------------------------------------------------ best responses
 
 
-def test_a_best_response_wins_from_a_frozen_player_no_more_than_the_exact_one(tmp_path, run, capsys):
+def test_a_best_response_wins_from_a_frozen_player_no_more_than_the_exact_one(tmp_path, run, monkeypatch, capsys):
     """Two adapters learn against the run's last one; the better of them is played on deals nobody trained on."""
+    against = set()
+
+    def watched(env, player, tasks):
+        against.update(task.opponent for task in tasks)
+        return env_wrapper.play(env, player, tasks)
+
+    monkeypatch.setattr(train_ppo, "play", watched)
     learns = ("--set", "ppo.batch_size=64", "--set", "ppo.learning_rate=0.03", "--set", "ppo.recompute_logprobs=false")
     args = ("--checkpoint", str(run), "--exploit", "2", "--exploit_steps", "20", "--exact", *learns)
     found = report(tmp_path, *args, games=["kuhn_poker"], episodes=400)
@@ -546,7 +555,17 @@ def test_a_best_response_wins_from_a_frozen_player_no_more_than_the_exact_one(tm
     assert result["high"] > 0.7 * result["exploitability"]
     assert result["low"] < result["exploitability"]
     assert result["value"] > 0
+    assert against == {"past:frozen"}
     assert "best of 2 responses" in capsys.readouterr().out
+
+
+def test_of_several_responses_the_one_that_scored_best_while_learning_is_played(tmp_path, run, monkeypatch):
+    scores = iter([0.4, 0.9, 0.6])
+    monkeypatch.setattr(exploit, "_train", lambda *args: next(scores))
+    args = evaluate.arguments(["--checkpoint", str(run), "--exploit", "3"])
+    config = Roster([], [], 0, False, None).config(str(run))
+    best, found = exploit.best_response(config, run, [(KUHN, KUHN)], args, tmp_path, Console(1))
+    assert (best, found) == (tmp_path / "1" / "final", [0.4, 0.9, 0.6])
 
 
 def test_best_responses_are_to_checkpoints_alone(run, capsys):
