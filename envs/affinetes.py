@@ -187,7 +187,7 @@ class RemoteEnv(OpenSpielEnv):
             ServerError: the server does not play this task.
         """
         self.close()
-        if parse_opponent(task.opponent).kind in ("self", "past"):
+        if parse_opponent(task.opponent).kind not in ("random", "mcts", "ismcts"):
             raise ValueError(f"opponent {task.opponent!r} cannot play on a server: choose random, mcts or ismcts")
         self._table, self._attempt = table(task.task_id), 1
         self._name = self._table.game.name

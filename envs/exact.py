@@ -1,4 +1,4 @@
-"""Exact values of a policy in small games: against uniform random, its ceiling, and NashConv.
+"""Exact values of a policy in small games: against uniform random, its ceiling, and NashConv. And who plays them best.
 
 A policy is turned into a table once (one batched question about every information state); everything after
 that is exact arithmetic, no sampling. Games with hidden information use OpenSpiel's C++ algorithms on the whole
@@ -150,6 +150,30 @@ def nash_conv(pyspiel_game: SpielGame, table: TabularPolicy) -> float:
     return pyspiel.nash_conv(_turn_based(pyspiel_game), _pairs(table))
 
 
+def perfect_table(pyspiel_game: SpielGame) -> TabularPolicy:
+    """Perfect play where nothing is hidden: of the moves that keep what can be had, each equally often.
+
+    Raises:
+        ValueError: something is hidden, or the game is not ``feasible``.
+    """
+    if not _is_perfect(pyspiel_game):
+        raise ValueError("it hides information or has simultaneous moves: cfr can")
+    information_states(pyspiel_game)
+    return _perfect_play(str(pyspiel_game))
+
+
+def equilibrium_table(pyspiel_game: SpielGame, iterations: int) -> TabularPolicy:
+    """The average policy of CFR+ (https://arxiv.org/abs/1407.5042): near an equilibrium where something is hidden.
+
+    Raises:
+        ValueError: nothing is hidden, or the game is not ``feasible``.
+    """
+    if _is_perfect(pyspiel_game):
+        raise ValueError("it hides nothing: perfect can")
+    information_states(pyspiel_game)
+    return _near_equilibrium(str(pyspiel_game), iterations)
+
+
 def _is_perfect(pyspiel_game: SpielGame) -> bool:
     kind = pyspiel_game.get_type()
     return (
@@ -279,6 +303,34 @@ def _best_against_random(game_string: str) -> tuple[tuple[float, float], Tabular
     (v0, best0), (v1, best1) = (_respond(pyspiel_game, seat, uniform) for seat in (0, 1))
     chosen = best0 | best1
     return (v0, v1), {key: {a: float(a == chosen.get(key, next(iter(p)))) for a in p} for key, p in uniform.items()}
+
+
+@lru_cache(maxsize=32)
+def _perfect_play(game_string: str) -> TabularPolicy:
+    values: dict[str, float] = {}  # of seat 0
+    table: TabularPolicy = {}
+    for key, node in _positions(game_string).items():
+        below = [values[child] for child in node.children]
+        if not below:
+            values[key] = node.state.returns()[0]
+        elif node.chance:
+            values[key] = _dot(node.chance, below)
+        else:
+            values[key] = (max, min)[node.state.current_player()](below)
+            keeps = [abs(value - values[key]) < 1e-9 for value in below]
+            table[key] = {action: kept / sum(keeps) for action, kept in zip(node.actions, keeps, strict=True)}
+    return table
+
+
+@lru_cache(maxsize=32)
+def _near_equilibrium(game_string: str, iterations: int) -> TabularPolicy:
+    pyspiel_game = pyspiel.load_game(game_string)
+    solver = pyspiel.CFRPlusSolver(_turn_based(pyspiel_game))
+    for _ in range(iterations):
+        solver.evaluate_and_update_policy()
+    average = solver.average_policy()
+    return {info.key: _distribution(average.action_probabilities(info.key), info)
+            for info in information_states(pyspiel_game)}  # fmt: skip
 
 
 def _pairs(table: TabularPolicy) -> dict[str, list[tuple[int, float]]]:

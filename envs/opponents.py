@@ -6,6 +6,7 @@ import functools
 import logging
 import math
 import re
+import threading
 from bisect import bisect_right
 from dataclasses import dataclass
 from itertools import accumulate
@@ -17,7 +18,11 @@ from games.gin_rummy import KNOCK
 SEEDS = 2**32  # numpy's RandomState takes seeds 0 .. 2^32 - 1
 UCT_C = 1.414
 MAX_MEMORY_MB = 256
-ALLOWED = "random, mcts, mcts_light, mcts:SIMSxROLLOUTS, ismcts, ismcts:SIMSxROLLOUTS, self or past:NAME"
+CFR_ITERATIONS = 300  # leduc_poker: 3 s, NashConv 0.005
+ALLOWED = (
+    "random, mcts, mcts_light, mcts:SIMSxROLLOUTS, ismcts, ismcts:SIMSxROLLOUTS, perfect, cfr, cfr:ITERATIONS, self "
+    "or past:NAME"
+)
 # Hidden information that can be drawn anew. OpenSpiel cannot in phantom_ttt; in bridge one draw takes 0.2 s (it solves
 # the deal); hearts has four sides.
 RESAMPLED = ("kuhn_poker", "leduc_poker", "liars_dice", "gin_rummy", "euchre")
@@ -32,10 +37,11 @@ class OpponentSpec:
     ``light``: the game's own simulations with a tenth of its rollouts; how well that plays: docs/results.md, "Search".
     """
 
-    kind: str  # random | mcts | ismcts | self | past
+    kind: str  # random | mcts | ismcts | perfect | cfr | self | past
     budget: tuple[int, int] | None = None
     adapter: str | None = None
     light: bool = False
+    iterations: int = CFR_ITERATIONS  # of cfr
 
     def budget_in(self, game: Game) -> tuple[int, int] | None:
         """(Simulations, rollouts a simulation) of a search in ``game``; None where it has none."""
@@ -47,6 +53,11 @@ class OpponentSpec:
     def searches(self) -> bool:
         """True for bots that think long enough to be worth a thread."""
         return self.kind in ("mcts", "ismcts")
+
+    @property
+    def solves(self) -> bool:
+        """True for those who know the whole game, which has to be small for that (``solution``)."""
+        return self.kind in ("perfect", "cfr")
 
 
 class Bot(Protocol):
@@ -63,12 +74,14 @@ def parse_opponent(spec: str) -> OpponentSpec:
     Raises:
         ValueError: the string is none of the allowed forms, or a number in it is 0.
     """
-    if spec in ("random", "mcts", "ismcts", "self"):
+    if spec in ("random", "mcts", "ismcts", "perfect", "cfr", "self"):
         return OpponentSpec(spec)
     if spec == "mcts_light":
         return OpponentSpec("mcts", light=True)
     if match := re.fullmatch(r"(mcts|ismcts):([1-9][0-9]{0,8})x([1-9][0-9]{0,8})", spec, re.ASCII):
         return OpponentSpec(match[1], budget=(int(match[2]), int(match[3])))
+    if match := re.fullmatch(r"cfr:([1-9][0-9]{0,8})", spec, re.ASCII):
+        return OpponentSpec("cfr", iterations=int(match[1]))
     if match := re.fullmatch(r"past:(\S+)", spec):
         return OpponentSpec("past", adapter=match[1])
     raise ValueError(f"opponent {spec!r} is not known: allowed are {ALLOWED}")
@@ -137,6 +150,40 @@ class RandomBot:
     def among(self, legal: list[int]) -> int:
         """Return one of the legal actions."""
         return self._stream.choice(legal)
+
+
+class TableBot:
+    """Plays a game that was solved, see ``solution``."""
+
+    def __init__(self, table: dict[str, dict[int, float]], seat: int, seed: int):
+        self.seat, self._table = seat, table
+        self._stream = Stream(seed + 6 + seat)
+
+    def step(self, state: Any) -> int:
+        """Return a legal action of the bot's seat."""
+        from envs.exact import info_key
+
+        return self._stream.weighted(list(self._table[info_key(state, self.seat)].items()))
+
+
+_solving = threading.Lock()
+
+
+def solution(game: Game, pyspiel_game: Any, spec: OpponentSpec) -> dict[str, dict[int, float]]:
+    """Return the policy of ``perfect`` or ``cfr``, as ``envs.exact`` holds policies; solved once in a process.
+
+    Raises:
+        ValueError: who cannot play this game.
+    """
+    from envs import exact
+
+    try:
+        with _solving:  # threads that play wait for one solution instead of making one each
+            if spec.kind == "perfect":
+                return exact.perfect_table(pyspiel_game)
+            return exact.equilibrium_table(pyspiel_game, spec.iterations)
+    except ValueError as error:
+        raise ValueError(f"opponent {spec.kind} cannot play {game.name}: {error}") from error
 
 
 class InformationSetSearch:
@@ -291,8 +338,11 @@ def make_bot(game: Game, pyspiel_game: Any, spec: OpponentSpec, seat: int, seed:
     two are the same. Games that cannot be searched get the random bot, said once in the log.
 
     Raises:
-        ValueError: ``ismcts`` in a game whose hidden information OpenSpiel cannot resample.
+        ValueError: ``ismcts`` in a game whose hidden information OpenSpiel cannot resample; ``perfect`` or ``cfr`` in
+            a game that is not theirs (``solution``).
     """
+    if spec.solves:
+        return TableBot(solution(game, pyspiel_game, spec), seat, seed)
     if not spec.searches:
         return RandomBot(seat, seed + 4 + seat)
     import pyspiel

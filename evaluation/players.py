@@ -23,7 +23,7 @@ from utils import ConfigError, latest_checkpoint, load_config, uniform, verify_c
 
 ROOT = Path(__file__).resolve().parents[1]
 WEIGHTS = "adapter_model.safetensors"
-BOTS = ("random", "mcts", "mcts_light", "ismcts")
+BOTS = ("random", "mcts", "mcts_light", "ismcts", "perfect", "cfr")
 AFFINETES = (  # how the public environment's evaluate asks a model
     'env.protocol="affinetes"', 'env.answer_mode="free"', 'env.history_turns="all"',
     'env.prompt="full"',
@@ -263,7 +263,7 @@ def _folder(name: str) -> Path:
     folder = Path(name)
     if not folder.is_dir():
         raise ConfigError(f"{name}: no such directory; allowed are a checkpoint, a run, base, a bot (random, mcts, "
-                          "mcts_light, mcts:SIMSxROLLOUTS, ismcts) or an http(s) address")  # fmt: skip
+                          "mcts_light, mcts:SIMSxROLLOUTS, ismcts, perfect, cfr) or an http(s) address")  # fmt: skip
     if any(folder.glob("checkpoint-*")):
         latest = latest_checkpoint(folder)
         if latest is None:

@@ -5,12 +5,13 @@
     python scripts/evaluate.py --compare runs/tiny base                       is it better than the model it began as?
     python scripts/evaluate.py --ladder --checkpoint runs/tiny                ratings among base, bots and checkpoints
     python scripts/evaluate.py --checkpoint runs/tiny --exploit 3             how much can be won from it at the least?
+    python scripts/evaluate.py --strength --checkpoint runs/tiny              against search, and against solved games
     python scripts/evaluate.py --model Qwen/Qwen3-4B --protocol affinetes     as the public environment scores
     python scripts/evaluate.py --model NAME --base_url http://127.0.0.1:8000/v1
 
-A player is named by the directory of a checkpoint or of a run (its latest checkpoint), ``base``, a bot (random, mcts,
-mcts_light, mcts:SIMSxROLLOUTS, ismcts) or the http(s) address of an OpenAI-compatible server. A success is a score
-above 0.5.
+A player is named by the directory of a checkpoint or of a run (its latest checkpoint), ``base``, a bot or the http(s)
+address of an OpenAI-compatible server. Bots are random, mcts, mcts_light, mcts:SIMSxROLLOUTS, ismcts, and in small
+games perfect (nothing is hidden) and cfr (near an equilibrium where something is). A success is a score above 0.5.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import logging
 import sys
 import tempfile
 from collections.abc import Sequence
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +32,7 @@ import numpy as np
 
 from config.flags import FlagParser
 from curriculum import TaskRange
+from envs.opponents import CFR_ITERATIONS, make_bot, parse_opponent, solution
 from evaluation.arena import Arena
 from evaluation.measure import (
     OVERALL,
@@ -42,6 +45,7 @@ from evaluation.measure import (
     differences,
     exact_table,
     game_sets,
+    label,
     paired_tasks,
     summary,
     table_values,
@@ -53,6 +57,12 @@ from utils import ConfigError
 
 log = logging.getLogger(__name__)
 LADDER_BOTS = ("random", "mcts:10x1", "mcts:50x1", "mcts:200x1")
+STRENGTH = {
+    "tic_tac_toe": ("mcts:100x1", "mcts:1000x1", "perfect"),
+    "connect_four": ("mcts:10x1", "mcts:50x1", "mcts:100x1"),
+    "kuhn_poker": ("cfr",),
+    "leduc_poker": ("cfr",),
+}
 
 
 def exact_results(player: Contestant, task_ids: set[int]) -> dict[str, float]:
@@ -61,7 +71,7 @@ def exact_results(player: Contestant, task_ids: set[int]) -> dict[str, float]:
     Over a server they are not: of positions that were not met, nobody knows its prompt.
     """
     from envs import exact
-    from envs.openspiel import load_game
+    from envs.openspiel import load_game, table
 
     task_id = min(task_ids)
     game = load_game(task_id)
@@ -69,6 +79,8 @@ def exact_results(player: Contestant, task_ids: set[int]) -> dict[str, float]:
         return {}
     if player.label == "random":
         policy_table = exact.uniform_table(game)
+    elif player.player is None and (bot := parse_opponent(player.label)).solves:
+        policy_table = solution(table(task_id).game, game, bot)
     elif not hasattr(player.player, "action_probs") or player.env.answer_mode == "free":
         return {}
     elif not (policy_table := exact_table(player.player, player.env, task_id) or {}):
@@ -124,13 +136,24 @@ class Contest:
         folders = [name for name in self.names if Path(name).is_dir()]
         config = self.roster.config(folders[0] if folders else None)
         wanted = self.args.games or [item for stage in config.curriculum.stages for item in stage.games]
+        if self.args.strength and not folders:
+            wanted = self.args.games or list(STRENGTH)
         try:
             rows = game_sets(wanted)
         except ValueError as error:
             raise ConfigError(f"--games: {error}") from error
-        if config.env.env_type == "trace":  # its task ids have the same form, and are programs
+        self.boards = config.env.env_type == "openspiel"
+        if not self.boards:  # its task ids have the same form, and are programs
             return {f"trace {first}-{last}": [(first, last)] for [(first, last)] in rows.values()}
-        return rows
+        return self._with_cells(rows) if self.args.strength else rows
+
+    def _with_cells(self, rows: dict[str, list[TaskRange]]) -> dict[str, list[TaskRange]]:
+        """The games of ``STRENGTH`` among the run's, or those asked for; of each the first configuration."""
+        firsts = {label(parts[0][0]): parts[0][0] for parts in rows.values()}
+        others = [game for game in firsts if game not in STRENGTH]
+        if len(others) == len(firsts) or (others and self.args.games):
+            raise ConfigError(f"--strength: nobody to measure {others[0]} by; --games can be {', '.join(STRENGTH)}")
+        return {game: [(first, first)] for game, first in firsts.items() if game in STRENGTH}
 
     def settings(self, opponents: Sequence[Contestant]) -> dict[str, Any]:
         """All that determines the games, for the head of the file that can be continued."""
@@ -141,19 +164,38 @@ class Contest:
                 "games_at_once": args.games_at_once}  # fmt: skip
 
     def arena(self, opponents: Sequence[Contestant], matches: int) -> Arena:
-        """The place to play ``matches`` times all games."""
-        console = Console(matches * len(self.rows) * self.args.episodes, stream=sys.stderr)
+        """The place for ``matches`` matches, each of all episodes of a game."""
+        console = Console(matches * self.args.episodes, stream=sys.stderr)
         return Arena(self.args.output, self.settings(opponents), console, self.args.games_at_once)
 
-    def play(self, arena: Arena, own: Contestant, opponent: Contestant) -> dict[str, list[Row]]:
-        """Play all games; game -> rows."""
-        tasks = paired_tasks(list(self.rows.values()), self.args.episodes, self.args.seed, opponent.opponent)
-        return {game: arena.play(own, opponent, game, t) for game, t in zip(self.rows, tasks, strict=True)}
+    def check(self, players: Sequence[Contestant], games: Sequence[str] = ()) -> None:
+        """See that bots can play all games, or some, before any is played; who solves games does so now.
+
+        Raises:
+            ConfigError: one cannot.
+        """
+        from envs.openspiel import table
+
+        shared = [table(self.rows[game][0][0]) for game in games or self.rows] if self.boards else []
+        try:
+            for bot, at in product([p for p in players if p.player is None], shared):
+                make_bot(at.game, at.spiel, parse_opponent(bot.label), 0, 0)
+        except ValueError as error:
+            raise ConfigError(str(error)) from error
+
+    def play(
+        self, arena: Arena, own: Contestant, opponent: Contestant, games: Sequence[str] = ()
+    ) -> dict[str, list[Row]]:
+        """Play all games, or some; game -> rows."""
+        rows = {game: self.rows[game] for game in games or self.rows}
+        tasks = paired_tasks(list(rows.values()), self.args.episodes, self.args.seed, opponent.opponent)
+        return {game: arena.play(own, opponent, game, t) for game, t in zip(rows, tasks, strict=True)}
 
     def run(self) -> dict[str, Any]:
         """Evaluate every player against the opponent; compare the two of ``--compare``."""
         opponent = self.roster.contestant(self.opponent_name, self.names)
-        arena = self.arena([opponent], len(self.players))
+        self.check([*self.players, opponent])
+        arena = self.arena([opponent], len(self.players) * len(self.rows))
         played = []
         try:
             played = [self.play(arena, player, opponent) for player in self.players]
@@ -192,8 +234,9 @@ class Contest:
             if table(first).players != 2:
                 raise ConfigError(f"--ladder: {game} is not for two players; choose others with --games")
         players = self.players
+        self.check(players)
         pairs = [(i, j) for i in range(len(players)) for j in range(i + 1, len(players))]
-        arena, results = self.arena([], len(pairs)), {}
+        arena, results = self.arena([], len(pairs) * len(self.rows)), {}
         try:
             for i, j in pairs:
                 a, b = (i, j) if players[i].player is not None else (j, i)  # of a bot and a model the model plays
@@ -252,6 +295,41 @@ class Contest:
         rated = [{"player": labels[i], "ratings": {g: r[i]._asdict() for g, r in ratings.items()}} for i in order]
         return {"settings": self.settings([]), "ladder": rated, "matches": matches}
 
+    def strength(self) -> dict[str, Any]:
+        """Play every cell of ``STRENGTH``: the opponents of each game, for every player the same deals."""
+        cells = [(game, self.roster.contestant(name)) for game in self.rows for name in STRENGTH[game]]
+        self.check(self.players)
+        for game, opponent in cells:
+            self.check([opponent], [game])
+        opponents = {opponent.label: opponent for _, opponent in cells}
+        arena, results = self.arena([*opponents.values()], len(self.players) * len(cells)), []
+        try:
+            for player, (game, opponent) in product(self.players, cells):
+                rows = self.play(arena, player, opponent, [game])[game]
+                results.append((player, opponent, summary(game, [rows])))
+        finally:
+            arena.console.close()
+        print(f"Strength, {'greedy' if self.args.greedy else 'sampled'}, seed {self.args.seed}")
+        print(strength_lines(results, self.style), end="\n\n")
+        shown = [{"player": p.label, "opponent": o.label, **r.row} for p, o, r in results]
+        solved = {game: exact_results(cfr, {self.rows[game][0][0]}) for game, cfr in cells if cfr.label == "cfr"}
+        told = {game: found["nash_conv"] for game, found in solved.items()}
+        if told:
+            print(f"cfr: {CFR_ITERATIONS} iterations; its NashConv: {', '.join(f'{told[g]:.4f} in {g}' for g in told)}")
+        return {"settings": self.settings([*opponents.values()]), "strength": shown, "cfr_nash_conv": told}
+
+
+def strength_lines(results: Sequence[tuple[Contestant, Contestant, GameResult]], style: str = "plain") -> str:
+    """The table of ``Contest.strength``; who plays is told where there are several, what failed where something did."""
+    several, odd = len({p.label for p, _, _ in results}) > 1, ("truncated", "forfeited", "failed")
+    counts = [kind for kind in odd if any(getattr(r, kind) for _, _, r in results)]
+    lines = [
+        {**({"player": p.label} if several else {}), "game": r.game, "opponent": o.label, "games": r.episodes,
+         "value": r.value, "95 %": between(r.low, r.high), "won": r.success, "drawn": r.draw, "lost": r.loss,
+         **{kind: getattr(r, kind) for kind in counts}} for p, o, r in results
+    ]  # fmt: skip
+    return columns(lines, style, value=VALUE)
+
 
 def _outcomes(rows: Sequence[Row]) -> np.ndarray:
     """Units of a match: 1 won, 0.5 drawn, 0 lost, by pairs of games; pairs with a failed game are left out."""
@@ -273,10 +351,11 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         "--exploit", type=at_least(1), metavar="N", help="train N best responses to it and play the best: a lower bound"
     )
     add("--exploit_steps", type=at_least(1), default=200, help="of PPO for each of them (default 200)")
+    add("--strength", action="store_true", help="a table against search and solved games, 1000 games a cell")
     add("--base_url", metavar="URL", help="of an OpenAI-compatible server; its key comes from OPENAI_API_KEY")
     add("--opponent", metavar="PLAYER", help="default random; mcts with --protocol affinetes")
     add("--games", nargs="+", metavar="GAME", help="NAME, NAME#CONFIG, task id or FIRST-LAST; default: the run's")
-    add("--episodes", type=at_least(2), default=200, help="a game, half in each seat (default 200)")
+    add("--episodes", type=at_least(2), help="a game, half in each seat (default 200, with --strength 1000)")
     add("--exact", action="store_true", help="exact values, share of the ceiling and NashConv of small games")
     add("--protocol", choices=("native", "affinetes"), default="native", help="affinetes: as the public environment")
     add("--output", type=Path, metavar="FILE.jsonl", help="a row a game; the command goes on where it was interrupted")
@@ -285,6 +364,9 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--games_at_once", type=at_least(1), default=128, help="part of what the seed determines (default 128)")
     player_flags(parser)
     args = parser.parse_args(argv)
+    args.episodes = args.episodes or (1000 if args.strength else 200)
+    if args.strength and (args.compare or args.ladder is not None or args.opponent or args.exact):
+        parser.error("--strength names opponents itself: leave out --compare, --ladder, --opponent and --exact")
     if not (args.checkpoint or args.compare or args.ladder is not None or args.model):
         parser.error("nobody to evaluate: name a --checkpoint or a --model, or use --compare or --ladder")
     if args.episodes % 2:
@@ -304,8 +386,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     def run() -> None:
         contest = Contest(args)
-        ask = contest.exploit if args.exploit else contest.ladder if args.ladder is not None else contest.run
-        report = ask()
+        asked = {
+            contest.exploit: args.exploit,
+            contest.ladder: args.ladder is not None,
+            contest.strength: args.strength,
+        }
+        report = next((ask for ask, wanted in asked.items() if wanted), contest.run)()
         if args.json:
             Path(args.json).write_text(json.dumps(report, indent=1) + "\n")
 

@@ -6,23 +6,20 @@
 A model that never answers legally, or never wins, learns nothing from rewards. The teacher plays the games of the
 curriculum's stages through the same episode loop, prompts and tokens as training; the adapter learns to give its
 answers among the legal ones, and to answer legally without that constraint. PPO then has the warm start as its
-reference. Teachers: the searches that can be opponents (mcts sees hidden cards, ismcts does not), cfr[:ITERATIONS] (an
-approximate equilibrium, for small two-player poker and dice).
+reference. Teachers are opponents that think: searches (mcts sees hidden cards, ismcts does not), cfr and
+cfr:ITERATIONS (near an equilibrium of small games that hide something), perfect (small games that hide nothing).
 """
 
 from __future__ import annotations
 
 import argparse
-import functools
 import json
-import re
 import sys
 from collections.abc import Sequence as Seq
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
@@ -47,19 +44,7 @@ from utils import ConfigError, config_dict, load_config, uniform, write_director
 
 ROOT = Path(__file__).resolve().parents[1]
 _MOVE, _EXPLORE = 201, 202  # first keys of random streams
-CFR_ITERATIONS = 100
 GAMES_AT_ONCE = 256
-
-
-@functools.cache
-def _equilibrium(game: str, iterations: int) -> Any:
-    """The average policy of CFR+ (https://arxiv.org/abs/1407.5042) by OpenSpiel."""
-    import pyspiel
-
-    solver = pyspiel.CFRPlusSolver(pyspiel.load_game(game))
-    for _ in range(iterations):
-        solver.evaluate_and_update_policy()
-    return solver.tabular_average_policy()
 
 
 def check_teacher(spec: str, task_ids: Seq[int]) -> None:
@@ -68,24 +53,19 @@ def check_teacher(spec: str, task_ids: Seq[int]) -> None:
     Raises:
         ConfigError: one line.
     """
-    from envs import exact
     from envs.openspiel import table
 
-    if not re.fullmatch(r"cfr(:[1-9]\d*)?", spec):
+    try:
+        teacher = parse_opponent(spec)
+    except ValueError as error:
+        raise ConfigError(f"--teacher: {error}") from error
+    if not (teacher.searches or teacher.solves):
+        raise ConfigError(f"--teacher {spec}: does not search; allowed are mcts, ismcts, cfr and perfect")
+    for shared in map(table, task_ids):
         try:
-            searches = parse_opponent(spec).searches
-        except ValueError as error:
-            raise ConfigError(f"--teacher: {error}; or cfr, cfr:ITERATIONS") from error
-        if not searches:
-            raise ConfigError(f"--teacher {spec}: does not search; allowed are mcts, ismcts and cfr")
-    for task_id in task_ids:
-        shared = table(task_id)
-        kind = shared.spiel.get_type()
-        if spec.startswith("cfr"):
-            solvable = "SEQUENTIAL" in str(kind.dynamics) and "IMPERFECT" in str(kind.information)
-            able = solvable and exact.feasible(shared.spiel)
-        else:
-            able = not isinstance(make_bot(shared.game, shared.spiel, parse_opponent(spec), 0, 0), RandomBot)
+            able = not isinstance(make_bot(shared.game, shared.spiel, teacher, 0, 0), RandomBot)
+        except ValueError:
+            able = False
         if not able:
             raise ConfigError(f"--teacher {spec}: cannot play {shared.game.name}; name others with curriculum.stages")
 
@@ -119,11 +99,6 @@ class Teacher:
 
         task_id = self.tasks[query.episode].task_id
         state, shared = position(task_id, query.history), table(task_id)
-        if self.spec.startswith("cfr"):
-            policy = _equilibrium(str(shared.spiel), int(self.spec.partition(":")[2] or CFR_ITERATIONS))
-            probs = policy.action_probabilities(state)
-            sums = np.cumsum([probs.get(action, 0.0) for action in legal])
-            return legal[min(int(np.searchsorted(sums, u * sums[-1], side="right")), len(legal) - 1)], True
         bot = make_bot(shared.game, shared.spiel, parse_opponent(self.spec), query.seat, int(u * 2**31))
         return bot.step(state), True
 
@@ -173,7 +148,7 @@ def parse_args(argv: Seq[str] | None) -> argparse.Namespace:
     add = parser.add_argument
     add("--config", action="append", default=[], metavar="FILE", help="as for train_ppo.py")
     add("--set", action="append", default=[], metavar="KEY=VALUE", help="as for train_ppo.py")
-    add("--teacher", default="mcts", help="a search as of any opponent, or cfr, cfr:ITERATIONS")
+    add("--teacher", default="mcts", help="an opponent that searches, or cfr, cfr:ITERATIONS, perfect")
     add("--games", type=at_least(1), default=2048, help="that the teacher plays, over all games of the stages")
     add("--explore", type=float, default=0.2, help="share of moves played at random, to see more positions")
     add("--epochs", type=at_least(1), default=4)

@@ -168,6 +168,8 @@ def read_task(task_id: Any, seed: Any, opponent: Any, max_search: float) -> Task
         raise RequestError("invalid_opponent", str(error)) from error
     if spec.kind in ("self", "past"):
         raise RequestError("invalid_opponent", f"opponent {opponent!r} is a model: this server plays bots only")
+    if spec.solves:  # would take a minute of whom it is asked, again for every number of iterations
+        raise RequestError("invalid_opponent", f"opponent {opponent!r} solves games: this server plays or searches")
     if spec.searches and (budget := spec.budget_in(game)) and game.mcts:
         simulations, rollouts = (max_search * most for most in (game.mcts[0], game.mcts[0] * game.mcts[1]))
         if budget[0] > simulations or budget[0] * budget[1] > rollouts:

@@ -14,7 +14,7 @@ from players import random_player
 
 import games
 from env_wrapper import EnvConfig, Task, make_env, parse_action, play
-from envs import openspiel, opponents
+from envs import exact, openspiel, opponents
 from envs.contract import check_contract, random_legal, transcript
 from envs.openspiel import OpenSpielEnv, derive_seed
 from envs.opponents import OpponentSpec, Stream, make_bot, parse_opponent
@@ -40,6 +40,7 @@ OPPONENTS = [
     ("hex_small", "mcts:20x2"), ("euchre", "mcts:10x1"), ("backgammon", "random"), ("goofspiel", "mcts:10x1"),
     ("blackjack", "mcts"), ("liars_dice_small", "ismcts:20x2"), ("leduc_poker", "ismcts:20x2"),
     ("gin_rummy", "ismcts:2x1"), ("euchre", "ismcts:10x1"), ("connect_four", "ismcts:10x1"),
+    ("tic_tac_toe", "perfect"), ("kuhn_poker", "cfr"), ("goofspiel_small", "cfr:10"),
 ]  # fmt: skip
 
 
@@ -379,6 +380,25 @@ def test_ismcts_refuses_games_it_cannot_resample(name):
         new_env()().reset(Task(task_id(name), 0, "ismcts"))
 
 
+@pytest.mark.parametrize(("opponent", "name"), [("perfect", "leduc_poker"), ("cfr", "hex_small"), ("cfr", "chess")])
+def test_who_solves_games_refuses_those_it_cannot(opponent, name):
+    with pytest.raises(ValueError, match=f"opponent {opponent} cannot play {name}: "):
+        new_env()().reset(Task(task_id(name), 0, opponent))
+
+
+def test_a_solved_game_is_played_in_the_solutions_proportions():
+    """Kuhn poker, seat 1 with the queen after a pass or a bet: as often as in the table, whatever seat 0 holds."""
+    spiel, game, spec = openspiel.load_game(task_id("kuhn_poker")), games.GAMES[NAMES.index("kuhn_poker")], "cfr"
+    table = exact.equilibrium_table(spiel, 300)
+    for card, move in ((0, 0), (2, 0), (0, 1), (2, 1)):
+        state = spiel.new_initial_state()
+        for action in (card, 1, move):
+            state.apply_action(action)
+        bets = sum(make_bot(game, spiel, parse_opponent(spec), 1, seed).step(state) for seed in range(1000))
+        assert bets / 1000 == pytest.approx(table[f"1{'pb'[move]}"][1], abs=0.05)
+    assert table["1b"][1] == pytest.approx(1 / 3, abs=0.05)  # how often it calls in every equilibrium
+
+
 @pytest.mark.parametrize(
     ("text", "spec"),
     [
@@ -386,6 +406,9 @@ def test_ismcts_refuses_games_it_cannot_resample(name):
         ("mcts", OpponentSpec("mcts")),
         ("mcts:25x1", OpponentSpec("mcts", (25, 1))),
         ("ismcts:100x20", OpponentSpec("ismcts", (100, 20))),
+        ("perfect", OpponentSpec("perfect")),
+        ("cfr", OpponentSpec("cfr", iterations=300)),
+        ("cfr:20", OpponentSpec("cfr", iterations=20)),
         ("self", OpponentSpec("self")),
         ("past:checkpoint-000500", OpponentSpec("past", adapter="checkpoint-000500")),
     ],
@@ -393,9 +416,11 @@ def test_ismcts_refuses_games_it_cannot_resample(name):
 def test_parse_opponent(text, spec):
     assert parse_opponent(text) == spec
     assert spec.searches == (spec.kind in ("mcts", "ismcts"))
+    assert spec.solves == (spec.kind in ("perfect", "cfr"))
 
 
-@pytest.mark.parametrize("text", ["", "Random", "mcts:", "mcts:0x5", "mcts:5", "mcts:-1x2", "mcts:1x2x3", "past:", "x"])
+@pytest.mark.parametrize("text", ["", "Random", "mcts:", "mcts:0x5", "mcts:5", "mcts:-1x2", "mcts:1x2x3", "past:", "x",
+                                  "cfr:0", "perfect:2"])  # fmt: skip
 def test_parse_opponent_names_what_is_allowed(text):
     with pytest.raises(ValueError, match="allowed are random, mcts, mcts_light, mcts:SIMSxROLLOUTS") as error:
         parse_opponent(text)

@@ -64,6 +64,43 @@ def test_kuhn_equilibrium_has_no_nash_conv_and_its_known_value():
     assert exact._values(game, [table, table])[0] == pytest.approx(-1 / 18)
 
 
+@pytest.mark.parametrize(("name", "value"), [("tic_tac_toe", 0), ("hex(board_size=3)", 1), ("hex(board_size=2)", 1)])
+def test_perfect_play_cannot_be_exploited_and_has_the_known_value(name, value):
+    game = pyspiel.load_game(name)
+    table = exact.perfect_table(game)
+    assert exact._values(game, [table, table])[0] == pytest.approx(value)
+    assert exact.nash_conv(game, table) == pytest.approx(0, abs=1e-12)
+
+
+def test_perfect_play_tries_every_move_that_is_as_good_as_the_best():
+    game = pyspiel.load_game("tic_tac_toe")
+    table, state = exact.perfect_table(game), game.new_initial_state()
+    assert set(table[exact.info_key(state, 0)].values()) == {1 / 9}  # every first move draws
+    state.apply_action(0)
+    answers = table[exact.info_key(state, 1)]
+    assert {action: p for action, p in answers.items() if p} == {4: 1}  # after a corner the middle alone does
+
+
+@pytest.mark.parametrize(
+    ("name", "iterations", "bound"),
+    [("kuhn_poker", 300, 1e-3), ("leduc_poker", 100, 0.03), (GOOFSPIEL.format(4), 300, 5e-3)],
+)
+def test_an_equilibrium_comes_as_near_as_it_was_given_iterations(name, iterations, bound):
+    game = pyspiel.load_game(name)
+    found = [exact.nash_conv(game, exact.equilibrium_table(game, n)) for n in (iterations // 10, iterations)]
+    assert 0 <= found[1] < min(bound, found[0])
+
+
+def test_who_plays_best_is_not_known_of_other_games():
+    with pytest.raises(ValueError, match="it hides information or has simultaneous moves: cfr can"):
+        exact.perfect_table(pyspiel.load_game("kuhn_poker"))
+    with pytest.raises(ValueError, match="it hides nothing: perfect can"):
+        exact.equilibrium_table(pyspiel.load_game("tic_tac_toe"), 1)
+    for solve, name in ((exact.perfect_table, "connect_four"), (lambda g: exact.equilibrium_table(g, 1), "hearts")):
+        with pytest.raises(ValueError, match="too large for exact values"):
+            solve(pyspiel.load_game(name))
+
+
 @pytest.mark.parametrize("name", GAMES)
 def test_a_uniform_table_is_worth_what_random_play_is(name):
     game = pyspiel.load_game(name)

@@ -135,7 +135,7 @@ def test_an_interrupt_ends_with_130(checkpoint, tmp_path, capsys, monkeypatch):
 # --------------------------------------------------------------------------------------------------- what is measured
 
 
-@pytest.mark.parametrize("name", ["random", "mcts", "mcts_light", "ismcts", "mcts:20x1"])
+@pytest.mark.parametrize("name", ["random", "mcts", "mcts_light", "ismcts", "mcts:20x1", "perfect", "cfr", "cfr:5"])
 def test_every_opponent_can_be_a_contestant(name):
     contestant = Roster([], [], 0, False, None).contestant(name)
     assert contestant.label == name
@@ -344,6 +344,53 @@ def test_more_search_climbs_the_ladder(tmp_path):
     assert [row["player"] for row in result["ladder"]] == ["mcts:200x1", "mcts:50x1", "mcts:10x1", "random"]
 
 
+# ----------------------------------------------------------------------------------------------------------- strength
+
+
+def test_the_strength_table_has_a_cell_for_every_opponent_of_every_game(tmp_path):
+    result = report(tmp_path, "--strength", "--checkpoint", "random", games=(), episodes=4)
+    cells = [(cell["game"], cell["opponent"], cell["episodes"]) for cell in result["strength"]]
+    assert cells == [(game, name, 4) for game, names in evaluate.STRENGTH.items() for name in names]
+    assert 0 < result["cfr_nash_conv"]["kuhn_poker"] < 0.002
+    assert 0 < result["cfr_nash_conv"]["leduc_poker"] < 0.01
+    args = ["--strength", "--checkpoint", "random"]
+    assert evaluate.arguments(args).episodes == 1000
+    assert evaluate.arguments(args[1:]).episodes == 200
+
+
+def test_in_the_strength_table_everybody_gets_the_same_deals_in_both_seats(checkpoint, tmp_path, capsys):
+    output = tmp_path / "games.jsonl"
+    args = ("--strength", "--checkpoint", checkpoint, "random", "--markdown", "--output", str(output))
+    shown = table(capsys, *args, games=())
+    head, _, *lines = [[cell.strip() for cell in line.split("|")[1:-1]] for line in shown.splitlines() if "|" in line]
+    assert head == ["player", "game", "opponent", "games", "value", "95 %", "won", "drawn", "lost"][: len(head)]
+    assert [line[:3] for line in lines] == [
+        [player, game, "cfr"]
+        for player in ("run/checkpoint-000006", "random")
+        for game in ("kuhn_poker", "leduc_poker")
+    ]  # the run's games, of those that have cells
+    rows = played(output)
+    deals = {
+        p: [(r["task_id"], r["seed"], r["seat"]) for r in rows if r["player"] == p] for p in {r["player"] for r in rows}
+    }
+    ours, theirs = deals.values()
+    assert ours == theirs
+    assert [seat for _, _, seat in ours] == [0, 1] * 20
+    assert "cfr: 300 iterations; its NashConv: 0.0009 in kuhn_poker, 0.0046 in leduc_poker" in shown
+    assert table(capsys, *args, games=()) == shown  # read from the file
+
+
+def test_a_perfect_player_never_loses_and_equilibria_hold_their_own(tmp_path):
+    [game] = report(tmp_path, "--checkpoint", "perfect", "--exact", games=["tic_tac_toe"])["tables"][0]["results"]
+    assert (game["loss"], game["nash_conv"]) == (0, 0)
+    assert 0.8 < game["exact"] < game["ceiling"]
+    args = ("--checkpoint", "mcts:20x1", "--opponent", "perfect")
+    [game] = report(tmp_path, *args, games=["tic_tac_toe"])["tables"][0]["results"]
+    assert (game["success"], game["loss"] > 0.2) == (0, True)
+    [kuhn] = report(tmp_path, "--checkpoint", "cfr:50", "--exact", games=["kuhn_poker"])["tables"][0]["results"]
+    assert 0.003 < kuhn["nash_conv"] < 0.01
+
+
 # ------------------------------------------------------------------------------------------------------------- servers
 
 
@@ -489,6 +536,16 @@ def test_flags_mean_the_same_in_every_program(capsys):
         (["--compare", "random"], "expected 2 arguments"),
         (["--ladder", "random", "mcts:2x1", "--games", "hearts"], "--ladder: hearts#* is not for two players"),
         (["--checkpoint", "random", "--output", "/"], "--output /"),
+        (["--checkpoint", "random", "--opponent", "ismcts", "--games", "hearts"], "ismcts cannot play hearts"),
+        (["--checkpoint", "perfect", "--games", "leduc_poker"], "perfect cannot play leduc_poker"),
+        (["--ladder", "random", "cfr", "--games", "tic_tac_toe"], "cfr cannot play tic_tac_toe: it hides nothing"),
+        (["--strength"], "nobody to evaluate"),
+        (["--strength", "--checkpoint", "random", "--opponent", "mcts"], "--strength names opponents itself"),
+        (
+            ["--strength", "--checkpoint", "random", "--games", "leduc_poker", "hex"],
+            "--strength: nobody to measure hex",
+        ),
+        (["--strength", "--checkpoint", "perfect"], "perfect cannot play connect_four"),
     ],
 )
 def test_a_bad_command_is_told_in_one_line(args, message, capsys):

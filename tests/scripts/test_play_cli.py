@@ -229,6 +229,7 @@ def test_it_works_with_piped_input():
         (["--opponent", "random", "--seat", "2"], "invalid choice: 2"),
         (["--opponent", "random", "--seed", "-1"], "--seed: -1: expected at least 0"),
         (["--opponent", "ismcts", "--game", "phantom_ttt"], "ismcts cannot play phantom_ttt"),
+        (["--opponent", "perfect", "--game", "connect_four"], "opponent perfect cannot play connect_four: "),
     ],
 )
 def test_a_bad_command_is_told_in_one_line(args, message, capsys):

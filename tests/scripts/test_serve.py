@@ -204,6 +204,8 @@ def test_an_illegal_action_changes_nothing_and_may_be_repeated(client, action):
         ("reset", {"task_id": 0, "opponent": 3}, "invalid_request", "opponent 3"),
         ("reset", {"task_id": 0, "opponent": "stockfish"}, "invalid_opponent", "allowed are random, mcts"),
         ("reset", {"task_id": 0, "opponent": "self"}, "invalid_opponent", "bots only"),
+        ("reset", {"task_id": 22 * SIZE, "opponent": "cfr:999999999"}, "invalid_opponent", "solves games"),
+        ("reset", {"task_id": 23 * SIZE, "opponent": "perfect"}, "invalid_opponent", "solves games"),
         ("reset", {"task_id": 0, "opponent": "past:" + "x" * 10**6}, "invalid_request", "opponent 'past:xxx"),
         ("reset", {"task_id": 6 * SIZE, "opponent": "mcts:100000000x1000"}, "invalid_opponent", "1000 simulations"),
         ("reset", {"task_id": 6 * SIZE, "opponent": "mcts:1001x1"}, "invalid_opponent", "1000 simulations"),

@@ -16,7 +16,7 @@ from envs.openspiel import load_game
 from evaluation.players import Roster
 from games import CONFIGS_PER_GAME, NAMES
 from scripts import evaluate, warmstart
-from scripts.warmstart import Teacher, _equilibrium, check_teacher, clone, main
+from scripts.warmstart import Teacher, check_teacher, clone, main
 from utils import ConfigError
 
 TTT, GOOFSPIEL = (NAMES.index(name) * CONFIGS_PER_GAME for name in ("tic_tac_toe", "goofspiel_small"))
@@ -41,7 +41,7 @@ def test_a_search_that_plays_tic_tac_toe_hardly_ever_loses(tmp_path):
 def test_an_equilibrium_is_played_in_its_proportions(tmp_path):
     """Kuhn poker: the frequencies of the first move, by card, are those of the solved game."""
     game = load_game(KUHN)
-    policy = _equilibrium(str(game), 100)
+    policy = exact.equilibrium_table(game, 100)
     tasks = [Task(KUHN, seed=0, index=i) for i in range(1000)]
     teacher = Teacher(tiny_policy(tmp_path), tasks, "cfr:100", 0, 0.0)
     for card in range(3):
@@ -53,9 +53,7 @@ def test_an_equilibrium_is_played_in_its_proportions(tmp_path):
         for i in range(1000):
             query = Query(i, 0, [], {0: "Pass", 1: "Bet"}, (i, 0, 0, 1), history=history)
             bets += teacher._move(query)[0]
-        assert bets / 1000 == pytest.approx(policy.action_probabilities(state)[1], abs=0.05)
-    table = {s.key: policy.action_probabilities(s.state) for s in exact.information_states(game)}
-    assert exact.nash_conv(game, table) < 0.05
+        assert bets / 1000 == pytest.approx(policy[exact.info_key(state, 0)][1], abs=0.05)
 
 
 @pytest.mark.parametrize("history", [0, "all"])
@@ -155,6 +153,7 @@ def test_how_many_games_are_open_at_once_changes_nothing(tmp_path, monkeypatch):
         ("cfr:0", KUHN, "--teacher: opponent 'cfr:0' is not known"),
         ("random", KUHN, "--teacher random: does not search"),
         ("cfr", TTT, "--teacher cfr: cannot play tic_tac_toe"),
+        ("perfect", KUHN, "--teacher perfect: cannot play kuhn_poker"),
         ("mcts", GOOFSPIEL, "--teacher mcts: cannot play goofspiel_small"),
     ],
 )
