@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
+import games
 import utils
 from config.reader import make
 from curriculum import Curriculum
@@ -36,10 +37,10 @@ GROW_STEPS = 50  # after which batches that were halved for lack of memory are t
 FAILED_SAVES = 3  # of checkpoints, in a row, that end the run
 # Numbers of a row that the console shows.
 SHOWN = ("reward_mean", "score_mean", "success_rate", "approx_kl", "entropy", "games_per_s", "time_total")
-# An ordinary continuation may change these; the base model's folder is held to its digests instead.
+# An ordinary continuation may change these; the base model's folder and that of games are held to digests instead.
 CONTINUES = (
     "ppo.num_train_steps", "ppo.learning_rate", "ppo.lr_", "ppo.save_freq", "ppo.eval_freq", "ppo.alarms",
-    "env.env_url", "env.env_timeout", "env.vllm_base_url", "env.vllm_timeout", "env.search_threads",
+    "env.games_path", "env.env_url", "env.env_timeout", "env.vllm_base_url",
     "run.output_dir", "run.wandb", "run.logger", "run.keep", "run.threads",
 )  # fmt: skip
 
@@ -158,7 +159,8 @@ class Checkpointed:
             documents={"trainer_state": state, "curriculum": self.curriculum.state_dict(),
                        "run_config": utils.config_dict(vars(self.config))},
             tensors={"optimizer": tensors} | ({"past": past} if past else {}),
-            base=self.base, score=score, keep_last=self.config.run.keep_last, keep_best=int(self.config.run.keep_best),
+            base=self.base | {"games": games.own_digest()}, score=score,
+            keep_last=self.config.run.keep_last, keep_best=int(self.config.run.keep_best),
         )  # fmt: skip
 
     def is_due(self, score: float | None) -> bool:
@@ -232,9 +234,11 @@ class Checkpointed:
             self.metrics.truncate_to(self.state.step)
 
     def _check_base(self, path: Path, base: dict[str, Any], force: bool) -> None:
-        for part in ("weights", "tokenizer", "adapter"):
-            if base.get(part, self.base.get(part)) != self.base.get(part):
-                changed = f"{path}: the {part} of {self.base['model']} are not those that it was trained with"
+        mine = self.base | {"games": games.own_digest()}
+        for part in ("weights", "tokenizer", "adapter", "games"):
+            if base.get(part, mine.get(part)) != mine.get(part):
+                owner = self.config.env.games_path if part == "games" else mine["model"]
+                changed = f"{path}: the {part} of {owner or 'this program'} are not those that it was trained with"
                 if not force:
                     raise ConfigError(f"--resume: {changed}; --force-config goes on")
                 log.warning("%s", changed)
