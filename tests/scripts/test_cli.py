@@ -336,7 +336,6 @@ def test_an_interrupt_and_a_failure_tell_the_command_that_goes_on(tmp_path, monk
 
     real = train_ppo.ppo_update
     monkeypatch.setattr(train_ppo, "ppo_update", interrupted)
-    monkeypatch.setenv("OPENSPIEL_AGENTS_PATH", "")
     assert train(tmp_path, "--set", "ppo.num_train_steps=2") == 130
     command = capsys.readouterr().out.splitlines()[-1].removeprefix("go on with: ")
     assert command.endswith(f"train_ppo.py --resume {tmp_path / 'run'}")
