@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 import torch
 
-import games
 import utils
 from config.reader import make
 from curriculum import Curriculum
@@ -93,7 +92,8 @@ class Checkpointed:
     run_dir: Path
     ranks: Ranks
     policy: Policy
-    base: dict[str, Any]  # which model and tokenizer the adapter belongs to
+    base: dict[str, Any]  # which model, tokenizer and games of the user's own the adapter belongs to
+    about: dict[str, Any]  # as in about.json
     names: list[str]  # of the trained parameters, in the optimizer's order
     optimizer: torch.optim.Optimizer
     curriculum: Curriculum
@@ -159,8 +159,7 @@ class Checkpointed:
             documents={"trainer_state": state, "curriculum": self.curriculum.state_dict(),
                        "run_config": utils.config_dict(vars(self.config))},
             tensors={"optimizer": tensors} | ({"past": past} if past else {}),
-            base=self.base | {"games": games.own_digest()}, score=score,
-            keep_last=self.config.run.keep_last, keep_best=int(self.config.run.keep_best),
+            base=self.base, score=score, keep_last=self.config.run.keep_last, keep_best=int(self.config.run.keep_best),
         )  # fmt: skip
 
     def is_due(self, score: float | None) -> bool:
@@ -234,10 +233,9 @@ class Checkpointed:
             self.metrics.truncate_to(self.state.step)
 
     def _check_base(self, path: Path, base: dict[str, Any], force: bool) -> None:
-        mine = self.base | {"games": games.own_digest()}
         for part in ("weights", "tokenizer", "adapter", "games"):
-            if base.get(part, mine.get(part)) != mine.get(part):
-                owner = self.config.env.games_path if part == "games" else mine["model"]
+            if base.get(part, self.base.get(part)) != self.base.get(part):
+                owner = self.config.env.games_path if part == "games" else self.base["model"]
                 changed = f"{path}: the {part} of {owner or 'this program'} are not those that it was trained with"
                 if not force:
                     raise ConfigError(f"--resume: {changed}; --force-config goes on")
