@@ -12,6 +12,7 @@ from collections.abc import Sequence as Seq
 from concurrent.futures import ThreadPoolExecutor, wait
 from typing import Any
 
+import games
 from config.reader import make
 from envs import protocol
 from envs.config import EnvConfig
@@ -42,12 +43,12 @@ def check_games() -> None:
     """Check the user's own games, once in a process, by playing them.
 
     Raises:
-        ValueError: names the file and what is wrong.
+        ConfigError: names the file, its line and what is wrong.
     """
-    if os.environ.get("OPENSPIEL_AGENTS_PATH"):
-        from envs.contract import check_custom_games
+    if games.OWN:
+        from envs.contract import check_own_games
 
-        check_custom_games()
+        check_own_games()
 
 
 def _checked(env_config: EnvConfig | dict[str, Any]) -> EnvConfig:
@@ -103,9 +104,7 @@ def _past_turns(config: EnvConfig, game: str) -> int | None:
         return config.history_turns
     if config.history_turns == "all" or config.env_type != "openspiel":
         return None
-    from games import GAMES
-
-    return next((known.history_turns for known in GAMES if known.name == game), None)
+    return next((known.history_turns for known in games.GAMES if known.name == game), None)
 
 
 class _Ongoing:

@@ -343,8 +343,7 @@ class Trainer(Checkpointed):
     def __init__(self, config: SimpleNamespace, run_dir: Path, ranks: Ranks = LONE) -> None:
         self.config, self.ppo, self.run_dir, self.ranks = config, config.ppo, run_dir, ranks
         self.policy = load_policy(config)
-        self.base = {"model": config.model.model_name, "revision": config.model.revision,
-                     **identity(config.model, self.policy.base, self.policy.tokenizer)}  # fmt: skip
+        self.base = identity(config.model, self.policy.base, self.policy.tokenizer)
         self.names = list(self.policy.trainable())
         self.optimizer = torch.optim.AdamW(
             self.policy.trainable().values(), lr=self.ppo.learning_rate, weight_decay=0.0
@@ -473,8 +472,8 @@ def train(config: SimpleNamespace, resume: str | None, force_config: bool = Fals
     trainer = Trainer(config, run_dir, ranks)
     if start:
         trainer.load(start, force_config)
-    about = begin(run_dir, config, start is not None) if ranks.first else {}
-    console.say(headline(about))
+    trainer.about = begin(run_dir, config, start is not None) if ranks.first else {}
+    console.say(headline(trainer.about))
     utils.rest_collector()
     step = trainer.state.step if start else None
     trainer.loggers = Loggers(config.run.logger if ranks.first else "none", run_dir, resolved, step)
@@ -484,7 +483,7 @@ def train(config: SimpleNamespace, resume: str | None, force_config: bool = Fals
             return (code := training_loop(trainer, stop, console))
     finally:
         console.close()
-        end(run_dir, about)
+        end(run_dir, trainer.about)
         trainer.loggers.close(code)
         trainer.metrics.close()
         if trainer.engine:
@@ -561,6 +560,7 @@ def show(trainer: Trainer, stop: StopSignal, console: Console, summary: dict[str
         utils.write_file(run_dir / "summary.json", json.dumps(summary | {"english": english}, indent=1).encode())
         console.say(told(english))
     script = Path(__file__).parent / "scripts" / "visualize.py"
+    end(run_dir, trainer.about)
     drawn = subprocess.run([sys.executable, script, "--run", run_dir], capture_output=True, text=True)
     cause = (drawn.stderr.strip() or "unknown cause").splitlines()[-1]
     drawings = f"curves:     {run_dir / 'curves.png'}\nreport:     {run_dir / 'report.html'}"

@@ -61,16 +61,22 @@ def load_config(
     Raises:
         ConfigError: names the file or ``--set``, the key path, the value, what is allowed, the nearest valid key.
     """
-    values: dict[str, dict[str, Any]] = {name: {} for name in sections}
+    layers: list[tuple[_Checker, dict[str, Any]]] = []
     for file in files:
         data = read_json(file)
         if skip_unknown_sections and isinstance(data, dict):
             data = {name: part for name, part in data.items() if name in sections}
-        _Checker(f"{file}: ", sections).lay(values, data)
-    for item in sets:
-        _Checker("--set: ", sections).lay(values, _parse_set(item))
-    reader = _Checker("", sections)
-    return {name: reader.make(cls, values[name], name) for name, cls in sections.items()}
+        layers.append(_Checker(f"{file}: ", sections).placed(data))
+    layers += [_Checker("--set: ", sections).placed(_parse_set(item)) for item in sets]
+    found = {}
+    for section, cls in sections.items():  # what one makes known (env.games_path: games) the next may name
+        values: dict[str, Any] = {}
+        for checker, given in layers:
+            for path, value in given.items():
+                if path.startswith(f"{section}."):
+                    checker.lay(values, path, value)
+        found[section] = _Checker("", sections).make(cls, values, section)
+    return found
 
 
 def make(cls: type, data: Any, path: str) -> Any:
@@ -178,9 +184,11 @@ class _Checker:
     source: str
     sections: Mapping[str, type]
 
-    def lay(self, values: dict[str, dict[str, Any]], data: Any) -> None:
+    def placed(self, data: Any) -> tuple[_Checker, dict[str, Any]]:
+        """This, and path -> value of what an object of sections holds."""
         if not isinstance(data, dict):
             raise ConfigError(f"{self.source}expected an object with the keys {', '.join(self.sections)}")
+        found: dict[str, Any] = {}
         laid: dict[str, str] = {}  # path -> as it was typed
         for name, part in data.items():
             section = name if name in self.sections else synonyms.SECTIONS.get(_plain(name), "")
@@ -192,10 +200,10 @@ class _Checker:
                 path = self.place(typed, value, section)
                 if path in laid:
                     raise ConfigError(f"{self.source}{path} is given twice: as {_name(laid[path])} and {_name(typed)}")
-                laid[path] = typed
-                self.lay_one(values, path, value)
+                laid[path], found[path] = typed, value
         if moved := [f"{_name(typed)} is read as {path}" for path, typed in laid.items() if typed != path]:
             log.info("%s%s", self.source, ", ".join(moved))
+        return self, found
 
     def place(self, typed: str, value: Any, section: str) -> str:
         """The path that a key, as typed, stands for: in its section, else in the only one that knows it."""
@@ -207,7 +215,7 @@ class _Checker:
         siblings = [f"{section}.{name}" for name in _knobs(self.sections[section])] if section in self.sections else []
         raise self.unknown(typed, value, siblings or self.sections)
 
-    def lay_one(self, values: dict[str, dict[str, Any]], path: str, value: Any) -> None:
+    def lay(self, values: dict[str, Any], path: str, value: Any) -> None:
         section, _, key = path.partition(".")
         hint, limits = _knobs(self.sections[section])[key]
         lists = [kind for kind in (hint, *typing.get_args(hint)) if typing.get_origin(kind) is list]
@@ -216,7 +224,7 @@ class _Checker:
             value = [_word(item) for item in value.split(",")] if isinstance(value, str) else [value]
         value = self.convert(value, hint, limits, path)
         settings = hint == dict[str, Any]  # they too are laid key by key
-        values[section][key] = values[section].get(key, {}) | value if settings else value
+        values[key] = values.get(key, {}) | value if settings else value
 
     def arguments(self, cls: type, data: Any, path: str) -> dict[str, Any]:
         knobs, found = _knobs(cls), {}

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
+import games
 from config.reader import knob, make
 
 ALLOWED = {
@@ -35,6 +37,7 @@ class EnvConfig:
 
     env_type: str = "openspiel"  # openspiel | trace
     allowed_game_indices: list[int | str] = field(default_factory=list, hash=False)  # or names: all stages' games
+    games_path: str = ""  # folder with games of your own, an absolute path or one from ~ on: adding_a_game.md
     opponent: str = ""  # instead of the stages' own; empty: theirs
     env_mode: str = "local"  # local | url | docker (public affinetes servers)
     prompt: str = "full"  # full: rules and named actions; compact: terse state, no rules
@@ -51,6 +54,8 @@ class EnvConfig:
     trace: dict[str, Any] = field(default_factory=dict, hash=False)  # of env_type trace: TraceConfig
 
     def __post_init__(self) -> None:
+        if self.games_path:
+            self._add_games()
         for name, choices in ALLOWED.items():
             if getattr(self, name) not in choices:
                 raise ValueError(f"{name} {getattr(self, name)!r} is not allowed: choose {' or '.join(choices)}")
@@ -67,6 +72,15 @@ class EnvConfig:
             self._check_server()
         if self.env_type == "trace":
             make(TraceConfig, self.trace, "trace")
+
+    def _add_games(self) -> None:
+        # Whoever reads a run's configuration plays its games. That of a stranger cannot name the folder it lies in.
+        if not Path(self.games_path).expanduser().is_absolute():
+            raise ValueError(f"games_path {self.games_path!r} is not allowed: a path that begins with / or ~")
+        try:
+            games.add(self.games_path)
+        except ValueError as error:
+            raise ValueError(f"games_path: {error}") from error
 
     def _check_server(self) -> None:
         docker = self.env_mode == "docker"

@@ -14,9 +14,11 @@ import numpy as np
 import pyspiel
 
 import games
+from config.reader import ConfigError
 from envs.config import EnvConfig
 from envs.openspiel import OpenSpielEnv, table
 from envs.protocol import Env, Step, Task
+from games.custom import place
 
 MANY_LEGAL = 30  # of more legal actions a sample is tried
 LONGEST = 5000  # decisions of an episode of random play
@@ -27,7 +29,7 @@ CHECKED_VARIANTS = 5
 Answer = Callable[[Step, random.Random], str]
 
 
-class ContractError(ValueError):
+class ContractError(ConfigError):
     """A promise that is not kept, in one line."""
 
 
@@ -124,18 +126,19 @@ def _answered(env: Env, task: Task, answer: Answer, position: int, text: str) ->
     return env.step(text)
 
 
-def check_custom_games() -> None:
-    """Check the games of OPENSPIEL_AGENTS_PATH, once in a process.
+@functools.cache
+def check_own_games() -> None:
+    """Check the user's own games, once in a process.
 
     Raises:
-        ContractError: names the file and what is wrong.
+        ContractError: names the file, its line where it failed, and what is wrong.
     """
-    for name, file in games.UNCHECKED.items():
+    table.cache_clear()  # of games that the user's may have replaced
+    for name, file in games.OWN.items():
         try:
             check_game(name)
         except ContractError as error:
-            raise ContractError(f"{file}: {error}") from error
-    games.UNCHECKED = {}
+            raise ContractError(f"{place(file, error.__cause__)}: {error}") from error
 
 
 def check_game(name: str) -> None:

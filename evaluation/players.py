@@ -17,11 +17,10 @@ from envs.client import HttpClient, bearer, one_line, parse, problem_of
 from envs.config import EnvConfig
 from envs.opponents import parse_opponent
 from envs.protocol import Action, Player, Query
-from training.options import DEFAULT_FILES, SECTIONS
+from training.options import DEFAULT_FILES, load_sections
 from training.process import ProgramError, at_least
-from utils import ConfigError, latest_checkpoint, load_config, uniform, verify_checkpoint
+from utils import ConfigError, latest_checkpoint, uniform, verify_checkpoint
 
-ROOT = Path(__file__).resolve().parents[1]
 WEIGHTS = "adapter_model.safetensors"
 BOTS = ("random", "mcts", "mcts_light", "ismcts", "perfect", "cfr")
 AFFINETES = (  # how the public environment's evaluate asks a model
@@ -194,12 +193,11 @@ class Roster:
     def config(self, name: str | None) -> SimpleNamespace:
         """The configuration of a checkpoint's run; None: the default files, with ``model`` where there is one."""
         if name is None:
-            files = [ROOT / file for file in DEFAULT_FILES]
+            files = DEFAULT_FILES
             sets = [f"model.model_name={json.dumps(self.model)}"] if self.model else []
         else:
             files, sets = [run_config_file(_folder(name))], []
-        sections = load_config(SECTIONS, [*files, *self.files], [*sets, *self.sets], skip_unknown_sections=True)
-        return SimpleNamespace(**sections)
+        return load_sections([*files, *self.files], [*sets, *self.sets], skip_unknown_sections=True)
 
     def _policy(self, config: SimpleNamespace) -> Any:
         from policy import load_policy
@@ -236,11 +234,10 @@ class Roster:
     def _server(self, address: str) -> Contestant:
         if not self.model:
             raise ConfigError(f"{address}: --model must name the model that the server is to be asked for")
-        config = load_config(SECTIONS, [*(ROOT / file for file in DEFAULT_FILES), *self.files], self.sets)
-        ppo = config["ppo"]
-        temperature = 0.0 if self.greedy else ppo.temperature
-        player = ChatPlayer(address, self.model, temperature, ppo.max_new_tokens, self.seed)
-        return Contestant("_".join(self.model.split()), player.settings | {"url": address}, config["env"], player)
+        config = load_sections([*DEFAULT_FILES, *self.files], self.sets)
+        temperature = 0.0 if self.greedy else config.ppo.temperature
+        player = ChatPlayer(address, self.model, temperature, config.ppo.max_new_tokens, self.seed)
+        return Contestant("_".join(self.model.split()), player.settings | {"url": address}, config.env, player)
 
 
 def player_flags(parser: argparse.ArgumentParser) -> None:

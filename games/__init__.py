@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import difflib
-import os
+import hashlib
 import re
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 from games.base import Game
@@ -13,13 +14,13 @@ from games.custom import extend
 
 CONFIGS_PER_GAME = 100_000_000
 
-NAMES: tuple[str, ...] = (
+NAMES = [
     "goofspiel", "liars_dice", "leduc_poker", "gin_rummy", "othello", "backgammon", "hex", "clobber",
     "hearts", "euchre", "dots_and_boxes", "go", "chess", "checkers", "quoridor", "blackjack",
     "phantom_ttt", "2048", "solitaire", "bridge", "amazons", "oware",
     # Not in the public list: small games for teaching and for exact evaluation.
     "kuhn_poker", "tic_tac_toe", "connect_four", "liars_dice_small", "goofspiel_small", "hex_small",
-)  # fmt: skip
+]  # fmt: skip
 
 
 SYNONYMS = {
@@ -43,7 +44,7 @@ def find(name: str) -> str:
         return plain[typed]
     near = [plain[key] for key in difflib.get_close_matches(typed[:99], plain, 1, 0.7)]
     meant = f", the nearest is {near[0]}" if near else ""
-    raise ValueError(f"game {name!r} is not known{meant}: allowed are {', '.join(NAMES)}")
+    raise ValueError(f"game {name!r} is not known{meant}: allowed are {', '.join(NAMES)}, and those of env.games_path")
 
 
 def _load(name: str) -> Game:
@@ -52,10 +53,28 @@ def _load(name: str) -> Game:
 
 
 GAMES: list[Game] = [_load(name) for name in NAMES]
-UNCHECKED: dict[str, str] = {}  # game -> the user's file that defines it, until envs.contract has checked it
-if os.environ.get("OPENSPIEL_AGENTS_PATH"):
-    GAMES, UNCHECKED = extend(GAMES, os.environ["OPENSPIEL_AGENTS_PATH"])
-    NAMES = tuple(game.name for game in GAMES)
+OWN: dict[str, str] = {}  # game of the user's -> the file that defines it
+_folder = ""  # of these files
+
+
+def add(folder: str) -> None:
+    """Let this program know the games of a user's folder; of one folder, as task ids count the games.
+
+    Raises:
+        ValueError: one line that names the folder or the file and its line.
+    """
+    global _folder
+    if _folder not in ("", folder):
+        raise ValueError(f"the games of {folder} cannot be in one program with those of {_folder}")
+    if not _folder:
+        GAMES[:], files = extend(GAMES, folder)
+        NAMES[:], _folder = [game.name for game in GAMES], folder
+        OWN.update(files)
+
+
+def own_digest() -> str:
+    """Of the user's files; "" where there are none."""
+    return hashlib.sha256(b"\0".join(Path(file).read_bytes() for file in OWN.values())).hexdigest() if OWN else ""
 
 
 def decode_task_id(task_id: int) -> tuple[Game, dict[str, Any]]:

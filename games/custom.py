@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import runpy
-import sys
 import traceback
 from pathlib import Path
 
@@ -15,32 +14,37 @@ def extend(games: list[Game], folder: str) -> tuple[list[Game], dict[str, str]]:
     """Return the games with those of a folder, and the file of each of the folder's.
 
     A game with a new name comes after the others, in the order of the file names; one with the name of a built-in
-    game takes its place. A file that is no game ends the program with one line and exit code 2.
+    game takes its place.
+
+    Raises:
+        ValueError: there is no such folder, or a file and its line that is no game.
     """
     files: dict[str, str] = {}
-    try:
-        if not Path(folder).is_dir():
-            raise ValueError(f"{folder} is not a folder")
-        for path in sorted(path for path in Path(folder).glob("*.py") if not path.name.startswith("_")):
-            game = _load(path)
-            if game.name in files:
-                raise ValueError(f"{path}: the game {game.name!r} is also in {files[game.name]}")
-            files[game.name] = str(path)
-            games = list(({known.name: known for known in games} | {game.name: game}).values())
-    except ValueError as error:
-        print(f"OPENSPIEL_AGENTS_PATH: {error}", file=sys.stderr)
-        raise SystemExit(2) from error
+    if not (home := Path(folder).expanduser()).is_dir():
+        raise ValueError(f"{folder} is not a folder")
+    for path in sorted(path for path in home.glob("*.py") if not path.name.startswith("_")):
+        game = _load(path)
+        if game.name in files:
+            raise ValueError(f"{path}: the game {game.name!r} is also in {files[game.name]}")
+        files[game.name] = str(path)
+        games = list(({known.name: known for known in games} | {game.name: game}).values())
     return games, files
+
+
+def place(file: str, error: BaseException | None) -> str:
+    """The file, and the line of it in which an error arose, where it was one of its own."""
+    frames = traceback.extract_tb(error.__traceback__) if error else []
+    lines = [frame.lineno for frame in frames if frame.filename == file]
+    line = error.lineno if isinstance(error, SyntaxError) else lines[-1] if lines else None
+    return f"{file}:{line}" if line else file
 
 
 def _load(path: Path) -> Game:
     try:
         game = runpy.run_path(str(path), run_name=f"custom_game_{path.stem}").get("GAME")
     except Exception as error:  # somebody's file runs here
-        lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
-        line = error.lineno if isinstance(error, SyntaxError) else lines[-1] if lines else None
-        place = f"{path}:{line}" if line else path
-        raise ValueError(f"{place}: {type(error).__name__}: {' '.join(str(error).split())}") from error
+        told = " ".join(str(error).split())
+        raise ValueError(f"{place(str(path), error)}: {type(error).__name__}: {told}") from error
     if not isinstance(game, Game):
         raise ValueError(f"{path}: it must define GAME, a games.base.Game")
     if not re.fullmatch("[a-z0-9_]+", str(game.name)):

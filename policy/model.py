@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from games import own_digest
 from policy import memory
 from utils import ConfigError, bounded, knob, read_file
 
@@ -297,15 +298,18 @@ def _put_adapter_on(base: Any, config: ModelConfig, lora: LoraConfig) -> Any:
     return model
 
 
-def identity(config: ModelConfig, base: Any, tokenizer: Any) -> dict[str, str]:
-    """Digests of what a run's adapter belongs to: the base's weights, the adapter it began from, the tokenizer.
+def identity(config: ModelConfig, base: Any, tokenizer: Any) -> dict[str, str | None]:
+    """What a run's adapter belongs to: names, and digests of weights, tokenizer, first adapter, games.
 
     Of a folder every byte of the weights counts, 0.75 s of CPU a GB. A model of the Hub is known by its commit.
     """
     words = tokenizer.backend_tokenizer.to_str() + (tokenizer.chat_template or "")
     commit = f"commit {getattr(base.config, '_commit_hash', None)}"
-    found = {"weights": _digest(_located(config.model_name)) or commit, "tokenizer": _sha256(words.encode())}
-    return found | ({"adapter": _digest(config.adapter)} if config.adapter else {})
+    return {
+        "model": config.model_name, "revision": config.revision, "tokenizer": _sha256(words.encode()),
+        "weights": _digest(_located(config.model_name)) or commit, "games": own_digest(),
+        **({"adapter": _digest(config.adapter)} if config.adapter else {}),
+    }  # fmt: skip
 
 
 def _digest(folder: str) -> str:

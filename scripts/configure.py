@@ -37,9 +37,9 @@ from policy.chat import ChatFormat
 from policy.model import load_architecture, load_tokenizer
 from scripts.export.publish import licence_of, licence_warning
 from training import preflight
-from training.options import DEFAULT_FILES, SECTIONS
+from training.options import DEFAULT_FILES, load_sections
 from training.process import at_least, run_program
-from utils import ConfigError, load_config, read_json
+from utils import ConfigError, read_json
 
 ROOT = Path(__file__).resolve().parents[1]
 TINY = ROOT / "config" / "presets" / "tiny.json"
@@ -70,7 +70,7 @@ class Option:
 def resolve(overlay: dict[str, dict[str, Any]]) -> SimpleNamespace:
     """The whole configuration that an overlay makes."""
     sets = [f"{name}.{key}={json.dumps(value)}" for name, part in overlay.items() for key, value in part.items()]
-    return SimpleNamespace(**load_config(SECTIONS, [ROOT / name for name in DEFAULT_FILES], sets))
+    return load_sections(DEFAULT_FILES, sets)
 
 
 def stages(opponents: list[str], games: list[str]) -> list[dict[str, Any]]:
@@ -88,6 +88,7 @@ def base_overlay(args: argparse.Namespace, gpu: bool, tiny: bool) -> dict[str, d
         overlay["model"] |= {} if gpu else {"device": "cpu", "use_4bit": False, "dtype": "float32"}
     steps = math.ceil(args.budget / overlay["ppo"]["batch_size"])
     overlay["model"]["model_name"] = args.model[0]
+    overlay["env"] |= {"games_path": args.games_path} if args.games_path else {}
     overlay["ppo"] |= {"num_train_steps": steps, "save_freq": max(1, steps // 10)}
     overlay["curriculum"]["stages"] = stages(args.opponents, args.games)
     overlay["run"]["output_dir"] = f"runs/{args.output.stem}"
@@ -192,6 +193,7 @@ def parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--output", type=Path, default=Path("config/mine.json"), metavar="FILE")
     parser.add_argument("--model", nargs=1, metavar="NAME", help="on the Hub, or a folder")
     parser.add_argument("--games", nargs="+", metavar="GAME")
+    parser.add_argument("--games-path", metavar="DIR", default="", help="with games of your own: adding_a_game.md")
     parser.add_argument("--opponents", nargs="+", metavar="OPPONENT", help="a stage each, in this order")
     parser.add_argument("--budget", type=at_least(1), metavar="N", help="games to play")
     parser.add_argument("--gpu-memory", type=at_least(0.0), metavar="GB", help="of another machine's GPU; 0: has none")
@@ -206,6 +208,7 @@ def run(args: argparse.Namespace) -> None:
         gpu = torch.cuda.get_device_properties(0).total_memory / preflight.GB
     room = gpu or psutil.virtual_memory().total / preflight.GB
     print(f"Machine: a GPU with {gpu:.0f} GB" if gpu else f"Machine: no GPU, {room:.0f} GB of memory")
+    resolve({"env": {"games_path": args.games_path}})  # its games may then be named
     ask_all(args, bool(gpu))
     found, config, measured = options(args, bool(gpu))
     chosen = choose(found, room)

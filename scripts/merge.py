@@ -32,9 +32,9 @@ from evaluation.players import WEIGHTS, find_adapter, run_config_file
 from policy.model import LoraConfig, quietly
 from scripts.export import publish
 from scripts.export.proof import compare, observe, record_decisions, say
-from training.options import SECTIONS
+from training.options import load_sections
 from training.process import at_least, run_program
-from utils import ConfigError, load_config, must_be_writable, naming, read_json
+from utils import ConfigError, must_be_writable, naming, read_json
 
 REPORT = "merge_report.json"
 ROUNDING = {"float32": 1e-4, "float16": 0.01, "bfloat16": 0.02}  # nats a decision that arithmetic alone may cost
@@ -92,8 +92,7 @@ def run_config(adapter: Path, base: str | None) -> SimpleNamespace:
     Raises:
         ConfigError: it is not there or not readable.
     """
-    sections = load_config(SECTIONS, [run_config_file(adapter)], skip_unknown_sections=True)
-    config = SimpleNamespace(**sections)
+    config = load_sections([run_config_file(adapter)], skip_unknown_sections=True)
     device = "cuda" if torch.cuda.is_available() and config.model.device != "cpu" else "cpu"
     config.model, config.env = replace(config.model, device=device), replace(config.env, env_mode="local")
     if base and base != config.model.model_name:

@@ -136,11 +136,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = arguments(argv)
 
     def run() -> None:
+        roster = Roster(args.config, args.set, args.seed, args.greedy, args.model)
+        roster.config(args.opponent if Path(args.opponent).is_dir() else None)  # its own games may be among those named
         try:
             [(first, _)] = next(iter(game_sets([args.game]).values()))
         except ValueError as error:
             raise ConfigError(f"--game: {error}") from error
-        opponent = Roster(args.config, args.set, args.seed, args.greedy, args.model).contestant(args.opponent)
+        opponent = roster.contestant(args.opponent)
         # The environment seats the player at seed % 2; deals are numbered so that every seed is another one.
         try:
             episode = play_one(opponent, Task(first, 2 * args.seed + args.seat, opponent.opponent))

@@ -1,7 +1,7 @@
 """Serve the games over the HTTP protocol of the public affinetes environments.
 
     python scripts/serve.py --port 8765
-    python scripts/serve.py --port 8765 --opponent random --max-episodes 200 --idle-seconds 600
+    python scripts/serve.py --run runs/mine --opponent random --max-episodes 200 --idle-seconds 600
 
 Routes: GET /health, GET /methods, POST /call {"method": ..., "args": [...], "kwargs": {...}} and POST /{method}, where
 method is reset(task_id, seed, opponent), step(action, episode_id), state(episode_id) or stop(episode_id). What differs
@@ -35,7 +35,9 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 import games
 from config.flags import FlagParser
+from config.reader import load_config
 from env_wrapper import check_games
+from envs.config import EnvConfig
 from scripts.serving.actor import CLIENT, Actor, RequestError, read_task
 
 MAX_BODY_BYTES = 2**20
@@ -179,6 +181,8 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = FlagParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--port", type=int, default=8765, help="0: a free one (default 8765)")
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: this machine only)")
+    parser.add_argument("--run", metavar="RUN", help="whose own games are served, too (its env.games_path)")
+    parser.add_argument("--games-path", metavar="DIR", help="the same without a run: docs/adding_a_game.md")
     parser.add_argument("--opponent", default="mcts", help="of a reset that names none (default mcts)")
     parser.add_argument("--max-episodes", type=int, default=1000, help="at a time (default 1000)")
     parser.add_argument("--idle-seconds", type=float, default=3600, help="until an episode is forgotten (default 3600)")
@@ -196,7 +200,10 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     for name, value, sound, allowed in limits:
         if not sound:
             parser.error(f"{name} {value} is not allowed: {allowed}")
+    files = [Path(args.run) / "run_config.json"] if args.run else []
+    sets = [f"env.games_path={json.dumps(args.games_path)}"] if args.games_path else []
     try:
+        load_config({"env": EnvConfig}, files, sets, skip_unknown_sections=True)
         check_games()
         read_task(0, 0, args.opponent, args.max_search)
     except RequestError as error:

@@ -27,7 +27,9 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from config.flags import FlagParser
+from config.reader import make
 from envs.client import is_number
+from envs.config import EnvConfig
 from training.console import duration
 from training.metrics import MOST_BYTES, finite
 from training.process import at_least, run_program
@@ -123,6 +125,9 @@ def load_run(directory: Path) -> RunData:
     for file, content in zip(files, (config, summary, about), strict=True):
         if not isinstance(content, dict):
             raise ConfigError(f"{file}: not a JSON object")
+    env = config.get("env")
+    if isinstance(env, dict) and env.get("games_path"):  # whose games the replay is then able to draw
+        make(EnvConfig, {"games_path": env["games_path"]}, f"{files[0]}: env")
     if not isinstance(summary.get("games", {}), dict):
         raise ConfigError(f"{files[1]}: games must be an object of one entry a game")
     return RunData(directory.resolve().name, rows, config, summary, episodes, about)

@@ -37,12 +37,11 @@ from policy.chat import END
 from policy.conversations import Conversations
 from policy.model import device_of
 from training.console import Console
-from training.options import DEFAULT_FILES, SECTIONS, narrowed
+from training.options import DEFAULT_FILES, load_sections, narrowed
 from training.preflight import exact_tasks
 from training.process import at_least, run_program
-from utils import ConfigError, config_dict, load_config, uniform, write_directory
+from utils import ConfigError, config_dict, uniform, write_directory
 
-ROOT = Path(__file__).resolve().parents[1]
 _MOVE, _EXPLORE = 201, 202  # first keys of random streams
 GAMES_AT_ONCE = 256
 
@@ -175,7 +174,7 @@ def run(args: argparse.Namespace) -> None:
     Raises:
         ConfigError: one line.
     """
-    config = SimpleNamespace(**load_config(SECTIONS, [*(ROOT / f for f in DEFAULT_FILES), *args.config], args.set))
+    config = load_sections([*DEFAULT_FILES, *args.config], args.set)
     if config.env.env_type != "openspiel" or config.env.env_mode != "local":
         raise ConfigError("env.env_type, env.env_mode: teachers play local openspiel games only")
     config.curriculum = narrowed(config.curriculum, config.env)

@@ -10,7 +10,8 @@ from __future__ import annotations
 import argparse
 import json
 import math
-from collections.abc import Sequence
+import os
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -100,7 +101,8 @@ SECTIONS: dict[str, type] = {
     "run": RunConfig,
 }  # fmt: skip
 TABLES = SECTIONS | {"curriculum.stages": Stage, "env.trace": TraceConfig}  # everything that can be set
-DEFAULT_FILES = ("config/train_config.json", "config/env_config.json", "config/curriculum_config.json")
+ROOT = Path(__file__).parents[1]
+DEFAULT_FILES = [ROOT / "config" / f"{name}_config.json" for name in ("train", "env", "curriculum")]
 
 
 def parse_args(argv: Sequence[str] | None, doc: str | None) -> argparse.Namespace:
@@ -128,26 +130,33 @@ def read_config(args: argparse.Namespace) -> SimpleNamespace:
     Raises:
         ConfigError: one line.
     """
-    sets = list(args.set)
+    own = None if args.resume is not None else os.environ.get("OPENSPIEL_AGENTS_PATH")  # the setting's old name
+    sets = [*([f"env.games_path={json.dumps(own)}"] if own else ()), *args.set]
     sets += [f"run.output_dir={json.dumps(args.output_dir)}"] if args.output_dir else []
     sets += [f"run.seed={args.seed}"] if args.seed is not None else []
     sets += ['run.logger="none"'] if args.no_wandb else []
-    here = Path(__file__).parents[1]
-    files = [here / name for name in DEFAULT_FILES]
-    try:
-        check_games()
-    except ValueError as error:
-        raise ConfigError(str(error)) from error
+    files = DEFAULT_FILES
     if args.resume is not None:
         place = Path(args.resume or load_config(SECTIONS, [*files, *args.config], sets)["run"].output_dir)
         checkpoint = checkpoint_in(place)
         args.resume, files = str(checkpoint), [checkpoint / "run_config.json"]
         sets.insert(0, f"run.output_dir={json.dumps(str(checkpoint.parent))}")
-    config = SimpleNamespace(**load_config(SECTIONS, [*files, *args.config], sets))
+    config = load_sections([*files, *args.config], sets)
     if args.resume is not None and "[redacted]" in json.dumps(config_dict(vars(config))):
         raise ConfigError(f"--resume: {args.resume} keeps no secrets: give what held one again, with --config or --set")
-    _from_anywhere(config, here)
+    _from_anywhere(config)
     config.curriculum = narrowed(config.curriculum, config.env)
+    return config
+
+
+def load_sections(files: Iterable[str | Path], sets: Sequence[str] = (), **options: bool) -> SimpleNamespace:
+    """All sections of a configuration, as ``load_config`` reads them; games of the user's own are known and checked.
+
+    Raises:
+        ConfigError: one line.
+    """
+    config = SimpleNamespace(**load_config(SECTIONS, files, sets, **options))
+    check_games()
     return config
 
 
@@ -169,11 +178,11 @@ def checkpoint_in(place: Path) -> Path:
         raise ConfigError(f"--resume: {error}") from error
 
 
-def _from_anywhere(config: SimpleNamespace, root: Path) -> None:
+def _from_anywhere(config: SimpleNamespace) -> None:
     """Name folders so that a resume from another folder finds them; a model of the project's own stays relative."""
     model, source = config.model, config.env.trace.get("source")
     name = Path(model.model_name).expanduser()
-    if name.is_dir() and not ((root / name).is_dir() and name.samefile(root / name)):
+    if name.is_dir() and not ((ROOT / name).is_dir() and name.samefile(ROOT / name)):
         config.model = replace(model, model_name=str(name.absolute()))
     if model.adapter and Path(model.adapter).is_dir():
         config.model = replace(config.model, adapter=str(Path(model.adapter).absolute()))

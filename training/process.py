@@ -21,8 +21,6 @@ from typing import IO, Any, NoReturn
 from envs.protocol import Action, InterruptedRolloutError, Query
 from utils import CheckpointError, ConfigError, redact, sweep
 
-KEPT_VARIABLES = ("OPENSPIEL_AGENTS_PATH",)  # without which a run is another one
-
 
 class ProgramError(RuntimeError):
     """A program cannot do what it was asked to; the message is its last line."""
@@ -70,11 +68,10 @@ def say_how_to_go_on(program: str, run_dir: str, processes: int, stream: IO[str]
         here = f"{Path.cwd()}{os.sep}"
         return shlex.quote(path.removeprefix(here))
 
-    start = [f"{name}={shlex.quote(os.environ[name])}" for name in KEPT_VARIABLES if name in os.environ]
     launcher = (
         [] if processes == 1 else ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={processes}"]
     )
-    words = [*start, short(sys.executable), *launcher, short(program), "--resume", short(str(Path(run_dir)))]
+    words = [short(sys.executable), *launcher, short(program), "--resume", short(str(Path(run_dir)))]
     print(f"go on with: {' '.join(words)}", file=stream)
 
 

@@ -37,10 +37,10 @@ GROW_STEPS = 50  # after which batches that were halved for lack of memory are t
 FAILED_SAVES = 3  # of checkpoints, in a row, that end the run
 # Numbers of a row that the console shows.
 SHOWN = ("reward_mean", "score_mean", "success_rate", "approx_kl", "entropy", "games_per_s", "time_total")
-# An ordinary continuation may change these; the base model's folder is held to its digests instead.
+# An ordinary continuation may change these; the base model's folder and that of games are held to digests instead.
 CONTINUES = (
     "ppo.num_train_steps", "ppo.learning_rate", "ppo.lr_", "ppo.save_freq", "ppo.eval_freq", "ppo.alarms",
-    "env.env_url", "env.env_timeout", "env.vllm_base_url", "env.vllm_timeout", "env.search_threads",
+    "env.games_path", "env.env_url", "env.env_timeout", "env.vllm_base_url",
     "run.output_dir", "run.wandb", "run.logger", "run.keep", "run.threads",
 )  # fmt: skip
 
@@ -93,7 +93,8 @@ class Checkpointed:
     run_dir: Path
     ranks: Ranks
     policy: Policy
-    base: dict[str, Any]  # which model and tokenizer the adapter belongs to
+    base: dict[str, Any]  # which model, tokenizer and games of the user's own the adapter belongs to
+    about: dict[str, Any]  # as in about.json
     names: list[str]  # of the trained parameters, in the optimizer's order
     optimizer: torch.optim.Optimizer
     curriculum: Curriculum
@@ -246,9 +247,10 @@ class Checkpointed:
             self.metrics.truncate_to(self.state.step)
 
     def _check_base(self, path: Path, base: dict[str, Any], force: bool) -> None:
-        for part in ("weights", "tokenizer", "adapter"):
+        for part in ("weights", "tokenizer", "adapter", "games"):
             if base.get(part, self.base.get(part)) != self.base.get(part):
-                changed = f"{path}: the {part} of {self.base['model']} are not those that it was trained with"
+                owner = self.config.env.games_path if part == "games" else self.base["model"]
+                changed = f"{path}: the {part} of {owner or 'this program'} are not those that it was trained with"
                 if not force:
                     raise ConfigError(f"--resume: {changed}; --force-config goes on")
                 log.warning("%s", changed)

@@ -29,7 +29,7 @@ OWN_LICENCES = (  # of Qwen's own repositories, from their model cards; the firs
 RESEARCH_ONLY = re.compile(r"research|non-?commercial|(^|-)nc(-|$)", re.IGNORECASE)
 VOCABULARY = ("tokenizer.json", "vocab.json", "merges.txt")  # the base's words, among them things like /home
 PLACES = re.compile(r"(?<![\w:/.<-])/(home|root|Users|tmp|mnt|media|opt|srv|var|data|scratch|workspace|content)/")
-PRIVATE_KEYS = ("env_url", "env_image", "vllm_base_url")  # servers, perhaps with a password in the address
+PRIVATE_KEYS = ("env_url", "env_image", "vllm_base_url", "games_path")  # perhaps with a password or a path
 
 
 class PublishError(ProgramError):

@@ -182,7 +182,7 @@ function show(index) {
   const returns = Array.isArray(view.episode.returns) ? ` · returns ${view.episode.returns.map(short).join(" / ")}` : "";
   const seat = (view.episode.seat ?? null) === null ? "" : ` · the model is Player ${view.episode.seat}`;
   put($("outcome"), html`<span class="${tone}">${word}</span>${returns + seat}`);
-  put($("board"), drawPosition(view.episode.game, frame.state, before));
+  put($("board"), drawPosition(view.episode.game, frame.text ?? frame.state, before));
   $("moves").querySelector(".now")?.classList.remove("now");
   $("moves").children[view.frame].classList.add("now");
   const current = $("moves").querySelector(".now");

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
+import games
 from envs.openspiel import move_name, replay, table
 from utils import ConfigError
 
@@ -13,10 +15,12 @@ def frames(episode: dict[str, Any]) -> list[dict[str, Any]]:
 
     Returns:
         One frame a position: ``state`` (text), ``moves`` ([{player, action, name}, ...]: a run of chance
-        events or the moves of a simultaneous node together; empty in the last frame).
+        events or the moves of a simultaneous node together; empty in the last frame). One of a user's own game that
+        hides nothing has its file's ``text``, too.
     """
     found: list[dict[str, Any]] = []
-    shared = table(episode["task_id"])
+    shared, seat = table(episode["task_id"]), episode.get("seat") or 0
+    described = shared.game.name in games.OWN and "IMPERFECT" not in str(shared.spiel.get_type().information)
     for state, taken in replay(shared.spiel, episode["history"]):
         names = [move_name(shared.game, state, *move) for move in taken]
         moves = [{"player": p, "action": a, "name": n} for (p, a), n in zip(taken, names, strict=True)]
@@ -24,6 +28,8 @@ def frames(episode: dict[str, Any]) -> list[dict[str, Any]]:
             found[-1]["moves"] += moves
         else:
             found.append({"state": str(state), "moves": moves})
+            with contextlib.suppress(Exception):  # of somebody's file, which need not know positions without a decision
+                found[-1] |= {"text": shared.game.describe(state, seat)} if described else {}
     return found
 
 

@@ -1,4 +1,4 @@
-"""OPENSPIEL_AGENTS_PATH: users' own games, the page that explains them, and one line for a bad file."""
+"""env.games_path: users' own games, the page that explains them, one line for a bad file, and runs that keep theirs."""
 
 import json
 import os
@@ -7,10 +7,20 @@ import subprocess
 import sys
 from pathlib import Path
 
+import httpx
 import pytest
+from serving import running_server
+from tiny import micro_file
+from tiny_runs import Drawing, rows, train
 
 import games
-from envs.contract import ContractError, check_game
+import train_ppo
+from config.reader import make, read_json
+from envs.config import EnvConfig
+from envs.contract import ContractError, check_game, check_own_games
+from envs.openspiel import table
+from scripts import evaluate, merge, play, visualize
+from utils import ConfigError
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "adding_a_game.md").read_text()
@@ -20,6 +30,7 @@ NIM = dict(EXAMPLES)["nim.py"]
 PROGRAM = """
 import json, sys
 import games
+from config.reader import make
 from env_wrapper import Action, EnvConfig, Task, check_games, play
 
 class First:
@@ -28,22 +39,20 @@ class First:
         return [Action(str(min(query.legal))) for query in queries]
 
 try:
+    config = make(EnvConfig, {"games_path": sys.argv[1]}, "env")
     check_games()
-    config = EnvConfig()
 except ValueError as error:
     sys.exit(f"refused: {error}")
 player, played = First(), []
-for name in sys.argv[1:]:
+for name in sys.argv[2:]:
     [episode] = play(config, player, [Task(games.NAMES.index(name) * games.CONFIGS_PER_GAME + 2, 0, "mcts:5x1")])
     played.append([name, games.NAMES.index(name), episode.outcome, player.system])
 print(json.dumps({"names": games.NAMES, "played": played}))
 """
 
 
-def run(folder, *names, program=PROGRAM):
-    environment = os.environ | {"OPENSPIEL_AGENTS_PATH": str(folder)}
-    command = [sys.executable, "-c", program, *names]
-    return subprocess.run(command, capture_output=True, text=True, env=environment, cwd=ROOT)
+def run(folder, *names):
+    return subprocess.run([sys.executable, "-c", PROGRAM, folder, *names], capture_output=True, text=True, cwd=ROOT)
 
 
 def write(folder, **files):
@@ -84,18 +93,17 @@ BAD_FILES = [
 
 
 @pytest.mark.parametrize(("text", "message"), BAD_FILES)
-def test_a_file_that_is_no_game_is_one_line_and_exit_code_2(tmp_path, text, message):
+def test_a_file_that_is_no_game_is_one_line(tmp_path, text, message):
     result = run(write(tmp_path, bad=text))
-    assert (result.returncode, result.stderr.count("\n")) == (2, 1)
-    assert re.match(rf"OPENSPIEL_AGENTS_PATH: {tmp_path}/bad\.py(:\d+)?: ", result.stderr)
+    assert (result.returncode, result.stderr.count("\n")) == (1, 1)
+    assert re.match(rf"refused: env: games_path: {tmp_path}/bad\.py(:\d+)?: ", result.stderr)
     assert message in result.stderr
 
 
 def test_a_missing_folder_and_a_name_given_twice(tmp_path):
     missing = run(tmp_path / "none")
-    assert (missing.returncode, missing.stderr) == (2, f"OPENSPIEL_AGENTS_PATH: {tmp_path}/none is not a folder\n")
+    assert missing.stderr == f"refused: env: games_path: {tmp_path}/none is not a folder\n"
     twice = run(write(tmp_path, a=NIM, b=NIM))
-    assert twice.returncode == 2
     assert f"{tmp_path}/b.py: the game 'nim' is also in {tmp_path}/a.py" in twice.stderr
 
 
@@ -117,7 +125,8 @@ BROKEN_PROMISES = [
 def test_a_game_that_breaks_the_contract_is_refused_with_its_file(tmp_path, text, message):
     result = run(write(tmp_path, bad=text))
     assert (result.returncode, result.stderr.count("\n")) == (1, 1), result.stderr
-    assert result.stderr.startswith(f"refused: {tmp_path}/bad.py: task 28")
+    own_line = f":{1 + text[: text.index('1 / 0')].count(chr(10))}" if "1 / 0" in text else ""
+    assert result.stderr.startswith(f"refused: {tmp_path}/bad.py{own_line}: task 28")
     assert message in result.stderr
 
 
@@ -134,16 +143,113 @@ def test_a_description_that_shows_hidden_cards_is_refused(tmp_path):
     assert re.search(": the description shows seat [01] what the game hides from it$", result.stderr.strip())
 
 
-def test_training_and_serving_refuse_a_bad_game_before_anything_else(tmp_path):
+def test_every_program_refuses_a_bad_game_before_anything_else(tmp_path):
     bad = write(tmp_path, bad=nim_with('"is_misere"', '"is_misery"'))
-    environment = os.environ | {"OPENSPIEL_AGENTS_PATH": str(bad)}
     train = ["train_ppo.py", "--config", "config/presets/tiny.json", "--output-dir", str(tmp_path / "out")]
-    for program in (train, ["scripts/serve.py", "--port", "0"]):
+    own = ["--set", f"env.games_path={bad}"]
+    lone = ["scripts/evaluate.py", "--checkpoint", "random", "--games", "nim", "--episodes", "2"]
+    for program in ([*train, *own], ["scripts/serve.py", "--port", "0", "--games-path", bad], [*lone, *own], train):
+        environment = os.environ | ({"OPENSPIEL_AGENTS_PATH": str(bad)} if program is train else {})
         command = [sys.executable, *program]
         result = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=ROOT, timeout=60)
         assert result.returncode == 2
         assert f"{tmp_path}/bad.py: task 2800000000: " in result.stderr.strip().splitlines()[-1]
     assert not (tmp_path / "out").exists()
+
+
+# ------------------------------------------------------------------------------------------------- a run keeps its own
+
+
+@pytest.fixture
+def forget(monkeypatch):
+    """Make this process one that has met no game but the built-in ones; done at the end, too."""
+    built_in = list(games.GAMES)
+
+    def forgotten():
+        games.GAMES[:], games.NAMES[:], games._folder = built_in, [game.name for game in built_in], ""
+        games.OWN.clear()
+        check_own_games.cache_clear()
+        table.cache_clear()
+
+    monkeypatch.setattr(train_ppo, "subprocess", Drawing())
+    yield forgotten
+    forgotten()
+
+
+def test_a_folder_is_named_in_full_and_there_is_one(tmp_path, forget, monkeypatch):
+    monkeypatch.setenv("HOME", str(write(tmp_path, nim=NIM)))
+    monkeypatch.chdir(tmp_path)
+    for wrong in (".", "games"):
+        with pytest.raises(ConfigError, match=rf"env: games_path '{wrong}' is not allowed: a path that"):
+            make(EnvConfig, {"games_path": wrong}, "env")
+    for _ in range(2):
+        EnvConfig(games_path="~")
+    assert games.NAMES[28:] == ["nim"]
+    with pytest.raises(ConfigError, match=rf"the games of {tmp_path} cannot be in one program with those of ~"):
+        make(EnvConfig, {"games_path": str(tmp_path)}, "env")
+
+
+def test_a_run_keeps_its_games_and_every_program_finds_them(tmp_path, forget, monkeypatch, capsys):
+    own = tmp_path / "own"
+    own.mkdir()
+    write(own, nim=NIM)
+    run, steps = str(tmp_path / "run"), "ppo.num_train_steps={}".format
+    nim = {"ppo": {"num_train_steps": 1}, "curriculum": {"stages": [{"name": "mine", "games": ["nim"]}]}}
+    assert train(tmp_path, "--set", f"env.games_path={own}", **nim) == 0
+
+    forget()
+    assert train_ppo.main(["--resume", run, "--set", steps(2)]) == 0
+    assert [row["step"] for row in rows(tmp_path)] == [1, 2]
+    forget()
+    assert evaluate.main(["--checkpoint", run, "--episodes", "2"]) == 0
+    assert re.search(r"^nim#\* +2 ", capsys.readouterr().out, re.MULTILINE)
+    forget()
+    monkeypatch.setattr("builtins.input", lambda _: "q")
+    assert play.main(["--checkpoint", run, "--game", "nim#1"]) == 0
+    assert "Pile 1: 1 tokens\nPile 2: 3 tokens\nPile 3: 5 tokens" in capsys.readouterr().out
+    forget()
+    assert merge.main(["--checkpoint", run, "--output", str(tmp_path / "merged"), "--deals", "2"]) == 0
+    assert "play nim" in (tmp_path / "merged" / "README.md").read_text()
+    forget()
+    assert visualize.main(["--run", run]) == 0
+    page = (tmp_path / "run" / "report.html").read_text()
+    episode = json.loads(page.partition('id="data">')[2].partition("</script>")[0])["runs"][0]["episodes"][0]
+    assert episode["frames"][0]["text"] == "Pile 1: 3 tokens\nPile 2: 4 tokens\nPile 3: 5 tokens"
+    assert re.fullmatch(r"pile:\d, take:\d;", episode["frames"][0]["moves"][0]["name"])
+    with running_server("--run", run) as url:
+        told = httpx.post(f"{url}/reset", json={"task_id": 2_800_000_001, "seed": 0, "opponent": "random"}).json()
+    assert "Pile 1: 1 tokens" in told["result"]["observation"]
+
+
+def test_a_resume_holds_a_run_to_its_games_wherever_they_lie(tmp_path, forget, capsys):
+    for place in (old := tmp_path / "old", new := tmp_path / "new"):
+        place.mkdir()
+        write(place, nim=NIM)
+    file = micro_file(tmp_path, ppo={"num_train_steps": 1}, env={"games_path": str(old)})
+    assert train_ppo.main(["--config", file, "--output-dir", str(tmp_path / "run"), "--set", "games=nim"]) == 0
+    (old / "nim.py").unlink()
+    old.rmdir()
+    on = ["--resume", str(tmp_path / "run"), "--set", "ppo.num_train_steps=2"]
+    forget()
+    capsys.readouterr()
+    assert train_ppo.main(on) == 2
+    assert capsys.readouterr().err == f"error: env: games_path: {old} is not a folder\n"
+    write(new, nim=NIM + "# another\n")
+    moved = [*on, "--set", f"env.games_path={new}"]
+    assert train_ppo.main(moved) == 2
+    assert f"the games of {new} are not those that it was trained with; --force" in capsys.readouterr().err
+    write(new, nim=NIM)
+    forget()
+    assert train_ppo.main(moved) == 0
+    assert read_json(tmp_path / "run" / "checkpoint-000002" / "run_config.json")["env"]["games_path"] == str(new)
+
+
+def test_what_is_no_path_in_a_runs_configuration_is_one_line(tmp_path, capsys):
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1}\n')
+    for wrong, told in ((1, "= 1: expected a string"), ("x", "'x' is not allowed: a path that begins with / or ~")):
+        (tmp_path / "run_config.json").write_text(json.dumps({"env": {"games_path": wrong}}))
+        assert visualize.main(["--run", str(tmp_path)]) == 2
+        assert capsys.readouterr().err.splitlines()[-1].endswith(told)
 
 
 def test_the_built_in_games_pass_the_check():

@@ -66,7 +66,7 @@ BROKEN = {
     only('"opponent": "mtcs:10x1"'): "--set: curriculum.stages[0]: opponent 'mtcs:10x1' is not known: allowed are "
     "random, mcts, mcts_light, mcts:SIMSxROLLOUTS, ",
     "env.allowed_game_indices=[28]": "env.allowed_game_indices: game '28' is not known: allowed are goofspiel, "
-    f"{', '.join(NAMES[1:])}; or an index, 0 to 27",
+    f"{', '.join(NAMES[1:])}, and those of env.games_path; or an index, 0 to 27",
     "env.allowed_game_indices=[true]": "--set: env.allowed_game_indices[0] = true: expected an integer or a string",
     "env.allowed_game_indices=-1": "env.allowed_game_indices: game '-1' is not known: allowed are goofspiel, ",
     games('"hex#100000000"'): "--set: curriculum.stages[0]: hex#100000000 is out of range: configurations are below ",
@@ -337,7 +337,6 @@ def test_an_interrupt_and_a_failure_tell_the_command_that_goes_on(tmp_path, monk
 
     real = train_ppo.ppo_update
     monkeypatch.setattr(train_ppo, "ppo_update", interrupted)
-    monkeypatch.setenv("OPENSPIEL_AGENTS_PATH", "")
     assert train(tmp_path, "--set", "ppo.num_train_steps=2") == 130
     command = capsys.readouterr().out.splitlines()[-1].removeprefix("go on with: ")
     assert command.endswith(f"train_ppo.py --resume {tmp_path / 'run'}")

@@ -296,7 +296,8 @@ ABOUT = {
 }  # fmt: skip
 
 
-def test_a_run_says_what_it_is_and_what_it_came_to_on_a_page_to_be_pasted(tmp_path):
+def test_a_run_says_what_it_is_and_what_it_came_to_on_a_page_to_be_pasted(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # the default settings, from which others differ, are found from anywhere
     run = write_run(tmp_path / "run", steps=9, shown=[])
     (run / "about.json").write_text(json.dumps(ABOUT))
     (run / "run_config.json").write_text(json.dumps({"ppo": {"max_grad_norm": 0.5, "cliprange": 0.2}}))

@@ -120,7 +120,13 @@ def test_a_change_of_stage_is_in_its_row_and_announced(tmp_path, capsys):
     assert reason.endswith(" games")
 
 
-def test_curves_are_drawn_of_the_finished_run(tmp_path, drawing, capsys):
+def test_curves_are_drawn_of_the_finished_run_and_the_time_it_took(tmp_path, drawing, monkeypatch, capsys):
+    def run(*command, **options):
+        assert json.loads((tmp_path / "run" / "about.json").read_text())["seconds"] > 0
+        return drawn(*command, **options)
+
+    drawn = drawing.run
+    monkeypatch.setattr(drawing, "run", run)
     assert train(tmp_path, "--set", "ppo.num_train_steps=1") == 0
     [command] = drawing.commands
     assert [*map(str, command[1:])] == [
