@@ -372,7 +372,10 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     if args.episodes % 2:
         parser.error(f"--episodes {args.episodes}: an even number, half of them for each seat")
     if args.exploit and (
-        args.compare or args.ladder is not None or not all(Path(name).is_dir() for name in args.checkpoint)
+        args.compare
+        or args.strength
+        or args.ladder is not None
+        or not all(Path(name).is_dir() for name in args.checkpoint)
     ):
         parser.error("--exploit: needs --checkpoint with runs or their checkpoints, and nothing to compare")
     if args.base_url and not args.model:
@@ -386,12 +389,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     def run() -> None:
         contest = Contest(args)
-        asked = {
-            contest.exploit: args.exploit,
-            contest.ladder: args.ladder is not None,
-            contest.strength: args.strength,
-        }
-        report = next((ask for ask, wanted in asked.items() if wanted), contest.run)()
+        if args.exploit:
+            report = contest.exploit()
+        elif args.ladder is not None:
+            report = contest.ladder()
+        else:
+            report = contest.strength() if args.strength else contest.run()
         if args.json:
             Path(args.json).write_text(json.dumps(report, indent=1) + "\n")
 
