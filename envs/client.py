@@ -75,12 +75,20 @@ def bearer() -> dict[str, str]:
     return {"Authorization": f"Bearer {key}"} if key else {}
 
 
+_making = threading.Lock()  # of threads that call for the first time together, functools.cache lets each make its own
+
+
 @functools.cache
-def _loop() -> asyncio.AbstractEventLoop:
-    """The event loop of all clients, in a thread of its own: only awaiting can be cut off at a deadline."""
+def _new_loop() -> asyncio.AbstractEventLoop:
     loop = asyncio.new_event_loop()
     threading.Thread(target=loop.run_forever, name="http", daemon=True).start()
     return loop
+
+
+def _loop() -> asyncio.AbstractEventLoop:
+    """The event loop of all clients, in a thread of its own: only awaiting can be cut off at a deadline."""
+    with _making:
+        return _new_loop()
 
 
 def wait_for(work: Coroutine[Any, Any, Any], loop: asyncio.AbstractEventLoop, seconds: float) -> Any:

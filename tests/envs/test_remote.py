@@ -2,11 +2,14 @@
 
 import asyncio
 import contextlib
+import functools
 import re
 import socket
 import sys
 import threading
+import time
 import types
+from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import pytest
@@ -377,3 +380,26 @@ def test_programs_of_a_trace_server(replies, ending):
     ]  # fmt: skip
     asked = [("reset", {"task_id": 7, "seed": 3}), ("step", {"action": "1", "episode_id": "e1"})]
     assert server.calls == [*asked, ("stop", {"episode_id": "e1"})]
+
+
+def test_clients_that_start_together_share_one_loop(monkeypatch):
+    """Connections belong to one event loop: two of them end in "bound to a different event loop"."""
+    together, slow = threading.Barrier(8), asyncio.new_event_loop
+
+    def made_slowly():
+        time.sleep(0.05)
+        return slow()
+
+    def call():
+        together.wait()
+        return client._loop()
+
+    before = client._loop()
+    monkeypatch.setattr(client, "_new_loop", functools.cache(client._new_loop.__wrapped__))
+    monkeypatch.setattr(asyncio, "new_event_loop", made_slowly)
+    with ThreadPoolExecutor(8) as threads:
+        loops = {id(future.result()): future.result() for future in [threads.submit(call) for _ in range(8)]}
+    for loop in loops.values():
+        loop.call_soon_threadsafe(loop.stop)
+    assert len(loops) == 1
+    assert id(before) not in loops
