@@ -32,6 +32,7 @@ os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")  # 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.optim import Optimizer
 
 import utils
 from curriculum import Curriculum, eval_tasks, first_tasks
@@ -54,8 +55,10 @@ from training.ranks import Ranks
 from training.state import DEVICE_ERRORS, Checkpointed, TrainerState, dump_batch, find_checkpoint, is_finished
 from utils import ConfigError
 
-LOSS_PARTS = ("policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction", "legal_mass")
+GAPS = ("logprob_gap_mean", "logprob_gap_max")  # |learner's - sampler's| log-probability
+STATS = ("policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction", "legal_mass", "ratio_max", *GAPS)
 LONE = Ranks()
+Key = tuple[int, ...]  # of a stream of random numbers
 LEGAL_MASS_SAMPLE = 64  # sequences of a step that it is read from, for the log alone; at most an eighth of them
 MAX_FAILED_SHARE = 0.2  # of a step's episodes lost to infrastructure; above it the run ends
 MAX_BAD_UPDATES = 5  # minibatches in a row without a finite loss and gradient, after which the run ends
@@ -196,7 +199,7 @@ def ppo_loss(
         The loss (scalar) and the detached sums of its parts.
     """
     log_ratio_M = logprobs_M - old_logprobs_M
-    ratio_M = log_ratio_M.exp()
+    ratio_M, gap_M = log_ratio_M.exp(), log_ratio_M.abs()
     clipped_M = ratio_M.clamp(1 - ppo.cliprange, 1 + ppo.cliprange)
     policy_M = torch.maximum(-advantages_M * ratio_M, -advantages_M * clipped_M)
     near_M = old_values_M + (values_M - old_values_M).clamp(-ppo.cliprange, ppo.cliprange)
@@ -209,13 +212,14 @@ def ppo_loss(
             "entropy": entropies_M,
             "approx_kl": ratio_M - 1 - log_ratio_M,  # http://joschu.net/blog/kl-approx.html, k3
             "clip_fraction": (ratio_M != clipped_M).float(),
+            "logprob_gap_mean": gap_M,
         }
         stats = {name: (weights_M * part).sum() for name, part in parts.items()}
-        stats["ratio_max"] = (weights_M * (ratio_M - 1).abs()).max()
+        stats |= {"ratio_max": (weights_M * (ratio_M - 1).abs()).max(), "logprob_gap_max": (weights_M * gap_M).max()}
     return loss, stats
 
 
-def minibatches(units: int, ppo: PPOConfig, key: tuple[int, ...]) -> list[list[int]]:
+def minibatches(units: int, ppo: PPOConfig, key: Key) -> list[list[int]]:
     """Shuffle the games of a step, by a stream of their own, and cut them into optimizer steps."""
     size = ppo.mini_batch_size * ppo.gradient_accumulation_steps
     order = np.random.default_rng(key).permutation(units).tolist()
@@ -232,8 +236,7 @@ def _backward(
     """
     count = batch.weights_M[torch.cat([batch.spans[i] for i in members])].sum().clamp(min=1)
     loss_sum = torch.zeros((), device=policy.device)
-    sums: dict[str, Any] = dict.fromkeys((*LOSS_PARTS, "ratio_max"), 0.0)
-    sums["decisions"] = count / ranks.world
+    sums: dict[str, Any] = dict.fromkeys(STATS, 0.0) | {"decisions": count / ranks.world}
     members = ranks.share(members)
     for micro in policy.micro_batches([batch.sequences[i] for i in members]):
         sequences = [batch.sequences[members[j]] for j in micro]
@@ -254,28 +257,26 @@ def _backward(
 
 
 def _add(sums: dict[str, Any], stats: dict[str, Any]) -> None:
-    for name, value in stats.items():
-        sums[name] = max(sums[name], value) if name == "ratio_max" else sums[name] + value
+    for name, value in stats.items():  # as tensors: nobody waits for a GPU
+        join = torch.maximum if name.endswith("_max") else torch.add
+        sums[name] = join(*map(torch.as_tensor, (sums[name], value)))
 
 
 def ppo_update(
-    policy: Policy,
-    optimizer: torch.optim.Optimizer,
-    batch: Batch,
-    ppo: PPOConfig,
-    key: tuple[int, ...],
-    bad: int = 0,
-    ranks: Ranks = LONE,
+    policy: Policy, optimizer: Optimizer, batch: Batch, ppo: PPOConfig, key: Key, bad: int = 0, ranks: Ranks = LONE
 ) -> dict[str, float]:
     """Run the epochs of one step; return means over the decisions seen.
 
     A minibatch whose loss or gradient is not finite changes nothing and is counted (``skipped``); after
     ``MAX_BAD_UPDATES`` of them in a row, ``bad`` before this step included, the step is over (``bad_updates``: how
     many there were in a row at its end). When memory runs out the minibatch is done again with half as many tokens
-    at a time. ``key`` seeds the shuffling.
+    at a time. ``key`` seeds the shuffling. The weights are still those that played when the first minibatch is read:
+    what it says of them is the gap between sampler and learner.
     """
     parameters, games = list(policy.trainable().values()), batch.games
-    totals: dict[str, Any] = dict.fromkeys((*LOSS_PARTS, "ratio_max", "decisions"), 0.0)
+    totals: dict[str, Any] = dict.fromkeys((*STATS, "decisions"), 0.0)
+    first: dict[str, Any] = {}
+    policy.weights_changed()
     stats = {"skipped": 0.0, "grad_norm": 0.0, "updates": 0.0, "epochs": 0.0, "bad_updates": bad}
     for epoch in range(ppo.ppo_epochs):
         before = (totals["approx_kl"], totals["decisions"])
@@ -283,6 +284,7 @@ def ppo_update(
             members = [i for game in chosen for i in games[game]]
             loss, sums = _with_less_memory(policy, optimizer, partial(_backward, policy, batch, members, ppo, ranks))
             ranks.add_up_gradients(parameters, loss, sums)
+            first = first or sums
             norm = torch.nn.utils.clip_grad_norm_([p for p in parameters if p.grad is not None], ppo.max_grad_norm)
             sound = bool(torch.isfinite(loss) and torch.isfinite(norm))
             if sound:
@@ -298,20 +300,20 @@ def ppo_update(
         epoch_kl = float(totals["approx_kl"] - before[0]) / max(float(totals["decisions"] - before[1]), 1)
         if epoch_kl > (ppo.target_kl or math.inf) or stats["bad_updates"] >= MAX_BAD_UPDATES:
             break
-    policy.weights_changed()
     stats["grad_norm"] /= max(stats["updates"], 1)
     if not ppo.legal_mass_coef:
         del totals["legal_mass"]
-    return stats | _means(totals)
+    return stats | _means(totals) | _means({name: first[name] for name in (*GAPS, "decisions")})
 
 
 def _means(totals: dict[str, Any]) -> dict[str, float]:
-    decisions = float(totals.pop("decisions"))
-    means = {name: float(total) / decisions if decisions else np.nan for name, total in totals.items()}
-    return means | {"ratio_max": float(totals["ratio_max"])}
+    device = getattr(totals["decisions"], "device", "cpu")
+    values = torch.stack([torch.as_tensor(total, device=device) for total in totals.values()]).tolist()  # one wait
+    count = (means := dict(zip(totals, values, strict=True))).pop("decisions")
+    return {n: x if n.endswith("_max") else x / count if count else np.nan for n, x in means.items()}
 
 
-def _with_less_memory(policy: Policy, optimizer: torch.optim.Optimizer, work: Any) -> tuple[Tensor, dict[str, Any]]:
+def _with_less_memory(policy: Policy, optimizer: Optimizer, work: Any) -> tuple[Tensor, dict[str, Any]]:
     while True:
         try:
             return work()
@@ -377,7 +379,7 @@ class Trainer(Checkpointed):
         state.step += 1
         self.keep_past()
         self.grow_batches()
-        row = {"step": state.step, "stage": stage, **summarise(episodes), **batch.summary(), **legal, **stats}
+        row = {"step": state.step, "stage": stage, **summarise(episodes), **stats, **batch.summary(), **legal}
         row |= {"kl_coef": state.kl_coef, "learning_rate": self.optimizer.param_groups[0]["lr"],
                 "buffer_size": self.curriculum.buffer_size, "window_success": self.curriculum.success_rate,
                 "gate_success": self.curriculum.gate_rate}  # fmt: skip
@@ -409,9 +411,8 @@ class Trainer(Checkpointed):
         """Set the step's learning rate; during the critic's warm-up only the value head moves."""
         rate = self.ppo.learning_rate * decay(self.ppo, step, self.ppo.lr_final)
         self.optimizer.param_groups[0]["lr"] = rate * self.state.lr_scale
-        warm = step >= self.ppo.critic_warmup_steps
         for name, parameter in self.policy.trainable().items():
-            parameter.requires_grad_(warm or name.startswith("value_head."))
+            parameter.requires_grad_(step >= self.ppo.critic_warmup_steps or name.startswith("value_head."))
 
     def without_failed(self, episodes: list[Episode]) -> list[Episode]:
         """Leave out what infrastructure lost; too much of it ends the run, and so do answers of outdated weights."""

@@ -29,8 +29,9 @@ class Store:
     def take(self, tokens: int) -> Ints:
         """So many slots, held once by the caller. Where memory runs out nothing is taken."""
         free = np.flatnonzero(self._holders == 0)
-        if len(free) < tokens:
-            room = len(self._holders) + tokens - len(free) + len(self._holders) // 4
+        if len(free) < tokens or len(self.layers[-1][0]) < len(self._holders):
+            short = tokens - len(free)
+            room = len(self._holders) + (short + len(self._holders) // 4 if short > 0 else 0)
             for i, pair in enumerate(self.layers):  # one layer at a time is held twice
                 if (more := room - len(pair[0])) > 0:  # else it had grown when memory ran out
                     self.layers[i] = tuple(torch.cat((x, self._room(more))) for x in pair)  # type: ignore[assignment]
@@ -39,6 +40,11 @@ class Store:
         slots = free[:tokens]
         self._holders[slots] = 1
         return slots
+
+    def empty(self) -> None:
+        """Give the memory back, where nobody holds anything; the slots get it again when some are taken."""
+        if not self.held:
+            self.layers = [(self._room(0), self._room(0)) for _ in self.layers]
 
     def hold(self, path: Ints, by: int) -> None:
         """Count one holder more (``by`` 1) or less (-1)."""

@@ -133,9 +133,10 @@ class Policy:
         _must_be_finite(self.value_head(hidden_D.to(self.value_head.weight.dtype)))
 
     def weights_changed(self) -> None:
-        """Forget what was read with the old weights; to be called after every update."""
+        """Forget what was read with the old weights; to be called with every update, which wants the memory."""
         self._prefixes.clear()
         self.conversations.clear()
+        self.reader.store.empty()
 
     def release(self, episodes: Seq[int]) -> None:
         """Forget the conversations of finished episodes."""

@@ -98,7 +98,7 @@ class Ranks:
     def add_up_gradients(self, parameters: Iterable[torch.nn.Parameter], loss: Tensor, sums: dict[str, Any]) -> None:
         """Put together what the processes found for their shares of a minibatch: gradients, loss and statistics.
 
-        All are sums over the processes, in place, but for ``ratio_max``, which is the largest.
+        All are sums over the processes, in place, but for those called ``_max``, which are the largest.
         """
         if self.world == 1:
             return
@@ -106,11 +106,11 @@ class Ranks:
         for parameter in trained:
             if parameter.grad is None:  # this process had no share, or none that reaches it
                 parameter.grad = torch.zeros_like(parameter)
-        largest = self.largest(float(sums.pop("ratio_max")))
+        largest = {name: self.largest(float(sums.pop(name))) for name in [*sums] if name.endswith("_max")}
         for name, value in sums.items():
             sums[name] = torch.as_tensor(value, device=loss.device, dtype=torch.float32).clone()
         self.add_up([*(p.grad for p in trained if p.grad is not None), loss, *sums.values()])
-        sums["ratio_max"] = largest
+        sums |= largest
 
     def score(
         self, policy: Policy, sequences: Seq[Sequence], adapter: str | None = None, legal_mass: bool = False

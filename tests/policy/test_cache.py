@@ -41,6 +41,25 @@ def test_a_store_that_grows_keeps_what_it_holds(qwen2):
 
 
 @torch.no_grad()
+def test_an_empty_store_gives_its_memory_back_and_gets_as_much_again(qwen2):
+    store, ids = qwen2.reader.store, ids_of(30, 0)
+    [hidden_D], [kv] = qwen2.reader.read([Read(ids, None, True)])
+    rooms = [len(x) for pair in store.layers for x in pair]
+    store.empty()
+    assert [len(x) for pair in store.layers for x in pair] == rooms, "somebody holds a conversation"
+    del kv
+    store.empty()
+    assert {len(x) for pair in store.layers for x in pair} == {0}
+    [again_D], [kv] = qwen2.reader.read([Read(ids, None, True)])
+    assert_close(again_D, hidden_D, atol=0, rtol=0)
+    assert [len(x) for pair in store.layers for x in pair] == rooms
+    qwen2.reader.read([Read([*ids, 7], kv, True)])
+    del kv
+    qwen2.weights_changed()
+    assert store.held == len(store.layers[0][0]) == 0
+
+
+@torch.no_grad()
 def test_conversations_go_on_in_any_company_and_leave_nothing_behind(qwen2):
     """Six steps of five conversations of different lengths: the hidden states are those of reading all again."""
     rows = [ids_of(4 + 3 * i, i) for i in range(5)]
