@@ -273,9 +273,8 @@ def ppo_update(
     at a time. ``key`` seeds the shuffling. The weights are still those that played when the first minibatch is read:
     what it says of them is the gap between sampler and learner.
     """
-    parameters, games = list(policy.trainable().values()), batch.games
+    parameters, games, first = list(policy.trainable().values()), batch.games, dict[str, Any]()
     totals: dict[str, Any] = dict.fromkeys((*STATS, "decisions"), 0.0)
-    first: dict[str, Any] = {}
     policy.weights_changed()
     stats = {"skipped": 0.0, "grad_norm": 0.0, "updates": 0.0, "epochs": 0.0, "bad_updates": bad}
     for epoch in range(ppo.ppo_epochs):
