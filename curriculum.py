@@ -267,10 +267,6 @@ class Curriculum:
         task_id = _draw_task(ranges[game], uniform(_TASK, self.run_seed, index))
         return Task(task_id, fresh_seed, self._past_self(index) if opponent == "past" else opponent, index)
 
-    def draw(self, first: int, games: int, group_size: int = 1) -> list[Task]:
-        """The tasks of a step: ``games`` draws from index ``first`` on, ``group_size`` in a row with the same deal."""
-        return [replace(self.next(i - i % group_size), index=i) for i in range(first, first + games)]
-
     def _past_self(self, index: int) -> str:
         """Choose among the past selves, those that still win first; itself while there is none.
 

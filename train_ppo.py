@@ -45,7 +45,7 @@ from policy.player import Policy, load_policy
 from policy.vllm import Engine, EngineError
 from training import alarms, preflight
 from training.about import begin, end, headline
-from training.batch import Batch, Moments, Trajectory, log_ratio_to, rollout_scores, terminal_rewards
+from training.batch import Batch, Moments, Trajectory, log_ratios, rollout_scores, terminal_rewards
 from training.console import Console
 from training.loggers import Loggers
 from training.metrics import MetricsLog, timing
@@ -131,12 +131,10 @@ def collate(
         raise TrainingError("no episode of this step holds a decision to train on")
     sequences = [sequence for row in rows for sequence in row.sequences]
     logprobs_M, values_M, importance_M, gap_M = rollout_scores(rows, sequences, policy, ppo, ranks)
-    log_ratio = partial(log_ratio_to, logprobs_M, sequences, policy, ranks)
-    kl_M = log_ratio((policy.reference or "base") if kl_coef else None)
-    pull_M = log_ratio(policy.average if ppo.magnet_coef else None)
+    kl_M, pull_M = log_ratios(logprobs_M, sequences, policy, kl_coef, ppo.magnet_coef, ranks)
     lengths_S = torch.tensor([len(row.decisions) for row in rows])
     cut_S, last_S = torch.tensor([row.cut for row in rows]), lengths_S.cumsum(0) - 1
-    rewards_S, reward_mean = terminal_rewards([row for row in rows if not row.cut], moments, ppo.group_size)
+    rewards_S, reward_mean = terminal_rewards([row for row in rows if not row.cut], moments)
     rewards_M = -kl_coef * kl_M
     rewards_M[last_S[~cut_S]] += rewards_S
     trained_M = torch.ones_like(kl_M, dtype=torch.bool)
@@ -358,7 +356,7 @@ class Trainer(Checkpointed):
     def step(self, stop: StopSignal) -> dict[str, Any]:
         """Draw tasks, play them, update, tell the curriculum; return the row of metrics."""
         state, ppo, started = self.state, self.ppo, time.perf_counter()
-        tasks = self.curriculum.draw(state.step * ppo.batch_size, ppo.batch_size, ppo.group_size)
+        tasks = [self.curriculum.next(state.step * ppo.batch_size + i) for i in range(ppo.batch_size)]
         episodes = self.ranks.gather(play(self.config.env, self.player(stop), self.ranks.share(tasks)))
         played = time.perf_counter()
 
@@ -392,7 +390,7 @@ class Trainer(Checkpointed):
     def update(self, batch: Batch) -> dict[str, float]:
         """PPO with the step's learning rate and entropy bonus."""
         step = self.state.step
-        self.set_learning_rate(step)  # not earlier: reading the reference makes the whole adapter trainable again
+        self.set_learning_rate(step)
         ppo = replace(self.ppo, entropy_coef=self.ppo.entropy_coef * decay(self.ppo, step, self.ppo.entropy_final))
         key = (self.config.run.seed, step)
         return ppo_update(self.policy, self.optimizer, batch, ppo, key, self.state.bad_updates, self.ranks)
@@ -407,11 +405,9 @@ class Trainer(Checkpointed):
         return {"legal_mass": float(mass_M.mean())}
 
     def set_learning_rate(self, step: int) -> None:
-        """Set the step's learning rate; during the critic's warm-up only the value head moves."""
+        """Set the step's learning rate."""
         rate = self.ppo.learning_rate * decay(self.ppo, step, self.ppo.lr_final)
         self.optimizer.param_groups[0]["lr"] = rate * self.state.lr_scale
-        for name, parameter in self.policy.trainable().items():
-            parameter.requires_grad_(step >= self.ppo.critic_warmup_steps or name.startswith("value_head."))
 
     def without_failed(self, episodes: list[Episode]) -> list[Episode]:
         """Leave out what infrastructure lost; too much of it ends the run, and so do answers of outdated weights."""

@@ -48,5 +48,5 @@ _GAMES = "a run plays ppo.num_train_steps * ppo.batch_size games"
 # What has no key of its own here.
 HINTS = dict.fromkeys(("progression_threshold", "success_threshold", "threshold", "min_episodes", "min_games"), _STAGES)
 HINTS |= dict.fromkeys(("total_timesteps", "total_episodes", "num_episodes", "num_games"), _GAMES)
-HINTS |= dict.fromkeys(("warmup_steps", "warmup_ratio"), "ppo.critic_warmup_steps is the only warm-up")
+HINTS |= dict.fromkeys(("warmup_steps", "warmup_ratio"), "there is no warm-up: it taught nothing (docs/log.md)")
 HINTS |= dict.fromkeys(("lr_scheduler_type", "lr_schedule", "scheduler"), "ppo.lr_final sets the linear decay")

@@ -13,6 +13,8 @@ from torch import Tensor, nn
 from policy.model import ADAPTER_BYTES, ADAPTER_SECONDS, check_folder
 from utils import ConfigError, bounded
 
+AVERAGE_DECAY = 0.99  # share of the moving average that a step leaves: it is that of about the last 100 steps
+
 
 class Adapters:
     """The adapter ``default`` with the value head, both trained; others, frozen, beside it on the same base.
@@ -113,14 +115,14 @@ class Adapters:
         return {key: tensor.detach().cpu().clone() for key, tensor in state.items()}
 
     @torch.no_grad()
-    def follow(self, decay: float) -> None:
-        """Move the adapter ``average`` towards the current one: ``decay`` of it stays. The first time it is a copy."""
+    def follow(self) -> None:
+        """Move the adapter ``average`` a step towards the current one, of which it is a copy the first time."""
         if "average" not in self.peft_model.peft_config:
             return self.keep_past("average")
         parameters = dict(self.peft_model.named_parameters())
         for name, parameter in self.trainable().items():
             if name in parameters:
-                parameters[name.replace(".default.", ".average.")].lerp_(parameter, 1 - decay)
+                parameters[name.replace(".default.", ".average.")].lerp_(parameter, 1 - AVERAGE_DECAY)
 
     def forget_past(self, name: str) -> None:
         """Take a past self off the base."""

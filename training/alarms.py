@@ -56,12 +56,7 @@ ALARMS = (
 
 def respond(row: dict[str, Any], state: TrainerState, ppo: PPOConfig) -> None:
     """Adapt the learning rate's scale to what the step did; raise alarms, which are noted in ``row``."""
-    if ppo.lr_target_kl is not None:  # the rule of https://arxiv.org/abs/1707.06347, section 4, on the rate
-        if row["approx_kl"] > 2 * ppo.lr_target_kl:
-            state.lr_scale = max(state.lr_scale / 1.5, LEAST_SCALE)
-        elif row["approx_kl"] < ppo.lr_target_kl / 2:
-            state.lr_scale = min(state.lr_scale * 1.5, 1.0)
-    if ppo.alarms == "off" or not row["updates"] or state.step <= ppo.critic_warmup_steps:
+    if ppo.alarms == "off" or not row["updates"]:
         return
     raised = watch(row, state.alarms)
     if raised:

@@ -132,13 +132,20 @@ def rollout_scores(
     return read.logprobs, read.values, importance_M, gap_M
 
 
-def log_ratio_to(
-    logprobs_M: Tensor, sequences: list[Sequence], policy: Policy, ranks: Ranks, adapter: str | None
-) -> Tensor:
-    """log p - log p_adapter of each decision (M), whose mean estimates a KL divergence; zeros where there is none."""
-    if adapter is None:
-        return torch.zeros_like(logprobs_M)
-    return logprobs_M - ranks.score(policy, sequences, adapter=adapter).logprobs
+def log_ratios(
+    logprobs_M: Tensor, sequences: list[Sequence], policy: Policy, kl_coef: float, magnet_coef: float, ranks: Ranks
+) -> tuple[Tensor, Tensor]:
+    """log p - log p_reference and log p - log p_average of each decision (M); zeros where nothing hangs on them.
+
+    Their means estimate the KL divergences of the policy from the two.
+    """
+
+    def log_ratio(adapter: str) -> Tensor:
+        return logprobs_M - ranks.score(policy, sequences, adapter=adapter).logprobs
+
+    zeros_M = torch.zeros_like(logprobs_M)
+    average = policy.average if magnet_coef else None
+    return log_ratio(policy.reference or "base") if kl_coef else zeros_M, log_ratio(average) if average else zeros_M
 
 
 def standardise(rewards_S: Tensor, keys: list[str], moments: Moments) -> Tensor:
@@ -160,27 +167,8 @@ def standardise(rewards_S: Tensor, keys: list[str], moments: Moments) -> Tensor:
     return out_S
 
 
-def against_mates(rewards_S: Tensor, rows: list[Trajectory]) -> Tensor:
-    """Each reward less the mean of the others with the same deal and seat: what luck gave all of them is gone.
-
-    The leave-one-out baseline of https://arxiv.org/abs/2402.14740; 0 for one that has no mates left.
-    """
-    tasks = [row.episode.task for row in rows]
-    deals = [(t.task_id, t.seed, t.opponent, row.seat) for t, row in zip(tasks, rows, strict=True)]
-    numbers = {deal: n for n, deal in enumerate(dict.fromkeys(deals))}
-    deal_S = torch.tensor([numbers[deal] for deal in deals], dtype=torch.long)
-    others_S = deal_S.bincount()[deal_S] - 1
-    sums_S = torch.zeros(len(numbers)).index_add(0, deal_S, rewards_S)[deal_S] - rewards_S
-    return torch.where(others_S > 0, rewards_S - sums_S / others_S.clamp(min=1), 0.0)
-
-
-def terminal_rewards(rows: list[Trajectory], moments: Moments | None, group_size: int = 1) -> tuple[Tensor, float]:
-    """The rewards of trajectories that have one, as they are to be learnt from, and their mean before.
-
-    Compared within deals where ``group_size`` games share one; standardised where ``moments`` are given.
-    """
+def terminal_rewards(rows: list[Trajectory], moments: Moments | None) -> tuple[Tensor, float]:
+    """The rewards of trajectories that have one, standardised where ``moments`` are given, and their mean before."""
     rewards_S = torch.tensor([row.reward for row in rows])
     mean = float(rewards_S.mean()) if rows else 0.0
-    if group_size > 1:
-        rewards_S = against_mates(rewards_S, rows)
     return (rewards_S if moments is None else standardise(rewards_S, [row.key for row in rows], moments)), mean

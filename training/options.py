@@ -33,10 +33,8 @@ class PPOConfig:
 
     learning_rate: float = knob(1e-4, above=0, max=1e30)  # of AdamW, at the first step
     lr_final: float = knob(1.0, min=0, max=1)  # share of the learning rate left at the last step (linear decay)
-    lr_target_kl: float | None = knob(None, above=0)  # rate / 1.5 above twice this KL, back up below half
     num_train_steps: int = knob(10_000, min=1)  # PPO updates
     batch_size: int = knob(8, min=1)  # games a step
-    group_size: int = knob(1, min=1)  # games a step on each deal; the others' mean reward is the baseline (RLOO)
     mini_batch_size: int = knob(8, min=1)  # games; model.tokens_per_batch cuts them into forward passes
     gradient_accumulation_steps: int = knob(1, min=1)  # times that many games make one optimizer step
     ppo_epochs: int = knob(1, min=1)  # passes over a step's decisions; target_kl ends them early
@@ -45,7 +43,6 @@ class PPOConfig:
     entropy_coef: float = knob(0.05, min=0)  # weight of the entropy bonus, per nat
     entropy_final: float = knob(1.0, min=0, max=1)  # share of it left at the last step (linear decay)
     magnet_coef: float = knob(0.0, min=0)  # on the KL to the adapter's own moving average, for self-play; 0: none
-    average_decay: float = knob(0.99, min=0, max=1)  # of that average: the share of it that a step leaves
     legal_mass_coef: float = knob(
         0.1, min=0
     )  # weight of -log of the probability of a legal answer without the constraint
@@ -57,7 +54,6 @@ class PPOConfig:
     horizon: int = knob(10_000, min=1)  # decisions over which the controller reacts
     target_kl: float | None = knob(0.1, above=0)  # approximate KL to the rollout policy that ends a step's epochs
     max_grad_norm: float = knob(1.0, above=0)  # gradients are clipped to this norm
-    critic_warmup_steps: int = knob(0, min=0)  # first steps that move the value head only
     recompute_logprobs: bool = False  # old log-probabilities by the training forward (bf16 decoding differs)
     temperature: float = knob(1.0, above=0)  # of sampling and of what is trained, alike
     max_seq_length: int = knob(4096, min=16)  # tokens; a game that no longer fits is truncated, never cut silently
@@ -69,8 +65,6 @@ class PPOConfig:
     alarms: str = knob("warn", choices=("off", "warn", "act"))  # act: slow down or stop, as alarms.py says
 
     def __post_init__(self) -> None:
-        if self.batch_size % self.group_size:
-            raise ValueError(f"batch_size {self.batch_size} is not divisible by group_size {self.group_size}")
         games, mini, accumulated = self.batch_size, self.mini_batch_size, self.gradient_accumulation_steps
         if games % (mini * accumulated):
             per_update = mini * accumulated

@@ -57,7 +57,7 @@ class TrainerState:
     moments: dict[str, tuple[float, float, float]] = field(default_factory=dict)
     before: list[dict[str, Any]] = field(default_factory=list)  # results of the first evaluation
     row: dict[str, Any] | None = None  # metrics of a step whose evaluation a signal cut short
-    lr_scale: float = knob(1.0, above=0, max=1)  # on the learning rate: what alarms and lr_target_kl made of it
+    lr_scale: float = knob(1.0, above=0, max=1)  # on the learning rate: what alarms made of it
     alarms: dict[str, Any] = field(default_factory=dict)  # what the alarms remember
 
     def check(self, step: int) -> None:
@@ -122,7 +122,7 @@ class Checkpointed:
     def keep_past(self) -> None:
         """Let the average follow the policy, which every ``past_every`` steps becomes an opponent called ``past``."""
         if self.config.ppo.magnet_coef:
-            self.policy.follow(self.config.ppo.average_decay)
+            self.policy.follow()
         if self.config.curriculum.plays_past and self.state.step % self.config.curriculum.past_every == 0:
             name = f"step-{self.state.step:06d}"
             for gone in self.curriculum.add_past(name):

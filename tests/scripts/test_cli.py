@@ -44,7 +44,6 @@ BROKEN = {
     "ppo.batch_size=eight": '--set: ppo.batch_size = "eight": expected an integer >= 1',
     "ppo.gamma=1.5": "--set: ppo.gamma = 1.5: expected a number >= 0 and <= 1",
     "ppo.learning_rate=NaN": '--set: ppo.learning_rate: "NaN" is not allowed: numbers are finite',
-    "ppo.group_size=3": "ppo: batch_size 8 is not divisible by group_size 3",
     "ppo.mini_batch_size=3": "ppo: batch_size 8 is not divisible by mini_batch_size * gradient_accumulation_steps "
     "= 3 * 1 = 3: batch_size 9 or mini_batch_size 1 fits",
     "ppo.batch_size": '--set: expected KEY.PATH=VALUE, not "ppo.batch_size"',

@@ -153,7 +153,6 @@ MUTANTS = {
         Mutant("every epoch in the same order", TRAIN, "(*key, epoch)", "key"),
     ],
     UPDATE + "warming_up_the_critic_moves_nothing_else": [
-        Mutant("warm-up moves the adapter", TRAIN, "step >= self.ppo.critic_warmup_steps", "True"),
     ],
     BATCH + "old_log_probabilities_are_the_rollouts_or_the_learners": [
         Mutant("old log-probabilities never recomputed", STEP, "if not ppo.recompute_logprobs and not served:",

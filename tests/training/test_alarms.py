@@ -13,7 +13,8 @@ QUIET = {"entropy": 1.0, "legal_mass": 0.9, "approx_kl": 0.01, "logprob_gap_mean
          "grad_norm": 1.0, "score_mean": 0.7}  # fmt: skip
 SIGNS = {
     "entropy": {"entropy": 0.04}, "legal_mass": {"legal_mass": 0.4}, "kl": {"approx_kl": 0.31},
-    "logprob_gap": {"logprob_gap_mean": 0.21}, "explained_variance": {"explained_variance": -0.6},
+    "kl_average": {"kl_average": 0.51}, "logprob_gap": {"logprob_gap_mean": 0.21},
+    "explained_variance": {"explained_variance": -0.6},
     "grad_norm": {"grad_norm": 50.0}, "score_drop": {"score_mean": 0.0},
 }  # fmt: skip
 PATIENCE = {alarm.name: alarm.patience for alarm in ALARMS}

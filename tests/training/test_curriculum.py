@@ -3,7 +3,6 @@
 import json
 import random
 from collections import Counter
-from dataclasses import replace
 
 import pytest
 from hypothesis import example, given, settings
@@ -500,12 +499,3 @@ def test_past_selves_survive_a_resume():
     after.load_state_dict(json.loads(json.dumps(before.state_dict())))
     assert (after.past, list(after.past)) == (before.past, list(before.past))
     assert [after.next(i) for i in range(200)] == [before.next(i) for i in range(200)]
-
-
-def test_a_group_plays_one_deal_with_streams_of_its_own():
-    curriculum = Curriculum(one_stage(), 0)
-    tasks = curriculum.draw(16, 8, group_size=4)
-    assert [t.index for t in tasks] == list(range(16, 24))
-    assert [replace(t, index=0) for t in tasks] == [replace(curriculum.next(i), index=0) for i in [16] * 4 + [20] * 4]
-    assert tasks[0].seed != tasks[4].seed
-    assert curriculum.draw(16, 8) == [curriculum.next(i) for i in range(16, 24)]

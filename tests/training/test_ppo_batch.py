@@ -1,6 +1,5 @@
 """From episodes to a batch: who is paid what and when, what is trained, and in which order."""
 
-from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -197,24 +196,3 @@ def test_games_that_were_cut_off_tell_nothing_about_rewards():
     assert batch.reward_mean == 1
     assert gathered([cut], moments=moments).reward_mean == 0
     assert moments == {"a/0": (1, 1.0, 0.0)}
-
-
-def dealt(seed, score, outcome="finished"):
-    """An episode of self-play on the deal of ``seed``; seat 0 gets ``score``, seat 1 the rest."""
-    game = episode("a", {0: [0.0], 1: [0.0]}, {0: score, 1: 1 - score}, outcome)
-    return replace(game, task=Task(0, seed, "self"))
-
-
-def test_in_a_group_a_reward_is_compared_with_those_of_the_same_deal_and_seat():
-    lucky = [dealt(7, score) for score in (1.0, 1.0, 0.75)]
-    unlucky = [dealt(8, score) for score in (0.0, 0.25)]
-    batch = gathered([*lucky, *unlucky], group_size=4)
-    seat_0 = [0.25, 0.25, -0.5, -0.5, 0.5]  # the score is worth twice as much, less the mean of the others
-    assert batch.returns_M.tolist() == [r for reward in seat_0 for r in (reward, -reward)]
-    assert batch.reward_mean == 0
-    alone = gathered([dealt(7, 1.0), dealt(8, 0.0)], group_size=4)
-    assert alone.returns_M.tolist() == [0, 0, 0, 0]
-
-
-def test_without_groups_a_deal_that_comes_twice_is_not_compared():
-    assert gathered([dealt(7, 1.0), dealt(7, 0.0)]).returns_M.tolist() == [1, -1, -1, 1]

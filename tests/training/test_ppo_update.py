@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from tiny import micro_config, rollout, tiny_policy
+from tiny import base_model, micro_config, rollout, tiny_policy
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers.models.qwen2.modeling_qwen2 import Qwen2RMSNorm
 
@@ -14,7 +14,6 @@ import train_ppo
 from env_wrapper import Sequence
 from policy import network
 from train_ppo import Trainer, TrainingError, _backward, collate, minibatches, ppo_loss, ppo_update
-from training import alarms
 from training.options import PPOConfig
 from training.process import StopSignal
 from utils import pack_optimizer
@@ -32,6 +31,7 @@ def float64(monkeypatch):
     def norm(self, x):
         return self.weight * x * (x.pow(2).mean(-1, keepdim=True) + self.variance_epsilon).rsqrt()
 
+    base_model()  # kept for the tests to come: in float64 other numbers would be drawn
     monkeypatch.setattr(torch.Tensor, "float", torch.Tensor.double)
     monkeypatch.setattr(Qwen2RMSNorm, "forward", norm)
     torch.set_default_dtype(torch.float64)
@@ -347,36 +347,6 @@ def test_what_the_update_reads_of_the_legal_mass_is_that_of_a_pass_of_its_own(tm
     stats = ppo_update(policy, adam(policy, 0.0), batch, replace(WHOLE, legal_mass_coef=1e-9), (0,))
     assert stats["legal_mass"] == pytest.approx(float(both.legal_mass.exp().mean()), rel=1e-3)
     assert "legal_mass" not in ppo_update(policy, adam(policy, 0.0), batch, WHOLE, (0,))
-
-
-def test_warming_up_the_critic_moves_nothing_else(tmp_path):
-    config = micro_config(tmp_path, ppo={"critic_warmup_steps": 2, "init_kl_coef": 0.1, "recompute_logprobs": True})
-    trainer = Trainer(config, tmp_path)
-    sequences = [s for e in rollout(trainer.policy) for chain in e.sequences.values() for s in chain]
-    with torch.no_grad():
-        logprobs = trainer.policy.evaluate_decisions(sequences).logprobs
-    before = weights(trainer.policy)
-    for _ in range(2):
-        trainer.step(StopSignal())
-    after = weights(trainer.policy)
-    assert {name for name in before if before[name] != after[name]} == {"value_head.weight", "value_head.bias"}
-    with torch.no_grad():
-        assert torch.equal(trainer.policy.evaluate_decisions(sequences).logprobs, logprobs)
-    trainer.step(StopSignal())
-    moved = {name for name, value in weights(trainer.policy).items() if value != after[name]}
-    assert len(moved) > 10
-
-
-def test_the_learning_rate_answers_to_the_kl(tmp_path):
-    trainer = Trainer(micro_config(tmp_path, ppo={"lr_target_kl": 0.02, "alarms": "off"}), tmp_path)
-    scales = []
-    for kl in (0.05, 0.05, 0.02, 0.005, 0.005, 0.005):
-        alarms.respond({"updates": 1, "approx_kl": kl}, trainer.state, trainer.ppo)
-        scales.append(trainer.state.lr_scale)
-    assert scales == pytest.approx([1 / 1.5, 1 / 2.25, 1 / 2.25, 1 / 1.5, 1, 1])
-    trainer.state.lr_scale = 0.5
-    trainer.set_learning_rate(0)
-    assert trainer.optimizer.param_groups[0]["lr"] == pytest.approx(0.5 * trainer.ppo.learning_rate)
 
 
 # ------------------------------------------------------------------------------------------------------ faults
