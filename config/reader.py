@@ -218,7 +218,7 @@ class _Checker:
     def lay(self, values: dict[str, Any], path: str, value: Any) -> None:
         section, _, key = path.partition(".")
         hint, limits = _knobs(self.sections[section])[key]
-        lists = [kind for kind in (hint, *typing.get_args(hint)) if typing.get_origin(kind) is list]
+        lists = [kind for kind in (hint, *typing.get_args(hint)) if typing.get_origin(kind) in (list, tuple)]
         several = hint in lists or (isinstance(value, str) and "," in value)  # of a list, or of one or a list
         if self.source == "--set: " and lists and several and not isinstance(value, list):
             value = [_word(item) for item in value.split(",")] if isinstance(value, str) else [value]

@@ -8,13 +8,14 @@ import json
 import logging
 import netrc
 import os
+import re
 import secrets
 import urllib.parse
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from utils import read_file, redact
+from utils import CheckpointError, ConfigError, read_file, redact, write_file
 
 log = logging.getLogger(__name__)
 
@@ -27,29 +28,38 @@ Row = Mapping[str, Any]
 class Loggers:
     """Every logger that is wanted and possible. One that fails is told once, in a line, and left out from there.
 
-    ``names``: of ``NAMES``. "auto": W&B where one is logged in; "offline": W&B without a network. ``step``: after which
-    the run goes on, None for a fresh one; what was sent after it is taken back where the logger can.
+    ``names``: of ``NAMES``. "auto": W&B where one is logged in; "offline": W&B without a network, as by WANDB_MODE.
+    ``step``: after which the run goes on, None for a fresh one. TensorBoard takes back what came after it, W&B and
+    trackio cannot: there a step stays as it was first sent.
     """
 
     def __init__(self, names: str | Sequence[str], run_dir: Path, config: Row, step: int | None = None) -> None:
         stages = config.get("curriculum", {}).get("stages", [])
         self._stages = {stage["name"]: number for number, stage in enumerate(stages)}
         self._open: dict[str, Any] = {}
-        settings = redact(dict(config))
+        self._kept, settings = Path(run_dir) / "wandb_id", redact(dict(config))
+        self._id, self._sent = secrets.token_hex(4), step or 0
+        with contextlib.suppress(ConfigError):  # there is none: another run there
+            if step is not None and (told := re.fullmatch(rb"(\w{1,64})(?: (\d{1,9}))?", read_file(self._kept, 100))):
+                self._id, self._sent = told[1].decode(), max(step, int(told[2] or 0))
         for name in dict.fromkeys([names] if isinstance(names, str) else names):
-            if name in ("wandb", "online") and not _logged_in():
+            mode = "offline" if name == "offline" else os.environ.get("WANDB_MODE") or "online"
+            if name == "tensorboard":
+                self._begin(name, _TensorBoard, Path(run_dir), settings, step)
+            elif name == "trackio":
+                self._begin(name, _Trackio, Path(run_dir), settings, self._id)
+            elif name not in ("none", "disabled") and (mode != "online" or _logged_in()):
+                self._begin("wandb", _Wandb, Path(run_dir), settings, self._id, mode)
+            elif name in ("wandb", "online"):
                 log.warning("wandb is off: there is neither WANDB_API_KEY nor a login (wandb login)")
-            elif name in ("tensorboard", "trackio"):
-                self._begin(name, _TensorBoard if name == "tensorboard" else _Trackio, Path(run_dir), settings, step)
-            elif name in ("wandb", "online", "offline") or (name == "auto" and _logged_in()):
-                mode = "offline" if name == "offline" else "online"
-                self._begin("wandb", _Wandb, Path(run_dir), settings, step, mode)
+        self._keep(self._sent)
 
     def log(self, row: Row) -> None:
         """Send one row of metrics under its ``step``, with the stage as a number too."""
         number = {"stage_number": self._stages[row["stage"]]} if row.get("stage") in self._stages else {}
         sent = redact(dict(row) | number) if self._open else {}
-        self._each(lambda logger: logger.log(sent))
+        self._each(lambda logger: logger.log(sent) if row["step"] > self._sent or logger.takes_back else None)
+        self._keep(max(row["step"], self._sent))
 
     def games(self, rows: Sequence[Row]) -> None:
         """Send sample games, as rows of ``episodes.jsonl``."""
@@ -59,6 +69,12 @@ class Loggers:
     def close(self, exit_code: int = 0) -> None:
         """Finish everywhere."""
         self._each(lambda logger: logger.close(exit_code))
+
+    def _keep(self, sent: int) -> None:
+        self._sent = sent
+        with contextlib.suppress(OSError, CheckpointError):
+            if self._open:
+                write_file(self._kept, f"{self._id} {sent}".encode())
 
     def _begin(self, name: str, kind: Callable[..., Any], *about: Any) -> None:
         with self._guarded(name):
@@ -82,12 +98,13 @@ class Loggers:
 
 
 class _Wandb:
-    def __init__(self, run_dir: Path, config: Row, step: int | None, mode: Any) -> None:
+    takes_back = False
+
+    def __init__(self, run_dir: Path, config: Row, run_id: str, mode: Any) -> None:
         import wandb
 
         settings = wandb.Settings(init_timeout=20, silent=True)
         project = os.environ.get("WANDB_PROJECT", PROJECT)
-        run_id = _kept_id(run_dir, step is not None)
         self._run: Any = wandb.init(mode=mode, dir=str(run_dir), config=dict(config), id=run_id, resume="allow",
                                     settings=settings, project=project)  # fmt: skip
 
@@ -104,6 +121,8 @@ class _Wandb:
 
 
 class _TensorBoard:
+    takes_back = True
+
     def __init__(self, run_dir: Path, config: Row, step: int | None) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
@@ -123,10 +142,12 @@ class _TensorBoard:
 
 
 class _Trackio:
-    def __init__(self, run_dir: Path, config: Row, step: int | None) -> None:
+    takes_back = False
+
+    def __init__(self, run_dir: Path, config: Row, run_id: str) -> None:
         import trackio
 
-        name = f"{run_dir.resolve().name}-{_kept_id(run_dir, step is not None)}"
+        name = f"{run_dir.resolve().name}-{run_id}"
         project = os.environ.get("TRACKIO_PROJECT", PROJECT)
         with contextlib.redirect_stdout(io.StringIO()):  # it says how its own dashboard is started
             self._run: Any = trackio.init(project=project, name=name, config=dict(config), resume="allow", embed=False,
@@ -161,16 +182,6 @@ def _told(row: Row) -> str:
     last = str(turns[-1].get("user", "")) if turns else ""
     head = f"{row.get('game')} against {row.get('opponent')}: {row.get('outcome')}, score {row.get('score')}"
     return f"{head}\n{last}\nplayed: {answers}"
-
-
-def _kept_id(run_dir: Path, resumed: bool) -> str:
-    """The run's name at loggers, a new one unless it goes on."""
-    kept = run_dir / "wandb_id"
-    run_id = read_file(kept, 100).decode().strip() if resumed and kept.exists() else ""
-    if not run_id:
-        run_id = secrets.token_hex(4)
-        kept.write_text(run_id)
-    return run_id
 
 
 def _logged_in() -> bool:

@@ -83,8 +83,7 @@ class RunConfig:
 
     output_dir: str = "runs/default"  # where everything of the run goes
     seed: int = knob(0, min=0, max=2**31 - 1)  # of tasks, sampling and shuffling
-    # One or several; auto: W&B where one is logged in (wandb login, WANDB_API_KEY).
-    logger: str | list[str] = knob("auto", choices=LOGGERS)  # noqa: RUF009
+    logger: str | tuple[str, ...] = knob("auto", choices=LOGGERS)  # one or several; auto: W&B where one is logged in
     keep_last: int = knob(2, min=1)  # checkpoints
     keep_best: bool = True  # also that of the best evaluation; ppo.eval_freq 0: of the best window of games
     threads: int = knob(0, min=0)  # CPU threads of torch; 0: its default. Exact resume needs the same number

@@ -356,6 +356,7 @@ class FakeRun:
 @pytest.fixture
 def wandb(monkeypatch, tmp_path):
     monkeypatch.delenv("WANDB_API_KEY", raising=False)
+    monkeypatch.delenv("WANDB_MODE", raising=False)
     monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
     monkeypatch.setenv("HF_TOKEN", "hf_canary")
     fake = types.SimpleNamespace(run=FakeRun(), started=[], Settings=lambda **options: options)
@@ -380,11 +381,33 @@ def test_wandb_takes_a_login_and_goes_on_with_the_same_run(wandb, tmp_path):
     """``wandb login`` writes the netrc file. A fresh run in the folder is a new one there too."""
     (tmp_path / "netrc").write_text("machine api.wandb.ai\n  login user\n  password 0123456789\n")
     stages = {"curriculum": {"stages": [{"name": "easy"}, {"name": "hard"}]}}
-    for resumed in (False, True, False):
-        Loggers("auto", tmp_path, stages, 0 if resumed else None).log({"step": 1, "stage": "hard"})
+    for after, steps in ((None, (1, 2)), (1, (2, 3)), (None, (1,))):  # the checkpoint was older than the last row
+        sender = Loggers("auto", tmp_path, stages, after)
+        for step in steps:
+            sender.log({"step": step, "stage": "hard"})
     first, second, third = (options["id"] for options in wandb.started)
     assert first == second != third
-    assert wandb.run.rows == [(1, {"step": 1, "stage": "hard", "stage_number": 1})] * 3
+    rows = [(step, {"step": step, "stage": "hard", "stage_number": 1}) for step in (1, 2, 3, 1)]
+    assert wandb.run.rows == rows
+
+
+@pytest.mark.parametrize("kept", ["", "a b", "../x 3", "1234567 -1", "\xff", "x" * 200, None])
+def test_what_is_no_name_at_wandb_is_another_run_there(wandb, tmp_path, kept):
+    if kept is None:
+        os.mkfifo(tmp_path / "wandb_id")
+    else:
+        (tmp_path / "wandb_id").write_text(kept, encoding="latin-1")
+    Loggers("offline", tmp_path, {}, 3).log({"step": 4})
+    assert wandb.run.rows == [(4, {"step": 4})]
+    assert re.fullmatch("[0-9a-f]{8} 4", (tmp_path / "wandb_id").read_text())
+
+
+@pytest.mark.parametrize(("name", "mode", "started"), [("auto", "offline", ["offline"]), ("wandb", "disabled",
+                         ["disabled"]), ("none", "offline", []), ("offline", "online", ["offline"])])  # fmt: skip
+def test_wandbs_own_variable_counts(wandb, tmp_path, monkeypatch, name, mode, started):
+    monkeypatch.setenv("WANDB_MODE", mode)
+    Loggers(name, tmp_path, {})
+    assert [options["mode"] for options in wandb.started] == started
 
 
 @pytest.mark.parametrize(
@@ -470,7 +493,7 @@ def test_trackio_reads_what_it_was_sent_in_one_run(tmp_path):
     name, told = json.loads(next(line for line in out.splitlines() if line.startswith("[")))
     assert name.startswith(f"{tmp_path.name}-")
     scores = [(row["step"], row["score_mean"]) for row in told if "score_mean" in row]
-    assert scores == [(1, 0.25), (2, 0.5), (3, 0.75), (3, 0.9)]  # it has no way to take a step back
+    assert scores == [(1, 0.25), (2, 0.5), (3, 0.75)]  # it cannot take a step back: the first stays
     assert told[0].keys() == {"score_mean", "stage_number", "opponents/random", "timestamp", "step"}
     assert "played: x(1,1)" in told[-1]["games"]["_value"]
 
