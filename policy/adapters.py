@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from policy.model import ADAPTER_BYTES, ADAPTER_SECONDS, check_folder
 from utils import ConfigError, bounded
 
-AVERAGE_DECAY = 0.99  # share of the moving average that a step leaves: it is that of about the last 100 steps
+AVERAGE_DECAY = 0.98  # share of the moving average that a step leaves: it is that of about the last 50 steps
 
 
 class Adapters:
