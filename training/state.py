@@ -41,7 +41,7 @@ SHOWN = ("reward_mean", "score_mean", "success_rate", "approx_kl", "entropy", "g
 CONTINUES = (
     "ppo.num_train_steps", "ppo.learning_rate", "ppo.lr_", "ppo.save_freq", "ppo.eval_freq", "ppo.alarms",
     "env.games_path", "env.env_url", "env.env_timeout", "env.vllm_base_url",
-    "run.output_dir", "run.wandb", "run.logger", "run.keep", "run.threads",
+    "run.output_dir", "run.logger", "run.keep", "run.threads",
 )  # fmt: skip
 
 

@@ -452,3 +452,10 @@ def test_bad_tasks_are_one_line():
         with pytest.raises(ValueError, match="allowed") as error:
             new_env()().reset(task)
         assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(("returns", "scores"), [([10, 0], [1, 0]), ([0, 10], [0, 1]), ([5, 5], [0.5, 0.5])])
+def test_of_two_who_do_not_play_for_the_same_sum_the_one_with_more_has_won(returns, scores):
+    """Only games of one's own are of this kind."""
+    dilemma = pyspiel.load_game("matrix_pd")
+    assert [openspiel.score(dilemma, returns, seat) for seat in (0, 1)] == scores
