@@ -219,6 +219,13 @@ class Curriculum:
         by_game = self.success_by_game
         return min(by_game.get(games.NAMES[game], (0.0, 0))[0] for game in self._pools[self._stage])
 
+    @property
+    def rates(self) -> dict[str, float | None]:
+        """Both as metrics; None in a stage in which no games count, as in self-play."""
+        counts = self.stage.gate is not None
+        return {"window_success": self.success_rate if counts else None,
+                "gate_success": self.gate_rate if counts else None}  # fmt: skip
+
     def announcement(self, env_type: str = "openspiel") -> str:
         """The current stage in a line: number, name, games (of trace: levels) and opponent."""
         played: list[str] = [games.NAMES[game] for game in self._pools[self._stage]]

@@ -378,8 +378,7 @@ class Trainer(Checkpointed):
         self.grow_batches()
         row = {"step": state.step, "stage": stage, **summarise(episodes), **stats, **batch.summary(), **legal}
         row |= {"kl_coef": state.kl_coef, "learning_rate": self.optimizer.param_groups[0]["lr"],
-                "buffer_size": self.curriculum.buffer_size, "window_success": self.curriculum.success_rate,
-                "gate_success": self.curriculum.gate_rate}  # fmt: skip
+                "buffer_size": self.curriculum.buffer_size, **self.curriculum.rates}  # fmt: skip
         if any(changes):
             row |= {"stage_change": self.curriculum.stage.name, "stage_reason": self.curriculum.last_change}
         row |= timing(started, played, time.perf_counter(), len(episodes), len(batch.values_M))

@@ -172,7 +172,7 @@ def heading(run: RunData) -> list[tuple[str, str]]:
         "model": about.get("model") or (model.get("model_name") if isinstance(model, dict) else None),
         "games": _listed(about.get("games")) or _listed([k[6:] for k in row if k.startswith("score/")]),
         "against": _listed(about.get("opponents")) or _listed(list(row.get("opponents") or {})),
-        "steps": f"{row['step']:,}" + (f" of {row['games']:,} games" if is_number(row.get("games")) else ""),
+        "steps": f"{row['step']:,}" + (f", of {row['games']:,} games each" if is_number(row.get("games")) else ""),
         "seed": about.get("seed"), "started": str(about.get("started", "")).replace("T", " ")[:16],
         "commit": about.get("commit"), "hardware": about.get("hardware"),
         "time": f"{duration(seconds)} in steps" if seconds else None,
@@ -291,10 +291,12 @@ def write_report(runs: Sequence[RunData], path: Path, again: float = 0) -> Path:
 
     data = {
         "panels": panels(runs),
+        "seen": time.strftime("%H:%M:%S") if again else "",
         "runs": [
             {
                 "name": run.name,
                 "steps": run.rows[-1]["step"],
+                "total": run.about.get("steps"),
                 "window": run.window,
                 "stages": run.stages,
                 "config": run.config,

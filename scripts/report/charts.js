@@ -1,4 +1,4 @@
-// Charts as plain SVG. A panel has lines ({x, y, mean, low, high, label, colour, dash}) or a stack of shares.
+// Charts as plain SVG. A panel has lines: {x, y, mean, low, high, label, colour, dash}.
 const W = 400, H = 210, PAD = {left: 46, right: 10, top: 8, bottom: 22};
 const DASHES = ["", "6 3", "2 3", "8 3 2 3"];
 const COLOURS = 7;
@@ -11,12 +11,12 @@ const shown = (value) => (value instanceof Markup ? value.text : Array.isArray(v
 const html = (parts, ...values) => new Markup(parts.map((part, i) => (i ? shown(values[i - 1]) : "") + part).join(""));
 const put = (element, markup) => { element.innerHTML = shown(markup); };
 
-function short(v) {
+function short(v, digits = 3) {
   if (typeof v !== "number" || Number.isNaN(v)) return "–";
   const a = Math.abs(v);
   if (a !== 0 && (a < 1e-3 || a >= 1e6)) return v.toExponential(1);
   if (a >= 1000) return Math.round(v).toLocaleString("en");
-  return String(Number(v.toPrecision(3)));
+  return String(Number(v.toPrecision(digits)));
 }
 
 function ticks(low, high, count) {
@@ -28,7 +28,7 @@ function ticks(low, high, count) {
 }
 
 function extent(panel) {
-  if (panel.stack || panel.limits) return panel.limits || [0, 1];
+  if (panel.limits) return panel.limits;
   let low = Infinity, high = -Infinity;
   for (const line of panel.lines) {
     // The band of the first few steps is wide and says little: lines set the scale.
@@ -39,7 +39,7 @@ function extent(panel) {
 }
 
 function scales(panel) {
-  const xs = panel.stack ? [panel.x] : panel.lines.map((l) => l.x);
+  const xs = panel.lines.map((l) => l.x);
   const x0 = Math.min(...xs.map((x) => x[0])), x1 = Math.max(...xs.map((x) => x[x.length - 1]));
   const [y0, y1] = extent(panel);
   const sx = (x) => PAD.left + (x1 > x0 ? (x - x0) / (x1 - x0) : 0.5) * (W - PAD.left - PAD.right);
@@ -65,22 +65,12 @@ function drawLine(line, panel, s) {
   return html`<g class="line">${out}</g>`;
 }
 
-function drawStack(panel, s) {
-  const out = [];
-  let low = panel.x.map(() => 0);
-  panel.stack.forEach((part, i) => {
-    const high = low.map((v, j) => v + part.y[j]);
-    out.push(html`<path d="${area(panel.x, low, high, s)}" fill="${colour(i)}" opacity=".8"/>`);
-    low = high;
-  });
-  return out;
-}
-
 function drawAxes(s, stages) {
-  const out = [];
-  for (const y of ticks(s.y0, s.y1, 5)) {
+  const out = [], ys = ticks(s.y0, s.y1, 5);
+  const digits = [3, 4, 5].find((n) => new Set(ys.map((y) => short(y, n))).size === ys.length) ?? 6;
+  for (const y of ys) {
     out.push(html`<line class="axis" x1="${PAD.left}" x2="${W - PAD.right}" y1="${s.sy(y)}" y2="${s.sy(y)}"/>`);
-    out.push(html`<text x="${PAD.left - 6}" y="${s.sy(y) + 3.5}" text-anchor="end">${short(y)}</text>`);
+    out.push(html`<text x="${PAD.left - 6}" y="${s.sy(y) + 3.5}" text-anchor="end">${short(y, digits)}</text>`);
   }
   for (const x of ticks(s.x0, s.x1 > s.x0 ? s.x1 : s.x0 + 1, 5).filter((t) => t <= s.x1 && Number.isInteger(t))) {
     out.push(html`<text x="${s.sx(x)}" y="${H - 6}" text-anchor="middle">${short(x)}</text>`);
@@ -102,30 +92,27 @@ function nearest(xs, x) {
   return x - xs[low] <= xs[high] - x ? low : high;
 }
 
-function readout(panel, entries, x) {
-  const value = (e) => { const xs = e.x || panel.x, i = nearest(xs, x); return (e.mean && e.mean.length ? e.mean : e.y)[i]; };
-  const first = entries[0].x || panel.x;
+function readout(panel, x) {
+  const value = (e) => (e.mean.length ? e.mean : e.y)[nearest(e.x, x)], first = panel.lines[0].x;
   const stage = panel.stages.filter(([step]) => step <= x).pop();
-  const lines = entries.map((e) => html`<br>${legend([e])} <b>${short(value(e))}</b>`);
+  const lines = panel.lines.map((e) => html`<br>${legend([e])} <b>${short(value(e))}</b>`);
   return html`step ${short(first[nearest(first, x)])}${stage ? ` · ${stage[1]}` : ""}${lines}`;
 }
 
 function chart(panel) {
   const box = document.createElement("div"), s = scales(panel);
-  const entries = panel.stack ? panel.stack.map((p, i) => ({...p, colour: i, dash: 0})) : panel.lines;
   box.className = "chart";
   put(box, html`<h3>${panel.title} <small>${panel.unit || ""}</small></h3>
     <svg viewBox="0 0 ${W} ${H}" role="img" aria-label="${panel.title}">
-    ${panel.stack ? drawStack(panel, s) : ""}${drawAxes(s, panel.stages)}
-    ${panel.stack ? "" : panel.lines.map((l) => drawLine(l, panel, s))}
+    ${drawAxes(s, panel.stages)}${panel.lines.map((l) => drawLine(l, panel, s))}
     <line class="stage cursor" y1="${PAD.top}" y2="${H - PAD.bottom}" visibility="hidden"/></svg>
-    <div class="legend">${entries.length > 1 ? legend(entries) : ""}</div><div class="tip" hidden></div>`);
+    <div class="legend">${panel.lines.length > 1 ? legend(panel.lines) : ""}</div><div class="tip" hidden></div>`);
   const svg = box.querySelector("svg"), tip = box.querySelector(".tip"), cursor = box.querySelector(".cursor");
   svg.addEventListener("pointermove", (event) => {
     const frame = svg.getBoundingClientRect(), at = (event.clientX - frame.left) / frame.width * W;
     const share = Math.max(0, Math.min(1, (at - PAD.left) / (W - PAD.left - PAD.right)));
     const x = s.x0 + share * (s.x1 - s.x0);
-    put(tip, readout(panel, entries, x));
+    put(tip, readout(panel, x));
     tip.hidden = false;
     tip.style.left = share > 0.5 ? "54px" : "auto";
     tip.style.right = share > 0.5 ? "auto" : "16px";

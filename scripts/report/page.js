@@ -13,9 +13,11 @@ function tiles() {
   const tile = (value, label) => html`<div class="tile"><b>${value}</b><span>${label}</span></div>`;
   const title = (run) => (data.runs.length > 1 ? html`<h3>${run.name}</h3>` : "");
   return data.runs.map((run) => {
-    const last = run.last, out = [tile(short(run.steps), "steps")];
+    const last = run.last, out = [tile(short(run.steps), run.total > run.steps ? `of ${short(run.total)} steps` : "steps")];
+    const nash = Object.values(run.summary.games || {}).map((g) => g.nash_conv).filter((v) => typeof v === "number");
+    if (nash.length) out.push(tile(short(nash.reduce((a, b) => a + b) / nash.length), "NashConv"));
     if (typeof run.summary.mean_share_of_ceiling === "number") out.push(tile(percent(run.summary.mean_share_of_ceiling), "mean share of ceiling"));
-    if (typeof last.success_rate === "number") out.push(tile(percent(last.window_success ?? last.success_rate), "success, last window"));
+    if (typeof last.success_rate === "number") out.push(tile(percent(last.window_success ?? last.success_rate), `success, last ${(last.window_success ?? null) === null ? "step" : "window"}`));
     if (typeof last.score_mean === "number") out.push(tile(short(last.score_mean), "score, last step"));
     if (last.stage) out.push(tile(last.stage, "stage"));
     const facts = run.heading.map(([head, fact]) => html`<span><b>${head}</b> ${fact}</span>`);
@@ -43,7 +45,7 @@ const MEASURES = [
 
 function evaluation() {
   const runs = data.runs.filter((run) => Object.keys(run.summary.games || {}).length);
-  const without = data.runs.filter((run) => !runs.includes(run)).map((run) => html`<p class="note">${run.name}: no summary.json, so the run was not evaluated.</p>`);
+  const without = data.runs.filter((run) => !runs.includes(run)).map((run) => html`<p class="note">${run.name}: no summary.json; a run is evaluated at its end.</p>`);
   const games = [...new Set(runs.flatMap((run) => Object.keys(run.summary.games)))], many = runs.length > 1;
   const of = (run, game) => run.summary.games[game] || {};
   const known = MEASURES.filter(([head, , cell]) => (!many || ["After", "95 % interval", "Share of ceiling", "NashConv"].includes(head))
@@ -79,7 +81,7 @@ function configuration() {
   if (!keys.length) return html`<p class="note">No run_config.json.</p>`;
   const differs = (key) => new Set(flat.map((f) => f[key])).size > 1;
   const told = flat.length > 1 ? keys.filter(differs) : keys;
-  const rows = told.map((key) => html`<tr><td>${key}</td>${flat.map((f) => html`<td>${f[key] ?? "–"}</td>`)}</tr>`);
+  const rows = told.map((key) => html`<tr><td>${key.split(".").map((part, i) => [i ? html`.<wbr>` : "", part])}</td>${flat.map((f) => html`<td>${f[key] ?? "–"}</td>`)}</tr>`);
   const heads = data.runs.map((run) => html`<th style="text-align:left">${run.name}</th>`);
   const title = flat.length > 1 ? `${told.length} settings differ, ${keys.length - told.length} are the same` : `${keys.length} settings`;
   return html`<details ${flat.length > 1 ? "open" : ""}><summary>${title}</summary><div class="sheet"><table><thead><tr><th>Setting</th>${heads}</tr></thead><tbody>${rows}</tbody></table></div></details>`;
@@ -179,7 +181,7 @@ function show(index) {
   const {frames} = view.episode;
   view.frame = Math.max(0, Math.min(frames.length - 1, index));
   const frame = frames[view.frame], before = view.frame ? frames[view.frame - 1].state : null, [word, tone] = verdict(view.episode);
-  const returns = Array.isArray(view.episode.returns) ? ` · returns ${view.episode.returns.map(short).join(" / ")}` : "";
+  const returns = Array.isArray(view.episode.returns) ? ` · returns ${view.episode.returns.map((v) => short(v)).join(" / ")}` : "";
   const seat = (view.episode.seat ?? null) === null ? "" : ` · the model is Player ${view.episode.seat}`;
   put($("outcome"), html`<span class="${tone}">${word}</span>${returns + seat}`);
   put($("board"), drawPosition(view.episode.game, frame.text ?? frame.state, before));
@@ -194,7 +196,7 @@ function show(index) {
 
 function startReplay() {
   if (!data.runs.some((run) => run.episodes.length)) {
-    put($("viewer"), html`<p class="note">No episodes.jsonl, or it is empty: there is nothing to replay.</p>`);
+    put($("viewer"), html`<p class="note">No games to replay yet: they are recorded at the end of a run.</p>`);
     return;
   }
   const runs = data.runs.map((run, i) => [i, run.name]).filter(([i]) => data.runs[i].episodes.length);
@@ -217,7 +219,7 @@ function startReplay() {
 
 const names = data.runs.map((run) => run.name).join(" · ");
 document.title = `${names}: run report`;
-$("title").textContent = names;
+$("title").textContent = names + (data.seen ? ` · going on, as of ${data.seen}` : "");
 put($("tiles"), tiles());
 put($("tables"), evaluation());
 const stages = data.runs.flatMap((run) => run.stages);

@@ -303,7 +303,7 @@ def test_a_run_says_what_it_is_and_what_it_came_to_on_a_page_to_be_pasted(tmp_pa
     (run / "run_config.json").write_text(json.dumps({"ppo": {"max_grad_norm": 0.5, "cliprange": 0.2}}))
     assert visualize.main(["--run", str(run)]) == 0
     known = dict(embedded(run / "report.html")["runs"][0]["heading"])
-    assert known == {"model": "models/tiny", "games": "hex, go", "against": "random", "steps": "9 of 16 games",
+    assert known == {"model": "models/tiny", "games": "hex, go", "against": "random", "steps": "9, of 16 games each",
                      "seed": "3", "started": "2026-11-22 10:00", "commit": "abc1234", "hardware": "2 CPU cores",
                      "time": "1h02m in all, 0m00s in steps"}  # fmt: skip
     text = (run / "report.md").read_text()
@@ -318,7 +318,7 @@ def test_a_run_says_what_it_is_and_what_it_came_to_on_a_page_to_be_pasted(tmp_pa
 def test_a_run_from_before_about_json_still_says_what_it_can(tmp_path):
     run = visualize.load_run(write_run(tmp_path / "run", steps=9, shown=[]))
     assert dict(visualize.heading(run)) == {"model": "tiny", "games": "tic_tac_toe, leduc_poker",
-                                            "against": "random, mcts:50x1", "steps": "9 of 16 games"}  # fmt: skip
+                                            "against": "random, mcts:50x1", "steps": "9, of 16 games each"}  # fmt: skip
 
 
 def test_text_of_others_cannot_break_the_pasted_page():
@@ -338,7 +338,8 @@ def test_a_page_that_follows_a_run_until_its_summary_is_there(tmp_path, monkeypa
 
     def sleep(seconds):
         page = (run / "report.html").read_text()
-        seen.append((seconds, '<meta http-equiv="refresh" content="5">' in page, embedded(run / "report.html")))
+        again = '<meta http-equiv="refresh" content="5">' in page and embedded(run / "report.html")["seen"] != ""
+        seen.append((seconds, again, embedded(run / "report.html")))
         with (run / "metrics.jsonl").open("a") as file:
             file.write(json.dumps({"step": 9 + len(seen), "score_mean": 0.5}) + "\n")
         if len(seen) == 2:
@@ -352,6 +353,7 @@ def test_a_page_that_follows_a_run_until_its_summary_is_there(tmp_path, monkeypa
     ]
     assert embedded(run / "report.html")["runs"][0]["steps"] == 11
     assert 'http-equiv="refresh"' not in (run / "report.html").read_text()
+    assert embedded(run / "report.html")["seen"] == ""
     assert capsys.readouterr().out.split() == [
         str(run / n) for n in ("report.html", "curves.png", "report.html", "report.md")
     ]
@@ -590,6 +592,21 @@ def test_what_matters_is_in_sight_and_the_rest_is_folded(page):
     assert "Learning rate" in others
     assert page.js("document.getElementById('more').textContent") == f"{len(others)} more charts"
     assert page.js("document.getElementById('others').checkVisibility()") is False
+
+
+def test_a_run_that_goes_on_says_how_far_it_is_and_self_play_what_it_is_worth(page, tmp_path):
+    run = write_run(tmp_path / "run", steps=9, shown=[])
+    rows = [{"step": s, "success_rate": 0.25, "window_success": None, "memory_mb": 497.2 + s / 100} for s in (8, 9)]
+    (run / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (run / "about.json").write_text(json.dumps(ABOUT | {"steps": 40}))
+    (run / "summary.json").write_text(json.dumps({"games": {"leduc_poker": {"after": 0.1, "nash_conv": 4.186}}}))
+    page.open(visualize.write_report([visualize.load_run(run)], run / "report.html", 60))
+    tiles = page.js("[...document.querySelectorAll('.tile')].map((e) => e.textContent)")
+    assert tiles == ["9of 40 steps", "4.19NashConv", "25 %success, last step"]
+    assert re.fullmatch(r"run · going on, as of \d\d:\d\d:\d\d", page.js("document.querySelector('h1').textContent"))
+    chart = "document.querySelector('[aria-label=Memory]').querySelectorAll('[text-anchor=end]')"
+    ticks = page.js(f"[...{chart}].map((e) => e.textContent)")
+    assert len(set(ticks)) == len(ticks) > 2
 
 
 @pytest.fixture(scope="module")
