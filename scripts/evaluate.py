@@ -253,7 +253,7 @@ class Contest:
     def exploit(self) -> dict[str, Any]:
         """Train best responses to each player in each game and play the best of them: lower bounds of what it loses."""
         from evaluation.players import find_adapter
-        from scripts.exploit import best_response
+        from scripts.exploit.train import best_response
 
         arena = self.arena([], len(self.players))
         report: dict[str, Any] = {"settings": self.settings([]) | {"exploit": self.args.exploit}, "tables": []}

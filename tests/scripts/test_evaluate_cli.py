@@ -20,7 +20,8 @@ from evaluation import arena, players
 from evaluation.measure import exact_table, paired_tasks, table_values
 from evaluation.players import ChatPlayer, Roster
 from policy import load_policy
-from scripts import evaluate, exploit, play
+from scripts import evaluate, play
+from scripts.exploit import train as exploit
 from training.console import Console
 
 
