@@ -5,7 +5,7 @@
     python scripts/evaluate.py --compare runs/tiny base                       is it better than the model it began as?
     python scripts/evaluate.py --ladder --checkpoint runs/tiny                ratings among base, bots and checkpoints
     python scripts/evaluate.py --model Qwen/Qwen3-4B --protocol affinetes     as the public environment scores
-    python scripts/evaluate.py --model NAME --base_url http://127.0.0.1:8000/v1
+    python scripts/evaluate.py --model NAME --base-url http://127.0.0.1:8000/v1
 
 A player is named by the directory of a checkpoint or of a run (its latest checkpoint), ``base``, a bot (random, mcts,
 mcts_light, mcts:SIMSxROLLOUTS, ismcts) or the http(s) address of an OpenAI-compatible server. A success is a score
@@ -235,7 +235,7 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--checkpoint", nargs="+", default=[], metavar="PLAYER", help="whom to evaluate")
     add("--compare", nargs=2, metavar="PLAYER", help="evaluate both and test the difference")
     add("--ladder", nargs="*", metavar="PLAYER", help="round robin; default: base, random, mcts and --checkpoint")
-    add("--base_url", metavar="URL", help="of an OpenAI-compatible server; its key comes from OPENAI_API_KEY")
+    add("--base-url", metavar="URL", help="of an OpenAI-compatible server; its key comes from OPENAI_API_KEY")
     add("--opponent", metavar="PLAYER", help="default random; mcts with --protocol affinetes")
     add("--games", nargs="+", metavar="GAME", help="NAME, NAME#CONFIG, task id or FIRST-LAST; default: the run's")
     add("--episodes", type=at_least(2), default=200, help="a game, half in each seat (default 200)")
@@ -244,7 +244,7 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--output", type=Path, metavar="FILE.jsonl", help="a row a game; the command goes on where it was interrupted")
     add("--json", metavar="FILE", help="the tables as JSON")
     add("--markdown", action="store_true", help="tables to be pasted into Markdown")
-    add("--games_at_once", type=at_least(1), default=128, help="part of what the seed determines (default 128)")
+    add("--games-at-once", type=at_least(1), default=128, help="part of what the seed determines (default 128)")
     player_flags(parser)
     args = parser.parse_args(argv)
     if not (args.checkpoint or args.compare or args.ladder is not None or args.model):
@@ -252,7 +252,7 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     if args.episodes % 2:
         parser.error(f"--episodes {args.episodes}: an even number, half of them for each seat")
     if args.base_url and not args.model:
-        parser.error("--base_url: --model must name the model that the server is to be asked for")
+        parser.error("--base-url: --model must name the model that the server is to be asked for")
     return args
 
 
