@@ -281,7 +281,8 @@ class _Checker:
         everywhere = [f"{name}.{key}" for name, cls in self.sections.items() for key in _knobs(cls)]
         nearest = max([*siblings, *everywhere], key=lambda known: _likeness(path[:99], known))
         last, its = path[:99].rpartition(".")[2], nearest.rpartition(".")[2]
-        near = difflib.SequenceMatcher(None, last, its).ratio() >= LIKE
+        part = last in its.split("_") and path.partition(".")[0] == nearest.partition(".")[0]
+        near = part or difflib.SequenceMatcher(None, last, its).ratio() >= LIKE
         hint = f"the nearest is {nearest}" if near else "docs/configuration.md lists them"
         hint = synonyms.HINTS.get(_plain(last), hint)
         return ConfigError(f"{self.source}{_name(path)} = {_show(value)}: no such key; {hint}")

@@ -43,6 +43,7 @@ def find(name: str) -> str:
     if typed in plain:
         return plain[typed]
     near = [plain[key] for key in difflib.get_close_matches(typed[:99], plain, 1, 0.7)]
+    near = near or [known for key, known in plain.items() if len(typed) > 2 and key.startswith(typed)]
     meant = f", the nearest is {near[0]}" if near else ""
     raise ValueError(f"game {name!r} is not known{meant}: allowed are {', '.join(NAMES)}, and those of env.games_path")
 

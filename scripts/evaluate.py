@@ -7,7 +7,7 @@
     python scripts/evaluate.py --checkpoint runs/tiny --exploit 3             how much can be won from it at the least?
     python scripts/evaluate.py --strength --checkpoint runs/tiny              against search, and against solved games
     python scripts/evaluate.py --model Qwen/Qwen3-4B --protocol affinetes     as the public environment scores
-    python scripts/evaluate.py --model NAME --base_url http://127.0.0.1:8000/v1
+    python scripts/evaluate.py --model NAME --base-url http://127.0.0.1:8000/v1
 
 A player is named by the directory of a checkpoint or of a run (its latest checkpoint), ``base``, a bot or the http(s)
 address of an OpenAI-compatible server. Bots are random, mcts, mcts_light, mcts:SIMSxROLLOUTS, ismcts, and in small
@@ -350,9 +350,9 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     add(
         "--exploit", type=at_least(1), metavar="N", help="train N best responses to it and play the best: a lower bound"
     )
-    add("--exploit_steps", type=at_least(1), default=200, help="of PPO for each of them (default 200)")
+    add("--exploit-steps", type=at_least(1), default=200, help="of PPO for each of them (default 200)")
     add("--strength", action="store_true", help="a table against search and solved games, 1000 games a cell")
-    add("--base_url", metavar="URL", help="of an OpenAI-compatible server; its key comes from OPENAI_API_KEY")
+    add("--base-url", metavar="URL", help="of an OpenAI-compatible server; its key comes from OPENAI_API_KEY")
     add("--opponent", metavar="PLAYER", help="default random; mcts with --protocol affinetes")
     add("--games", nargs="+", metavar="GAME", help="NAME, NAME#CONFIG, task id or FIRST-LAST; default: the run's")
     add("--episodes", type=at_least(2), help="a game, half in each seat (default 200, with --strength 1000)")
@@ -361,7 +361,7 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--output", type=Path, metavar="FILE.jsonl", help="a row a game; the command goes on where it was interrupted")
     add("--json", metavar="FILE", help="the tables as JSON")
     add("--markdown", action="store_true", help="tables to be pasted into Markdown")
-    add("--games_at_once", type=at_least(1), default=128, help="part of what the seed determines (default 128)")
+    add("--games-at-once", type=at_least(1), default=128, help="part of what the seed determines (default 128)")
     player_flags(parser)
     args = parser.parse_args(argv)
     args.episodes = args.episodes or (1000 if args.strength else 200)
@@ -379,7 +379,7 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     ):
         parser.error("--exploit: needs --checkpoint with runs or their checkpoints, and nothing to compare")
     if args.base_url and not args.model:
-        parser.error("--base_url: --model must name the model that the server is to be asked for")
+        parser.error("--base-url: --model must name the model that the server is to be asked for")
     return args
 
 

@@ -1,6 +1,7 @@
 """Clone the moves of a strong bot into an adapter, for PPO to start from (``model.adapter``).
 
     python scripts/warmstart.py --config config/presets/leduc_selfplay.json --teacher cfr --output runs/warm
+    python scripts/warmstart.py --config config/presets/tiny.json --teacher mcts:100x1 --episodes 500 --output runs/m
     python train_ppo.py --config config/presets/leduc_selfplay.json --set model.adapter=runs/warm
 
 A model that never answers legally, or never wins, learns nothing from rewards. The teacher plays the games of the
@@ -148,7 +149,7 @@ def parse_args(argv: Seq[str] | None) -> argparse.Namespace:
     add("--config", action="append", default=[], metavar="FILE", help="as for train_ppo.py")
     add("--set", action="append", default=[], metavar="KEY=VALUE", help="as for train_ppo.py")
     add("--teacher", default="mcts", help="an opponent that searches, or cfr, cfr:ITERATIONS, perfect")
-    add("--games", type=at_least(1), default=2048, help="that the teacher plays, over all games of the stages")
+    add("--episodes", type=at_least(1), default=2048, help="that the teacher plays, over all games of the stages")
     add("--explore", type=float, default=0.2, help="share of moves played at random, to see more positions")
     add("--epochs", type=at_least(1), default=4)
     add("--batch", type=at_least(1), default=64, help="sequences an optimizer step")
@@ -188,7 +189,7 @@ def run(args: argparse.Namespace) -> None:
     exactly = exact_tasks(config, policy.chat)
     before = evaluate(policy, config.env, tasks_shown, config.ppo.eval_games, exact_tasks=exactly)
     curriculum = Curriculum(config.curriculum, config.run.seed)
-    tasks = [curriculum.next(i) for i in range(args.games)]
+    tasks = [curriculum.next(i) for i in range(args.episodes)]
     episodes: list[Episode] = []
     console = Console(len(tasks))
     for start in range(0, len(tasks), GAMES_AT_ONCE):
@@ -201,7 +202,7 @@ def run(args: argparse.Namespace) -> None:
     answers, score = sum(len(s.decisions) for s in sequences), np.mean([e.score for e in episodes])
     print(f"{args.teacher} played {len(episodes)} games, mean score {score:.3f}: {answers} to learn")
     if not sequences:
-        raise ConfigError("--games: the teacher had nothing to decide")
+        raise ConfigError("--episodes: the teacher had nothing to decide")
     clone(policy, sequences, config, args)
     after = evaluate(policy, config.env, tasks_shown, config.ppo.eval_games, exact_tasks=exactly)
     print("\n" + result_table([r.row for r in before], after)[0])

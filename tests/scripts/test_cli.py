@@ -40,6 +40,10 @@ def games(value):
 
 BROKEN = {
     "ppo.batch_sise=8": "--set: ppo.batch_sise = 8: no such key; the nearest is ppo.batch_size",
+    "model.name=x": '--set: model.name = "x": no such key; the nearest is model.model_name',
+    "model.path=x": '--set: model.path = "x": no such key; docs/configuration.md lists them',
+    "env.allowed_game_indices=dots": "env.allowed_game_indices: game 'dots' is not known, the nearest is "
+    "dots_and_boxes: allowed are ",
     "pop.batch_size=8": "--set: pop = {'batch_size': 8}: no such key; the nearest is ppo",
     "ppo.batch_size=eight": '--set: ppo.batch_size = "eight": expected an integer >= 1',
     "ppo.gamma=1.5": "--set: ppo.gamma = 1.5: expected a number >= 0 and <= 1",

@@ -528,7 +528,7 @@ def test_flags_mean_the_same_in_every_program(capsys):
         (["--checkpoint", "random", "--games", "ches"], "--games: game 'ches' is not known"),
         (["--checkpoint", "random", "--games", "hex#x"], "--games: game 'hex#x' is not known"),
         (["--checkpoint", "random", "--num_episodes", "3"], "--episodes 3: an even number"),
-        (["--checkpoint", "random", "--games_at_once", "0"], "--games_at_once: 0: expected at least 1"),
+        (["--checkpoint", "random", "--games_at_once", "0"], "--games-at-once: 0: expected at least 1"),
         (["--checkpoint", "random", "--set", "ppo.nothing=1"], "--set: ppo.nothing = 1: no such key"),
         (["--checkpoint", "base"], "base: the base of what?"),
         (["--checkpoint", "http://127.0.0.1:1/v1"], "--model must name the model"),

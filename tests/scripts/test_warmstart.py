@@ -109,7 +109,7 @@ def test_a_warm_start_is_legal_and_better_and_ppo_goes_on_from_it(tmp_path, caps
     stages = {"curriculum": {"stages": [{"name": "only", "games": [[KUHN, KUHN]]}]}}
     config = micro_file(tmp_path, ppo={"eval_games": 40}, **stages)
     out = tmp_path / "warm"
-    words = ["--config", config, "--teacher", "cfr:50", "--games", "300", "--epochs", "6", "--batch", "16"]
+    words = ["--config", config, "--teacher", "cfr:50", "--episodes", "300", "--epochs", "6", "--batch", "16"]
     assert main([*words, "--output", str(out)]) == 0
     text = capsys.readouterr().out
     assert "cfr:50: 256/300 games played\ncfr:50: 300/300 games played\n" in text
@@ -140,7 +140,7 @@ def test_how_many_games_are_open_at_once_changes_nothing(tmp_path, monkeypatch):
     config = micro_file(tmp_path, ppo={"eval_games": 2})
     for at_once in (3, 256):
         monkeypatch.setattr(warmstart, "GAMES_AT_ONCE", at_once)
-        words = ["--config", config, "--teacher", "mcts:10x1", "--games", "8", "--epochs", "1"]
+        words = ["--config", config, "--teacher", "mcts:10x1", "--episodes", "8", "--epochs", "1"]
         assert main([*words, "--output", str(tmp_path / str(at_once))]) == 0
     few, all_of_them = ((tmp_path / str(n) / "adapter_model.safetensors").read_bytes() for n in (3, 256))
     assert few == all_of_them
@@ -163,7 +163,7 @@ def test_teachers_that_cannot_teach_are_refused(spec, task_id, message):
 
 
 @pytest.mark.parametrize(
-    ("flag", "value"), [("--games", "0"), ("--explore", "1"), ("--epochs", "-1"), ("--legal-mass", "-1")]
+    ("flag", "value"), [("--episodes", "0"), ("--explore", "1"), ("--epochs", "-1"), ("--legal-mass", "-1")]
 )
 def test_numbers_out_of_range_are_told_in_one_line(tmp_path, capsys, flag, value):
     with pytest.raises(SystemExit) as stopped:

@@ -1,0 +1,24 @@
+"""Programs are alike: what --help shows, and what flags are called."""
+
+import importlib
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PROGRAMS = ["train_ppo", *(f"scripts.{path.stem}" for path in sorted((ROOT / "scripts").glob("[a-z]*.py")))]
+# One meaning, one name: how long it is, whom it is about, where it goes.
+NAMES = {"--num-episodes", "--num-games", "--checkpoint-dir", "--adapters", "--run-dir", "--out", "--output-file"}
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_help_shows_two_examples_and_flags_by_their_usual_names(name, capsys):
+    program = importlib.import_module(name)
+    with pytest.raises(SystemExit) as ended:
+        program.main(["--help"])
+    assert ended.value.code == 0
+    shown, file = capsys.readouterr().out, name.replace(".", "/") + ".py"
+    assert len(re.findall(rf"^ +python {file} ?.*$", shown, re.MULTILINE)) >= 2
+    flags = set(re.findall(r"^ +(--[\w-]+)", shown, re.MULTILINE))
+    assert not {flag for flag in flags if "_" in flag} | flags & NAMES
