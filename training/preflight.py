@@ -14,6 +14,7 @@ import time
 from collections import defaultdict
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field, replace
+from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -22,7 +23,7 @@ import psutil
 import torch
 from tabulate import tabulate
 
-from curriculum import eval_tasks, first_tasks, pool
+from curriculum import CurriculumConfig, eval_tasks, first_tasks, pool
 from env_wrapper import play
 from envs.protocol import Action, Episode, Query, Task
 from games import CONFIGS_PER_GAME, GAMES
@@ -121,8 +122,11 @@ def measure_prompts(config: SimpleNamespace, chat: ChatFormat, peek: bool = Fals
     """Game index -> token counts from four random games (``peek``: from their first prompts).
 
     Raises:
-        ConfigError: ``ppo.max_seq_length`` cannot hold a game's first prompt and answer, or a game failed.
+        ConfigError: ``ppo.max_seq_length`` cannot hold a game's first prompt and answer, a game failed, or a bot
+            cannot play it.
     """
+    if config.env.env_type == "openspiel" and config.env.env_mode == "local":
+        check_opponents(config.curriculum)
     everything = [item for stage in config.curriculum.stages for item in stage.games]
     opponent = "self" if any("self" in stage.mixture for stage in config.curriculum.stages) else "random"
     tasks: dict[int, list[Task]] = defaultdict(list)
@@ -136,6 +140,22 @@ def measure_prompts(config: SimpleNamespace, chat: ChatFormat, peek: bool = Fals
             f"tokens; expected at least {needed}, a shorter env.prompt, or other games in curriculum.stages"
         )
     return measured
+
+
+def check_opponents(curriculum: CurriculumConfig) -> None:
+    """Raise ConfigError where a bot of a stage cannot play one of its games; ``cfr`` shows it in one iteration."""
+    from envs.openspiel import table
+    from envs.opponents import make_bot, parse_opponent
+
+    for stage in curriculum.stages:
+        names = [*stage.mixture, stage.gate_opponent or "random"]
+        specs = [parse_opponent(name) for name in names if name != "past"]
+        tables = [table(ranges[0][0]) for ranges in pool(stage.games).values()]
+        for spec, played in product(specs, tables):
+            try:
+                make_bot(played.game, played.spiel, replace(spec, iterations=1), seat=0, seed=0)
+            except ValueError as error:
+                raise ConfigError(f"curriculum.stages: stage {stage.name!r}: {error}") from error
 
 
 def _measure(config: SimpleNamespace, chat: ChatFormat, tasks: list[Task], peek: bool) -> Prompts:

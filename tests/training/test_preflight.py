@@ -242,6 +242,28 @@ def test_a_first_prompt_that_cannot_fit_is_refused(tmp_path, check):
         check(config)
 
 
+@pytest.mark.parametrize("check", [preflight.describe, preflight.check_prompts])
+@pytest.mark.parametrize(
+    ("games", "opponent"),
+    [
+        (("leduc_poker", "tic_tac_toe"), "cfr"),
+        (("tic_tac_toe", "kuhn_poker"), {"random": 0.5, "perfect": 0.5}),
+        (("connect_four",), "perfect"),
+        (("bridge",), "ismcts"),
+    ],
+)
+def test_a_bot_that_cannot_play_a_game_of_its_stage_is_refused(tmp_path, check, games, opponent):
+    config = micro_config(tmp_path, ppo={"max_seq_length": 4096}, curriculum=stage(*games, opponent=opponent))
+    bot = opponent if isinstance(opponent, str) else "perfect"
+    with pytest.raises(ConfigError, match=rf"stage 'only': opponent {bot} cannot play {games[-1]}"):
+        check(config)
+
+
+def test_a_bot_that_solves_the_games_of_its_stage_is_taken_before_it_solves_them(tmp_path):
+    curriculum = stage("kuhn_poker", opponent="cfr:999999999")
+    preflight.check_prompts(micro_config(tmp_path, curriculum=curriculum))
+
+
 def test_games_that_outgrow_the_limit_are_named(tmp_path):
     options = {"env": {"history_turns": "all"}, "curriculum": stage("kuhn_poker", "connect_four")}
     fits = preflight.describe(micro_config(tmp_path, ppo={"max_seq_length": 1024}, **options))
