@@ -147,7 +147,7 @@ def parse_args(argv: Seq[str] | None) -> argparse.Namespace:
     parser = FlagParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
     add("--config", action="append", default=[], metavar="FILE", help="as for train_ppo.py")
-    add("--set", action="append", default=[], metavar="KEY=VALUE", help="as for train_ppo.py")
+    add("--set", nargs="+", action="extend", default=[], metavar="KEY=VALUE", help="as for train_ppo.py")
     add("--teacher", default="mcts", help="an opponent that searches, or cfr, cfr:ITERATIONS, perfect")
     add("--episodes", type=at_least(1), default=2048, help="that the teacher plays, over all games of the stages")
     add("--explore", type=float, default=0.2, help="share of moves played at random, to see more positions")

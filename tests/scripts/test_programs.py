@@ -1,5 +1,6 @@
 """Programs are alike: what --help shows, and what flags are called."""
 
+import contextlib
 import importlib
 import re
 from pathlib import Path
@@ -22,3 +23,14 @@ def test_help_shows_two_examples_and_flags_by_their_usual_names(name, capsys):
     assert len(re.findall(rf"^ +python {file} ?.*$", shown, re.MULTILINE)) >= 2
     flags = set(re.findall(r"^ +(--[\w-]+)", shown, re.MULTILINE))
     assert not {flag for flag in flags if "_" in flag} | flags & NAMES
+
+
+@pytest.mark.parametrize(
+    ("name", "others"),
+    [("train_ppo", []), ("scripts.evaluate", ["--checkpoint", "base"]), ("scripts.warmstart", ["--output", "x"])],
+)
+def test_settings_are_given_one_by_one_or_together(name, others, capsys):
+    program = importlib.import_module(name)
+    with contextlib.suppress(SystemExit):
+        program.main([*others, "--set", "model.dtype=float32", "ppo.gama=1", "--set", "ppo.gamma=1"])
+    assert "--set: ppo.gama = 1: no such key; the nearest is ppo.gamma" in capsys.readouterr().err
