@@ -527,7 +527,7 @@ def main(argv: list[str] | None = None) -> int:
     """Print one of the two tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", nargs="+", choices=("tiny", "smol"), default=[], help="predicted and measured here")
-    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")
+    parser.add_argument("--set", nargs="+", action="extend", default=[], metavar="KEY=VALUE")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args(argv)
     if args.check:
