@@ -213,7 +213,7 @@ def counted_in(layers: int, passes: Seq[Pass], config: SimpleNamespace, architec
         store.layers = [(store._room(slots), store._room(slots)) for _ in trunk.layers]
         for p in passes:
             with counter, gpu_kernels(counter), torch.set_grad_enabled(p.part == "update"):
-                hidden = network.run_trunk(trunk, p.tree, store if p.past else None, p.recompute)
+                hidden = network.run_trunk(trunk, p.tree, store if p.past else None, layers * p.recompute)
                 if p.part == "update":
                     hidden.sum().backward()
     return counter.ops
@@ -262,9 +262,9 @@ def recorded(policy: Any) -> Iterator[list[Pass]]:
     passes: list[Pass] = []
     real, act, acting = network.run_trunk, policy.act, [False]
 
-    def run_trunk(model: Any, tree: Tree, store: Any = None, recompute: bool = False) -> torch.Tensor:
+    def run_trunk(model: Any, tree: Tree, store: Any = None, recompute: int = 0) -> torch.Tensor:
         part = "rollout" if acting[0] else "update" if torch.is_grad_enabled() else "score"
-        passes.append(Pass(part, tree, store is not None, recompute))
+        passes.append(Pass(part, tree, store is not None, recompute > 0))
         return real(model, tree, store, recompute)
 
     def playing(queries: Any) -> Any:
@@ -450,7 +450,7 @@ class Processor:
         return self.python + max(op.flops / float(rate), float(np.interp(op.bytes, SIZES, self.kinds["plain"])))
 
 
-def priced(device: Any, ops: list[tuple[Op, int]]) -> float:
+def priced(device: Any, ops: Seq[tuple[Op, float]]) -> float:
     """Seconds of operations on a device."""
     return sum(device.seconds(op) * times for op, times in ops)
 
@@ -489,17 +489,28 @@ def card_rows(name: str, four_bit: bool, cards: Seq[Card], sets: Seq[str] = (), 
         measured = preflight.measure_prompts(config, ChatFormat(load_tokenizer(config.model)))
         gpu = SimpleNamespace(**vars(config) | {"model": replace(config.model, device="cuda")})
         held = preflight.memory(gpu, count_parameters(config.model, config.lora, architecture), architecture, measured)
-    whole = [whole_step(step, config, architecture) for step in played]
+    again = [whole_step(step, config, architecture) for step in played]
+    for p in (p for step in played for p in step.passes):
+        p.recompute = False
+    kept = [whole_step(step, config, architecture) for step in played]
+    tokens = max(len(p.tree.ids_N) for step in played for p in step.passes if p.part == "update")
+    layer = network.activation_bytes(architecture, config.lora.target_modules, 2)
+    always = sum(preflight.held(gpu, count_parameters(config.model, config.lora, architecture)).values())
     host = sum(step.seconds for step in played) / steps
     rows = []
     for card in cards:
+        layers_kept = network.layers_kept(card.gb * 1e9 - always, tokens, architecture, layer, 2)
+        share = layers_kept / architecture.num_hidden_layers
+        mixed = [[(op, n * part) for ops, part in ((a["update"], 1 - share), (k["update"], share)) for op, n in ops]
+                 for a, k in zip(again, kept, strict=True)]  # fmt: skip
+        whole = [step | {"update": update} for step, update in zip(again, mixed, strict=True)]
         parts = {p: sum(priced(card, w[p]) for w in whole) / steps for p in ("rollout", "score", "update")}
         ops = [op for w in whole for part in w.values() for op in part]
         total = sum(card.seconds(op) * n for op, n in ops)
         bound = {why: sum(card.seconds(op) * n for op, n in ops if card.bound(op) == why) / total for why in BOUNDS}
         rows.append({"card": card.name, "model": name, "base": "NF4" if four_bit else "bf16",
                      **{f"{p} s": s for p, s in parts.items()}, "host s": host, "step s": sum(parts.values()) + host,
-                     "peak GB": preflight.peak(held) / 1e9,
+                     "layers kept": layers_kept, "peak GB": preflight.peak(held) / 1e9,
                      **{why: f"{share:.0%}" for why, share in bound.items()}})  # fmt: skip
     return rows
 

@@ -9,7 +9,7 @@ Shapes: N tokens computed in a pass, U of them read, D hidden size, H heads, E h
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from collections.abc import Sequence as Seq
 from typing import Any, NamedTuple
 
@@ -27,6 +27,7 @@ from policy.tree import NOTHING, Row, Tree, grow, new_tokens
 
 SHARED_PREFIX_MIN = 32  # tokens; a shorter system message costs less to read again than to keep
 QUERIES = 64, 256  # of a run, on CPUs and on GPUs: short ones waste less on what a causal mask hides
+RESERVE = 2 << 30  # bytes of a GPU that no layer's activations take: the output layer's turn, and what is not foreseen
 ATTENDED = 16  # tokens attended to cost about as much as one that is computed
 
 
@@ -67,7 +68,37 @@ def _run_layer(layer: Any, h_ND: Tensor, common: _Pass, held: tuple[Tensor, Tens
     return h_ND + linear(layer.mlp.down_proj, gated(layer.mlp, norm(layer.post_attention_layernorm, h_ND)))
 
 
-def run_trunk(model: Any, tree: Tree, store: Store | None = None, recompute: bool = False) -> Tensor:
+def head_size(architecture: Any) -> int:
+    """Of one attention head."""
+    return getattr(architecture, "head_dim", None) or architecture.hidden_size // architecture.num_attention_heads
+
+
+def activation_bytes(architecture: Any, targets: Collection[str], size: int) -> int:
+    """Bytes that one token leaves behind in one layer for the backward pass, the base frozen.
+
+    What autograd keeps of ``run_trunk``: the inputs of both norms and their scales (fp32), the input of each group of
+    linears that has an adapter (o_proj's is the attention's output), queries, keys, values and output of the attention,
+    and in the MLP both branches before they are multiplied. ``targets``: the linears with one; ``size``: of a number.
+    """
+    h, f = architecture.hidden_size, architecture.intermediate_size
+    heads, kv_heads = architecture.num_attention_heads, architecture.num_key_value_heads
+    q, k = heads * head_size(architecture), kv_heads * head_size(architecture)
+    groups: dict[tuple[str, ...], int] = {("q_proj", "k_proj", "v_proj"): h, ("gate_proj", "up_proj"): h}
+    groups |= {("down_proj",): f}
+    inputs = sum(width for names, width in groups.items() if set(names) & set(targets))
+    normed = architecture.model_type == "qwen3"  # of queries and keys
+    scales = 4 * (2 + normed * (heads + kv_heads))
+    return scales + size * (2 * h + inputs + (2 + normed) * (q + k) + 2 * f)
+
+
+def layers_kept(free: float, tokens: int, architecture: Any, layer: int, size: int) -> int:
+    """How many layers may keep the activations of a pass in so many bytes; ``layer``: ``activation_bytes``."""
+    layers, entry = architecture.num_hidden_layers, architecture.hidden_size * size
+    room = free - RESERVE - tokens * (layers * entry + 2 * layer)
+    return min(max(int(room / (tokens * (layer - entry))), 0), layers)
+
+
+def run_trunk(model: Any, tree: Tree, store: Store | None = None, recompute: int = 0) -> Tensor:
     """Run a tree of tokens through the layers.
 
     Args:
@@ -75,7 +106,7 @@ def run_trunk(model: Any, tree: Tree, store: Store | None = None, recompute: boo
         tree: the tokens, and which of them are read.
         store: where the tree's slots lie, for the new keys and values and for those of the past (no gradients);
             None: the pass has no past, and nothing of it is kept.
-        recompute: gradient checkpointing, a layer at a time.
+        recompute: how many layers, the first ones, keep only their input and are computed again in the backward pass.
 
     Returns:
         Normed hidden states of the tokens that are read (U, D), in the order of ``tree.reads_U``.
@@ -93,7 +124,7 @@ def run_trunk(model: Any, tree: Tree, store: Store | None = None, recompute: boo
         if i == len(model.layers) - 1:
             common = common._replace(runs=last, reads_U=reads_U)
         args = (layer, h_ND, common, store.layers[i] if store else None)
-        h_ND = checkpoint(_run_layer, *args, use_reentrant=False) if recompute else _run_layer(*args)
+        h_ND = checkpoint(_run_layer, *args, use_reentrant=False) if i < recompute else _run_layer(*args)
     return norm(model.norm, h_ND)
 
 
@@ -128,16 +159,39 @@ class Reader:
 
     Rollouts ``read`` what comes next after cached keys and values; updates read whole sequences, ``hidden_at``.
     Where memory runs out and nothing is lost by it, batches are halved and what is missing is done again.
+    ``layer_bytes``: what a token leaves behind in a layer that is not computed again; 0: none is.
     """
 
-    def __init__(self, trunk: Any, device: torch.device, tokens_per_batch: int, recompute: bool) -> None:
-        self.trunk, self.device = trunk, device
-        self.tokens_per_batch = tokens_per_batch
-        self._recompute, self._longest_row = recompute, 0
+    def __init__(self, trunk: Any, device: torch.device, tokens_per_batch: int, layer_bytes: int) -> None:
+        self.trunk, self.device, self._layer_bytes, self._longest_row = trunk, device, layer_bytes, 0
+        self._kept = 0  # layers that kept their activations in the last training pass, by choice
+        self.set_limits(tokens_per_batch)
         self.store = Store(trunk)
 
+    def set_limits(self, tokens_per_batch: int) -> None:
+        """So many tokens a pass from now on; as many layers as there is memory for may keep their activations again."""
+        self.tokens_per_batch, self._most_kept = tokens_per_batch, len(self.trunk.layers)
+
+    def _recomputed(self, tokens: int) -> int:
+        """How many layers of a pass are computed again; what comes out of them is the same.
+
+        On a GPU as few as its free memory, and what the allocator holds in reserve, allow.
+        """
+        layers, self._kept = len(self.trunk.layers), 0
+        if not self._layer_bytes or not torch.is_grad_enabled():
+            return 0
+        if self.device.type == "cuda":
+            held = torch.cuda.memory_reserved(self.device) - torch.cuda.memory_allocated(self.device)
+            free, size = torch.cuda.mem_get_info(self.device)[0] + held, self.trunk.embed_tokens.weight.itemsize
+            most = layers_kept(free, tokens, self.trunk.config, self._layer_bytes, size)
+            self._kept = min(most, self._most_kept)
+        return layers - self._kept
+
     def halve_batches(self) -> bool:
-        """Halve ``tokens_per_batch`` after memory ran out; False where a batch was a single row already."""
+        """After memory ran out: halve what keeps activations, then ``tokens_per_batch``; False: it was a single row."""
+        if self._kept:
+            self._most_kept, self._kept = self._kept // 2, 0
+            return True
         if self.tokens_per_batch <= max(self._longest_row, 64):
             return False
         self.tokens_per_batch //= 2
@@ -154,7 +208,7 @@ class Reader:
             past = rank.setdefault(id(read.kv), len(rank))
             rows.setdefault((past, tuple(read.ids[read.cached :])), []).append(n)
         todo = [rows[key] for key in sorted(rows)]
-        self._longest_row = max(len(read.ids) for read in reads)
+        self._longest_row, self._kept = max(len(read.ids) for read in reads), 0
         results: list[Any] = [None] * len(reads)
         while todo:
             wanted = [reads[m[0]]._replace(keep=any(reads[n].keep for n in m)) for m in todo]
@@ -229,7 +283,7 @@ class Reader:
         for row, at in zip(ends, positions, strict=True):
             reads[index[row]].update(at)
         tree = grow([Row(row) for row in index], [sorted(at) for at in reads], None, QUERIES[self.device.type != "cpu"])
-        hidden_UD = run_trunk(self.trunk, tree, recompute=self._recompute and torch.is_grad_enabled())
+        hidden_UD = run_trunk(self.trunk, tree, recompute=self._recomputed(len(tree.ids_N)))
         wanted = [tree.flat[index[row]][at] for row, at in zip(ends, positions, strict=True)]
         return hidden_UD[torch.from_numpy(np.searchsorted(tree.reads_U, np.concatenate(wanted))).to(self.device)]
 

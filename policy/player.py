@@ -23,8 +23,8 @@ from policy.adapters import Adapters
 from policy.cache import Kept
 from policy.chat import ANSWER_CHARS, END, ChatFormat, answer_trie
 from policy.conversations import Conversations, Turn
-from policy.model import ModelConfig, load_model
-from policy.network import SHARED_PREFIX_MIN, Read, Reader
+from policy.model import LINEARS, ModelConfig, load_model
+from policy.network import SHARED_PREFIX_MIN, Read, Reader, activation_bytes
 from policy.vocabulary import draw, invert, score
 from utils import ConfigError, RuinedWeightsError, uniform
 
@@ -90,9 +90,9 @@ class Policy:
         self.conversations = Conversations(self.chat)
         self._answer_weight_VD = self.lm_head.weight.detach()[[*self.chat.answer_ids.values()]].float()
         self._prefixes: dict[tuple[str, tuple[int, ...]], Kept | None] = {}
-        self.reader = Reader(
-            self.trunk, self.device, config.model.tokens_per_batch, config.model.gradient_checkpointing
-        )
+        layer = activation_bytes(self.base.config, LINEARS, self.lm_head.weight.itemsize)
+        layer *= config.model.gradient_checkpointing
+        self.reader = Reader(self.trunk, self.device, config.model.tokens_per_batch, layer)
         self.halve_batches, self.micro_batches = self.reader.halve_batches, self.reader.micro_batches
         self.adapters = adapters = Adapters(peft_model, tokenizer, self.value_head, config.model.model_name)
         self.trainable, self.using, self.save = adapters.trainable, adapters.using, adapters.save
@@ -106,7 +106,7 @@ class Policy:
 
     @tokens_per_batch.setter
     def tokens_per_batch(self, tokens: int) -> None:
-        self.reader.tokens_per_batch = tokens
+        self.reader.set_limits(tokens)
 
     @property
     def average(self) -> str | None:

@@ -12,6 +12,7 @@ import json
 import os
 import time
 from collections import defaultdict
+from collections.abc import Iterable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field, replace
 from itertools import product
@@ -23,36 +24,35 @@ import psutil
 import torch
 from tabulate import tabulate
 
-from curriculum import CurriculumConfig, eval_tasks, first_tasks, pool
+from curriculum import Curriculum, CurriculumConfig, Stage, eval_tasks, first_tasks, pool
 from env_wrapper import play
 from envs.protocol import Action, Episode, Query, Task
 from games import CONFIGS_PER_GAME, GAMES
 from policy.chat import ChatFormat, answer_trie
+from policy.memory import IDLE, KERNEL_BYTES, KERNELS
 from policy.model import device_of, load_architecture, load_tokenizer
-from policy.network import ATTENDED
+from policy.network import ATTENDED, activation_bytes, batches, head_size
+from policy.player import HEAD_ROWS
 from policy.servers import check_servers
+from policy.tree import Row, new_tokens
+from policy.vocabulary import COLUMNS
 from training.console import duration
-from training.sizes import (
-    Parameters,
-    activation_bytes,
-    checkpoint_bytes,
-    count_parameters,
-    head_size,
-    size_of,
-    weight_bytes,
-)
+from training.sizes import Parameters, checkpoint_bytes, count_parameters, size_of, weight_bytes
 from utils import CheckpointError, ConfigError, need_space, uniform
 
 GB = 1e9
 ADAM_BYTES = 16  # a trained fp32 weight, its gradient and Adam's two moments
+TURNS = "rollout", "evaluation", "update: layers", "update: logits"  # what is never there at the same time
+LIBRARY_BYTES = 0.5 * GB  # torch, transformers, PEFT and OpenSpiel on a CPU: 0.48 to 0.53 measured
 CONTEXT_BYTES = 0.8 * GB  # CUDA context, kernels and the allocator's rounding: an assumption
 SPARE = 1.25  # slots for keys and values to those in use, after the store has grown
-LOGITS_BYTES = 24  # log-probabilities, probabilities, the gradients of both and of the logits, and one spare: fp32
+LOGITS_BYTES = 36  # at the fullest moment of the legal mass's backward pass, eight copies in fp32 and two in bf16
 SEARCH_SECONDS = 0.02  # that a search is measured for, at least, or all of its simulations
 MATMUL_SECONDS = 0.2  # spent on measuring this machine's matrix products
 EXACT_OPERATIONS = 3e13  # for a game's exact values, with eval_exact auto: minutes of a CPU, a second of a GPU
 MAX_CUT = 0.05  # share of a level's programs that may print more than an answer can hold
 ANSWER_SAMPLE = 100  # programs of each level whose output is counted
+PLAYED = 128  # games of a step that its memory is counted in; of more, in proportion
 EXACT_SAMPLE = 64  # information states that their tokens are counted in
 
 
@@ -72,7 +72,10 @@ class Prompts:
     answer: int = 0  # of the longest answer
     passes: list[int] = field(default_factory=list)  # tokens of each answer that had to be chosen
     episodes: list[Episode] = field(default_factory=list)
-    _last: dict[tuple[int, int], tuple[int, int]] = field(default_factory=dict)  # messages and tokens of a prompt
+    slots: int = 0  # tokens whose keys and values are held at once, those that games begin alike with once
+    at_work: int = 0  # tokens read in one round, likewise
+    rows: dict[int, list[list[int]]] = field(default_factory=lambda: defaultdict(list))  # training sequences of a game
+    _last: dict[tuple[int, int], tuple[int, list[int]]] = field(default_factory=dict)  # messages and ids of a prompt
     _longest: dict[tuple[int, int], int] = field(default_factory=dict)
 
     @property
@@ -97,7 +100,23 @@ class Prompts:
 
     def act(self, queries: Seq[Query]) -> list[Action]:
         """Count, and answer at random."""
-        return [self._answer(query) for query in queries]
+        keys = [(query.episode, query.seat) for query in queries]
+        known = _distinct(
+            self._last[key][1] for key, q in zip(keys, queries, strict=True) if q.continues and key in self._last
+        )
+        actions = [self._answer(query) for query in queries]
+        now = _distinct(self._last[key][1] for key in keys)
+        self.at_work = max(self.at_work, now - known)
+        self.slots = max(self.slots, now if any(query.continues for query in queries) else now - known)
+        return actions
+
+    def micro_batch(self, games: int, budget: int) -> int:
+        """Tokens of the fullest forward pass of updates on so many games at a time."""
+        fullest, played = 0, [*self.rows.values()]
+        for i in range(0, len(played), games):
+            rows = [Row(ids) for ids in sorted({tuple(ids) for some in played[i : i + games] for ids in some})]
+            fullest = max(fullest, *(_distinct(row.ids for row in rows[part]) for part in batches(rows, budget)))
+        return fullest
 
     def _answer(self, query: Query) -> Action:
         key, messages = (query.episode, query.seat), len(query.conversation)
@@ -106,9 +125,12 @@ class Prompts:
         answer = self.free_answer or max(map(len, map(str, query.legal))) + 1  # a token a digit, and the end
         before = self._last.get(key)
         goes_on = before is not None and messages > before[0]
-        (self.later if before else self.first).append(tokens - before[1] if before and goes_on else tokens)
+        (self.later if before else self.first).append(tokens - len(before[1]) if before and goes_on else tokens)
         self.answer = max(self.answer, answer)
-        self._last[key] = messages, tokens
+        if before and goes_on:
+            self.rows[query.episode].remove(before[1])
+        self.rows[query.episode].append(ids)
+        self._last[key] = messages, ids
         self._longest[key] = max(self._longest.get(key, 0), tokens + answer)
         choices = [*map(str, query.legal)] or [""]  # a task without legal actions takes any text
         text = choices[int(uniform(*query.rng_key) * len(choices))]
@@ -116,6 +138,11 @@ class Prompts:
         chosen = sum(len(follow[text[:i]]) > 1 for i in range(len(text) + 1)) if text else 0
         self.passes.append(self.free_answer or chosen)
         return Action(text, truncated=self.peek)
+
+
+def _distinct(rows: Iterable[Seq[int]]) -> int:
+    """Tokens of rows, what several begin with counted once."""
+    return sum(own for _, own in new_tokens([Row(row) for row in sorted(map(tuple, rows))]))
 
 
 def measure_prompts(config: SimpleNamespace, chat: ChatFormat, peek: bool = False) -> dict[int, Prompts]:
@@ -164,6 +191,22 @@ def _measure(config: SimpleNamespace, chat: ChatFormat, tasks: list[Task], peek:
     if failed := [e for e in prompts.episodes if e.outcome == "failed"]:
         raise ConfigError(f"curriculum.stages: task {failed[0].task.task_id} failed: {failed[0].info['error']}")
     return prompts
+
+
+def play_step(config: SimpleNamespace, chat: ChatFormat, stage: Stage) -> Prompts:
+    """The games of a step of a stage, played at random against whatever does not search; at most ``PLAYED`` of them."""
+    env, games = config.env, config.ppo.batch_size
+    curriculum = Curriculum(replace(config.curriculum, stages=(stage,), failure_replay_prob=0.0), config.run.seed)
+    opponent = "self" if "self" in stage.mixture else "random"
+    tasks = [replace(curriculum.next(i), opponent=opponent) for i in range(min(games, PLAYED))]
+    at_once, whole = env.games_at_once or len(tasks), _measure(config, chat, [], False)
+    for i in range(0, len(tasks), at_once):
+        part = _measure(config, chat, tasks[i : i + at_once], False)
+        whole.slots, whole.at_work = max(whole.slots, part.slots), max(whole.at_work, part.at_work)
+        whole.rows |= {i + n: rows for n, rows in part.rows.items()}
+    if at_once >= len(tasks):
+        whole.slots, whole.at_work = (n * games // len(tasks) for n in (whole.slots, whole.at_work))
+    return whole
 
 
 def check_disk(config: SimpleNamespace, parameters: Parameters) -> None:
@@ -322,55 +365,65 @@ def memory(
 ) -> dict[str, float]:
     """Bytes by part. Rollout, evaluation and update take turns; the other parts are always there.
 
-    Reading without gradients holds the keys and values of all conversations (of the stage with the longest) and of the
-    batch at work, the spare slots of ``policy.cache.Store``, one layer's while it grows, and one layer's activations.
-    The update runs one full micro-batch.
+    What a rollout holds is counted in games of a step of each stage, played at random: keys and values of all
+    conversations, the spare slots of ``policy.cache.Store``, one layer's while it grows, and one layer's activations.
+    An evaluation holds as much a game. The update runs the fullest micro-batch of those games: first the output layer
+    goes back, with the activations of all layers kept, then one layer after the other. On a CPU what the C library
+    keeps of freed memory comes on top.
     """
-    model, ppo, lora = config.model, config.ppo, config.lora
-    size, layers = size_of(model.dtype), architecture.num_hidden_layers
-    layer = activation_bytes(architecture, lora, model.dtype)
+    model, ppo, layers = config.model, config.ppo, architecture.num_hidden_layers
+    size = size_of(model.dtype)
+    layer = activation_bytes(architecture, config.lora.target_modules, size)
     kv = 2 * architecture.num_key_value_heads * head_size(architecture) * size  # a token's keys and values in one layer
     kept = architecture.hidden_size * size if model.gradient_checkpointing else layer
-    ends = {i: min(max(p.longest), ppo.max_seq_length) * len(p.longest) / len(p.episodes) for i, p in measured.items()}
-    stages = [pool(stage.games) for stage in config.curriculum.stages]
-    game_tokens = max(sum(ends[i] for i in stage) / len(stage) for stage in stages)
-    longest = min(max(max(p.longest) for p in measured.values()), ppo.max_seq_length)
+    chat = next(iter(measured.values())).chat
+    played = [play_step(config, chat, stage) for stage in config.curriculum.stages]
+    evaluated, at_once = (
+        ppo.eval_games * len(first_tasks(config.curriculum, config.env.env_type)),
+        config.env.games_at_once,
+    )
 
     def reading(games: int) -> float:
-        games = min(games, config.env.games_at_once or games)
-        at_work = max(longest, min(games * game_tokens, model.tokens_per_batch))
-        slots = SPARE * (games * game_tokens + at_work)
-        return slots * kv * (layers + 1) + at_work * layer
+        more = max(min(games, at_once or games) / min(ppo.batch_size, at_once or ppo.batch_size), 1)
+        return max(more * SPARE * p.slots * kv * (layers + 1) + min(more * p.at_work, model.tokens_per_batch) * layer
+                   for p in played)  # fmt: skip
 
-    wanted = max(p.read / len(p.episodes) for p in measured.values()) * ppo.mini_batch_size
-    tokens = max(longest, min(wanted * ppo.gradient_accumulation_steps, model.tokens_per_batch))
+    tokens = max(
+        p.micro_batch(ppo.mini_batch_size * ppo.gradient_accumulation_steps, model.tokens_per_batch) for p in played
+    )
     choices = tokens * max(p.answer * p.decisions / p.read for p in measured.values())
-    whole_vocabulary = config.env.answer_mode == "free" or ppo.legal_mass_coef > 0
-    columns = architecture.vocab_size if whole_vocabulary else len("0123456789.")
-    return held(config, parameters) | {
+    columns = len("0123456789.")
+    if ppo.legal_mass_coef > 0:
+        choices, columns = min(choices, HEAD_ROWS), architecture.vocab_size
+    elif config.env.answer_mode == "free":
+        columns = min(COLUMNS, architecture.vocab_size)
+    turns = {
         "rollout": reading(ppo.batch_size),
-        "evaluation": reading(ppo.eval_games * len(first_tasks(config.curriculum, config.env.env_type))),
-        "update: activations": tokens * (kept * layers + 2 * layer),
-        "update: logits": choices * columns * LOGITS_BYTES,
+        "evaluation": reading(evaluated),
+        "update: layers": tokens * (kept * layers + 2 * layer),
+        "update: logits": tokens * kept * layers + choices * columns * LOGITS_BYTES,
     }
+    idle = min(IDLE, max(turns.values())) if model.device == "cpu" else 0.0
+    return held(config, parameters) | {"freed and kept": idle} | turns
 
 
 def held(config: SimpleNamespace, parameters: Parameters) -> dict[str, float]:
     """Bytes of what is always there, by part."""
     model = config.model
+    process = CONTEXT_BYTES
+    if model.device == "cpu":
+        process = LIBRARY_BYTES + KERNELS * KERNEL_BYTES * (model.dtype != "float32")
     return {
         "base weights": weight_bytes(parameters, model),
         "adapter, gradient, Adam": ADAM_BYTES * parameters.trainable + 4 * parameters.adapter * bool(model.adapter),
-        "workspace": CONTEXT_BYTES * (model.device != "cpu")
-        + 2 * max(parameters.linears) * size_of(model.dtype) * model.use_4bit,
+        "workspace": 2 * max(parameters.linears) * size_of(model.dtype) * model.use_4bit,
+        "process": process,
     }
 
 
 def peak(parts: dict[str, float]) -> float:
     """Bytes needed at once, of the parts that ``memory`` returns."""
-    always = parts["base weights"] + parts["adapter, gradient, Adam"] + parts["workspace"]
-    update = parts["update: activations"] + parts["update: logits"]
-    return always + max(parts["rollout"], parts["evaluation"], update)
+    return sum(parts[name] for name in {*parts} - {*TURNS}) + max(parts[name] for name in TURNS)
 
 
 # ---------------------------------------------------------------------------------------------------------- search

@@ -79,26 +79,3 @@ def weight_bytes(parameters: Parameters, model: ModelConfig) -> int:
 def checkpoint_bytes(trained: int) -> int:
     """Bytes of a checkpoint, at least: what is trained, Adam's moments, the tokenizer."""
     return 12 * trained + TOKENIZER_BYTES
-
-
-def activation_bytes(architecture: Any, lora: LoraConfig, dtype: str) -> int:
-    """Bytes that one token leaves behind in one layer for the backward pass, the base frozen.
-
-    What autograd keeps of ``policy.network.run_trunk``: the inputs of both norms and their scales (fp32), the input of
-    each group of linears that has an adapter (o_proj's is the attention's output), queries, keys, values and output of
-    the attention, and in the MLP both branches before they are multiplied.
-    """
-    h, f, size = architecture.hidden_size, architecture.intermediate_size, size_of(dtype)
-    heads, kv_heads = architecture.num_attention_heads, architecture.num_key_value_heads
-    q, k = heads * head_size(architecture), kv_heads * head_size(architecture)
-    groups: dict[tuple[str, ...], int] = {("q_proj", "k_proj", "v_proj"): h, ("gate_proj", "up_proj"): h}
-    groups |= {("down_proj",): f}
-    inputs = sum(width for names, width in groups.items() if set(names) & set(lora.target_modules))
-    normed = architecture.model_type == "qwen3"  # of queries and keys
-    scales = 4 * (2 + normed * (heads + kv_heads))
-    return scales + size * (2 * h + inputs + (2 + normed) * (q + k) + 2 * f)
-
-
-def head_size(architecture: Any) -> int:
-    """Of one attention head."""
-    return getattr(architecture, "head_dim", None) or architecture.hidden_size // architecture.num_attention_heads

@@ -36,6 +36,12 @@ def bases(tiny_models, tmp_path_factory):
     return folders
 
 
+@pytest.fixture(autouse=True, params=[0, 24e9], ids=["full", "empty"])
+def room(request, monkeypatch):
+    """Bytes that are free on the card: none of the layers keeps its activations, or all do."""
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device=None: (request.param, 24e9))
+
+
 def load(folder, four_bit=False, dtype="bfloat16"):
     """Base and tokenizer; not while pretending: loading goes through the meta device."""
     config = ModelConfig(model_name=folder, use_4bit=four_bit, dtype=dtype, device="cpu", tokens_per_batch=256)

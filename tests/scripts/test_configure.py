@@ -48,7 +48,7 @@ def peak_of(config):
     return preflight.peak(preflight.memory(config, parameters, architecture, measured)) / GB
 
 
-@pytest.mark.parametrize(("gpu", "four_bits"), [("8", True), ("12", True), ("24", False), ("80", False)])
+@pytest.mark.parametrize(("gpu", "four_bits"), [("8", True), ("10", True), ("12", False), ("80", False)])
 def test_gpus(qwen3_4b, tmp_path, capsys, gpu, four_bits):
     file = configured(tmp_path, "--gpu-memory", gpu, "--model", qwen3_4b, "--budget", "3200")
     told = capsys.readouterr().out

@@ -1,0 +1,104 @@
+"""What ``--dry-run`` says of memory, held against the tensors of a step and against a process."""
+
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from peaks import peaks
+from shapes import write_model
+
+from curriculum import Curriculum
+from policy.chat import ChatFormat
+from policy.model import load_architecture, load_tokenizer
+from training import preflight
+from training.options import parse_args, read_config
+
+ROOT = Path(__file__).parents[2]
+PRESETS = ROOT / "config" / "presets"
+OURS = "process", "freed and kept"  # what is no tensor
+
+
+def config_of(folder, preset, stage, shape, *sets):
+    """A preset with one of its stages, at the true shape of a model that need not be there."""
+    sets = [f"model.model_name={write_model(shape, folder / shape)}", *sets] if shape else sets
+    given = ["--config", str(PRESETS / f"{preset}.json")] if preset != "default" else []
+    config = read_config(parse_args([*given, *(a for s in sets for a in ("--set", s)), "--no-wandb"], None))
+    stages = (config.curriculum.stages[stage],)
+    config.curriculum = replace(config.curriculum, stages=stages, failure_replay_prob=0.0)
+    return config
+
+
+def estimated(config):
+    architecture = load_architecture(config.model)
+    parameters = preflight.count_parameters(config.model, config.lora, architecture)
+    measured = preflight.measure_prompts(config, ChatFormat(load_tokenizer(config.model)))
+    return preflight.memory(config, parameters, architecture, measured)
+
+
+CASES = [
+    ("default", 0, "Qwen3-4B"),
+    ("12gb", 0, "Qwen3-4B"),
+    ("qwen2.5-3b", 0, "Qwen2.5-3B"),
+    ("documents", 0, "Qwen3-4B", "ppo.recompute_logprobs=false"),
+    ("24gb", 0, "Qwen3-4B"),
+    *(pytest.param((preset, stage, "Qwen3-4B"), marks=pytest.mark.slow)
+      for preset in ("default", "12gb", "24gb") for stage in (1, 2)),
+    pytest.param(("all_games", 0, "Qwen3-4B"), marks=pytest.mark.slow),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case[0]}-{case[1]}")
+def test_a_step_takes_the_memory_that_was_estimated(tmp_path, case):
+    """Rollout and update of the first step, at the true shapes, on the meta device."""
+    config = config_of(tmp_path, *case)
+    parts = estimated(config)
+    tasks = [Curriculum(config.curriculum, 0).next(i) for i in range(config.ppo.batch_size)]
+    counted = peaks(config, [replace(task, opponent="random") for task in tasks])
+    told = preflight.peak(parts | dict.fromkeys(OURS, 0.0) | {"evaluation": 0.0})
+    assert told == pytest.approx(max(counted["rollout"], counted["update"]), rel=0.2)
+
+
+@pytest.mark.parametrize("preset", ["tiny", pytest.param("smol", marks=pytest.mark.slow)])
+def test_a_process_on_a_cpu_takes_the_memory_that_was_estimated(tmp_path, preset):
+    """A step of the whole process, by the kernel's own count of what it ever held; smol in bf16 takes minutes."""
+    if not (ROOT / "models" / {"tiny": "tiny", "smol": "smollm2-135m"}[preset]).exists():
+        pytest.skip("the model is not there")
+    config = config_of(tmp_path, preset, 0, None, f"model.dtype={'bfloat16' if preset == 'smol' else 'float32'}")
+    script = """
+import resource, sys
+from pathlib import Path
+from train_ppo import StopSignal, Trainer, parse_args, read_config
+with StopSignal() as stop:
+    Trainer(read_config(parse_args(sys.argv[2:], None)), Path(sys.argv[1])).step(stop)
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
+"""
+    knobs = ["--config", str(PRESETS / f"{preset}.json"), "--set", f"model.dtype={config.model.dtype}", "--no-wandb"]
+    command = [sys.executable, "-c", script, str(tmp_path), *knobs]
+    done = subprocess.run(
+        command, cwd=ROOT, env=os.environ | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True, check=True
+    )
+    assert preflight.peak(estimated(config)) == pytest.approx(int(done.stdout), rel=0.2)
+
+
+@pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="no oneDNN")
+def test_products_of_ever_new_shapes_do_not_fill_the_memory():
+    """Each shape's compiled product took a megabyte, and a thousand were kept."""
+    script = """
+import torch
+from policy import memory
+torch.set_num_threads(1)
+memory.keep_freed()
+weight = torch.ones(192, 64, dtype=torch.bfloat16)
+def run(start, end):
+    for rows in range(start, end):
+        torch.nn.functional.linear(torch.ones(rows, 64, dtype=torch.bfloat16), weight)
+    return memory.resident()
+before = run(2, 200)
+print((run(200, 700) - before) / 500)
+"""
+    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert float(done.stdout) < 100_000, "bytes a shape"
