@@ -339,11 +339,7 @@ class Curriculum:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from ``state_dict``'s result.
-
-        Raises:
-            ConfigError: it is malformed, or of a stage that the configuration does not have.
-        """
+        """Go on from ``state_dict``'s result; ConfigError: it is malformed, or of a stage that is not configured."""
         names = [stage.name for stage in self.config.stages]
         try:
             stage = names.index(state["stage"])

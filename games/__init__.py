@@ -31,11 +31,7 @@ SYNONYMS = {
 
 
 def find(name: str) -> str:
-    """The game that is meant: ``TicTacToe``, ``tic-tac-toe`` and ``ttt`` are tic_tac_toe.
-
-    Raises:
-        ValueError: no game is called so.
-    """
+    """The game that is meant by ``TicTacToe``, ``tic-tac-toe`` or ``ttt``; ValueError: no game is called so."""
     if name in NAMES:
         return name
     plain = {re.sub("[^a-z0-9]", "", known): known for known in NAMES} | SYNONYMS

@@ -107,11 +107,7 @@ class RunData:
 
 
 def load_run(directory: Path) -> RunData:
-    """Read a run directory.
-
-    Raises:
-        ConfigError: there is no metrics.jsonl, or a file in the directory is damaged.
-    """
+    """Read a run directory; ConfigError: there is no metrics.jsonl, or a file in the directory is damaged."""
     path = directory / "metrics.jsonl"
     if not path.is_file():
         raise ConfigError(f"{path}: not found; a run directory has a metrics.jsonl, written by training")

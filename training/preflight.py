@@ -22,6 +22,7 @@ import psutil
 import torch
 from tabulate import tabulate
 
+from config.reader import blaming
 from curriculum import eval_tasks, first_tasks, pool
 from env_wrapper import play
 from envs.protocol import Action, Episode, Query, Task
@@ -149,10 +150,8 @@ def _measure(config: SimpleNamespace, chat: ChatFormat, tasks: list[Task], peek:
 def check_disk(config: SimpleNamespace, parameters: Parameters) -> None:
     """Raise ConfigError where there is no room for a run's checkpoints, one being written and the final adapter."""
     run_dir, kept = Path(config.run.output_dir), config.run.keep_last + config.run.keep_best + 2
-    try:
+    with blaming("run.output_dir: ", CheckpointError):
         need_space(run_dir, (2 if any(run_dir.glob("checkpoint-*")) else kept) * checkpoint_bytes(parameters.trainable))
-    except CheckpointError as error:
-        raise ConfigError(f"run.output_dir: {error}") from error
 
 
 def check_card(config: SimpleNamespace, parameters: Parameters) -> None:

@@ -34,11 +34,7 @@ def _one_sum(rng: random.Random) -> Program:
 
 
 def generate(level: int, seed: int | str) -> Program:
-    """Return the program of (level, seed).
-
-    Raises:
-        ValueError: no such level.
-    """
+    """Return the program of (level, seed); ValueError: no such level."""
     if not 0 <= level < LEVELS:
         raise ValueError(f"level {level} does not exist: 0 to {LEVELS - 1}")
     rng = random.Random(f"{level}:{seed}")
