@@ -1,7 +1,5 @@
 """What to play next: stages of rising difficulty, replay of failed tasks, and tasks drawn by what they can teach."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter, deque
 from collections.abc import Iterable, Sequence

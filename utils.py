@@ -1,7 +1,5 @@
 """What survives a crash: checkpoints. And for every program: random numbers without state, logs without secrets."""
 
-from __future__ import annotations
-
 import gc
 import hashlib
 import json

@@ -7,8 +7,6 @@ Public servers follow the ``reset``/``step`` path, whose seats and deals differ 
 (task_id, seed); ``scripts/serve.py`` follows ``evaluate``.
 """
 
-from __future__ import annotations
-
 import functools
 import logging
 import threading

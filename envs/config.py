@@ -1,7 +1,5 @@
 """The knobs of the environments: how games are played and shown, and where programs to trace come from."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass, field
 from pathlib import Path

@@ -6,8 +6,6 @@ environment's ``evaluate`` does: the model sits at ``(seed % 2) % players``, cha
 from the task id. Every sum of a seed and an offset is taken modulo 2^32, so that any integer is a seed.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import hashlib

@@ -1,7 +1,5 @@
 """The players that are not the model: what an opponent string means, and the bots behind it."""
 
-from __future__ import annotations
-
 import functools
 import logging
 import math

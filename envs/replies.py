@@ -1,7 +1,5 @@
 """The one door for what a game server answers: behind it is plain data of known types, ranges, depth and size."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections import deque

@@ -1,7 +1,5 @@
 """Plays contestants against opponents, a fixed number of games at a time, and keeps what was played in a file."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Who can play, by name: checkpoints, base models, search bots, servers; several of them in one episode."""
 
-from __future__ import annotations
-
 import argparse
 import hashlib
 import json

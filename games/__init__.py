@@ -1,7 +1,5 @@
 """The games, in an order that is part of the API: ``task_id = index * 100_000_000 + config_id``. Append only."""
 
-from __future__ import annotations
-
 import difflib
 import hashlib
 import re

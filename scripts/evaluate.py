@@ -14,8 +14,6 @@ address of an OpenAI-compatible server. Bots are random, mcts, mcts_light, mcts:
 games perfect (nothing is hidden) and cfr (near an equilibrium where something is). A success is a score above 0.5.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import logging

@@ -7,8 +7,6 @@ Answer with the number or the name of an action (``4`` or ``x(1,1)``). ``?`` sho
 place, ``q`` ends the game.
 """
 
-from __future__ import annotations
-
 import argparse
 import sys
 from collections.abc import Sequence

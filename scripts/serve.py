@@ -8,8 +8,6 @@ method is reset(task_id, seed, opponent), step(action, episode_id), state(episod
 from the public servers, and why, is listed in docs/compatibility.md.
 """
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import inspect

@@ -9,8 +9,6 @@ episodes.jsonl where they exist) and writes ``curves.png``, ``report.html``, whi
 and ``report.md``, to be pasted.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import math

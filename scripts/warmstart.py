@@ -11,8 +11,6 @@ reference. Teachers are opponents that think: searches (mcts sees hidden cards, 
 cfr:ITERATIONS (near an equilibrium of small games that hide something), perfect (small games that hide nothing).
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import sys

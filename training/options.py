@@ -5,8 +5,6 @@ curriculum in ``curriculum.py``; ppo and run, which belong to the trainer, stand
 run's configuration without the trainer.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import math

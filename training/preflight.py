@@ -4,8 +4,6 @@ Parameters and the bytes of the weights are exact, tokens are counted in a few r
 and the time of the search are estimates (docs/results.md, "Memory estimates").
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import json

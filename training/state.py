@@ -1,7 +1,5 @@
 """Everything a run needs to go on exactly where it was: what is adaptive, and all of it in and out of checkpoints."""
 
-from __future__ import annotations
-
 import json
 import logging
 import time

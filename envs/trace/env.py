@@ -9,8 +9,6 @@ What a program prints is found by running it (``sandbox.py``): programs of other
 interpreter of their own, the generator's, which we wrote, one after another in a locked-in interpreter.
 """
 
-from __future__ import annotations
-
 import atexit
 import functools
 import hashlib

@@ -7,8 +7,6 @@ Levels: 0 one sum of two digits · 1 arithmetic · 2 branches · 3 loops · 4 st
 recursion · 7 dicts, sets, standard input · 8 classes, exceptions · 9 generators, closures, libraries, all mixed.
 """
 
-from __future__ import annotations
-
 import random
 
 from envs.trace import constructs, constructs_more

@@ -1,7 +1,5 @@
 """A folder that others may see: its model card, what must not be in it, and the upload to the Hub."""
 
-from __future__ import annotations
-
 import json
 import re
 from dataclasses import asdict, dataclass, replace

@@ -1,7 +1,5 @@
 """The games of serve.py and what clients may do with them: budgets, room, and the public form of every answer."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import random
