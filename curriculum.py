@@ -1,7 +1,5 @@
 """What to play next: stages of rising difficulty, replay of failed tasks, and tasks drawn by what they can teach."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter, deque
 from collections.abc import Iterable, Sequence
@@ -339,11 +337,7 @@ class Curriculum:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from ``state_dict``'s result.
-
-        Raises:
-            ConfigError: it is malformed, or of a stage that the configuration does not have.
-        """
+        """Go on from ``state_dict``'s result; ConfigError: it is malformed, or of a stage that is not configured."""
         names = [stage.name for stage in self.config.stages]
         try:
             stage = names.index(state["stage"])

@@ -1,7 +1,5 @@
 """The world as the trainer sees it: an environment made, and the one episode loop. The types are those of ``envs``."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import sys

@@ -12,8 +12,6 @@ References: PPO https://arxiv.org/abs/1707.06347, GAE https://arxiv.org/abs/1506
 adaptive KL https://arxiv.org/abs/1909.08593, magnetic mirror descent https://arxiv.org/abs/2206.05825.
 """
 
-from __future__ import annotations
-
 import io
 import json
 import math

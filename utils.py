@@ -1,7 +1,5 @@
 """What survives a crash: checkpoints. And for every program: random numbers without state, logs without secrets."""
 
-from __future__ import annotations
-
 import gc
 import hashlib
 import json
@@ -329,11 +327,7 @@ def _write_state(tmp: Path, documents: Mapping[str, Any], tensors: Mapping[str, 
 
 
 def load_checkpoint(path: str | Path) -> Checkpoint:
-    """Verify every byte of the checkpoint in ``path`` and return it.
-
-    Raises:
-        CheckpointError: what is wrong with it, in one line.
-    """
+    """Verify every byte of the checkpoint in ``path`` and return it; CheckpointError: what is wrong, in one line."""
     problems = verify_checkpoint(path)
     if problems:
         raise CheckpointError(f"{path}: {'; '.join(problems)}")

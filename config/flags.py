@@ -1,7 +1,5 @@
 """Command lines, read alike by every program."""
 
-from __future__ import annotations
-
 import argparse
 import sys
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """The page about every knob, made from the dataclasses: default, range, the comment beside the field, and evidence."""
 
-from __future__ import annotations
-
 import ast
 import dataclasses
 import inspect

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import dataclasses
 import difflib
@@ -13,7 +14,7 @@ import reprlib
 import stat
 import types
 import typing
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,17 @@ LIKE = 0.65  # least likeness of a key's last part to one that is named as the n
 
 class ConfigError(ValueError):
     """A mistake of the user's, told in one line. Programs print it and exit with 2."""
+
+
+@contextlib.contextmanager
+def blaming(
+    where: str = "", kinds: Any = ValueError, raising: Callable[[str], Exception] = ConfigError
+) -> Iterator[None]:
+    """Raise anew, with where it was, what is raised inside: exceptions of these ``kinds``."""
+    try:
+        yield
+    except kinds as error:
+        raise raising(f"{where}{error}") from error
 
 
 def knob(
@@ -243,10 +255,8 @@ class _Checker:
             if required and field.name not in arguments:
                 allowed = describe_field(*_knobs(cls)[field.name])
                 raise ConfigError(f"{self.source}{path}.{field.name} is missing: expected {allowed}")
-        try:
+        with blaming(f"{self.source}{path}: "):
             return cls(**arguments)
-        except ValueError as exc:
-            raise ConfigError(f"{self.source}{path}: {exc}") from exc
 
     def convert(self, value: Any, hint: Any, limits: Mapping[str, Any], path: str) -> Any:
         origin, kinds = typing.get_origin(hint), typing.get_args(hint)

@@ -1,7 +1,5 @@
 """Other names that people know our keys by: those of TRL, Stable-Baselines3, CleanRL, verl, PEFT and transformers."""
 
-from __future__ import annotations
-
 _SYNONYMS = {
     "learning_rate": "lr actor_lr step_size",
     "lr_final": "lr_end final_lr_fraction",

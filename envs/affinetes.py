@@ -7,15 +7,14 @@ Public servers follow the ``reset``/``step`` path, whose seats and deals differ 
 (task_id, seed); ``scripts/serve.py`` follows ``evaluate``.
 """
 
-from __future__ import annotations
-
 import functools
 import logging
 import threading
 import time
+from concurrent.futures import Future, wait
 from typing import Any
 
-from config.reader import ConfigError
+from config.reader import ConfigError, blaming
 from envs.client import NO_ANSWER, NOT_SENT, HttpClient, one_line, parse, wait_for
 from envs.config import EnvConfig
 from envs.openspiel import OpenSpielEnv, derive_seed, full_system, full_user, score, table
@@ -91,18 +90,16 @@ class ContainerConnection:
         import atexit
 
         self.name = image
-        self._loop = asyncio.new_event_loop()
-        self._started = threading.Event()
-        self._problem: Exception | None = None
-        threading.Thread(target=self._run, args=(image,), name="affinetes", daemon=True).start()
-        if not self._started.wait(START_SECONDS):
+        self._loop, started = asyncio.new_event_loop(), Future[Any]()
+        threading.Thread(target=self._run, args=(image, started), name="affinetes", daemon=True).start()
+        if started not in wait([started], START_SECONDS).done:
             raise RuntimeError(f"env_mode docker: {image} has not started within {START_SECONDS:g} s")
-        if self._problem:
-            cause = one_line(str(self._problem))
-            raise ConfigError(f"env.env_mode docker: {image} cannot be started: {cause}") from self._problem
+        if error := started.exception():
+            raise ConfigError(f"env.env_mode docker: {image} cannot be started: {one_line(str(error))}") from error
+        self._env = started.result()
         atexit.register(self.close)
 
-    def _run(self, image: str) -> None:
+    def _run(self, image: str, started: Future[Any]) -> None:
         import asyncio
 
         import affinetes
@@ -110,12 +107,9 @@ class ContainerConnection:
         logging.getLogger("affinetes").addFilter(lambda record: False)  # what it logs is raised, and told in one line
         asyncio.set_event_loop(self._loop)
         try:
-            self._env = affinetes.load_env(image=image, mode="docker")
+            started.set_result(affinetes.load_env(image=image, mode="docker"))
         except Exception as error:  # docker, ssh, the image: told by whoever waits for the start, as its cause
-            self._problem = error
-            return
-        finally:
-            self._started.set()
+            return started.set_exception(error)
         self._loop.run_forever()
 
     def call(self, method: str, arguments: dict[str, Any], seconds: float) -> Any:
@@ -219,10 +213,8 @@ class RemoteEnv(OpenSpielEnv):
 
     def _call(self, method: str, **arguments: Any) -> Reply:
         """Return the server's answer to reset or step, through the door."""
-        try:
+        with blaming(f"{method}: ", ServerError, raising=self._error):
             return self._read(self._server.call(method, arguments, self.config.env_timeout))
-        except ServerError as error:
-            raise self._error(f"{method}: {error}") from error
 
     def _read(self, answer: Any) -> Reply:
         return read_reply(answer, self._table.spiel)
@@ -252,10 +244,8 @@ class RemoteEnv(OpenSpielEnv):
             if reply.returns and not close(reply.score, score(spiel, reply.returns, self._seat)):
                 raise self._error(f"the score {reply.score} is not that of the returns {reply.returns}")
             return self._end(reply.returns, reply)
-        try:
+        with blaming("", ServerError, raising=self._error):
             state, self._legal = read_position(reply.observation)
-        except ServerError as error:
-            raise self._error(str(error)) from error
         shown = full_user(state, self._seat, self._legal) if self._ours else reply.observation.removeprefix(self._head)
         return self._ask(shown)
 

@@ -1,7 +1,5 @@
 """JSON over HTTP to servers that nobody vouches for: every call ends, at most so late and with at most so much."""
 
-from __future__ import annotations
-
 import asyncio
 import functools
 import json

@@ -1,14 +1,12 @@
 """The knobs of the environments: how games are played and shown, and where programs to trace come from."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import games
-from config.reader import knob, make
+from config.reader import blaming, knob, make
 
 ALLOWED = {
     "env_type": ("openspiel", "trace"),
@@ -77,10 +75,8 @@ class EnvConfig:
         # Whoever reads a run's configuration plays its games. That of a stranger cannot name the folder it lies in.
         if not Path(self.games_path).expanduser().is_absolute():
             raise ValueError(f"games_path {self.games_path!r} is not allowed: a path that begins with / or ~")
-        try:
+        with blaming("games_path: ", raising=ValueError):
             games.add(self.games_path)
-        except ValueError as error:
-            raise ValueError(f"games_path: {error}") from error
 
     def _check_server(self) -> None:
         docker = self.env_mode == "docker"

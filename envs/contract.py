@@ -3,8 +3,6 @@
 ``check_contract`` takes one task; ``check_game`` takes a game, as ``games.custom`` brings them in.
 """
 
-from __future__ import annotations
-
 import functools
 import random
 from collections.abc import Callable

@@ -10,8 +10,6 @@ state alone; a policy whose prompt also carries the conversation is represented 
 history found of each information state.
 """
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Callable
 from functools import lru_cache

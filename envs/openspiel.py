@@ -6,8 +6,6 @@ environment's ``evaluate`` does: the model sits at ``(seed % 2) % players``, cha
 from the task id. Every sum of a seed and an offset is taken modulo 2^32, so that any integer is a seed.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import hashlib
@@ -90,11 +88,7 @@ def _table(game: Game, params: tuple[tuple[str, Any], ...]) -> Table:
 
 @functools.lru_cache(maxsize=4096)  # of the ids in use; tables themselves are few
 def table(task_id: int) -> Table:
-    """Return the shared, cached table of a task.
-
-    Raises:
-        ValueError: the task id is out of range.
-    """
+    """Return the shared, cached table of a task; ValueError: the task id is out of range."""
     game, params = games.decode_task_id(task_id)
     return _table(game, tuple(sorted(params.items())))
 
@@ -253,11 +247,7 @@ class OpenSpielEnv:
         return self._advance()
 
     def step(self, text: str) -> Step:
-        """Answer the last step's decision with the model's raw text.
-
-        Raises:
-            RuntimeError: there is no running episode.
-        """
+        """Answer the last step's decision with the model's raw text; RuntimeError: there is no running episode."""
         if self._state is None:
             raise RuntimeError("step without a running episode: it has finished or was closed; call reset first")
         action = parse_action(text, self._legal)

@@ -1,7 +1,5 @@
 """The players that are not the model: what an opponent string means, and the bots behind it."""
 
-from __future__ import annotations
-
 import functools
 import logging
 import math
@@ -12,6 +10,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any, ClassVar, Protocol
 
+from config.reader import blaming
 from games.base import Game
 from games.gin_rummy import KNOCK
 
@@ -177,13 +176,11 @@ def solution(game: Game, pyspiel_game: Any, spec: OpponentSpec) -> dict[str, dic
     """
     from envs import exact
 
-    try:
-        with _solving:  # threads that play wait for one solution instead of making one each
-            if spec.kind == "perfect":
-                return exact.perfect_table(pyspiel_game)
-            return exact.equilibrium_table(pyspiel_game, spec.iterations)
-    except ValueError as error:
-        raise ValueError(f"opponent {spec.kind} cannot play {game.name}: {error}") from error
+    # Threads that play wait for one solution instead of making one each.
+    with _solving, blaming(f"opponent {spec.kind} cannot play {game.name}: ", raising=ValueError):
+        if spec.kind == "perfect":
+            return exact.perfect_table(pyspiel_game)
+        return exact.equilibrium_table(pyspiel_game, spec.iterations)
 
 
 class InformationSetSearch:

@@ -1,7 +1,5 @@
 """What a model's raw answer means: the one parser of training, evaluation, play and serving."""
 
-from __future__ import annotations
-
 import re
 
 TAGS = [

@@ -1,7 +1,5 @@
 """What the rooms tell each other: tasks, steps, queries, decisions, sequences, actions, episodes."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from typing import Any, Protocol

@@ -1,7 +1,5 @@
 """Ratings of players from the games between them, by OpenSpiel's Bradley-Terry fit, with bootstrap intervals."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 

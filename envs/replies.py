@@ -1,13 +1,12 @@
 """The one door for what a game server answers: behind it is plain data of known types, ranges, depth and size."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections import deque
 from dataclasses import dataclass
 from typing import Any
 
+from config.reader import blaming
 from envs.client import MAX_DEPTH, deeper_than, is_number, one_line
 from envs.openspiel import replay
 
@@ -69,10 +68,8 @@ def read_reply(answer: Any, game: Any) -> Reply:
         raise ServerError(f"the score {one_line(repr(reward))} is not in [0, 1]")
     returns, history = _returns(info.get("returns"), game), _history(info.get("history"))
     if history:
-        try:
+        with blaming(raising=ServerError):
             [(state, _)] = deque(replay(game, history), maxlen=1)
-        except ValueError as error:
-            raise ServerError(str(error)) from error
         if not state.is_terminal() and state.legal_actions():
             raise ServerError("its history does not end with the game")
         played = state.returns()

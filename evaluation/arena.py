@@ -1,7 +1,5 @@
 """Plays contestants against opponents, a fixed number of games at a time, and keeps what was played in a file."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Sequence
@@ -9,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from config.reader import blaming
 from env_wrapper import play
 from envs.config import EnvConfig
 from envs.openspiel import OpenSpielEnv, position, table
@@ -46,10 +45,8 @@ class Arena:
         if text and not text.startswith(self._head):
             raise ConfigError(f"--output {path}: holds games with other settings; repeat them, or name another file")
         for number, line in enumerate(text.split("\n")[1:-1], 2):  # a line cut short is left out
-            try:
+            with blaming(f"--output {path}: line {number} is damaged: "):
                 self._kept.append(json.loads(line))
-            except ValueError as error:
-                raise ConfigError(f"--output {path}: line {number} is damaged: {error}") from error
 
     def play(self, own: Contestant, opponent: Contestant, game: str, tasks: Sequence[Task]) -> list[Row]:
         """Play the tasks, whose opponent strings name ``opponent``, and return their rows in order."""

@@ -4,8 +4,6 @@
 and Prejudice, A Tale of Two Cities, Moby-Dick and A Scandal in Bohemia, all in the public domain.
 """
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 from typing import Any

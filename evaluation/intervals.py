@@ -5,8 +5,6 @@ seat, and its score is the mean of the two. That stratifies by seat, and games o
 A *stratum* is the array of a game's units; several strata are averaged with equal weights. All figures are for 95 %.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import NamedTuple

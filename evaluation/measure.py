@@ -4,8 +4,6 @@ Values are in [-1, 1]: 2 * score - 1, which in a zero-sum game is return / great
 seeds from a range that training never uses, and every player compared gets the same deals in the same seats.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from collections.abc import Sequence as Seq

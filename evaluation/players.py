@@ -1,7 +1,5 @@
 """Who can play, by name: checkpoints, base models, search bots, servers; several of them in one episode."""
 
-from __future__ import annotations
-
 import argparse
 import hashlib
 import json
@@ -12,6 +10,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from config.reader import blaming
 from env_wrapper import Sequence as Tokens
 from envs.client import HttpClient, bearer, one_line, parse, problem_of
 from envs.config import EnvConfig
@@ -177,10 +176,8 @@ class Roster:
         """
         if name not in self._known:
             if name.partition(":")[0] in BOTS:
-                try:
+                with blaming():
                     parse_opponent(name)
-                except ValueError as error:
-                    raise ConfigError(str(error)) from error
                 self._known[name] = Contestant(name, {"bot": name})
             elif name.startswith(("http://", "https://")):
                 self._known[name] = self._server(name)
@@ -270,11 +267,7 @@ def _folder(name: str) -> Path:
 
 
 def find_adapter(name: str) -> Path:
-    """The directory of an adapter: the checkpoint named, or the latest of the run named.
-
-    Raises:
-        ConfigError: there is none, or it is damaged.
-    """
+    """The directory of the checkpoint named, or the latest of a run; ConfigError: there is none, or it is damaged."""
     folder = _folder(name)
     if not (folder / WEIGHTS).is_file():
         raise ConfigError(f"{name}: there is no {WEIGHTS} in {folder}")

@@ -1,7 +1,5 @@
 """The games, in an order that is part of the API: ``task_id = index * 100_000_000 + config_id``. Append only."""
 
-from __future__ import annotations
-
 import difflib
 import hashlib
 import re
@@ -31,11 +29,7 @@ SYNONYMS = {
 
 
 def find(name: str) -> str:
-    """The game that is meant: ``TicTacToe``, ``tic-tac-toe`` and ``ttt`` are tic_tac_toe.
-
-    Raises:
-        ValueError: no game is called so.
-    """
+    """The game that is meant by ``TicTacToe``, ``tic-tac-toe`` or ``ttt``; ValueError: no game is called so."""
     if name in NAMES:
         return name
     plain = {re.sub("[^a-z0-9]", "", known): known for known in NAMES} | SYNONYMS

@@ -1,7 +1,5 @@
 """Amazons; a turn is three actions: which amazon, where to, where the arrow goes."""
 
-from __future__ import annotations
-
 from games.base import Game, State, rules_text, seen_from
 
 

@@ -1,7 +1,5 @@
 """Backgammon without doubling cube."""
 
-from __future__ import annotations
-
 import re
 
 from games.base import Game, State, rules_text

@@ -1,7 +1,5 @@
 """What a game is to this project: a name, parameters, rules text and two ways to describe a position."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path

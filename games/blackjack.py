@@ -1,7 +1,5 @@
 """Blackjack, one player against a fixed dealer, one deck."""
 
-from __future__ import annotations
-
 from games.base import Game, State, rules_text
 
 

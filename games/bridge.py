@@ -1,7 +1,5 @@
 """Contract bridge: the auction alone, scored double-dummy, or with card play."""
 
-from __future__ import annotations
-
 import re
 
 from games.base import Game, Params, State, rules_text

@@ -1,7 +1,5 @@
 """Checkers (English draughts) on 8x8."""
 
-from __future__ import annotations
-
 from games.base import Game, State, rules_text
 
 _DRAW_AFTER = 40  # moves of either side without a capture

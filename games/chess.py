@@ -1,7 +1,5 @@
 """Chess; a position is its FEN."""
 
-from __future__ import annotations
-
 from games.base import Game, State, rules_text
 
 

@@ -1,7 +1,5 @@
 """Clobber on square boards of 5, 6 and 7."""
 
-from __future__ import annotations
-
 from games.base import Game, Params, State, rules_text, seen_from
 
 

@@ -1,7 +1,5 @@
 """Connect four on the usual 6x7 board."""
 
-from __future__ import annotations
-
 from games.base import Game, State, rules_text, signed
 
 

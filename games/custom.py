@@ -1,7 +1,5 @@
 """Games of users' own: the files of a folder that add games or replace built-in ones. See docs/adding_a_game.md."""
 
-from __future__ import annotations
-
 import re
 import runpy
 import traceback

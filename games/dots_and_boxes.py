@@ -1,7 +1,5 @@
 """Dots and boxes with 3x3, 4x4 or 5x5 boxes."""
 
-from __future__ import annotations
-
 from games.base import Game, Params, State, rules_text, seen_from
 
 

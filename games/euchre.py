@@ -1,7 +1,5 @@
 """Euchre: two partnerships, 24 cards, one deal."""
 
-from __future__ import annotations
-
 from games.base import Game, Params, State, rules_text
 from games.tricks import SEATS, parse_hand, parse_tricks
 

@@ -1,7 +1,5 @@
 """2048, the sliding-tile puzzle (the module cannot be called by its name)."""
 
-from __future__ import annotations
-
 from games.base import Game, State, rules_text
 
 

@@ -1,7 +1,5 @@
 """Gin rummy: one hand of 7 to 9 cards."""
 
-from __future__ import annotations
-
 from games.base import Game, State, rules_text
 
 RANKS, SUITS = "A23456789TJQK", "scdh"

@@ -1,7 +1,5 @@
 """Go on 5x5 and 7x7 boards under area scoring."""
 
-from __future__ import annotations
-
 from games.base import Game, Params, State, rules_text, seen_from
 
 

@@ -1,7 +1,5 @@
 """Goofspiel: bid cards for prizes, both players at once."""
 
-from __future__ import annotations
-
 import re
 
 from games.base import Game, Params, State, rules_text

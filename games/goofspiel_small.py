@@ -1,7 +1,5 @@
 """Goofspiel with four to six cards, prizes in descending order and hidden bids: small enough to solve."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from games.base import Params

@@ -1,7 +1,5 @@
 """Hearts: four players, one deal, avoid the hearts and the queen of spades."""
 
-from __future__ import annotations
-
 import re
 
 from games.base import Game, Params, State, rules_text

@@ -1,7 +1,5 @@
 """Hex on boards of 5, 7, 9 and 11."""
 
-from __future__ import annotations
-
 from games.base import Game, Params, State, rules_text, seen_from
 
 

@@ -1,7 +1,5 @@
 """Hex on boards of 3 and 4: small enough to solve."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from games.base import State, signed

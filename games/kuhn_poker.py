@@ -1,7 +1,5 @@
 """Kuhn poker: three cards, one bet, two players."""
 
-from __future__ import annotations
-
 from games.base import Game, State, rules_text
 
 RANKS = ("Jack", "Queen", "King")

@@ -1,7 +1,5 @@
 """Leduc poker: six cards, two betting rounds, one public card."""
 
-from __future__ import annotations
-
 import re
 
 from games.base import Game, State, rules_text

@@ -1,7 +1,5 @@
 """Liar's dice with five dice a player."""
 
-from __future__ import annotations
-
 from games.base import Game, Params, State, rules_text
 
 FACES, QUANTITIES = "abcdef", "ABCDEFGHIJ"

@@ -1,7 +1,5 @@
 """Liar's dice with one or two dice a player: small enough to solve."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from games.liars_dice import GAME as LIARS_DICE

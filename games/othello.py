@@ -1,7 +1,5 @@
 """Othello on the usual 8x8 board."""
 
-from __future__ import annotations
-
 from games.base import Game, State, rules_text, seen_from
 
 

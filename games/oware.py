@@ -1,7 +1,5 @@
 """Oware (Abapa) with six houses a side."""
 
-from __future__ import annotations
-
 from games.base import Game, Params, State, rules_text
 
 

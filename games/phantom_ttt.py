@@ -1,7 +1,5 @@
 """Phantom tic-tac-toe: the opponent's marks are invisible until you bump into them."""
 
-from __future__ import annotations
-
 from games.base import Game, Params, State, rules_text
 
 

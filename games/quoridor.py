@@ -1,7 +1,5 @@
 """Quoridor for two on 7x7 and 9x9."""
 
-from __future__ import annotations
-
 import re
 
 from games.base import Game, Params, State, rules_text

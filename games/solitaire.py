@@ -1,7 +1,5 @@
 """Klondike solitaire in the engine's form: the whole stock is face up and every third card of it can be played."""
 
-from __future__ import annotations
-
 from games.base import Game, State, rules_text
 
 _HIDDEN = "\U0001f0a0"  # the engine's face-down card

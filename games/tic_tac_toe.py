@@ -1,7 +1,5 @@
 """Tic-tac-toe."""
 
-from __future__ import annotations
-
 from games.base import Game, State, rules_text, signed
 
 

@@ -1,7 +1,5 @@
 """What the texts of trick-taking games have in common: seats, hands and tables of tricks."""
 
-from __future__ import annotations
-
 import itertools
 import re
 

@@ -8,8 +8,6 @@ What a flag answers is not asked; ``--yes`` takes the default for everything els
 default configuration, for ``python train_ppo.py --config FILE``. Memory and search are the estimates of --dry-run.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import math

@@ -14,15 +14,14 @@ address of an OpenAI-compatible server. Bots are random, mcts, mcts_light, mcts:
 games perfect (nothing is hidden) and cfr (near an equilibrium where something is). A success is a score above 0.5.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import logging
 import sys
 import tempfile
-from collections.abc import Sequence
-from itertools import product
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
+from itertools import combinations, product
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +30,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import numpy as np
 
 from config.flags import FlagParser
+from config.reader import blaming
 from curriculum import TaskRange
 from envs.opponents import CFR_ITERATIONS, make_bot, parse_opponent, solution
 from evaluation.arena import Arena
@@ -138,10 +138,8 @@ class Contest:
         wanted = self.args.games or [item for stage in config.curriculum.stages for item in stage.games]
         if self.args.strength and not folders:
             wanted = self.args.games or list(STRENGTH)
-        try:
+        with blaming("--games: "):
             rows = game_sets(wanted)
-        except ValueError as error:
-            raise ConfigError(f"--games: {error}") from error
         self.boards = config.env.env_type == "openspiel"
         if not self.boards:  # its task ids have the same form, and are programs
             return {f"trace {first}-{last}": [(first, last)] for [(first, last)] in rows.values()}
@@ -163,25 +161,20 @@ class Contest:
                 "seed": args.seed, "greedy": args.greedy, "protocol": args.protocol, "set": args.set,
                 "games_at_once": args.games_at_once}  # fmt: skip
 
-    def arena(self, opponents: Sequence[Contestant], matches: int) -> Arena:
+    @contextmanager
+    def arena(self, opponents: Sequence[Contestant], matches: int) -> Iterator[Arena]:
         """The place for ``matches`` matches, each of all episodes of a game."""
-        console = Console(matches * self.args.episodes, stream=sys.stderr)
-        return Arena(self.args.output, self.settings(opponents), console, self.args.games_at_once)
+        with closing(Console(matches * self.args.episodes, stream=sys.stderr)) as console:
+            yield Arena(self.args.output, self.settings(opponents), console, self.args.games_at_once)
 
     def check(self, players: Sequence[Contestant], games: Sequence[str] = ()) -> None:
-        """See that bots can play all games, or some, before any is played; who solves games does so now.
-
-        Raises:
-            ConfigError: one cannot.
-        """
+        """Raise ConfigError where a bot cannot play all games, or some; who solves games does so now."""
         from envs.openspiel import table
 
         shared = [table(self.rows[game][0][0]) for game in games or self.rows] if self.boards else []
-        try:
+        with blaming():
             for bot, at in product([p for p in players if p.player is None], shared):
                 make_bot(at.game, at.spiel, parse_opponent(bot.label), 0, 0)
-        except ValueError as error:
-            raise ConfigError(str(error)) from error
 
     def play(
         self, arena: Arena, own: Contestant, opponent: Contestant, games: Sequence[str] = ()
@@ -195,12 +188,8 @@ class Contest:
         """Evaluate every player against the opponent; compare the two of ``--compare``."""
         opponent = self.roster.contestant(self.opponent_name, self.names)
         self.check([*self.players, opponent])
-        arena = self.arena([opponent], len(self.players) * len(self.rows))
-        played = []
-        try:
+        with self.arena([opponent], len(self.players) * len(self.rows)) as arena:
             played = [self.play(arena, player, opponent) for player in self.players]
-        finally:
-            arena.console.close()
         sampling = "greedy" if self.args.greedy else "sampled"
         report: dict[str, Any] = {"settings": self.settings([opponent]), "tables": []}
         for player, rows in zip(self.players, played, strict=True):
@@ -220,7 +209,7 @@ class Contest:
     def _results(self, player: Contestant, rows: dict[str, list[Row]]) -> list[GameResult]:
         results = []
         for game, played in rows.items():
-            exact = exact_results(player, {row["task_id"] for row in played}) if self.args.exact else {}
+            exact = self._exact(player, played)
             exact.pop("exploitability", None)
             results.append(summary(game, [played], **exact))
         return [*results, summary(OVERALL, list(rows.values()))] if len(results) > 1 else results
@@ -235,15 +224,12 @@ class Contest:
                 raise ConfigError(f"--ladder: {game} is not for two players; choose others with --games")
         players = self.players
         self.check(players)
-        pairs = [(i, j) for i in range(len(players)) for j in range(i + 1, len(players))]
-        arena, results = self.arena([], len(pairs) * len(self.rows)), {}
-        try:
+        pairs, results = list(combinations(range(len(players)), 2)), {}
+        with self.arena([], len(pairs) * len(self.rows)) as arena:
             for i, j in pairs:
                 a, b = (i, j) if players[i].player is not None else (j, i)  # of a bot and a model the model plays
                 played = self.play(arena, players[a], players[b])
                 results[a, b] = {game: _outcomes(rows) for game, rows in played.items()}
-        finally:
-            arena.console.close()
         anchor = next((i for i, p in enumerate(players) if p.label == "random"), 0)
         ratings = {OVERALL: rate({pair: list(r.values()) for pair, r in results.items()}, len(players), anchor)}
         for game in self.rows:
@@ -252,33 +238,36 @@ class Contest:
 
     def exploit(self) -> dict[str, Any]:
         """Train best responses to each player in each game and play the best of them: lower bounds of what it loses."""
+        report: dict[str, Any] = {"settings": self.settings([]) | {"exploit": self.args.exploit}, "tables": []}
+        with self.arena([], len(self.players)) as arena:
+            for name, player in zip(self.names, self.players, strict=True):
+                results = [self._exploited(arena, name, player, game) for game in self.rows]
+                arena.console.close()
+                report["tables"].append({"player": player.label, "opponent": "best response", "results": results})
+                print(f"best of {self.args.exploit} responses to {player.label}, {self.args.exploit_steps} steps each; "
+                      "exact: the best there is; trained: score of each in its last steps")  # fmt: skip
+                lines = [{"game": r["game"], "games": r["episodes"], "won from it": r["value"],
+                          "95 %": between(r["low"], r["high"]), "exact": r["exploitability"],
+                          "trained": " ".join(f"{score:.3f}" for score in r["trained"])} for r in results]  # fmt: skip
+                print(columns(lines, self.style, **{"won from it": VALUE}, exact=VALUE), end="\n\n")
+        return report
+
+    def _exploited(self, arena: Arena, name: str, player: Contestant, game: str) -> dict[str, Any]:
+        """The result of the best response in one game, with the scores of all."""
         from evaluation.players import find_adapter
         from scripts.exploit.train import best_response
 
-        arena = self.arena([], len(self.players))
-        report: dict[str, Any] = {"settings": self.settings([]) | {"exploit": self.args.exploit}, "tables": []}
-        for name, player in zip(self.names, self.players, strict=True):
-            results, lines = [], []
-            for game, ranges in self.rows.items():
-                config, frozen = self.roster.config(name), find_adapter(name)
-                with tempfile.TemporaryDirectory() as folder:
-                    best, scores = best_response(config, frozen, ranges, self.args, Path(folder), arena.console)
-                    answer = self.roster.contestant(str(best), self.names)
-                [tasks] = paired_tasks([ranges], self.args.episodes, self.args.seed, player.opponent)
-                rows = arena.play(answer, player, game, tasks)
-                found = summary(game, [rows])
-                exact = exact_results(player, {row["task_id"] for row in rows}) if self.args.exact else {}
-                most = exact.get("exploitability")
-                lines.append({"game": game, "games": found.episodes, "won from it": found.value,
-                              "95 %": between(found.low, found.high), "exact": most,
-                              "trained": " ".join(f"{score:.3f}" for score in scores)})  # fmt: skip
-                results.append(found.row | {"trained": scores, "exploitability": most})
-            arena.console.close()
-            report["tables"].append({"player": player.label, "opponent": "best response", "results": results})
-            print(f"best of {self.args.exploit} responses to {player.label}, {self.args.exploit_steps} steps each; "
-                  "exact: the best there is; trained: score of each in its last steps")  # fmt: skip
-            print(columns(lines, self.style, **{"won from it": VALUE}, exact=VALUE), end="\n\n")
-        return report
+        config, ranges = self.roster.config(name), self.rows[game]
+        with tempfile.TemporaryDirectory() as folder:
+            best, scores = best_response(config, find_adapter(name), ranges, self.args, Path(folder), arena.console)
+            answer = self.roster.contestant(str(best), self.names)
+        rows = self.play(arena, answer, player, [game])[game]
+        most = self._exact(player, rows).get("exploitability")
+        return summary(game, [rows]).row | {"trained": scores, "exploitability": most}
+
+    def _exact(self, player: Contestant, rows: Sequence[Row]) -> dict[str, float]:
+        """``exact_results`` of the games played, where they are asked for."""
+        return exact_results(player, {row["task_id"] for row in rows}) if self.args.exact else {}
 
     def _ladder_report(self, ratings: dict[str, Any], results: dict[tuple[int, int], Any]) -> dict[str, Any]:
         labels = [player.label for player in self.players]
@@ -301,14 +290,11 @@ class Contest:
         self.check(self.players)
         for game, opponent in cells:
             self.check([opponent], [game])
-        opponents = {opponent.label: opponent for _, opponent in cells}
-        arena, results = self.arena([*opponents.values()], len(self.players) * len(cells)), []
-        try:
+        opponents, results = {opponent.label: opponent for _, opponent in cells}, []
+        with self.arena([*opponents.values()], len(self.players) * len(cells)) as arena:
             for player, (game, opponent) in product(self.players, cells):
                 rows = self.play(arena, player, opponent, [game])[game]
                 results.append((player, opponent, summary(game, [rows])))
-        finally:
-            arena.console.close()
         print(f"Strength, {'greedy' if self.args.greedy else 'sampled'}, seed {self.args.seed}")
         print(strength_lines(results, self.style), end="\n\n")
         shown = [{"player": p.label, "opponent": o.label, **r.row} for p, o, r in results]
@@ -347,9 +333,7 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--checkpoint", nargs="+", default=[], metavar="PLAYER", help="whom to evaluate")
     add("--compare", nargs=2, metavar="PLAYER", help="evaluate both and test the difference")
     add("--ladder", nargs="*", metavar="PLAYER", help="round robin; default: base, random, mcts and --checkpoint")
-    add(
-        "--exploit", type=at_least(1), metavar="N", help="train N best responses to it and play the best: a lower bound"
-    )
+    add("--exploit", type=at_least(1), metavar="N", help="train N best responses and play the best: a lower bound")
     add("--exploit-steps", type=at_least(1), default=200, help="of PPO for each of them (default 200)")
     add("--strength", action="store_true", help="a table against search and solved games, 1000 games a cell")
     add("--base-url", metavar="URL", help="of an OpenAI-compatible server; its key comes from OPENAI_API_KEY")
@@ -365,18 +349,14 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     player_flags(parser)
     args = parser.parse_args(argv)
     args.episodes = args.episodes or (1000 if args.strength else 200)
-    if args.strength and (args.compare or args.ladder is not None or args.opponent or args.exact):
+    others = args.compare or args.ladder is not None
+    if args.strength and (others or args.opponent or args.exact):
         parser.error("--strength names opponents itself: leave out --compare, --ladder, --opponent and --exact")
-    if not (args.checkpoint or args.compare or args.ladder is not None or args.model):
+    if not (args.checkpoint or others or args.model):
         parser.error("nobody to evaluate: name a --checkpoint or a --model, or use --compare or --ladder")
     if args.episodes % 2:
         parser.error(f"--episodes {args.episodes}: an even number, half of them for each seat")
-    if args.exploit and (
-        args.compare
-        or args.strength
-        or args.ladder is not None
-        or not all(Path(name).is_dir() for name in args.checkpoint)
-    ):
+    if args.exploit and (others or args.strength or not all(Path(name).is_dir() for name in args.checkpoint)):
         parser.error("--exploit: needs --checkpoint with runs or their checkpoints, and nothing to compare")
     if args.base_url and not args.model:
         parser.error("--base-url: --model must name the model that the server is to be asked for")

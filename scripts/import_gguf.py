@@ -7,8 +7,6 @@ The weights are dequantised: the folder holds the values that the file stands fo
 template and configuration. Needs the package ``gguf`` (pip install gguf).
 """
 
-from __future__ import annotations
-
 import argparse
 import importlib.util
 import sys

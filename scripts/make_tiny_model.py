@@ -7,8 +7,6 @@ The base is random and stays frozen: everything the run learns sits in the LoRA 
 An initializer range well above the library's 0.02 is what makes a frozen random base useful (docs/log.md).
 """
 
-from __future__ import annotations
-
 import argparse
 import hashlib
 import json

@@ -8,8 +8,6 @@ is lost. The merged folder is then read from disk and compared with base and ada
 same decisions, and the same deals played greedily. Exit code 1 where the mean difference is not allowed.
 """
 
-from __future__ import annotations
-
 import argparse
 import gc
 import hashlib

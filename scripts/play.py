@@ -7,8 +7,6 @@ Answer with the number or the name of an action (``4`` or ``x(1,1)``). ``?`` sho
 place, ``q`` ends the game.
 """
 
-from __future__ import annotations
-
 import argparse
 import sys
 from collections.abc import Sequence
@@ -19,13 +17,13 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from config.flags import FlagParser
+from config.reader import blaming
 from env_wrapper import make_env, play
 from envs.openspiel import position, table
 from envs.protocol import Action, Episode, Query, Task
 from evaluation.measure import game_sets
 from evaluation.players import Contestant, Roster, Seats, player_flags
 from training.process import ProgramError, run_program
-from utils import ConfigError
 
 
 class QuitError(Exception):
@@ -39,11 +37,7 @@ class Person:
         self.task_id, self.adviser = task_id, adviser
 
     def act(self, queries: Sequence[Query]) -> list[Action]:
-        """Show the position and wait for a legal answer.
-
-        Raises:
-            QuitError: ``q``, or the end of the input.
-        """
+        """Show the position and wait for a legal answer; QuitError: ``q``, or the end of the input."""
         [query] = queries
         state, game = position(self.task_id, query.history), table(self.task_id).game
         print(f"\n{game.describe(state, query.seat)}\n\nYou are Player {query.seat}.")
@@ -98,10 +92,8 @@ def play_one(opponent: Contestant, task: Task) -> Episode:
         ConfigError: a bot that cannot play this game.
     """
     config = replace(opponent.env, env_mode="local")
-    try:
+    with blaming():
         make_env(config).reset(task)
-    except ValueError as error:
-        raise ConfigError(str(error)) from error
     others = {} if opponent.player is None else {opponent.label: opponent.player}
     [episode] = play(config, Seats(Person(task.task_id, opponent.player), others), [task])
     return episode
@@ -138,10 +130,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     def run() -> None:
         roster = Roster(args.config, args.set, args.seed, args.greedy, args.model)
         roster.config(args.opponent if Path(args.opponent).is_dir() else None)  # its own games may be among those named
-        try:
+        with blaming("--game: "):
             [(first, _)] = next(iter(game_sets([args.game]).values()))
-        except ValueError as error:
-            raise ConfigError(f"--game: {error}") from error
         opponent = roster.contestant(args.opponent)
         # The environment seats the player at seed % 2; deals are numbered so that every seed is another one.
         try:

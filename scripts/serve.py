@@ -8,8 +8,6 @@ method is reset(task_id, seed, opponent), step(action, episode_id), state(episod
 from the public servers, and why, is listed in docs/compatibility.md.
 """
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import inspect
@@ -20,6 +18,7 @@ import signal
 import socket
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +34,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 import games
 from config.flags import FlagParser
-from config.reader import load_config
+from config.reader import blaming, load_config
 from env_wrapper import check_games
 from envs.config import EnvConfig
 from scripts.serving.actor import CLIENT, Actor, RequestError, read_task
@@ -70,13 +69,6 @@ def _signature(method: Callable[..., Any]) -> inspect.Signature:
     return inspect.signature(method, eval_str=True)
 
 
-def _check_arguments(name: str, method: Callable[..., Any], args: list, kwargs: dict) -> None:
-    try:
-        _signature(method).bind(*args, **kwargs)
-    except TypeError as error:
-        raise RequestError("invalid_request", f"{name}{_signature(method)}: {error}") from error
-
-
 async def _invoke(actor: Actor, request: Request, name: Any, args: Any, kwargs: Any) -> JSONResponse:
     if name not in actor.methods:
         raise HTTPException(404, f"no method {name!r}: there are {', '.join(actor.methods)}")
@@ -84,10 +76,11 @@ async def _invoke(actor: Actor, request: Request, name: Any, args: Any, kwargs: 
         raise HTTPException(422, "args must be a list and kwargs an object")
     if isinstance(nested := kwargs.get("kwargs"), dict):  # as the public client's example passes them on
         kwargs = {key: value for key, value in kwargs.items() if key != "kwargs"} | nested
-    method = actor.methods[name]
+    method, signature = actor.methods[name], _signature(actor.methods[name])
     CLIENT.set(request)
     try:
-        _check_arguments(name, method, args, kwargs)
+        with blaming(f"{name}{signature}: ", TypeError, raising=partial(RequestError, "invalid_request")):
+            signature.bind(*args, **kwargs)
         result = await method(*args, **kwargs)
     except RequestError as error:
         result = error.response()
@@ -110,17 +103,14 @@ def make_app(actor: Actor) -> Starlette:
         return JSONResponse({"methods": methods, "usage": usage})
 
     async def call(request: Request) -> JSONResponse:
-        data = await _body(request)
-        if not isinstance(data.get("method"), str):
-            raise HTTPException(422, 'the body needs a "method"')
-        return await _invoke(actor, request, data["method"], data.get("args", []), data.get("kwargs", {}))
-
-    async def call_method(request: Request) -> JSONResponse:
-        data = await _body(request)
-        explicit = {"args": [], "kwargs": {}} | data if "args" in data or "kwargs" in data else {"kwargs": data}
-        return await _invoke(
-            actor, request, request.path_params["method"], explicit.get("args", []), explicit["kwargs"]
-        )
+        data, name = await _body(request), request.path_params["method"]
+        if name == "call":
+            name = data.get("method")
+            if not isinstance(name, str):
+                raise HTTPException(422, 'the body needs a "method"')
+        elif "args" not in data and "kwargs" not in data:
+            data = {"kwargs": data}
+        return await _invoke(actor, request, name, data.get("args", []), data.get("kwargs", {}))
 
     async def refuse(request: Request, error: Any) -> JSONResponse:
         return JSONResponse({"detail": error.detail}, error.status_code)
@@ -128,10 +118,7 @@ def make_app(actor: Actor) -> Starlette:
     async def fail(request: Request, error: Exception) -> JSONResponse:
         return JSONResponse({"detail": f"{type(error).__name__}: {error}"}, 500)
 
-    routes = [
-        Route("/health", health), Route("/methods", list_methods),
-        Route("/call", call, methods=["POST"]), Route("/{method}", call_method, methods=["POST"]),
-    ]  # fmt: skip
+    routes = [Route("/health", health), Route("/methods", list_methods), Route("/{method}", call, methods=["POST"])]
     return Starlette(routes=routes, exception_handlers={HTTPException: refuse, Exception: fail})
 
 

@@ -9,8 +9,6 @@ episodes.jsonl where they exist) and writes ``curves.png``, ``report.html``, whi
 and ``report.md``, to be pasted.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import math
@@ -107,11 +105,7 @@ class RunData:
 
 
 def load_run(directory: Path) -> RunData:
-    """Read a run directory.
-
-    Raises:
-        ConfigError: there is no metrics.jsonl, or a file in the directory is damaged.
-    """
+    """Read a run directory; ConfigError: there is no metrics.jsonl, or a file in the directory is damaged."""
     path = directory / "metrics.jsonl"
     if not path.is_file():
         raise ConfigError(f"{path}: not found; a run directory has a metrics.jsonl, written by training")

@@ -11,8 +11,6 @@ reference. Teachers are opponents that think: searches (mcts sees hidden cards, 
 cfr:ITERATIONS (near an equilibrium of small games that hide something), perfect (small games that hide nothing).
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import sys
@@ -28,6 +26,7 @@ import numpy as np
 import torch
 
 from config.flags import FlagParser
+from config.reader import blaming
 from curriculum import Curriculum, first_tasks
 from env_wrapper import play
 from envs.opponents import RandomBot, make_bot, parse_opponent
@@ -48,17 +47,11 @@ GAMES_AT_ONCE = 256
 
 
 def check_teacher(spec: str, task_ids: Seq[int]) -> None:
-    """Refuse a teacher that does not exist or cannot play one of the games.
-
-    Raises:
-        ConfigError: one line.
-    """
+    """Raise ConfigError, in one line, for a teacher that does not exist or cannot play one of the games."""
     from envs.openspiel import table
 
-    try:
+    with blaming("--teacher: "):
         teacher = parse_opponent(spec)
-    except ValueError as error:
-        raise ConfigError(f"--teacher: {error}") from error
     if not (teacher.searches or teacher.solves):
         raise ConfigError(f"--teacher {spec}: does not search; allowed are mcts, ismcts, cfr and perfect")
     for shared in map(table, task_ids):
@@ -170,11 +163,7 @@ def parse_args(argv: Seq[str] | None) -> argparse.Namespace:
 
 
 def run(args: argparse.Namespace) -> None:
-    """Play, learn, evaluate before and after, write the adapter.
-
-    Raises:
-        ConfigError: one line.
-    """
+    """Play, learn, evaluate before and after, write the adapter; ConfigError in one line."""
     config = load_sections([*DEFAULT_FILES, *args.config], args.set)
     if config.env.env_type != "openspiel" or config.env.env_mode != "local":
         raise ConfigError("env.env_type, env.env_mode: teachers play local openspiel games only")

@@ -1,7 +1,5 @@
 """What a run is and what it runs on, for whoever looks at it later: its first lines, ``about.json``, its report."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -3,8 +3,6 @@
 Shapes: S trajectories (a seat of an episode each), M decisions of the batch in a row.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

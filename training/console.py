@@ -1,7 +1,5 @@
 """What a run shows on its terminal."""
 
-from __future__ import annotations
-
 import logging
 import os
 import sys

@@ -1,7 +1,5 @@
 """Where a run is sent besides its own files: Weights & Biases, TensorBoard, trackio. None of them may cost the run."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import json

@@ -1,7 +1,5 @@
 """Where the numbers of a run go: a file of JSON lines. Others are in loggers.py."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import logging

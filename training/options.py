@@ -5,8 +5,6 @@ curriculum in ``curriculum.py``; ppo and run, which belong to the trainer, stand
 run's configuration without the trainer.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import math
@@ -18,6 +16,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from config.flags import FlagParser
+from config.reader import blaming
 from curriculum import CurriculumConfig, Stage, pool
 from env_wrapper import check_games
 from envs.config import EnvConfig, TraceConfig
@@ -165,10 +164,8 @@ def checkpoint_in(place: Path) -> Path:
     path = place if named else latest_checkpoint(place)
     if path is None:
         raise ConfigError(f"--resume: no checkpoint that verifies in {place}")
-    try:
+    with blaming("--resume: ", CheckpointError):
         return load_checkpoint(path).path
-    except CheckpointError as error:
-        raise ConfigError(f"--resume: {error}") from error
 
 
 def _from_anywhere(config: SimpleNamespace) -> None:
@@ -204,15 +201,11 @@ def narrowed(curriculum: CurriculumConfig, env: EnvConfig) -> CurriculumConfig:
         games: Any = [list(part) for i in named for part in own[i]]
         if isinstance(stage.games, dict):
             games = {f"{a}-{b}": weights.get(i, usual) / len(own[i]) for i in named for a, b in own[i]}
-        try:
+        with blaming(f"stage {stage.name!r}: ", raising=ValueError):
             return replace(stage, games=games if named else stage.games, **opponent)
-        except ValueError as error:
-            raise ValueError(f"stage {stage.name!r}: {error}") from error
 
-    try:
+    with blaming(f"env.opponent = {env.opponent!r}: "):
         return replace(curriculum, stages=[narrow(stage) for stage in curriculum.stages])
-    except ValueError as error:
-        raise ConfigError(f"env.opponent = {env.opponent!r}: {error}") from error
 
 
 def _named_games(env: EnvConfig) -> list[int]:

@@ -4,8 +4,6 @@ Parameters and the bytes of the weights are exact, tokens are counted in a few r
 and the time of the search are estimates (docs/results.md, "Memory estimates").
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import json
@@ -24,6 +22,7 @@ import psutil
 import torch
 from tabulate import tabulate
 
+from config.reader import blaming
 from curriculum import Curriculum, CurriculumConfig, Stage, eval_tasks, first_tasks, pool
 from env_wrapper import play
 from envs.protocol import Action, Episode, Query, Task
@@ -212,10 +211,8 @@ def play_step(config: SimpleNamespace, chat: ChatFormat, stage: Stage) -> Prompt
 def check_disk(config: SimpleNamespace, parameters: Parameters) -> None:
     """Raise ConfigError where there is no room for a run's checkpoints, one being written and the final adapter."""
     run_dir, kept = Path(config.run.output_dir), config.run.keep_last + config.run.keep_best + 2
-    try:
+    with blaming("run.output_dir: ", CheckpointError):
         need_space(run_dir, (2 if any(run_dir.glob("checkpoint-*")) else kept) * checkpoint_bytes(parameters.trainable))
-    except CheckpointError as error:
-        raise ConfigError(f"run.output_dir: {error}") from error
 
 
 def check_card(config: SimpleNamespace, parameters: Parameters) -> None:

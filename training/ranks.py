@@ -135,11 +135,7 @@ class Ranks:
 
 
 def _refuse_lone_launch() -> None:
-    """``accelerate launch --cpu --num_processes 2`` starts a single process and says nothing.
-
-    Raises:
-        ConfigError: this is that process.
-    """
+    """Raise ConfigError in the one process that ``accelerate launch --cpu --num_processes 2`` starts in silence."""
     launched = {"ACCELERATE_MIXED_PRECISION", "MASTER_PORT"} <= os.environ.keys() and "WORLD_SIZE" not in os.environ
     if launched:
         raise ConfigError(

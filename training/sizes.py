@@ -1,7 +1,5 @@
 """How large things are before they exist: numbers of a model, bytes of its weights, activations and checkpoints."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

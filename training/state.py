@@ -1,7 +1,5 @@
 """Everything a run needs to go on exactly where it was: what is adaptive, and all of it in and out of checkpoints."""
 
-from __future__ import annotations
-
 import json
 import logging
 import time
@@ -16,7 +14,7 @@ import numpy as np
 import torch
 
 import utils
-from config.reader import make
+from config.reader import blaming, make
 from curriculum import Curriculum
 from envs.client import is_number
 from envs.protocol import Episode
@@ -285,10 +283,8 @@ def find_checkpoint(run_dir: Path, resume: str | None, resolved: dict[str, Any],
         _set_aside(run_dir / "metrics.jsonl")
         return None
     path = Path(resume)
-    try:
+    with blaming("--resume: ", CheckpointError):
         saved = load_checkpoint(path).json("run_config")
-    except CheckpointError as error:
-        raise ConfigError(f"--resume: {error}") from error
     if not isinstance(saved, dict):
         raise ConfigError(f"--resume: {path / 'run_config.json'}: is no configuration")
     changed = config_diff(saved, redact(resolved, words=False))

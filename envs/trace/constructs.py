@@ -1,7 +1,5 @@
 """The statements that generated programs are made of up to level 6; see ``programs.py``."""
 
-from __future__ import annotations
-
 from envs.trace.writer import WORDS, Writer
 
 

@@ -1,7 +1,5 @@
 """The statements of levels 7 to 9; see ``programs.py``."""
 
-from __future__ import annotations
-
 from envs.trace.writer import WORDS, Writer
 
 

@@ -9,8 +9,6 @@ What a program prints is found by running it (``sandbox.py``): programs of other
 interpreter of their own, the generator's, which we wrote, one after another in a locked-in interpreter.
 """
 
-from __future__ import annotations
-
 import atexit
 import functools
 import hashlib
@@ -19,7 +17,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from config.reader import ConfigError
+from config.reader import ConfigError, blaming
 from envs.config import EnvConfig, TraceConfig
 from envs.protocol import Step, Task
 from envs.trace.prints import MAX_PRINTS, inject_safe, leading_share, score
@@ -80,11 +78,7 @@ class TraceEnv:
         return Step(self._message(self._task), {}, False, 0.0, self._info(self._task, None))
 
     def step(self, text: str) -> Step:
-        """Score the model's raw answer; the episode is over.
-
-        Raises:
-            RuntimeError: there is no running episode.
-        """
+        """Score the model's raw answer, which ends the episode; RuntimeError: there is no running episode."""
         if self._task is None:
             raise RuntimeError("step without a running episode: it has finished or was closed; call reset first")
         task = self._task
@@ -125,12 +119,10 @@ def check_config(config: EnvConfig, task_ids: Iterable[int]) -> None:
     """
     if config.answer_mode != "free":
         raise ConfigError(f'env.answer_mode = "{config.answer_mode}": expected "free" with env_type trace')
-    try:
+    with blaming("env.trace: ", (ValueError, SandboxError)):
         env = TraceEnv(config, config.trace)
         for task_id in task_ids:
             env.reset(Task(task_id))
-    except (ValueError, SandboxError) as error:
-        raise ConfigError(f"env.trace: {error}") from error
 
 
 def expected_output(config: EnvConfig, task: Task) -> str:

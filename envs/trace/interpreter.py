@@ -1,7 +1,5 @@
 """One sandboxed interpreter seen from outside: started, fed, its output capped, killed with all its descendants."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import os

@@ -4,8 +4,6 @@
 ``inject_safe`` is the same injection without the prints that break the program.
 """
 
-from __future__ import annotations
-
 import ast
 import random
 import re

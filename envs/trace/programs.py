@@ -7,8 +7,6 @@ Levels: 0 one sum of two digits · 1 arithmetic · 2 branches · 3 loops · 4 st
 recursion · 7 dicts, sets, standard input · 8 classes, exceptions · 9 generators, closures, libraries, all mixed.
 """
 
-from __future__ import annotations
-
 import random
 
 from envs.trace import constructs, constructs_more
@@ -34,11 +32,7 @@ def _one_sum(rng: random.Random) -> Program:
 
 
 def generate(level: int, seed: int | str) -> Program:
-    """Return the program of (level, seed).
-
-    Raises:
-        ValueError: no such level.
-    """
+    """Return the program of (level, seed); ValueError: no such level."""
     if not 0 <= level < LEVELS:
         raise ValueError(f"level {level} does not exist: 0 to {LEVELS - 1}")
     rng = random.Random(f"{level}:{seed}")

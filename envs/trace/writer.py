@@ -5,8 +5,6 @@ does not catch, stays small (products inside loops are reduced), and prints noth
 addresses, or on the order of a set.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """Whether two models are the same player: log-probabilities of the same decisions, and the same deals, greedily."""
 
-from __future__ import annotations
-
 import math
 from collections import defaultdict
 from dataclasses import dataclass

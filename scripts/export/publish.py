@@ -1,7 +1,5 @@
 """A folder that others may see: its model card, what must not be in it, and the upload to the Hub."""
 
-from __future__ import annotations
-
 import json
 import re
 from dataclasses import asdict, dataclass, replace
@@ -205,11 +203,7 @@ def check_repo(repo: str) -> None:
 
 
 def who_uploads() -> str:
-    """The account that uploads would be made from.
-
-    Raises:
-        ConfigError: not logged in, or the Hub cannot be reached.
-    """
+    """The account that uploads would be made from; ConfigError: not logged in, or the Hub cannot be reached."""
     from huggingface_hub import HfApi
 
     try:
@@ -220,11 +214,7 @@ def who_uploads() -> str:
 
 
 def upload(folder: Path, repo: str, private: bool) -> str:
-    """Upload a folder, its repository made where there is none; return the address.
-
-    Raises:
-        PublishError: what the Hub said.
-    """
+    """Upload a folder, its repository made where there is none; return the address. PublishError: what the Hub said."""
     from huggingface_hub import HfApi
 
     api = HfApi()

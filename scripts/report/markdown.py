@@ -1,7 +1,5 @@
 """``report.md``: what a run came to, on a page to be pasted."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Episodes as the report shows them: every position of the game, and what was done and asked in it."""
 
-from __future__ import annotations
-
 import contextlib
 from typing import Any
 

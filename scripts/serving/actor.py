@@ -1,7 +1,5 @@
 """The games of serve.py and what clients may do with them: budgets, room, and the public form of every answer."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import random
@@ -15,12 +13,14 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
 import games
+from config.reader import blaming
 from envs.affinetes import EVALUATE_PATH
 from envs.config import EnvConfig
 from envs.openspiel import OpenSpielEnv, derive_seed
@@ -158,14 +158,10 @@ def read_task(task_id: Any, seed: Any, opponent: Any, max_search: float) -> Task
         raise RequestError("invalid_request", f"opponent {_shown(opponent)} is not the name of one")
     if task_id is None:
         task_id = random.randrange(len(games.GAMES) * games.CONFIGS_PER_GAME)
-    try:
+    with blaming(raising=partial(RequestError, "invalid_game")):
         game, _ = games.decode_task_id(task_id)
-    except ValueError as error:
-        raise RequestError("invalid_game", str(error)) from error
-    try:
+    with blaming(raising=partial(RequestError, "invalid_opponent")):
         spec = parse_opponent(opponent)
-    except ValueError as error:
-        raise RequestError("invalid_opponent", str(error)) from error
     if spec.kind in ("self", "past"):
         raise RequestError("invalid_opponent", f"opponent {opponent!r} is a model: this server plays bots only")
     if spec.solves:  # would take a minute of whom it is asked, again for every number of iterations
@@ -210,10 +206,8 @@ class Actor:
         game, params = games.decode_task_id(task.task_id)
         rules = f"# Game Rules\n{game.rules(params)}\n\n# Current Game State\n"
         async with episode.lock:
-            try:
+            with blaming(raising=partial(RequestError, "invalid_opponent")):
                 step = await self._in_pool(episode, episode.env.reset, task)
-            except ValueError as error:
-                raise RequestError("invalid_opponent", str(error)) from error
         return episode.response(step.score, rules)
 
     async def step(self, action: str | None = None, episode_id: str | None = None) -> dict:
