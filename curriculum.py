@@ -92,14 +92,9 @@ class CurriculumConfig:
     past_every: int = knob(100, min=1)  # steps between two past selves that ``past`` chooses from
 
     @property
-    def plays_past(self) -> bool:
-        """Whether any stage plays against past selves."""
-        return any("past" in stage.mixture for stage in self.stages)
-
-    @property
-    def plays_itself(self) -> bool:
-        """Whether any stage's opponent is the policy, as it is or as it was."""
-        return any({"past", "self"} & set(stage.mixture) for stage in self.stages)
+    def opponents(self) -> set[str]:
+        """Those of all stages; ``self`` is the policy as it is, ``past`` as it was."""
+        return {opponent for stage in self.stages for opponent in stage.mixture}
 
     def __post_init__(self) -> None:
         names = [stage.name for stage in self.stages]

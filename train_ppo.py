@@ -387,7 +387,8 @@ class Trainer(Checkpointed):
     def update(self, batch: Batch) -> dict[str, float]:
         """PPO with the step's learning rate and entropy bonus."""
         step = self.state.step
-        self.set_learning_rate(step)
+        rate = self.ppo.learning_rate * decay(self.ppo, step, self.ppo.lr_final)
+        self.optimizer.param_groups[0]["lr"] = rate * self.state.lr_scale
         ppo = replace(self.ppo, entropy_coef=self.ppo.entropy_coef * decay(self.ppo, step, self.ppo.entropy_final))
         key = (self.config.run.seed, step)
         return ppo_update(self.policy, self.optimizer, batch, ppo, key, self.state.bad_updates, self.ranks)
@@ -400,11 +401,6 @@ class Trainer(Checkpointed):
             read = min(LEGAL_MASS_SAMPLE, -(-len(batch.sequences) // 8))
             mass_M = self.policy.log_legal_mass(batch.sequences[:read]).exp()
         return {"legal_mass": float(mass_M.mean())}
-
-    def set_learning_rate(self, step: int) -> None:
-        """Set the step's learning rate."""
-        rate = self.ppo.learning_rate * decay(self.ppo, step, self.ppo.lr_final)
-        self.optimizer.param_groups[0]["lr"] = rate * self.state.lr_scale
 
     def without_failed(self, episodes: list[Episode]) -> list[Episode]:
         """Leave out what infrastructure lost; too much of it ends the run, and so do answers of outdated weights."""
@@ -431,7 +427,7 @@ class Trainer(Checkpointed):
         What learns to answer legally unconstrained (``legal_mass_coef``) plays the same games so, too.
         """
         env, games = self.config.env, self.ppo.eval_games
-        nash = self.config.curriculum.plays_itself
+        nash = not self.config.curriculum.opponents.isdisjoint(("past", "self"))
         measure = partial(evaluate, self.player(stop), env, self.evaluated, games, progress=tell, nash=nash)
         results = measure(exact_tasks=preflight.exact_tasks(self.config, self.policy.chat))
         if not (self.ppo.legal_mass_coef and self.policy.constrained):

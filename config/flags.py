@@ -26,6 +26,5 @@ class FlagParser(argparse.ArgumentParser):
             found = next((declared[name] for name in (plain, *others) if name in declared), flag)
             return found + equals + value if word.startswith("--") else word
 
-        return super().parse_known_args(
-            [as_declared(word) for word in (sys.argv[1:] if args is None else args)], namespace
-        )
+        words = sys.argv[1:] if args is None else args
+        return super().parse_known_args([as_declared(word) for word in words], namespace)

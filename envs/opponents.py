@@ -354,11 +354,9 @@ def make_bot(game: Game, pyspiel_game: Any, spec: OpponentSpec, seat: int, seed:
     if spec.kind == "mcts" and has_dead_ends(pyspiel_game):
         from open_spiel.python.algorithms import mcts  # two to three times slower, but rollouts can avoid dead ends
 
-        search = _new_generator()
+        search, evaluator = _new_generator(), SafeRollouts(rollouts, seed + 5 + seat)
         search.seed((seed + 6 + seat) % SEEDS)
-        return mcts.MCTSBot(
-            pyspiel_game, UCT_C, simulations, SafeRollouts(rollouts, seed + 5 + seat), random_state=search
-        )
+        return mcts.MCTSBot(pyspiel_game, UCT_C, simulations, evaluator, random_state=search)
     if spec.kind == "mcts" or kind.information == pyspiel.GameType.Information.PERFECT_INFORMATION:
         evaluator = pyspiel.RandomRolloutEvaluator(rollouts, _signed(seed + 5 + seat))
         search_seed = _signed(seed + 6 + seat)

@@ -2,9 +2,7 @@
 
 import re
 
-TAGS = [
-    (re.compile(f"<{name}>", re.IGNORECASE), re.compile(f"</{name}>", re.IGNORECASE)) for name in ("think", "thinking")
-]
+TAGS = [[re.compile(f"<{mark}{tag}>", re.IGNORECASE) for mark in ("", "/")] for tag in ("think", "thinking")]
 SQUEEZED = re.compile(r"[^a-z0-9]")
 
 

@@ -54,7 +54,6 @@ def _fit(matches: Mapping[tuple[int, int], Sequence[np.ndarray]], players: int, 
             draws[j, i] = draws[i, j]
     options = pyspiel.elo.default_elo_options()
     options.smoothing_factor = PRIOR
-    points = pyspiel.elo.compute_ratings_from_matrices(
-        win_matrix=wins.tolist(), draw_matrix=draws.tolist(), options=options
-    )
+    fit = pyspiel.elo.compute_ratings_from_matrices
+    points = fit(win_matrix=wins.tolist(), draw_matrix=draws.tolist(), options=options)
     return np.array(points) - points[anchor]

@@ -221,9 +221,8 @@ class Roster:
         try:
             policy.add_adapter(adapter, folder)
         except (RuntimeError, ValueError, OSError, KeyError) as error:
-            raise ConfigError(
-                f"{name}: does not fit {config.model.model_name} ({str(error).splitlines()[0]})"
-            ) from error
+            cause = str(error).splitlines()[0]
+            raise ConfigError(f"{name}: does not fit {config.model.model_name} ({cause})") from error
         digest = hashlib.sha256((folder / WEIGHTS).read_bytes()).hexdigest()
         label = "_".join(f"{folder.resolve().parent.name}/{folder.name}".split())
         return Contestant(label, _origin(config, digest), config.env, ModelPlayer(policy, adapter))

@@ -163,10 +163,6 @@ def ask(
 def ask_all(args: argparse.Namespace, gpu: bool) -> None:
     """Fill all that the command line leaves open."""
 
-    def check_opponents(words: list[str]) -> None:
-        for word in words:
-            parse_opponent(word)
-
     def check_model(words: list[str]) -> None:
         if len(words) != 1:
             raise ValueError("expected one name")
@@ -176,7 +172,7 @@ def ask_all(args: argparse.Namespace, gpu: bool) -> None:
     ask(args, "model", default, "Model (a name on the Hub or a folder)", "\n".join(known), check_model)
     ask(args, "games", DEFAULT_GAMES, "Games", "  " + " ".join(NAMES), pool)
     hint = "  random mcts mcts_light mcts:SIMSxROLLOUTS ismcts self"
-    ask(args, "opponents", "random mcts:50x1", "Opponents, a stage each", hint, check_opponents)
+    ask(args, "opponents", "random mcts:50x1", "Opponents, a stage each", hint, lambda w: [*map(parse_opponent, w)])
     usual = 200_000 if args.model == [TINY_MODEL] else 20_000
     while not args.budget or args.budget < 1:
         args.budget = usual if args.yes else IntPrompt.ask("Games to play", default=usual)

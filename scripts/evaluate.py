@@ -111,9 +111,8 @@ class Contest:
     def __init__(self, args: argparse.Namespace) -> None:
         affinetes = args.protocol == "affinetes"
         self.args, self.style = args, "github" if args.markdown else "plain"
-        self.roster = Roster(
-            args.config, [*args.set, *(AFFINETES if affinetes else ())], args.seed, args.greedy, args.model
-        )
+        sets = [*args.set, *(AFFINETES if affinetes else ())]
+        self.roster = Roster(args.config, sets, args.seed, args.greedy, args.model)
         self.names = self._names()
         opponent = args.opponent or ("mcts" if affinetes else "random")
         self.opponent_name = opponent.removeprefix("past:")

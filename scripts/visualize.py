@@ -201,9 +201,8 @@ def panel_lines(panel: Panel, runs: Sequence[RunData]) -> list[dict[str, Any]]:
             if not points:
                 continue
             x, y = zip(*points, strict=True)
-            bands = (
-                rolling(y, run.window) if panel.smooth and key not in ("window_success", "gate_success") else [[]] * 3
-            )
+            smooth = panel.smooth and key not in ("window_success", "gate_success")
+            bands = rolling(y, run.window) if smooth else [[]] * 3
             line: dict[str, Any] = dict(zip(("x", "y", "mean", "low", "high"), map(_thin, (x, y, *bands)), strict=True))
             found.append((index, key, line))
     if panel.limits is None:  # a success that is always 0 says something, a penalty that is switched off does not

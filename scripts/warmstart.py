@@ -146,12 +146,8 @@ def parse_args(argv: Seq[str] | None) -> argparse.Namespace:
     add("--explore", type=float, default=0.2, help="share of moves played at random, to see more positions")
     add("--epochs", type=at_least(1), default=4)
     add("--batch", type=at_least(1), default=64, help="sequences an optimizer step")
-    add(
-        "--legal-mass",
-        type=at_least(0.0),
-        default=1.0,
-        help="weight of being legal at all; 0 where answers stay constrained",
-    )
+    add("--legal-mass", type=at_least(0.0), default=1.0,
+        help="weight of being legal at all; 0 where answers stay constrained")  # fmt: skip
     add("--learning-rate", type=float, default=None, help="falls linearly to 0; default: ppo.learning_rate")
     add("--output", required=True, metavar="DIR", help="where the adapter is written")
     args = parser.parse_args(argv)

@@ -37,21 +37,20 @@ def begin(run_dir: Path, config: SimpleNamespace, resumed: bool) -> dict[str, An
         with contextlib.suppress(ConfigError, ValueError, KeyError, TypeError, OverflowError):
             before = read_json(run_dir / "about.json")
             about |= {"started": str(before["started"])[:25], "seconds": min(max(float(before["seconds"]), 0.0), 1e9)}
-    with contextlib.suppress(OSError, CheckpointError):  # a luxury: the run itself tells where it cannot write
-        _write(run_dir, about)
+    _write(run_dir, about)
     return about | {"since": time.monotonic()}
 
 
 def end(run_dir: Path, about: dict[str, Any]) -> None:
     """Add the time this process took."""
     if about:
-        with contextlib.suppress(OSError, CheckpointError):
-            _write(run_dir, about | {"seconds": about["seconds"] + time.monotonic() - about["since"]})
+        _write(run_dir, about | {"seconds": about["seconds"] + time.monotonic() - about["since"]})
 
 
 def _write(run_dir: Path, about: dict[str, Any]) -> None:
     kept = {key: value for key, value in about.items() if key != "since"}
-    write_file(run_dir / "about.json", json.dumps(redact(kept, words=False), indent=1).encode())
+    with contextlib.suppress(OSError, CheckpointError):  # a luxury: the run itself tells where it cannot write
+        write_file(run_dir / "about.json", json.dumps(redact(kept, words=False), indent=1).encode())
 
 
 def headline(about: dict[str, Any]) -> str:

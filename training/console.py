@@ -4,7 +4,7 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import IO, Any
 
 from utils import redact
@@ -48,9 +48,8 @@ class Pace:
         self._steps = [seconds] if self._seen <= 2 else [*self._steps, seconds][-RECENT:]
         if self._began:
             self._evaluation, self._began = self._heard - self._began, 0.0
-        between = (
-            (self.total - 1) // self.eval_freq - min(step, self.total - 1) // self.eval_freq if self.eval_freq else 0
-        )
+        last, every = self.total - 1, self.eval_freq
+        between = last // every - min(step, last) // every if every else 0
         mean = sum(self._steps) / len(self._steps)
         return (self.total - step) * mean + (1 + between) * self._evaluation
 
@@ -189,13 +188,10 @@ def number(value: Any, form: str) -> str:
 def sparkline(values: Sequence[float], width: int) -> str:
     """Blocks for the means of at most ``width`` parts of the values, from their least to their greatest."""
     size = max(1, -(-len(values) // max(width, 1)))
-    means = [sum(part) / len(part) for part in _parts(values, size)]
+    parts = [values[i : i + size] for i in range(0, len(values), size)]
+    means = [sum(part) / len(part) for part in parts]
     low, high = min(means), max(means)
     return "".join(BLOCKS[round((mean - low) / ((high - low) or 1) * (len(BLOCKS) - 1))] for mean in means)
-
-
-def _parts(values: Sequence[float], size: int) -> Iterable[Sequence[float]]:
-    return (values[i : i + size] for i in range(0, len(values), size))
 
 
 def duration(seconds: float) -> str:

@@ -52,12 +52,8 @@ class MetricsLog:
             aside = self.path.with_name(f"damaged-{self.path.name}")
             with aside.open("ab") as file:
                 file.writelines(damaged.values())
-            log.warning(
-                "%s: lines %s are no rows in their order: set aside in %s",
-                self.path,
-                reprlib.repr(list(damaged)),
-                aside,
-            )
+            lines = reprlib.repr(list(damaged))
+            log.warning("%s: lines %s are no rows in their order: set aside in %s", self.path, lines, aside)
         if content != (whole := b"".join(kept.values())):
             write_file(self.path, whole)
         if content and (lost := [n for n in range(1, step + 1) if n not in kept]):

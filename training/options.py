@@ -42,9 +42,7 @@ class PPOConfig:
     entropy_coef: float = knob(0.05, min=0)  # weight of the entropy bonus, per nat
     entropy_final: float = knob(1.0, min=0, max=1)  # share of it left at the last step (linear decay)
     magnet_coef: float = knob(0.0, min=0)  # on the KL to the adapter's own moving average, for self-play; 0: none
-    legal_mass_coef: float = knob(
-        0.1, min=0
-    )  # weight of -log of the probability of a legal answer without the constraint
+    legal_mass_coef: float = knob(0.1, min=0)  # weight of -log P(legal answer) where nothing constrains it
     gamma: float = knob(1.0, min=0, max=1)  # discount per decision
     lam: float = knob(0.95, min=0, max=1)  # GAE's lambda, over a seat's own decisions
     adap_kl_ctrl: bool = True  # whether the coefficient follows target

@@ -154,7 +154,7 @@ def measure_prompts(config: SimpleNamespace, chat: ChatFormat, peek: bool = Fals
     if config.env.env_type == "openspiel" and config.env.env_mode == "local":
         check_opponents(config.curriculum)
     everything = [item for stage in config.curriculum.stages for item in stage.games]
-    opponent = "self" if any("self" in stage.mixture for stage in config.curriculum.stages) else "random"
+    opponent = "self" if "self" in config.curriculum.opponents else "random"
     tasks: dict[int, list[Task]] = defaultdict(list)
     for task in eval_tasks(everything, 2, config.run.seed, opponent):
         tasks[task.task_id // CONFIGS_PER_GAME].append(task)

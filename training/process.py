@@ -65,12 +65,9 @@ def say_how_to_go_on(program: str, run_dir: str, processes: int, stream: IO[str]
         return
 
     def short(path: str) -> str:
-        here = f"{Path.cwd()}{os.sep}"
-        return shlex.quote(path.removeprefix(here))
+        return shlex.quote(path.removeprefix(f"{Path.cwd()}{os.sep}"))
 
-    launcher = (
-        [] if processes == 1 else ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={processes}"]
-    )
+    launcher = f"-m torch.distributed.run --standalone --nproc_per_node={processes}".split() if processes > 1 else []
     words = [short(sys.executable), *launcher, short(program), "--resume", short(str(Path(run_dir)))]
     print(f"go on with: {' '.join(words)}", file=stream)
 

@@ -121,7 +121,7 @@ class Checkpointed:
         """Let the average follow the policy, which every ``past_every`` steps becomes an opponent called ``past``."""
         if self.config.ppo.magnet_coef:
             self.policy.follow()
-        if self.config.curriculum.plays_past and self.state.step % self.config.curriculum.past_every == 0:
+        if "past" in self.config.curriculum.opponents and self.state.step % self.config.curriculum.past_every == 0:
             name = f"step-{self.state.step:06d}"
             for gone in self.curriculum.add_past(name):
                 self.policy.forget_past(gone)
@@ -277,9 +277,8 @@ def find_checkpoint(run_dir: Path, resume: str | None, resolved: dict[str, Any],
     """
     if resume is None:
         if any(run_dir.glob("checkpoint-*")):
-            raise ConfigError(
-                f"run.output_dir: {run_dir} holds checkpoints; --resume goes on, --output-dir starts another"
-            )
+            ways = "--resume goes on, --output-dir starts another"
+            raise ConfigError(f"run.output_dir: {run_dir} holds checkpoints; {ways}")
         _set_aside(run_dir / "metrics.jsonl")
         return None
     path = Path(resume)

@@ -14,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import chain
 from typing import Any
 
 from starlette.exceptions import HTTPException
@@ -84,11 +85,6 @@ class HostedGame:
     step: Step | None = None  # the position to answer, or the end; None until the reset is through
     used: float = field(default_factory=time.monotonic)
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
-
-    @property
-    def ended(self) -> bool:
-        """Whether the game is over."""
-        return self.step is not None and self.step.done
 
     def response(self, reward: float = 0.0, before: str = "", error: dict[str, Any] | None = None) -> dict[str, Any]:
         """Return what reset, step and state answer; the position's text begins with ``before``.
@@ -310,7 +306,8 @@ class Actor:
         if len(self._episodes) >= self._max_episodes:
             unused = time.monotonic() - RECLAIM_SECONDS
             idle = (e for e in self._episodes.values() if e.used < unused and not e.lock.locked())
-            gives_way = next((e for e in self._episodes.values() if e.ended), None) or next(idle, None)
+            ended = (e for e in self._episodes.values() if e.step and e.step.done)
+            gives_way = next(chain(ended, idle), None)
             if gives_way is None:
                 raise HTTPException(503, f"{self._max_episodes} episodes are running: stop one, or try again later")
             self._drop(gives_way)
