@@ -155,7 +155,11 @@ class Policy:
         return [actions[i] for i in range(len(queries))]
 
     def _act(self, queries: list[Query]) -> list[Action]:
-        turns = [self._open(query) for query in queries]
+        limit = None if self.constrained else self.max_new_tokens
+        turns = [self.conversations.open(query, self.max_seq_length, limit) for query in queries]
+        new = [turn for turn in turns if turn and turn.cached is None]
+        for turn, kept in zip(new, self._begin([(turn.ids, turn.before.shared) for turn in new]), strict=True):
+            turn.cached = kept
         active = [turn for turn in turns if turn]
         while active:
             hidden_ND, kvs = self.reader.read([_unread(turn) for turn in active])
@@ -165,21 +169,17 @@ class Policy:
             active = [turn for turn in active if not self._finished(turn)]
         return [self.conversations.close(turn) if turn else Action("", truncated=True) for turn in turns]
 
-    def _open(self, query: Query) -> Turn | None:
-        turn = self.conversations.open(query, self.max_seq_length, None if self.constrained else self.max_new_tokens)
-        if turn and turn.cached is None:
-            turn.cached = self._prefix(turn.ids, turn.before.shared)
-        return turn
+    def _begin(self, prompts: list[tuple[list[int], int]]) -> list[Kept | None]:
+        """Keys and values of the system messages, each read once for all conversations that begin with it.
 
-    def _prefix(self, ids: list[int], shared: int) -> Kept | None:
-        """Keys and values of the system message, read once for all conversations that begin with it."""
-        if shared < SHARED_PREFIX_MIN:
-            return None
-        prefix = tuple(ids[:shared])
-        key = (self.adapters.active, prefix)
-        if key not in self._prefixes:
-            _, [self._prefixes[key]] = self.reader.read([Read(prefix, None, keep=True)])
-        return self._prefixes[key]
+        Args:
+            prompts: (tokens, how many of them are the system message).
+        """
+        keys = [(self.adapters.active, tuple(ids[:n])) if n >= SHARED_PREFIX_MIN else None for ids, n in prompts]
+        if missing := list(dict.fromkeys(key for key in keys if key and key not in self._prefixes)):
+            _, kept = self.reader.read([Read(prefix, None, keep=True) for _, prefix in missing])
+            self._prefixes |= zip(missing, kept, strict=True)
+        return [self._prefixes[key] if key else None for key in keys]
 
     def _answer_logprobs(self, hidden_ND: Tensor, follows: list[str]) -> Tensor:
         """Log-probability of each of ANSWER_CHARS where only those of ``follows`` are possible (fp64, CPU)."""
@@ -239,9 +239,8 @@ class Policy:
     def action_probs(self, queries: Seq[Query]) -> list[dict[int, float]]:
         """Probability of every legal action (sums to 1), under the constraint and the temperature."""
         reads, nodes = [], []
-        for i, query in enumerate(queries):
-            ids, shared = self.chat.first_prompt(query.conversation)
-            kv = self._prefix(ids, shared)
+        prompts = [self.chat.first_prompt(query.conversation) for query in queries]
+        for i, (query, (ids, _), kv) in enumerate(zip(queries, prompts, self._begin(prompts), strict=True)):
             for text, follow in answer_trie(tuple(query.legal)).follow.items():
                 if len(follow) > 1:
                     answer = [self.chat.answer_ids[c] for c in text]
