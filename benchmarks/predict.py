@@ -41,7 +41,7 @@ from benchmarks.common import Clock, Row, table, write
 from benchmarks.gpu_models import SHAPES
 from benchmarks.gpu_models import config_of as architecture_of
 from benchmarks.recorded import tokenizer
-from policy import attention, layers, memory, network
+from policy import attention, cpu_memory, layers, network
 from policy.cache import Store
 from policy.chat import ChatFormat
 from policy.model import LoraConfig, ModelConfig, _put_adapter_on, load_tokenizer
@@ -519,7 +519,7 @@ def check_row(preset: str, sets: Seq[str]) -> Row:
     """A preset's step on this CPU, predicted and measured."""
     config = read_config(parse_args(["--config", preset, "--no-wandb", *(a for o in sets for a in ("--set", o))], None))
     torch.set_num_threads(1)
-    memory.keep_freed()
+    cpu_memory.keep_freed()
     processor = Processor()
     with tempfile.TemporaryDirectory() as folder:
         small, small_counted = play_steps(narrow(config, Path(folder)))

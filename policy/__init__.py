@@ -3,7 +3,7 @@
 ``player`` acts and scores · ``adapters`` which weights play, to files and back · ``conversations`` what each seat has
 read and written · ``chat`` text to tokens, and the tree of legal answers · ``model`` which base, held how · ``network``
 tokens through the layers: rows as a ``tree``, parts of a layer in ``layers`` and ``attention``, keys and values in the
-``cache`` · ``memory`` what is freed · ``vocabulary`` the output layer over all words · ``vllm`` the player
+``cache`` · ``cpu_memory`` what is freed · ``vocabulary`` the output layer over all words · ``vllm`` the player
 where ``servers`` answer.
 Only this package imports transformers, peft, bitsandbytes and trl.
 """

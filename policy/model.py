@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from games import own_digest
-from policy import memory
+from policy import cpu_memory
 from utils import ConfigError, bounded, knob, read_file
 
 LINEARS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
@@ -238,7 +238,7 @@ def load_model(config: ModelConfig, lora: LoraConfig, seed: int) -> tuple[Any, A
     """
     device = device_of(config)
     if device == "cpu":
-        memory.keep_freed()
+        cpu_memory.keep_freed()
     load_architecture(config)
     tokenizer = load_tokenizer(config)
     with quietly():

@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from envs.protocol import Sequence
-from policy import memory
+from policy import cpu_memory
 from policy.attention import PaddedRows, attend, prepare
 from policy.cache import Kept, Store
 from policy.layers import gated, linear, linears, norm, rotate
@@ -113,7 +113,7 @@ def run_trunk(model: Any, tree: Tree, store: Store | None = None, recompute: int
     """
     device, config = model.embed_tokens.weight.device, model.config
     if device.type == "cpu":
-        memory.give_back()
+        cpu_memory.give_back()
     ids_N, positions_N, slots_N, reads_U = (torch.from_numpy(x).to(device) for x in tree[:4])
     h_ND = model.embed_tokens(ids_N)
     cos_NE, sin_NE = (x[0] for x in model.rotary_emb(h_ND[None], positions_N[None]))

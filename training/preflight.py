@@ -28,7 +28,7 @@ from env_wrapper import play
 from envs.protocol import Action, Episode, Query, Task
 from games import CONFIGS_PER_GAME, GAMES
 from policy.chat import ChatFormat, answer_trie
-from policy.memory import IDLE, KERNEL_BYTES, KERNELS
+from policy.cpu_memory import IDLE, KERNEL_BYTES, KERNELS
 from policy.model import device_of, load_architecture, load_tokenizer
 from policy.network import ATTENDED, activation_bytes, batches, head_size
 from policy.player import HEAD_ROWS

@@ -1,8 +1,8 @@
 """Programs as an environment: predict what a Python program prints.
 
 ``env`` the environment and where its tasks come from · ``programs`` an endless stream of them, by level, written
-with ``writer`` out of ``constructs`` and ``constructs_more`` · ``prints`` the debug prints put in, and how answers are
-compared · ``sandbox`` runs programs that nobody vetted, each in an ``interpreter`` that ``confine`` locks in.
+with ``writer`` out of ``constructs_easy`` and ``constructs_hard`` · ``prints`` the debug prints put in, and how answers
+are compared · ``sandbox`` runs programs that nobody vetted, each in an ``interpreter`` that ``confine`` locks in.
 """
 
 from envs.config import TraceConfig

@@ -1,7 +1,7 @@
 """An endless stream of small Python programs to trace, the same for the same (level, seed).
 
-A program is written statement by statement by a ``Writer`` (``writer.py``); the statements are in ``constructs.py`` and
-``constructs_more.py``.
+A program is written statement by statement by a ``Writer`` (``writer.py``); the statements are in ``constructs_easy.py``
+and ``constructs_hard.py``.
 
 Levels: 0 one sum of two digits · 1 arithmetic · 2 branches · 3 loops · 4 strings · 5 lists · 6 functions,
 recursion · 7 dicts, sets, standard input · 8 classes, exceptions · 9 generators, closures, libraries, all mixed.
@@ -9,11 +9,11 @@ recursion · 7 dicts, sets, standard input · 8 classes, exceptions · 9 generat
 
 import random
 
-from envs.trace import constructs, constructs_more
+from envs.trace import constructs_easy, constructs_hard
 from envs.trace.writer import LETTERS, Program, Writer
 
 LEVELS = 10
-BY_LEVEL = constructs.BY_LEVEL | constructs_more.BY_LEVEL
+BY_LEVEL = constructs_easy.BY_LEVEL | constructs_hard.BY_LEVEL
 CONSTRUCTS = [(level, function) for level, functions in BY_LEVEL.items() for function in functions]
 
 

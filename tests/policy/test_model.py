@@ -343,7 +343,7 @@ def test_freed_memory_is_used_again_without_asking_the_kernel(new_policy):
     """In a process of its own, because other tests have set the knob."""
     program = """if True:
         import resource, torch
-        from policy.memory import keep_freed
+        from policy.cpu_memory import keep_freed
         faults = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_minflt
         def cycle():
             before = faults()
@@ -363,16 +363,16 @@ def test_freed_memory_is_used_again_without_asking_the_kernel(new_policy):
 def test_holes_between_what_is_in_use_go_back_to_the_kernel():
     program = """if True:
         import torch
-        from policy import memory
-        memory.keep_freed()
-        memory.give_back()  # notes what is in use
-        memory.IDLE = 1 << 28
-        before = memory.resident()
+        from policy import cpu_memory
+        cpu_memory.keep_freed()
+        cpu_memory.give_back()  # notes what is in use
+        cpu_memory.IDLE = 1 << 28
+        before = cpu_memory.resident()
         held = [torch.ones(1 << 18) for _ in range(1000)]  # a megabyte each
         del held[::2], held[::2], held[::2]
-        torn = memory.resident()
-        memory.give_back()
-        print(torn - before, memory.resident() - before, sum(x.nbytes for x in held))
+        torn = cpu_memory.resident()
+        cpu_memory.give_back()
+        print(torn - before, cpu_memory.resident() - before, sum(x.nbytes for x in held))
     """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=ROOT)
     torn, left, used = map(int, done.stdout.split())

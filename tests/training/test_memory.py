@@ -91,14 +91,14 @@ def test_products_of_ever_new_shapes_do_not_fill_the_memory():
     """Each shape's compiled product took a megabyte, and a thousand were kept."""
     script = """
 import torch
-from policy import memory
+from policy import cpu_memory
 torch.set_num_threads(1)
-memory.keep_freed()
+cpu_memory.keep_freed()
 weight = torch.ones(192, 64, dtype=torch.bfloat16)
 def run(start, end):
     for rows in range(start, end):
         torch.nn.functional.linear(torch.ones(rows, 64, dtype=torch.bfloat16), weight)
-    return memory.resident()
+    return cpu_memory.resident()
 before = run(2, 200)
 print((run(200, 700) - before) / 500)
 """
