@@ -1,7 +1,7 @@
 """An endless stream of small Python programs to trace, the same for the same (level, seed).
 
-A program is written statement by statement by a ``Writer`` (``writer.py``); the statements are in ``constructs_easy.py``
-and ``constructs_hard.py``.
+A program is written statement by statement by a ``Writer`` (``writer.py``); the statements are those of
+``constructs_easy.py`` and ``constructs_hard.py``.
 
 Levels: 0 one sum of two digits · 1 arithmetic · 2 branches · 3 loops · 4 strings · 5 lists · 6 functions,
 recursion · 7 dicts, sets, standard input · 8 classes, exceptions · 9 generators, closures, libraries, all mixed.
