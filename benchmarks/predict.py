@@ -48,7 +48,7 @@ from policy.model import LoraConfig, ModelConfig, _put_adapter_on, load_tokenize
 from policy.tree import Row as TreeRow
 from policy.tree import Tree, grow
 from scripts.make_tiny_model import make_model
-from training import preflight
+from training import memory, preflight
 from training.options import parse_args, read_config
 from training.process import StopSignal
 from training.sizes import count_parameters
@@ -488,14 +488,14 @@ def card_rows(name: str, four_bit: bool, cards: Seq[Card], sets: Seq[str] = (), 
             played = [play_steps(narrow(config, Path(small)), gpu=True)[0] for _ in range(steps)]
         measured = preflight.measure_prompts(config, ChatFormat(load_tokenizer(config.model)))
         gpu = SimpleNamespace(**vars(config) | {"model": replace(config.model, device="cuda")})
-        held = preflight.memory(gpu, count_parameters(config.model, config.lora, architecture), architecture, measured)
+        held = memory.estimate(gpu, count_parameters(config.model, config.lora, architecture), architecture, measured)
     again = [whole_step(step, config, architecture) for step in played]
     for p in (p for step in played for p in step.passes):
         p.recompute = False
     kept = [whole_step(step, config, architecture) for step in played]
     tokens = max(len(p.tree.ids_N) for step in played for p in step.passes if p.part == "update")
     layer = network.activation_bytes(architecture, config.lora.target_modules, 2)
-    always = sum(preflight.held(gpu, count_parameters(config.model, config.lora, architecture)).values())
+    always = sum(memory.held(gpu, count_parameters(config.model, config.lora, architecture)).values())
     host = sum(step.seconds for step in played) / steps
     rows = []
     for card in cards:
@@ -510,7 +510,7 @@ def card_rows(name: str, four_bit: bool, cards: Seq[Card], sets: Seq[str] = (), 
         bound = {why: sum(card.seconds(op) * n for op, n in ops if card.bound(op) == why) / total for why in BOUNDS}
         rows.append({"card": card.name, "model": name, "base": "NF4" if four_bit else "bf16",
                      **{f"{p} s": s for p, s in parts.items()}, "host s": host, "step s": sum(parts.values()) + host,
-                     "layers kept": layers_kept, "peak GB": preflight.peak(held) / 1e9,
+                     "layers kept": layers_kept, "peak GB": memory.peak(held) / 1e9,
                      **{why: f"{share:.0%}" for why, share in bound.items()}})  # fmt: skip
     return rows
 

@@ -34,9 +34,10 @@ from games import NAMES
 from policy.chat import ChatFormat
 from policy.model import load_architecture, load_tokenizer
 from scripts.export.publish import licence_of, licence_warning
-from training import preflight
+from training import memory, preflight
 from training.options import DEFAULT_FILES, load_sections
 from training.process import at_least, run_program
+from training.sizes import GB, count_parameters
 from utils import ConfigError, read_json
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -103,7 +104,7 @@ def options(args: argparse.Namespace, gpu: bool) -> tuple[list[Option], SimpleNa
     """
     plain = resolve({"model": {"model_name": args.model[0]}})
     architecture = load_architecture(plain.model)
-    parameters = preflight.count_parameters(plain.model, plain.lora, architecture)
+    parameters = count_parameters(plain.model, plain.lora, architecture)
     tiny = parameters.total < TINY_PARAMETERS
     overlay = base_overlay(args, gpu, tiny)
     config = resolve(overlay)
@@ -117,7 +118,7 @@ def options(args: argparse.Namespace, gpu: bool) -> tuple[list[Option], SimpleNa
         held = {"use_4bit": four_bits, "tokens_per_batch": tokens}
         env, model = overlay["env"] | {"games_at_once": games}, overlay["model"] | held
         one = overlay | {"model": model, "env": env}
-        peak = preflight.peak(preflight.memory(resolve(one), parameters, architecture, measured)) / preflight.GB
+        peak = memory.peak(memory.estimate(resolve(one), parameters, architecture, measured)) / GB
         found.append(Option("4 bits" if four_bits else config.model.dtype, games, one, peak))
     return found, config, measured
 
@@ -199,8 +200,8 @@ def run(args: argparse.Namespace) -> None:
     """Ask, estimate, write."""
     gpu = args.gpu_memory
     if gpu is None and torch.cuda.is_available():
-        gpu = torch.cuda.get_device_properties(0).total_memory / preflight.GB
-    room = gpu or psutil.virtual_memory().total / preflight.GB
+        gpu = torch.cuda.get_device_properties(0).total_memory / GB
+    room = gpu or psutil.virtual_memory().total / GB
     print(f"Machine: a GPU with {gpu:.0f} GB" if gpu else f"Machine: no GPU, {room:.0f} GB of memory")
     resolve({"env": {"games_path": args.games_path}})  # its games may then be named
     ask_all(args, bool(gpu))
@@ -211,8 +212,8 @@ def run(args: argparse.Namespace) -> None:
              for option in found]  # fmt: skip
     table = tabulate(lines, ("weights", "games open", "tokens a batch", "GB at the peak", ""), floatfmt=".2f")
     search = preflight.say_search(config, preflight.search_seconds(config, measured), os.cpu_count() or 1)
-    memory = f"Memory, estimated, of {room:.1f} GB"
-    print("", *preflight.say_prompts(config, measured), "", memory, table, "", *search, sep="\n")
+    title = f"Memory, estimated, of {room:.1f} GB"
+    print("", *preflight.say_prompts(config, measured), "", title, table, "", *search, sep="\n")
     print(f"{args.budget:,} games are {config.ppo.num_train_steps:,} steps of {config.ppo.batch_size}.\n"
           "Training itself is not estimated: its progress line tells the time left after the first step.")  # fmt: skip
     licence = licence_of(args.model[0])

@@ -1,7 +1,7 @@
 """What keeps a run alive around the algorithm in ``train_ppo.py``.
 
-``options`` knobs and command line · ``preflight`` what a run would take, before it starts · ``sizes`` how large things
-are before they exist · ``batch`` what a step is trained on · ``state`` what is adaptive, in and out of checkpoints ·
-``process`` lock, signals, log lines · ``ranks`` several processes · ``metrics``, ``console`` what is written, shown ·
-``alarms`` signs that a run goes wrong.
+``options`` knobs and command line · ``preflight`` what a run would take, before it starts (``prompts`` tokens of random
+games, ``memory``, ``sizes`` of what does not exist yet) · ``batch`` what a step is trained on · ``state`` what is
+adaptive, in and out of checkpoints · ``process`` lock, signals, log lines · ``ranks`` several processes ·
+``metrics``, ``console`` what is written, shown · ``alarms`` signs that a run goes wrong.
 """

@@ -5,6 +5,7 @@ import json
 import logging
 import math
 import os
+import re
 import reprlib
 import resource
 import sys
@@ -17,6 +18,7 @@ from utils import naming, read_file, redact, write_file
 log = logging.getLogger(__name__)
 
 MOST_BYTES = 2**30  # of a run's metrics
+STATUS, PEAK = Path("/proc/self/status"), re.compile(r"VmHWM:\s+(\d+) kB")  # of memory, where Linux says it
 
 
 class MetricsLog:
@@ -119,7 +121,9 @@ def peak_memory_mb() -> float:
     torch = sys.modules.get("torch")
     if torch and torch.cuda.is_available():
         return torch.cuda.max_memory_reserved() / 2**20
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    if peak := PEAK.search(STATUS.read_text() if STATUS.exists() else ""):
+        return int(peak[1]) / 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024  # which starts at the peak of whoever started it
 
 
 def timing(started: float, played: float, ended: float, games: int, decisions: int) -> dict[str, float]:

@@ -10,9 +10,8 @@ import json
 import os
 import time
 from collections import defaultdict
-from collections.abc import Iterable
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
@@ -23,125 +22,28 @@ import torch
 from tabulate import tabulate
 
 from config.reader import blaming
-from curriculum import Curriculum, CurriculumConfig, Stage, eval_tasks, first_tasks, pool
-from env_wrapper import play
-from envs.protocol import Action, Episode, Query, Task
+from curriculum import CurriculumConfig, eval_tasks, first_tasks, pool
+from envs.protocol import Episode, Task
 from games import CONFIGS_PER_GAME, GAMES
 from policy.chat import ChatFormat, answer_trie
-from policy.cpu_memory import IDLE, KERNEL_BYTES, KERNELS
 from policy.model import device_of, load_architecture, load_tokenizer
-from policy.network import ATTENDED, activation_bytes, batches, head_size
-from policy.player import HEAD_ROWS
+from policy.network import ATTENDED
 from policy.servers import check_servers
-from policy.tree import Row, new_tokens
-from policy.vocabulary import COLUMNS
+from training import memory
 from training.console import duration
-from training.sizes import Parameters, checkpoint_bytes, count_parameters, size_of, weight_bytes
-from utils import CheckpointError, ConfigError, need_space, uniform
+from training.prompts import Prompts, count_tokens
+from training.sizes import GB, Parameters, checkpoint_bytes, count_parameters
+from utils import CheckpointError, ConfigError, need_space
 
-GB = 1e9
-ADAM_BYTES = 16  # a trained fp32 weight, its gradient and Adam's two moments
-TURNS = "rollout", "evaluation", "update: layers", "update: logits"  # what is never there at the same time
-LIBRARY_BYTES = 0.5 * GB  # torch, transformers, PEFT and OpenSpiel on a CPU: 0.48 to 0.53 measured
-CONTEXT_BYTES = 0.8 * GB  # CUDA context, kernels and the allocator's rounding: an assumption
-SPARE = 1.25  # slots for keys and values to those in use, after the store has grown
-LOGITS_BYTES = 36  # at the fullest moment of the legal mass's backward pass, eight copies in fp32 and two in bf16
 SEARCH_SECONDS = 0.02  # that a search is measured for, at least, or all of its simulations
 MATMUL_SECONDS = 0.2  # spent on measuring this machine's matrix products
 EXACT_OPERATIONS = 3e13  # for a game's exact values, with eval_exact auto: minutes of a CPU, a second of a GPU
 MAX_CUT = 0.05  # share of a level's programs that may print more than an answer can hold
 ANSWER_SAMPLE = 100  # programs of each level whose output is counted
-PLAYED = 128  # games of a step that its memory is counted in; of more, in proportion
 EXACT_SAMPLE = 64  # information states that their tokens are counted in
 
 
 # --------------------------------------------------------------------------------------------------------- prompts
-
-
-@dataclass
-class Prompts:
-    """Plays one game at random, as a player of ``play``, and counts the tokens a model would have read and written."""
-
-    chat: ChatFormat
-    free_answer: int  # tokens of an answer; 0: those of the longest legal action
-    peek: bool  # end each game after its first prompt
-    first: list[int] = field(default_factory=list)  # of the first prompt of each conversation
-    later: list[int] = field(default_factory=list)  # read anew at each later turn
-    shared: int = 0  # tokens of the system message
-    answer: int = 0  # of the longest answer
-    passes: list[int] = field(default_factory=list)  # tokens of each answer that had to be chosen
-    episodes: list[Episode] = field(default_factory=list)
-    slots: int = 0  # tokens whose keys and values are held at once, those that games begin alike with once
-    at_work: int = 0  # tokens read in one round, likewise
-    rows: dict[int, list[list[int]]] = field(default_factory=lambda: defaultdict(list))  # training sequences of a game
-    _last: dict[tuple[int, int], tuple[int, list[int]]] = field(default_factory=dict)  # messages and ids of a prompt
-    _longest: dict[tuple[int, int], int] = field(default_factory=dict)
-
-    @property
-    def game(self) -> str:
-        """The game's name."""
-        return self.episodes[0].game
-
-    @property
-    def longest(self) -> list[int]:
-        """Tokens of the longest prompt of each conversation, and its answer."""
-        return list(self._longest.values())
-
-    @property
-    def decisions(self) -> int:
-        """Answers given, in all games."""
-        return len(self.first) + len(self.later)
-
-    @property
-    def read(self) -> int:
-        """Tokens of the training sequences, of all games."""
-        return sum(self.first) + sum(self.later)
-
-    def act(self, queries: Seq[Query]) -> list[Action]:
-        """Count, and answer at random."""
-        keys = [(query.episode, query.seat) for query in queries]
-        known = _distinct(
-            self._last[key][1] for key, q in zip(keys, queries, strict=True) if q.continues and key in self._last
-        )
-        actions = [self._answer(query) for query in queries]
-        now = _distinct(self._last[key][1] for key in keys)
-        self.at_work = max(self.at_work, now - known)
-        self.slots = max(self.slots, now if any(query.continues for query in queries) else now - known)
-        return actions
-
-    def micro_batch(self, games: int, budget: int) -> int:
-        """Tokens of the fullest forward pass of updates on so many games at a time."""
-        fullest, played = 0, [*self.rows.values()]
-        for i in range(0, len(played), games):
-            rows = [Row(ids) for ids in sorted({tuple(ids) for some in played[i : i + games] for ids in some})]
-            fullest = max(fullest, *(_distinct(row.ids for row in rows[part]) for part in batches(rows, budget)))
-        return fullest
-
-    def _answer(self, query: Query) -> Action:
-        key, messages = (query.episode, query.seat), len(query.conversation)
-        ids, self.shared = self.chat.first_prompt(query.conversation)
-        tokens = len(ids)
-        answer = self.free_answer or max(map(len, map(str, query.legal))) + 1  # a token a digit, and the end
-        before = self._last.get(key)
-        goes_on = before is not None and messages > before[0]
-        (self.later if before else self.first).append(tokens - len(before[1]) if before and goes_on else tokens)
-        self.answer = max(self.answer, answer)
-        if before and goes_on:
-            self.rows[query.episode].remove(before[1])
-        self.rows[query.episode].append(ids)
-        self._last[key] = messages, ids
-        self._longest[key] = max(self._longest.get(key, 0), tokens + answer)
-        choices = [*map(str, query.legal)] or [""]  # a task without legal actions takes any text
-        text = choices[int(uniform(*query.rng_key) * len(choices))]
-        follow = answer_trie(tuple(query.legal)).follow if query.legal else {}
-        chosen = sum(len(follow[text[:i]]) > 1 for i in range(len(text) + 1)) if text else 0
-        self.passes.append(self.free_answer or chosen)
-        return Action(text, truncated=self.peek)
-
-
-def _distinct(rows: Iterable[Seq[int]]) -> int:
-    """Tokens of rows, what several begin with counted once."""
-    return sum(own for _, own in new_tokens([Row(row) for row in sorted(map(tuple, rows))]))
 
 
 def measure_prompts(config: SimpleNamespace, chat: ChatFormat, peek: bool = False) -> dict[int, Prompts]:
@@ -158,7 +60,7 @@ def measure_prompts(config: SimpleNamespace, chat: ChatFormat, peek: bool = Fals
     tasks: dict[int, list[Task]] = defaultdict(list)
     for task in eval_tasks(everything, 2, config.run.seed, opponent):
         tasks[task.task_id // CONFIGS_PER_GAME].append(task)
-    measured = {index: _measure(config, chat, tasks[index], peek) for index in tasks}
+    measured = {index: count_tokens(config, chat, tasks[index], peek) for index in tasks}
     needed, game = max((max(p.first, default=0) + p.answer, p.game) for p in measured.values())
     if needed > config.ppo.max_seq_length:
         raise ConfigError(
@@ -184,30 +86,6 @@ def check_opponents(curriculum: CurriculumConfig) -> None:
                 raise ConfigError(f"curriculum.stages: stage {stage.name!r}: {error}") from error
 
 
-def _measure(config: SimpleNamespace, chat: ChatFormat, tasks: list[Task], peek: bool) -> Prompts:
-    prompts = Prompts(chat, config.ppo.max_new_tokens if config.env.answer_mode == "free" else 0, peek)
-    prompts.episodes = play(replace(config.env, games_at_once=0), prompts, tasks)
-    if failed := [e for e in prompts.episodes if e.outcome == "failed"]:
-        raise ConfigError(f"curriculum.stages: task {failed[0].task.task_id} failed: {failed[0].info['error']}")
-    return prompts
-
-
-def play_step(config: SimpleNamespace, chat: ChatFormat, stage: Stage) -> Prompts:
-    """The games of a step of a stage, played at random against whatever does not search; at most ``PLAYED`` of them."""
-    env, games = config.env, config.ppo.batch_size
-    curriculum = Curriculum(replace(config.curriculum, stages=(stage,), failure_replay_prob=0.0), config.run.seed)
-    opponent = "self" if "self" in stage.mixture else "random"
-    tasks = [replace(curriculum.next(i), opponent=opponent) for i in range(min(games, PLAYED))]
-    at_once, whole = env.games_at_once or len(tasks), _measure(config, chat, [], False)
-    for i in range(0, len(tasks), at_once):
-        part = _measure(config, chat, tasks[i : i + at_once], False)
-        whole.slots, whole.at_work = max(whole.slots, part.slots), max(whole.at_work, part.at_work)
-        whole.rows |= {i + n: rows for n, rows in part.rows.items()}
-    if at_once >= len(tasks):
-        whole.slots, whole.at_work = (n * games // len(tasks) for n in (whole.slots, whole.at_work))
-    return whole
-
-
 def check_disk(config: SimpleNamespace, parameters: Parameters) -> None:
     """Raise ConfigError where there is no room for a run's checkpoints, one being written and the final adapter."""
     run_dir, kept = Path(config.run.output_dir), config.run.keep_last + config.run.keep_best + 2
@@ -220,7 +98,7 @@ def check_card(config: SimpleNamespace, parameters: Parameters) -> None:
     if device_of(config.model) != "cuda":
         return
     free, total = torch.cuda.mem_get_info()
-    needed = sum(held(config, parameters).values())
+    needed = sum(memory.held(config, parameters).values())
     if needed > free:
         others = f"of which other programs hold {(total - free) / GB:.1f}" if needed < total else "which are too few"
         raise ConfigError(
@@ -305,7 +183,7 @@ def evaluation_work(config: SimpleNamespace, chat: ChatFormat) -> tuple[float, f
     rounds: list[float] = []  # of each game played, alone
     games, tasks = config.ppo.eval_games, first_tasks(config.curriculum, config.env.env_type)
     at_once = min(config.env.games_at_once or games * len(tasks), games * len(tasks))
-    for p in (_measure(config, chat, eval_tasks([(task, task)], 2, 0), False) for task in tasks):
+    for p in (count_tokens(config, chat, eval_tasks([(task, task)], 2, 0), False) for task in tasks):
         lengths = [sum(e.info["n_decisions"].values()) for e in p.episodes]
         first, last = sum(p.first) / len(p.first), sum(p.longest) / len(p.longest)
         for turn in range(max(lengths)):
@@ -352,75 +230,6 @@ def say_evaluation(config: SimpleNamespace, chat: ChatFormat, parameters: Parame
         seconds = (2 * sum(parameters.linears) * tokens + sum(exactly.values())) / speed
         lines.append(f"it takes at least {duration(seconds)} each time, at the speed of this machine's matrix products")
     return lines
-
-
-# ---------------------------------------------------------------------------------------------------------- memory
-
-
-def memory(
-    config: SimpleNamespace, parameters: Parameters, architecture: Any, measured: dict[int, Prompts]
-) -> dict[str, float]:
-    """Bytes by part. Rollout, evaluation and update take turns; the other parts are always there.
-
-    What a rollout holds is counted in games of a step of each stage, played at random: keys and values of all
-    conversations, the spare slots of ``policy.cache.Store``, one layer's while it grows, and one layer's activations.
-    An evaluation holds as much a game. The update runs the fullest micro-batch of those games: first the output layer
-    goes back, with the activations of all layers kept, then one layer after the other. On a CPU what the C library
-    keeps of freed memory comes on top.
-    """
-    model, ppo, layers = config.model, config.ppo, architecture.num_hidden_layers
-    size = size_of(model.dtype)
-    layer = activation_bytes(architecture, config.lora.target_modules, size)
-    kv = 2 * architecture.num_key_value_heads * head_size(architecture) * size  # a token's keys and values in one layer
-    kept = architecture.hidden_size * size if model.gradient_checkpointing else layer
-    chat = next(iter(measured.values())).chat
-    played = [play_step(config, chat, stage) for stage in config.curriculum.stages]
-    evaluated, at_once = (
-        ppo.eval_games * len(first_tasks(config.curriculum, config.env.env_type)),
-        config.env.games_at_once,
-    )
-
-    def reading(games: int) -> float:
-        more = max(min(games, at_once or games) / min(ppo.batch_size, at_once or ppo.batch_size), 1)
-        return max(more * SPARE * p.slots * kv * (layers + 1) + min(more * p.at_work, model.tokens_per_batch) * layer
-                   for p in played)  # fmt: skip
-
-    tokens = max(
-        p.micro_batch(ppo.mini_batch_size * ppo.gradient_accumulation_steps, model.tokens_per_batch) for p in played
-    )
-    choices = tokens * max(p.answer * p.decisions / p.read for p in measured.values())
-    columns = len("0123456789.")
-    if ppo.legal_mass_coef > 0:
-        choices, columns = min(choices, HEAD_ROWS), architecture.vocab_size
-    elif config.env.answer_mode == "free":
-        columns = min(COLUMNS, architecture.vocab_size)
-    turns = {
-        "rollout": reading(ppo.batch_size),
-        "evaluation": reading(evaluated),
-        "update: layers": tokens * (kept * layers + 2 * layer),
-        "update: logits": tokens * kept * layers + choices * columns * LOGITS_BYTES,
-    }
-    idle = min(IDLE, max(turns.values())) if model.device == "cpu" else 0.0
-    return held(config, parameters) | {"freed and kept": idle} | turns
-
-
-def held(config: SimpleNamespace, parameters: Parameters) -> dict[str, float]:
-    """Bytes of what is always there, by part."""
-    model = config.model
-    process = CONTEXT_BYTES
-    if model.device == "cpu":
-        process = LIBRARY_BYTES + KERNELS * KERNEL_BYTES * (model.dtype != "float32")
-    return {
-        "base weights": weight_bytes(parameters, model),
-        "adapter, gradient, Adam": ADAM_BYTES * parameters.trainable + 4 * parameters.adapter * bool(model.adapter),
-        "workspace": 2 * max(parameters.linears) * size_of(model.dtype) * model.use_4bit,
-        "process": process,
-    }
-
-
-def peak(parts: dict[str, float]) -> float:
-    """Bytes needed at once, of the parts that ``memory`` returns."""
-    return sum(parts[name] for name in {*parts} - {*TURNS}) + max(parts[name] for name in TURNS)
 
 
 # ---------------------------------------------------------------------------------------------------------- search
@@ -498,7 +307,7 @@ def describe(config: SimpleNamespace) -> str:
     parameters = count_parameters(config.model, config.lora, architecture)
     check_disk(config, parameters)
     measured = measure_prompts(config, chat)
-    parts = memory(config, parameters, architecture, measured)
+    parts = memory.estimate(config, parameters, architecture, measured)
     sections = [f"{name}: {json.dumps(dataclasses.asdict(part))}" for name, part in vars(config).items()]
     counts = (
         f"{parameters.trainable:,} trainable parameters (adapter {parameters.adapter:,}, value head "
@@ -528,16 +337,16 @@ def _aligned(lines: Seq[Seq[Any]], head: Seq[str], form: str) -> str:
 
 
 def _say_memory(config: SimpleNamespace, parts: dict[str, float]) -> list[str]:
-    sizes = [(name, size / GB) for name, size in [*parts.items(), ("at its peak", peak(parts))]]
+    sizes = [(name, size / GB) for name, size in [*parts.items(), ("at its peak", memory.peak(parts))]]
     lines = ["memory, estimated (rollout, evaluation and update take turns)", _aligned(sizes, ("", "GB"), ".3f")]
     if config.model.device == "cpu":
         room, owner = psutil.virtual_memory().total, "this machine"
     elif torch.cuda.is_available():
         room, owner = torch.cuda.mem_get_info()[0], f"{torch.cuda.get_device_name()} that are free"
     else:
-        return [*lines, f"no CUDA device here: it needs one with about {peak(parts) / GB:.0f} GB"]
-    verdict = "fits" if peak(parts) < room else "does not fit"
-    return [*lines, f"{verdict}: about {peak(parts) / GB:.1f} of the {room / GB:.1f} GB of {owner}"]
+        return [*lines, f"no CUDA device here: it needs one with about {memory.peak(parts) / GB:.0f} GB"]
+    verdict = "fits" if memory.peak(parts) < room else "does not fit"
+    return [*lines, f"{verdict}: about {memory.peak(parts) / GB:.1f} of the {room / GB:.1f} GB of {owner}"]
 
 
 def say_search(config: SimpleNamespace, seconds: dict[tuple[str, int], tuple[float, float]], threads: int) -> list[str]:

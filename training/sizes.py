@@ -7,6 +7,7 @@ import torch
 
 from policy.model import LoraConfig, ModelConfig
 
+GB = 1e9
 QUANT_BLOCK = 64  # weights that share a scale in bitsandbytes' 4-bit formats
 NESTED_BLOCK = 256  # scales that share a scale when they are quantised themselves
 CODE_BYTES = 16 * 4  # the table of the 16 values, kept with every layer

@@ -11,7 +11,7 @@ from shapes import write_model
 import train_ppo
 from policy.model import load_architecture
 from scripts import configure
-from training import preflight
+from training import memory, preflight, sizes
 from training.options import parse_args, read_config
 from utils import ConfigError, read_json
 
@@ -43,9 +43,9 @@ def config_of(file):
 
 def peak_of(config):
     architecture = load_architecture(config.model)
-    parameters = preflight.count_parameters(config.model, config.lora, architecture)
+    parameters = sizes.count_parameters(config.model, config.lora, architecture)
     measured = preflight.measure_prompts(config, preflight.ChatFormat(preflight.load_tokenizer(config.model)))
-    return preflight.peak(preflight.memory(config, parameters, architecture, measured)) / GB
+    return memory.peak(memory.estimate(config, parameters, architecture, measured)) / GB
 
 
 @pytest.mark.parametrize(("gpu", "four_bits"), [("8", True), ("10", True), ("12", False), ("80", False)])

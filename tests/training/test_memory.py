@@ -14,7 +14,7 @@ from shapes import write_model
 from curriculum import Curriculum
 from policy.chat import ChatFormat
 from policy.model import load_architecture, load_tokenizer
-from training import preflight
+from training import memory, preflight, sizes
 from training.options import parse_args, read_config
 
 ROOT = Path(__file__).parents[2]
@@ -34,9 +34,9 @@ def config_of(folder, preset, stage, shape, *sets):
 
 def estimated(config):
     architecture = load_architecture(config.model)
-    parameters = preflight.count_parameters(config.model, config.lora, architecture)
+    parameters = sizes.count_parameters(config.model, config.lora, architecture)
     measured = preflight.measure_prompts(config, ChatFormat(load_tokenizer(config.model)))
-    return preflight.memory(config, parameters, architecture, measured)
+    return memory.estimate(config, parameters, architecture, measured)
 
 
 CASES = [
@@ -58,9 +58,9 @@ def test_a_step_takes_the_memory_that_was_estimated(tmp_path, case):
     parts = estimated(config)
     tasks = [Curriculum(config.curriculum, 0).next(i) for i in range(config.ppo.batch_size)]
     counted = peaks(config, [replace(task, opponent="random") for task in tasks])
-    none = dict.fromkeys((*OURS, *preflight.TURNS), 0.0)
+    none = dict.fromkeys((*OURS, *memory.TURNS), 0.0)
     for part, turns in {"rollout": ["rollout"], "update": ["update: layers", "update: logits"]}.items():
-        told = preflight.peak(parts | none | {turn: parts[turn] for turn in turns})
+        told = memory.peak(parts | none | {turn: parts[turn] for turn in turns})
         assert told == pytest.approx(counted[part], rel=0.2), part
 
 
@@ -71,19 +71,20 @@ def test_a_process_on_a_cpu_takes_the_memory_that_was_estimated(tmp_path, preset
         pytest.skip("the model is not there")
     config = config_of(tmp_path, preset, 0, None, f"model.dtype={'bfloat16' if preset == 'smol' else 'float32'}")
     script = """
-import resource, sys
+import sys
 from pathlib import Path
+from training.metrics import peak_memory_mb
 from train_ppo import StopSignal, Trainer, parse_args, read_config
 with StopSignal() as stop:
     Trainer(read_config(parse_args(sys.argv[2:], None)), Path(sys.argv[1])).step(stop)
-print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
+print(peak_memory_mb())
 """
     knobs = ["--config", str(PRESETS / f"{preset}.json"), "--set", f"model.dtype={config.model.dtype}", "--no-wandb"]
     command = [sys.executable, "-c", script, str(tmp_path), *knobs]
     done = subprocess.run(
         command, cwd=ROOT, env=os.environ | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True, check=True
     )
-    assert preflight.peak(estimated(config)) == pytest.approx(int(done.stdout), rel=0.2)
+    assert memory.peak(estimated(config)) == pytest.approx(float(done.stdout) * 2**20, rel=0.2)
 
 
 @pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="no oneDNN")
@@ -104,3 +105,11 @@ print((run(200, 700) - before) / 500)
 """
     done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True)
     assert float(done.stdout) < 100_000, "bytes a shape"
+
+
+def test_a_process_tells_its_own_peak_and_not_that_of_the_one_that_started_it():
+    """The kernel's ``ru_maxrss`` begins at the parent's."""
+    ballast = torch.ones(2**27)  # 0.5 GB
+    script = "from training.metrics import peak_memory_mb; print(peak_memory_mb())"
+    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert float(done.stdout) < 200 < ballast.nbytes / 2**20

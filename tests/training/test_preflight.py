@@ -14,8 +14,9 @@ from games import CONFIGS_PER_GAME, NAMES
 from policy import load_policy
 from policy.chat import ChatFormat
 from policy.model import LoraConfig, load_architecture, load_model, load_tokenizer
+from policy.network import activation_bytes
 from scripts.make_tiny_model import make_model
-from training import preflight
+from training import memory, preflight, sizes
 from training.options import SECTIONS
 from utils import ConfigError
 
@@ -59,7 +60,7 @@ def test_parameters_are_those_of_the_real_model(tmp_path, architecture, tied, ta
     config = micro_config(tmp_path, model={"model_name": folder}, lora={"target_modules": targets, "r": 5})
     assert tokenizer_folder != folder
     policy = load_policy(config)
-    counted = preflight.count_parameters(config.model, config.lora, load_architecture(config.model))
+    counted = sizes.count_parameters(config.model, config.lora, load_architecture(config.model))
     real = sum(p.numel() for p in policy.peft_model.parameters()) + sum(
         p.numel() for p in policy.value_head.parameters()
     )
@@ -70,7 +71,7 @@ def test_parameters_are_those_of_the_real_model(tmp_path, architecture, tied, ta
 @pytest.mark.parametrize(("name", "published"), zip(SHAPES, (3_085_938_688, 4_022_468_096), strict=True))
 def test_parameters_of_the_true_shapes_are_the_published_ones(tmp_path, shapes, name, published):
     config = micro_config(tmp_path, model={"model_name": str(shapes[name])}, lora={"r": 16})
-    counted = preflight.count_parameters(config.model, config.lora, load_architecture(config.model))
+    counted = sizes.count_parameters(config.model, config.lora, load_architecture(config.model))
     assert sum(counted.linears) + counted.other == published
 
 
@@ -98,16 +99,16 @@ def test_4_bit_weights_take_what_was_estimated(tmp_path, architecture, nested):
     load_tokenizer(config.model).save_pretrained(folder)
     config = micro_config(tmp_path, model={**model, "model_name": folder})
     base, _ = load_model(config.model, config.lora, 0)
-    counted = preflight.count_parameters(config.model, config.lora, load_architecture(config.model))
-    assert preflight.weight_bytes(counted, config.model) == pytest.approx(held_bytes(base), rel=0.001)
+    counted = sizes.count_parameters(config.model, config.lora, load_architecture(config.model))
+    assert sizes.weight_bytes(counted, config.model) == pytest.approx(held_bytes(base), rel=0.001)
 
 
 def test_nested_quantisation_saves_what_its_paper_says(tmp_path, shapes):
     def bits(**model):
         config = micro_config(tmp_path, model={"model_name": str(shapes["Qwen3-4B"]), **model})
-        counted = preflight.count_parameters(config.model, config.lora, load_architecture(config.model))
+        counted = sizes.count_parameters(config.model, config.lora, load_architecture(config.model))
         plain = counted.other * 4
-        return 8 * (preflight.weight_bytes(counted, config.model) - plain) / sum(counted.linears)
+        return 8 * (sizes.weight_bytes(counted, config.model) - plain) / sum(counted.linears)
 
     assert bits(use_4bit=True, use_nested_quant=False) == pytest.approx(4.5, abs=0.001)
     assert bits(use_4bit=True, use_nested_quant=True) == pytest.approx(4.127, abs=0.001)
@@ -147,17 +148,15 @@ def test_a_layer_keeps_the_activations_that_were_estimated(tmp_path, architectur
         model = {"model_name": folder, "dtype": dtype, "gradient_checkpointing": False}
         config = micro_config(tmp_path, model=model, lora={"target_modules": targets}, ppo={"max_seq_length": 4096})
         saved.append(saved_bytes(load_policy(config), tokens))
-    estimate = (
-        preflight.activation_bytes(load_architecture(config.model), targets, getattr(torch, dtype).itemsize) * tokens
-    )
+    estimate = activation_bytes(load_architecture(config.model), targets, getattr(torch, dtype).itemsize) * tokens
     assert estimate == pytest.approx(saved[1] - saved[0], rel=off)
 
 
 def estimated(folder, **sections):
     config = micro_config(folder, **sections)
     architecture = load_architecture(config.model)
-    counted = preflight.count_parameters(config.model, config.lora, architecture)
-    return preflight.memory(config, counted, architecture, preflight.measure_prompts(config, chat_of(config)))
+    counted = sizes.count_parameters(config.model, config.lora, architecture)
+    return memory.estimate(config, counted, architecture, preflight.measure_prompts(config, chat_of(config)))
 
 
 def test_memory_follows_the_knobs_that_are_there_to_save_it(tmp_path):
@@ -175,9 +174,9 @@ def test_memory_follows_the_knobs_that_are_there_to_save_it(tmp_path):
     assert plain["rollout"] < twice["rollout"] <= 2 * plain["rollout"], "games of a step begin alike"
     few = parts(env={"games_at_once": 4})
     assert few["rollout"] == few["evaluation"] < plain["rollout"] / 2
-    turns = max(plain[name] for name in preflight.TURNS)
+    turns = max(plain[name] for name in memory.TURNS)
     always = ("base weights", "adapter, gradient, Adam", "workspace", "process", "freed and kept")
-    assert preflight.peak(plain) == pytest.approx(sum(plain[name] for name in always) + turns)
+    assert memory.peak(plain) == pytest.approx(sum(plain[name] for name in always) + turns)
 
 
 # --------------------------------------------------------------------------------------------------------- prompts

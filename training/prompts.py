@@ -1,0 +1,128 @@
+"""Token counts of a few random games: what a model would read, write and hold, counted without it."""
+
+from collections import defaultdict
+from collections.abc import Iterable
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, field, replace
+from types import SimpleNamespace
+
+from curriculum import Curriculum, Stage
+from env_wrapper import play
+from envs.protocol import Action, Episode, Query, Task
+from policy.chat import ChatFormat, answer_trie
+from policy.network import batches
+from policy.tree import Row, new_tokens
+from utils import ConfigError, uniform
+
+PLAYED = 128  # games of a step that its memory is counted in; of more, in proportion
+
+
+@dataclass
+class Prompts:
+    """Plays one game at random, as a player of ``play``, and counts the tokens a model would have read and written."""
+
+    chat: ChatFormat
+    free_answer: int  # tokens of an answer; 0: those of the longest legal action
+    peek: bool  # end each game after its first prompt
+    first: list[int] = field(default_factory=list)  # of the first prompt of each conversation
+    later: list[int] = field(default_factory=list)  # read anew at each later turn
+    shared: int = 0  # tokens of the system message
+    answer: int = 0  # of the longest answer
+    passes: list[int] = field(default_factory=list)  # tokens of each answer that had to be chosen
+    episodes: list[Episode] = field(default_factory=list)
+    slots: int = 0  # tokens whose keys and values are held at once, those that games begin alike with once
+    at_work: int = 0  # tokens read in one round, likewise
+    rows: dict[int, list[list[int]]] = field(default_factory=lambda: defaultdict(list))  # training sequences of a game
+    _last: dict[tuple[int, int], tuple[int, list[int]]] = field(default_factory=dict)  # messages and ids of a prompt
+    _longest: dict[tuple[int, int], int] = field(default_factory=dict)
+
+    @property
+    def game(self) -> str:
+        """The game's name."""
+        return self.episodes[0].game
+
+    @property
+    def longest(self) -> list[int]:
+        """Tokens of the longest prompt of each conversation, and its answer."""
+        return list(self._longest.values())
+
+    @property
+    def decisions(self) -> int:
+        """Answers given, in all games."""
+        return len(self.first) + len(self.later)
+
+    @property
+    def read(self) -> int:
+        """Tokens of the training sequences, of all games."""
+        return sum(self.first) + sum(self.later)
+
+    def act(self, queries: Seq[Query]) -> list[Action]:
+        """Count, and answer at random."""
+        keys = [(query.episode, query.seat) for query in queries]
+        known = _distinct(
+            self._last[key][1] for key, q in zip(keys, queries, strict=True) if q.continues and key in self._last
+        )
+        actions = [self._answer(query) for query in queries]
+        now = _distinct(self._last[key][1] for key in keys)
+        self.at_work = max(self.at_work, now - known)
+        self.slots = max(self.slots, now if any(query.continues for query in queries) else now - known)
+        return actions
+
+    def micro_batch(self, games: int, budget: int) -> int:
+        """Tokens of the fullest forward pass of updates on so many games at a time."""
+        fullest, played = 0, [*self.rows.values()]
+        for i in range(0, len(played), games):
+            rows = [Row(ids) for ids in sorted({tuple(ids) for some in played[i : i + games] for ids in some})]
+            fullest = max(fullest, *(_distinct(row.ids for row in rows[part]) for part in batches(rows, budget)))
+        return fullest
+
+    def _answer(self, query: Query) -> Action:
+        key, messages = (query.episode, query.seat), len(query.conversation)
+        ids, self.shared = self.chat.first_prompt(query.conversation)
+        tokens = len(ids)
+        answer = self.free_answer or max(map(len, map(str, query.legal))) + 1  # a token a digit, and the end
+        before = self._last.get(key)
+        goes_on = before is not None and messages > before[0]
+        (self.later if before else self.first).append(tokens - len(before[1]) if before and goes_on else tokens)
+        self.answer = max(self.answer, answer)
+        if before and goes_on:
+            self.rows[query.episode].remove(before[1])
+        self.rows[query.episode].append(ids)
+        self._last[key] = messages, ids
+        self._longest[key] = max(self._longest.get(key, 0), tokens + answer)
+        choices = [*map(str, query.legal)] or [""]  # a task without legal actions takes any text
+        text = choices[int(uniform(*query.rng_key) * len(choices))]
+        follow = answer_trie(tuple(query.legal)).follow if query.legal else {}
+        chosen = sum(len(follow[text[:i]]) > 1 for i in range(len(text) + 1)) if text else 0
+        self.passes.append(self.free_answer or chosen)
+        return Action(text, truncated=self.peek)
+
+
+def _distinct(rows: Iterable[Seq[int]]) -> int:
+    """Tokens of rows, what several begin with counted once."""
+    return sum(own for _, own in new_tokens([Row(row) for row in sorted(map(tuple, rows))]))
+
+
+def count_tokens(config: SimpleNamespace, chat: ChatFormat, tasks: list[Task], peek: bool) -> Prompts:
+    """Token counts of these tasks played at random; ConfigError where one fails."""
+    prompts = Prompts(chat, config.ppo.max_new_tokens if config.env.answer_mode == "free" else 0, peek)
+    prompts.episodes = play(replace(config.env, games_at_once=0), prompts, tasks)
+    if failed := [e for e in prompts.episodes if e.outcome == "failed"]:
+        raise ConfigError(f"curriculum.stages: task {failed[0].task.task_id} failed: {failed[0].info['error']}")
+    return prompts
+
+
+def play_step(config: SimpleNamespace, chat: ChatFormat, stage: Stage) -> Prompts:
+    """The games of a step of a stage, played at random against whatever does not search; at most ``PLAYED`` of them."""
+    env, games = config.env, config.ppo.batch_size
+    curriculum = Curriculum(replace(config.curriculum, stages=(stage,), failure_replay_prob=0.0), config.run.seed)
+    opponent = "self" if "self" in stage.mixture else "random"
+    tasks = [replace(curriculum.next(i), opponent=opponent) for i in range(min(games, PLAYED))]
+    at_once, whole = env.games_at_once or len(tasks), count_tokens(config, chat, [], False)
+    for i in range(0, len(tasks), at_once):
+        part = count_tokens(config, chat, tasks[i : i + at_once], False)
+        whole.slots, whole.at_work = max(whole.slots, part.slots), max(whole.at_work, part.at_work)
+        whole.rows |= {i + n: rows for n, rows in part.rows.items()}
+    if at_once >= len(tasks):
+        whole.slots, whole.at_work = (n * games // len(tasks) for n in (whole.slots, whole.at_work))
+    return whole
