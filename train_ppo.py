@@ -335,7 +335,13 @@ def adapt_kl_coef(kl_coef: float, kl: float, decisions: int, ppo: PPOConfig) -> 
 
 
 class Trainer(Checkpointed):
-    """One run: the objects of a configuration, one method a chapter of a step."""
+    """One run: the objects of a configuration, one method a chapter of a step.
+
+    From ``Checkpointed`` (training/state.py) come ``load`` and ``save``, ``player`` (who plays: the policy, or servers
+    with its weights), ``keep_past`` (after a step: the moving average of ``magnet_coef`` follows, and now and then a
+    copy becomes the opponent ``past``) and ``grow_batches`` (back towards ``model.tokens_per_batch`` after memory ran
+    out).
+    """
 
     def __init__(self, config: SimpleNamespace, run_dir: Path, ranks: Ranks = LONE) -> None:
         self.config, self.ppo, self.run_dir, self.ranks = config, config.ppo, run_dir, ranks
