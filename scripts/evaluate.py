@@ -1,11 +1,11 @@
 """How good a player is, with intervals: every player compared gets the same deals, in both seats.
 
-    python scripts/evaluate.py --checkpoint runs/tiny                         against uniform random, 200 games a game
-    python scripts/evaluate.py --checkpoint runs/tiny --opponent mcts:50x1 --games tic_tac_toe hex#1 --exact
-    python scripts/evaluate.py --compare runs/tiny base                       is it better than the model it began as?
-    python scripts/evaluate.py --ladder --checkpoint runs/tiny                ratings among base, bots and checkpoints
-    python scripts/evaluate.py --checkpoint runs/tiny --exploit 3             how much can be won from it at the least?
-    python scripts/evaluate.py --strength --checkpoint runs/tiny              against search, and against solved games
+    python scripts/evaluate.py --checkpoint runs/tiny-seed0                   against uniform random, 200 games a game
+    python scripts/evaluate.py --checkpoint runs/tiny-seed0 --opponent mcts:50x1 --games tic_tac_toe hex#1 --exact
+    python scripts/evaluate.py --compare runs/tiny-seed0 base                 is it better than the model it began as?
+    python scripts/evaluate.py --ladder --checkpoint runs/tiny-seed0          ratings among base, bots and checkpoints
+    python scripts/evaluate.py --checkpoint runs/tiny-seed0 --exploit 3       how much can be won from it at the least?
+    python scripts/evaluate.py --strength --checkpoint runs/tiny-seed0        against search, and against solved games
     python scripts/evaluate.py --model Qwen/Qwen3-4B --protocol affinetes     as the public environment scores
     python scripts/evaluate.py --model NAME --base-url http://127.0.0.1:8000/v1
 

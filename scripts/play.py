@@ -1,6 +1,6 @@
 """Play a game against a checkpoint in the terminal.
 
-    python scripts/play.py --checkpoint runs/tiny --game tic_tac_toe
+    python scripts/play.py --checkpoint runs/tiny-seed0 --game tic_tac_toe
     python scripts/play.py --opponent mcts:200x1 --game connect_four --seat 1
 
 Answer with the number or the name of an action (``4`` or ``x(1,1)``). ``?`` shows what the model would play in your

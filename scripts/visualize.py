@@ -1,8 +1,8 @@
 """Curves and a self-contained report of one or several runs.
 
-    python scripts/visualize.py --run runs/tiny
-    python scripts/visualize.py --run runs/tiny runs/other --output compared     several runs, side by side
-    python scripts/visualize.py --run runs/tiny --watch                          a page that follows the run
+    python scripts/visualize.py --run runs/tiny-seed0
+    python scripts/visualize.py --run runs/tiny-seed0 runs/other --output compared     several runs, side by side
+    python scripts/visualize.py --run runs/tiny-seed0 --watch                          a page that follows the run
 
 Reads the run directories that training writes (metrics.jsonl; summary.json, run_config.json, about.json and
 episodes.jsonl where they exist) and writes ``curves.png``, ``report.html``, which opens from disk without a network,

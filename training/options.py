@@ -1,6 +1,6 @@
 """The knobs of a run and the command line that sets them; ``train_ppo.py`` and the scripts read both from here.
 
-Sections have their dataclasses beside their owners: model and lora in ``model.py``, env in ``env_wrapper.py``,
+Sections have their dataclasses beside their owners: model and lora in ``policy/model.py``, env in ``envs/config.py``,
 curriculum in ``curriculum.py``; ppo and run, which belong to the trainer, stand below so that the scripts can read a
 run's configuration without the trainer.
 """
