@@ -14,7 +14,7 @@ from torch import Tensor
 
 from policy.tree import Bucket
 
-SCORES = 1 << 19  # of a backward pass at once: what a core's cache holds
+aten = torch.ops.aten
 ALIGNED = 16  # CUDA's masked kernels want rows of masks that are
 
 
@@ -63,49 +63,48 @@ def _keys(x_NHE: Tensor, run: PaddedRows) -> Tensor:
     return x_NHE.index_select(0, run.keys.flatten()).view(R, S, *x_NHE.shape[1:]).transpose(1, 2)
 
 
-def _gradients(*tensors: Tensor, scale: float) -> tuple[Tensor, ...]:
-    """Of queries, keys and values, from (queries, keys, values, output, its gradient, mask), a few runs at a time."""
-    if tensors[0].device.type != "cpu":  # the library's kernels, five launches for thirty; on CPUs they are slower
-        with torch.enable_grad():
-            q, k, v = (x.detach().requires_grad_() for x in tensors[:3])
-            out = F.scaled_dot_product_attention(q, k, v, attn_mask=tensors[5], scale=scale)
-        return torch.autograd.grad(out, (q, k, v), tensors[4])
-    found: list[list[Tensor]] = [[], [], []]
-    at_once = max(1, SCORES // (tensors[0][0, ..., 0].numel() * tensors[1].shape[2]))
-    for q, k, v, out, g, mask in zip(*(x.split(at_once) for x in tensors), strict=True):
-        exact = torch.promote_types(q.dtype, torch.float32)  # of scores; products are in the computation's dtype
-        p = torch.matmul(q.to(exact) * scale, k.to(exact).transpose(2, 3)).add_(mask).softmax(-1)
-        by_v = torch.matmul(p.to(g.dtype).transpose(2, 3), g)
-        by_p = torch.matmul(g, v.transpose(2, 3)).to(exact)
-        by_p -= torch.linalg.vecdot(g.to(exact), out.to(exact))[..., None]
-        by_s = by_p.mul_(p).to(q.dtype)
-        by_q, by_k = torch.matmul(by_s, k).mul_(scale), torch.matmul(by_s.transpose(2, 3), q).mul_(scale)
-        for parts, part in zip(found, (by_q, by_k, by_v), strict=True):
-            parts.append(part)
-    return torch.cat(found[0]), torch.cat(found[1]), torch.cat(found[2])
+def _forward(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float) -> tuple[Tensor, Tensor]:
+    """The output, and what the backward pass wants besides: on CPUs the logarithm of each query's sum."""
+    if q.device.type == "cpu":
+        return aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, attn_mask=mask, scale=scale)
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale), q.new_empty(0)
+
+
+def _backward(q: Tensor, k: Tensor, v: Tensor, out: Tensor, g: Tensor, lse: Tensor, mask: Tensor, scale: float) -> Any:
+    """Gradients of queries, keys and values, from that of the output."""
+    if q.device.type == "cpu":  # given the sums, which autograd would compute once more
+        return aten._scaled_dot_product_flash_attention_for_cpu_backward(
+            g, q, k, v, out, lse, 0.0, False, attn_mask=mask, scale=scale
+        )
+    with torch.enable_grad():
+        q, k, v = (x.detach().requires_grad_() for x in (q, k, v))
+        out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale)
+    return torch.autograd.grad(out, (q, k, v), g)
 
 
 class _Attend(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, q_NQE: Tensor, k_NHE: Tensor, v_NHE: Tensor, runs: list[PaddedRows], scale: float) -> Tensor:
-        out_NQE = torch.empty_like(q_NQE, memory_format=torch.contiguous_format)
+        out_NQE, sums = torch.empty_like(q_NQE, memory_format=torch.contiguous_format), []
         for run in runs:
             q, k, v = _queries(q_NQE, run, k_NHE.shape[1]), _keys(k_NHE, run), _keys(v_NHE, run)
-            _put_back(F.scaled_dot_product_attention(q, k, v, attn_mask=run.mask, scale=scale), run, out_NQE)
-        ctx.save_for_backward(q_NQE, k_NHE, v_NHE, out_NQE)
+            out, lse = _forward(q, k, v, run.mask, scale)
+            _put_back(out, run, out_NQE)
+            sums.append(lse)
+        ctx.save_for_backward(q_NQE, k_NHE, v_NHE, out_NQE, *sums)
         ctx.runs, ctx.scale = runs, scale
         return out_NQE
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        q_NQE, k_NHE, v_NHE, out_NQE = ctx.saved_tensors
+        q_NQE, k_NHE, v_NHE, out_NQE, *sums = ctx.saved_tensors
         [g_NQE] = grads
         by_q, heads = torch.empty_like(q_NQE, memory_format=torch.contiguous_format), k_NHE.shape[1]
         total = torch.promote_types(k_NHE.dtype, torch.float32)  # one key may be in a thousand paths
         by_k, by_v = (k_NHE.new_zeros(len(k_NHE), k_NHE[0].numel(), dtype=total) for _ in range(2))
-        for run in ctx.runs:
+        for run, lse in zip(ctx.runs, sums, strict=True):
             q, g, out = (_queries(x, run, heads) for x in (q_NQE, g_NQE, out_NQE))
-            grads = _gradients(q, _keys(k_NHE, run), _keys(v_NHE, run), out, g, run.mask, scale=ctx.scale)
+            grads = _backward(q, _keys(k_NHE, run), _keys(v_NHE, run), out, g, lse, run.mask, ctx.scale)
             _put_back(grads[0], run, by_q)
             for by, x in zip((by_k, by_v), grads[1:], strict=True):
                 by.index_add_(0, run.keys.flatten(), x.transpose(1, 2).reshape(-1, by.shape[1]).to(total))
