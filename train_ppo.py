@@ -41,14 +41,14 @@ from evaluation.measure import GameResult, Progress, evaluate, record, result_ta
 from policy.model import device_of, identity
 from policy.player import Policy, load_policy
 from policy.vllm import Engine, EngineError
-from training import alarms, preflight
+from training import alarms, preflight, process
 from training.about import begin, end, headline
 from training.batch import Batch, Moments, Trajectory, log_ratios, rollout_scores, terminal_rewards
 from training.console import Console
 from training.loggers import Loggers
 from training.metrics import MetricsLog, timing
 from training.options import SECTIONS, PPOConfig, RunConfig, parse_args, read_config  # noqa: F401, public names
-from training.process import StopSignal, TrainingError, leave, lock_run, log_into, say_how_to_go_on, setup_logging
+from training.process import ProgramError, StopSignal, TrainingError
 from training.ranks import Ranks
 from training.state import DEVICE_ERRORS, Checkpointed, TrainerState, dump_batch, find_checkpoint, is_finished
 from utils import ConfigError
@@ -324,11 +324,14 @@ def decay(ppo: PPOConfig, step: int, final: float) -> float:
 
 
 def adapt_kl_coef(kl_coef: float, kl: float, decisions: int, ppo: PPOConfig) -> float:
-    """Proportional controller of the KL penalty (https://arxiv.org/abs/1909.08593, section 2.2)."""
+    """Proportional controller of the KL penalty (https://arxiv.org/abs/1909.08593, section 2.2).
+
+    More decisions than ``horizon`` in a step move it no further: five horizons would make the penalty a reward.
+    """
     if not ppo.adap_kl_ctrl or not kl_coef:
         return kl_coef
     error = min(max(kl / ppo.target - 1, -0.2), 0.2)
-    return kl_coef * (1 + error * decisions / ppo.horizon)
+    return kl_coef * (1 + error * min(decisions / ppo.horizon, 1))
 
 
 # -------------------------------------------------------------------------------------------------------- one step
@@ -337,10 +340,9 @@ def adapt_kl_coef(kl_coef: float, kl: float, decisions: int, ppo: PPOConfig) -> 
 class Trainer(Checkpointed):
     """One run: the objects of a configuration, one method a chapter of a step.
 
-    From ``Checkpointed`` (training/state.py) come ``load`` and ``save``, ``player`` (who plays: the policy, or servers
-    with its weights), ``keep_past`` (after a step: the moving average of ``magnet_coef`` follows, and now and then a
-    copy becomes the opponent ``past``) and ``grow_batches`` (back towards ``model.tokens_per_batch`` after memory ran
-    out).
+    From ``Checkpointed`` (training/state.py) come ``load``, ``save``, ``player`` (the policy, or servers with its
+    weights), ``keep_past`` (the average of ``magnet_coef`` follows; now and then a copy becomes the opponent ``past``)
+    and ``grow_batches``.
     """
 
     def __init__(self, config: SimpleNamespace, run_dir: Path, ranks: Ranks = LONE) -> None:
@@ -453,12 +455,12 @@ class Trainer(Checkpointed):
 def train(config: SimpleNamespace, resume: str | None, force_config: bool = False, ranks: Ranks = LONE) -> int:
     """Run the training loop; return the exit code."""
     run_dir = Path(config.run.output_dir)
-    resolved, lock = utils.config_dict(vars(config)), lock_run(run_dir) if ranks.first else None
+    resolved, lock = utils.config_dict(vars(config)), process.lock_run(run_dir) if ranks.first else None
     if resume is not None and is_finished(run_dir, Path(resume), config.ppo.num_train_steps):
         print(f"{run_dir} is finished: see {run_dir / 'summary.json'}; --set ppo.num_train_steps=N goes on to step N")
         return 0
     if ranks.first:
-        log_into(run_dir)
+        process.log_into(run_dir)
     start = ranks.alone(lambda: find_checkpoint(run_dir, resume, resolved, force_config))
     if ranks.first:
         shown = json.dumps(utils.redact(resolved, words=False), indent=1)
@@ -513,7 +515,7 @@ def training_loop(trainer: Trainer, stop: StopSignal, console: Console) -> int:
             trainer.refuse_to_go_on(row)
             if trainer.is_due(score):
                 trainer.save_if_possible(score)
-            stop.received = int(trainer.ranks.largest(stop.received))
+            stop.received = int(trainer.ranks.largest(stop.received)) or stop.received  # it may have come meanwhile
             if stop.received:
                 raise InterruptedRolloutError
         trainer.ranks.alone(lambda: finish(trainer, stop, console))
@@ -521,7 +523,7 @@ def training_loop(trainer: Trainer, stop: StopSignal, console: Console) -> int:
     except InterruptedRolloutError:
         console.say(f"interrupted after step {state.step}; checkpoint: {trainer.save_at_the_end()}")
         return stop.exit_code
-    except (TrainingError, EngineError, utils.RuinedWeightsError, *DEVICE_ERRORS) as error:
+    except (ProgramError, EngineError, utils.RuinedWeightsError, *DEVICE_ERRORS) as error:
         when = f"in step {state.step + 1}" if trainer.midway else f"after step {state.step}"
         cause = " ".join(str(error).split())
         raise TrainingError(f"{when}: {cause}; checkpoint: {trainer.save_at_the_end()}") from error
@@ -564,7 +566,7 @@ def show(trainer: Trainer, stop: StopSignal, console: Console, summary: dict[str
 
 def main(argv: list[str] | None = None) -> int:
     """Run the program; exit codes: 0 done, 1 training failed, 2 bad usage or configuration, 128 + signal."""
-    setup_logging()
+    process.setup_logging()
     args = parse_args(argv, __doc__)
     config, ranks = None, LONE
     try:
@@ -579,17 +581,17 @@ def main(argv: list[str] | None = None) -> int:
         code = train(config, args.resume, args.force_config, ranks)
         ranks.close()
         if code and ranks.first:
-            say_how_to_go_on(__file__, config.run.output_dir, ranks.world, sys.stdout)
+            process.say_how_to_go_on(__file__, config.run.output_dir, ranks.world, sys.stdout)
         return code
     except ConfigError as error:
         print(f"error: {utils.redact(str(error))}", file=sys.stderr)
         return 2
     except (TrainingError, utils.CheckpointError, *DEVICE_ERRORS, OSError) as error:
         if config and ranks.first:
-            say_how_to_go_on(__file__, config.run.output_dir, ranks.world, sys.stderr)
+            process.say_how_to_go_on(__file__, config.run.output_dir, ranks.world, sys.stderr)
         print(f"training failed: {utils.redact(str(error))}", file=sys.stderr)
         return 1
 
 
 if __name__ == "__main__":
-    leave(main())
+    process.leave(main())

@@ -88,7 +88,8 @@ def legal_rate(episodes: Seq[Episode]) -> float | None:
     """Share of the answers, those asked for again too, that were read as a legal action; None: there was none."""
     played = [e for e in episodes if e.outcome != "failed"]
     illegal = sum(e.info["retries"] + (e.outcome == "forfeited") for e in played)
-    answers = sum(sum(e.info["n_decisions"].values()) + e.info["retries"] for e in played)
+    asked = sum(sum(e.info["n_decisions"].values()) + e.info["retries"] for e in played)
+    answers = asked - sum(e.outcome == "truncated" for e in played)  # whose last question had no answer
     return 1 - illegal / answers if answers else None
 
 
@@ -282,6 +283,7 @@ class _Watched:
 
     def __init__(self, player: Player, games: int, progress: Progress) -> None:
         self.act, self._pass_on = player.act, getattr(player, "release", None)
+        self.leave_if_stopped = getattr(player, "leave_if_stopped", lambda: None)
         self._done, self._games, self._progress = 0, games, progress
         progress("evaluation: games", 0, games)
 

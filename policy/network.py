@@ -247,6 +247,8 @@ class Reader:
 
     def micro_batches(self, sequences: Seq[Sequence]) -> list[list[int]]:
         """Split sequences into groups that fit ``tokens_per_batch``; those that begin alike lie together."""
+        if not sequences:  # of a minibatch with fewer sequences than there are processes
+            return []
         members: dict[tuple[int, ...], list[int]] = {}
         for i, sequence in enumerate(sequences):
             decision = sequence.decisions[-1]

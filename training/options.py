@@ -146,6 +146,8 @@ def load_sections(files: Iterable[str | Path], sets: Sequence[str] = (), **optio
         ConfigError: one line.
     """
     config = SimpleNamespace(**load_config(SECTIONS, files, sets, **options))
+    if config.env.answer_mode == "free":  # nothing constrains, so there is nothing to do without
+        config.ppo = replace(config.ppo, legal_mass_coef=0.0)
     check_games()
     return config
 

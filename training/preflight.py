@@ -307,7 +307,10 @@ def describe(config: SimpleNamespace) -> str:
     parameters = count_parameters(config.model, config.lora, architecture)
     check_disk(config, parameters)
     measured = measure_prompts(config, chat)
-    parts = memory.estimate(config, parameters, architecture, measured)
+    here = SimpleNamespace(**vars(config))
+    with contextlib.suppress(ConfigError):  # which is told at the end
+        here.model = replace(config.model, device=device_of(config.model))
+    parts = memory.estimate(here, parameters, architecture, measured)
     sections = [f"{name}: {json.dumps(dataclasses.asdict(part))}" for name, part in vars(config).items()]
     counts = (
         f"{parameters.trainable:,} trainable parameters (adapter {parameters.adapter:,}, value head "
@@ -316,7 +319,7 @@ def describe(config: SimpleNamespace) -> str:
     search = say_search(config, search_seconds(config, measured), os.cpu_count() or 1)
     evaluation = say_evaluation(config, chat, parameters, architecture)
     prompts = say_prompts(config, measured) + say_answers(config, chat)
-    chapters = [sections, [counts], prompts, evaluation, _say_memory(config, parts), search]
+    chapters = [sections, [counts], prompts, evaluation, _say_memory(here, parts), search]
     return "\n\n".join("\n".join(lines) for lines in chapters if lines)
 
 

@@ -118,11 +118,11 @@ def play_step(config: SimpleNamespace, chat: ChatFormat, stage: Stage) -> Prompt
     curriculum = Curriculum(replace(config.curriculum, stages=(stage,), failure_replay_prob=0.0), config.run.seed)
     opponent = "self" if "self" in stage.mixture else "random"
     tasks = [replace(curriculum.next(i), opponent=opponent) for i in range(min(games, PLAYED))]
-    at_once, whole = env.games_at_once or len(tasks), count_tokens(config, chat, [], False)
+    opened, whole = min(games, env.games_at_once or games), count_tokens(config, chat, [], False)
+    at_once = min(opened, len(tasks))
     for i in range(0, len(tasks), at_once):
         part = count_tokens(config, chat, tasks[i : i + at_once], False)
         whole.slots, whole.at_work = max(whole.slots, part.slots), max(whole.at_work, part.at_work)
         whole.rows |= {i + n: rows for n, rows in part.rows.items()}
-    if at_once >= len(tasks):
-        whole.slots, whole.at_work = (n * games // len(tasks) for n in (whole.slots, whole.at_work))
+    whole.slots, whole.at_work = (n * opened // at_once for n in (whole.slots, whole.at_work))
     return whole

@@ -1,5 +1,6 @@
 """Everything a run needs to go on exactly where it was: what is adaptive, and all of it in and out of checkpoints."""
 
+import contextlib
 import json
 import logging
 import time
@@ -25,7 +26,7 @@ from training.metrics import MetricsLog, finite
 from training.process import StoppablePlayer, StopSignal
 from training.ranks import Ranks
 from training.sizes import checkpoint_bytes
-from utils import CheckpointError, ConfigError, config_diff, knob, latest_checkpoint, load_checkpoint, redact
+from utils import CheckpointError, ConfigError, config_diff, knob, latest_checkpoint, load_checkpoint, read_json, redact
 
 log = logging.getLogger(__name__)
 
@@ -103,6 +104,7 @@ class Checkpointed:
     failed_saves = 0
     midway = False  # whether the weights are between two steps: not to be saved
     saved_at = 0.0  # by time.monotonic
+    scored: tuple[int, float | None] = (0, None)  # the step last evaluated and saved, and its score
 
     # -- who plays -----------------------------------------------------------------------------------------------
 
@@ -155,6 +157,9 @@ class Checkpointed:
         if not self.config.ppo.eval_freq:  # the best is then that of the latest stage, by the window of its games
             stages = [stage.name for stage in self.curriculum.config.stages]
             score = stages.index(self.curriculum.stage.name) + self.curriculum.success_rate
+        elif score is None and self.scored[0] == self.state.step:  # saved again: what is known of it stays known
+            score = self.scored[1]
+        self.scored = (self.state.step, score)
         self.metrics.sync()
         tensors, rest = utils.pack_optimizer(self.optimizer, self.names)
         past = {f"{name}/{key}": tensor for name in self.frozen
@@ -232,14 +237,19 @@ class Checkpointed:
                 self.state.row = _numbers(self.state.row)
             self.state.alarms = _numbers(self.state.alarms)
             self.curriculum.load_state_dict(saved.json("curriculum"))
-            past = saved.tensors("past") if self.frozen else {}
+            self.scored = (saved.step, saved.manifest["score"])
+            past = (
+                saved.tensors("past") if self.curriculum.past or "past.safetensors" in saved.manifest["files"] else {}
+            )
             for name in self.frozen:
                 mine = {key.removeprefix(f"{name}/"): t for key, t in past.items() if key.startswith(f"{name}/")}
-                self.policy.keep_past(name, mine)
+                if not mine and name != "average":
+                    raise CheckpointError(f"past.safetensors holds no {name}")
+                self.policy.keep_past(name, mine or None)  # an average that is new begins as a copy of the policy
         if threads != torch.get_num_threads():
             log.warning("saved with %s threads, now %d: the resumed run will not be identical to the bit",
                         threads, torch.get_num_threads())  # fmt: skip
-        self.policy.tokens_per_batch = self.state.tokens_per_batch
+        self.policy.tokens_per_batch = min(self.state.tokens_per_batch, self.config.model.tokens_per_batch)
         if self.ranks.first:
             utils.abandon_after(self.run_dir, self.state.step)
             self.metrics.truncate_to(self.state.step)
@@ -310,5 +320,7 @@ def _set_aside(metrics: Path) -> None:
 
 def is_finished(run_dir: Path, checkpoint: Path, steps: int) -> bool:
     """Whether a run has come to its end with this checkpoint, and no more steps are asked for."""
-    ended = all((run_dir / name).exists() for name in ("summary.json", "episodes.jsonl"))
-    return ended and load_checkpoint(checkpoint).step >= steps
+    step, ended = load_checkpoint(checkpoint).step, None
+    with contextlib.suppress(ConfigError, TypeError, KeyError):  # there is none, or it is damaged: it is made again
+        ended = read_json(run_dir / "summary.json")["steps"]  # perhaps of an earlier end, from which the run went on
+    return step >= steps and ended == step and (run_dir / "episodes.jsonl").exists()

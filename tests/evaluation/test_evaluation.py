@@ -18,13 +18,14 @@ from tiny import base_model, micro_config, tiny_policy
 import games
 import train_ppo
 from curriculum import EVAL_SEEDS, first_tasks
-from env_wrapper import Action, EnvConfig, Task, play
+from env_wrapper import Action, EnvConfig, Episode, Task, play
 from envs import exact
 from envs.openspiel import load_game, lone_query
+from envs.protocol import InterruptedRolloutError
 from envs.ratings import rate
 from evaluation import english
 from evaluation.intervals import mean_interval, pair_means, paired_difference, student, wilson
-from evaluation.measure import GameResult, evaluate, exact_table, game_sets, paired_tasks, table_values
+from evaluation.measure import GameResult, evaluate, exact_table, game_sets, legal_rate, paired_tasks, table_values
 from policy import load_policy, network
 from policy.chat import ChatFormat
 from policy.model import load_tokenizer
@@ -478,3 +479,27 @@ def test_what_became_of_the_english_is_told_of_models_that_know_any(monkeypatch)
     assert any(before != after for _, before, after in found["answers"])
     same = sum(before == after for _, before, after in found["answers"])
     assert f"; {same} of 20 answers" in english.told(found)
+
+
+class Leaving:
+    """A player whose run is to stop."""
+
+    def act(self, queries):
+        return [Action(str(query.legal and next(iter(query.legal)))) for query in queries]
+
+    def leave_if_stopped(self):
+        raise InterruptedRolloutError
+
+
+def test_an_evaluation_that_waits_for_threads_can_be_left():
+    with pytest.raises(InterruptedRolloutError):
+        evaluate(Leaving(), EnvConfig(), [TIC_TAC_TOE], 4, "mcts:20000x10")
+
+
+def test_a_question_without_an_answer_is_no_legal_answer():
+    task = Task(KUHN, 0, "random", 0)
+    ended = Episode(task, "kuhn_poker", 1.0, "finished", info={"retries": 0, "n_decisions": {0: 2}})
+    cut = Episode(task, "kuhn_poker", 0.0, "truncated", info={"retries": 1, "n_decisions": {0: 2}})
+    never = Episode(task, "kuhn_poker", 0.0, "truncated", info={"retries": 0, "n_decisions": {0: 1}})
+    assert legal_rate([ended, cut]) == pytest.approx(3 / 4)
+    assert legal_rate([never]) is None

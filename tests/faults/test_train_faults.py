@@ -23,12 +23,14 @@ from tiny_runs import (
     copy_of,
     final_bytes,
     rows,
+    summary,
     train,
     undisturbed_run,
 )
 
 import train_ppo
 import utils
+from evaluation.measure import EvaluationError
 
 
 @pytest.fixture(autouse=True)
@@ -214,6 +216,47 @@ def test_failing_environments_end_the_run_with_the_cause_and_a_checkpoint(tmp_pa
         r"episodes failed; the first: OSError: engine lost \(test_train_faults.py:\d+\); checkpoint: ", message
     )
     assert Path(message.rpartition("checkpoint: ")[2]).is_dir()
+
+
+def test_an_evaluation_that_fails_costs_no_step(undisturbed, tmp_path, monkeypatch, capsys):
+    """A server that died, say: the step before it is in the checkpoint, and its evaluation is made on resuming."""
+    real, evaluations = train_ppo.evaluate, iter(range(10**6))
+
+    def evaluate(*args, **options):
+        if next(evaluations) == 1:
+            raise EvaluationError("every game of kuhn_poker failed; the first: no answer")
+        return real(*args, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(train_ppo, "evaluate", evaluate)
+        assert train(tmp_path, **ADAPTIVE) == 1
+    line = capsys.readouterr().err.splitlines()[-1]
+    assert line.startswith("training failed: after step 4: every game of kuhn_poker failed; the first: no answer")
+    assert line.endswith(f"checkpoint: {tmp_path / 'run' / 'checkpoint-000004'}")
+    assert train(tmp_path, "--resume", **ADAPTIVE) == 0
+    assert_same_run(tmp_path, undisturbed)
+
+
+def test_a_checkpoint_that_is_saved_again_keeps_its_score(tmp_path, monkeypatch):
+    """It may be the best one, which is kept."""
+    knobs = ("--set", "ppo.num_train_steps=6", "ppo.save_freq=100")
+    for attempt in ((), ("--resume",)):
+        with monkeypatch.context() as patch:
+            patch.setattr(train_ppo, "play", signal_in_rollout(signal.SIGTERM, 0 if attempt else 4))
+            assert train(tmp_path, *attempt, *knobs, **ADAPTIVE) == 128 + signal.SIGTERM
+        manifest = json.loads((tmp_path / "run" / "checkpoint-000004" / "manifest.json").read_text())
+        assert manifest["score"] is not None
+
+
+def test_an_end_that_was_cut_short_is_made_again_though_there_was_an_earlier_one(tmp_path, monkeypatch):
+    assert train(tmp_path, "--set", "ppo.num_train_steps=1") == 0
+    more = ("--resume", "--set", "ppo.num_train_steps=2")
+    with monkeypatch.context() as patch:
+        patch.setattr(train_ppo, "evaluate", signal_in_evaluation(signal.SIGTERM, 0))
+        assert train(tmp_path, *more) == 128 + signal.SIGTERM
+    assert summary(tmp_path)["steps"] == 1
+    assert train(tmp_path, *more) == 0
+    assert summary(tmp_path)["steps"] == 2
 
 
 @pytest.mark.parametrize("late", [OSError(28, "No space left on device"), RuntimeError("engine\nlost")])

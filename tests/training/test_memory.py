@@ -113,3 +113,19 @@ def test_a_process_tells_its_own_peak_and_not_that_of_the_one_that_started_it():
     script = "from training.metrics import peak_memory_mb; print(peak_memory_mb())"
     done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True)
     assert float(done.stdout) < 200 < ballast.nbytes / 2**20
+
+
+def test_games_that_are_not_open_at_once_do_not_count_at_once(tmp_path):
+    """Of 1,024 games, 128 open at a time hold an eighth of the keys and values."""
+    most, few = (
+        estimated(config_of(tmp_path, "tiny", 0, None, "ppo.batch_size=1024", f"env.games_at_once={at_once}"))
+        for at_once in (0, 128)
+    )
+    assert few["rollout"] == pytest.approx(most["rollout"] / 8, rel=0.3)
+
+
+def test_plain_weights_without_a_gpu_are_told_as_what_a_cpu_holds(tmp_path, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    said = preflight.describe(config_of(tmp_path, "tiny", 0, None, "model.device=auto"))
+    assert "of this machine" in said
+    assert "CUDA" not in said

@@ -9,10 +9,12 @@ import time
 import pytest
 import torch
 from safetensors.torch import load_file
-from tiny import micro_file
+from tiny import LEDUC, micro_config, micro_file
 from tiny_runs import ADAPTIVE, ROOT, Drawing, assert_same_run, final_bytes, rows, train
 
 import train_ppo
+from env_wrapper import Task, play
+from policy import load_policy
 from training import ranks
 from training.ranks import Ranks
 from utils import ConfigError
@@ -114,3 +116,14 @@ def test_sums_reach_every_tensor_in_its_shape(monkeypatch):
     assert [t.tolist() for t in tensors] == [[[2, 2, 2], [2, 2, 2]], 10, [0, 2, 4, 6]]
     Ranks().add_up(tensors)
     assert tensors[1] == 10
+
+
+def test_a_process_without_a_share_of_a_minibatch_adds_nothing(tmp_path):
+    """More processes than sequences: the preset of the documents has minibatches of two."""
+    config = micro_config(tmp_path)
+    policy, tasks = load_policy(config), [Task(LEDUC, seed, "random", seed) for seed in range(2)]
+    batch = train_ppo.collate(play(config.env, policy, tasks), policy, config.ppo, 0.0)
+    for rank, share in ((0, True), (2, False)):
+        loss, sums = train_ppo._backward(policy, batch, [0], config.ppo, Ranks(rank, 3))
+        assert bool(float(loss)) == share
+        assert float(sums["decisions"]) > 0

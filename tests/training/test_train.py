@@ -6,6 +6,7 @@ import re
 import time
 
 import pytest
+import torch
 from tiny_runs import (
     ADAPTIVE,
     CLIMB,
@@ -28,6 +29,7 @@ from curriculum import EVAL_SEEDS, TRAIN_SEEDS
 from env_wrapper import Task
 from evaluation import measure as evaluation
 from training import console, state
+from training.options import parse_args, read_config
 from training.process import lock_run
 
 
@@ -305,3 +307,16 @@ def test_a_forced_change_goes_on_with_the_new_value(undisturbed, tmp_path):
     assert train(tmp_path, "--resume", "--force-config", "--set", "ppo.learning_rate=1e-4", **ADAPTIVE) == 0
     assert rows(tmp_path)[:4] == rows(undisturbed)[:4]
     assert rows(tmp_path)[4]["learning_rate"] < 1e-4 < rows(undisturbed)[4]["learning_rate"]
+
+
+def test_a_forced_resume_takes_a_smaller_batch_and_a_magnet_that_was_not_there(tmp_path):
+    """The magnet begins as a copy of the policy, not as the base; where memory is short, what is asked for counts."""
+    assert train(tmp_path, "--set", "ppo.num_train_steps=2") == 0
+    knobs = ["model.tokens_per_batch=256", "ppo.magnet_coef=0.1", "ppo.num_train_steps=3"]
+    config = read_config(parse_args(["--resume", str(tmp_path / "run"), "--set", *knobs], None))
+    trainer = train_ppo.Trainer(config, tmp_path / "run")
+    trainer.load(tmp_path / "run" / "checkpoint-000002", force=True)
+    assert trainer.policy.tokens_per_batch == 256
+    mine, average = (trainer.policy.past_adapter(name) for name in ("default", "average"))
+    assert any(tensor.abs().max() > 0 for key, tensor in mine.items() if "lora_B" in key)
+    assert all(torch.equal(mine[key], average[key]) for key in mine)

@@ -60,6 +60,13 @@ def test_a_run_trains_and_evaluates_every_level_of_its_stages(finished):
     assert all(row["history"] is None and "print" in row["turns"][0]["user"] for row in shown)
 
 
+def test_what_nothing_constrains_has_no_legal_mass_to_learn(tmp_path):
+    """The default configuration wants legal mass; with free answers there is none to read."""
+    knobs = ("--set", "ppo.num_train_steps=1", "ppo.legal_mass_coef=0.1")
+    assert train_trace(tmp_path, *knobs) == 0
+    assert "legal_mass" not in rows(tmp_path)[0]
+
+
 def test_resuming_is_exact(finished, tmp_path):
     copy_of(finished / "run", tmp_path, 1)
     assert train_trace(tmp_path, "--resume") == 0
