@@ -15,6 +15,7 @@ import torch
 from shapes import write_model
 from tiny import base_model, micro_config, tiny_policy
 
+import env_wrapper
 import games
 import train_ppo
 from curriculum import EVAL_SEEDS, first_tasks
@@ -491,9 +492,10 @@ class Leaving:
         raise InterruptedRolloutError
 
 
-def test_an_evaluation_that_waits_for_threads_can_be_left():
+def test_an_evaluation_that_waits_for_threads_can_be_left(monkeypatch):
+    monkeypatch.setattr(env_wrapper, "POLL_SECONDS", 0.0)
     with pytest.raises(InterruptedRolloutError):
-        evaluate(Leaving(), EnvConfig(), [TIC_TAC_TOE], 4, "mcts:20000x10")
+        evaluate(Leaving(), EnvConfig(), [TIC_TAC_TOE], 4, "mcts:100x100")
 
 
 def test_a_question_without_an_answer_is_no_legal_answer():
