@@ -64,6 +64,9 @@ def test_a_run_leaves_a_row_a_step_a_summary_and_an_adapter(undisturbed):
         assert extra <= {"stage_change", "stage_reason"}
     first = json.loads((run / "metrics.jsonl").read_text().splitlines()[0])
     assert first.keys() >= VOLATILE
+    explained = set(re.findall(r"`([a-z_]+/?)", (ROOT / "docs" / "metrics.md").read_text()))
+    for key in {*first, "stage_change", "stage_reason"}:
+        assert re.match(r"[a-z_]+/?", key)[0] in explained
     assert rows(undisturbed)[3]["eval/leduc_poker"] is not None
     for name in ("adapter_config.json", "adapter_model.safetensors", "tokenizer.json", "value_head.safetensors"):
         assert (run / "final" / name).exists()
