@@ -87,7 +87,7 @@ def activation_bytes(architecture: Any, targets: Collection[str], size: int) -> 
     groups |= {("down_proj",): f}
     inputs = sum(width for names, width in groups.items() if set(names) & set(targets))
     normed = architecture.model_type == "qwen3"  # of queries and keys
-    scales = 4 * (2 + normed * (heads + kv_heads))
+    scales = 4 * (2 + heads + normed * (heads + kv_heads))  # and, on CPUs, each head's sum over the keys
     return scales + size * (2 * h + inputs + (2 + normed) * (q + k) + 2 * f)
 
 

@@ -238,14 +238,7 @@ class Checkpointed:
             self.state.alarms = _numbers(self.state.alarms)
             self.curriculum.load_state_dict(saved.json("curriculum"))
             self.scored = (saved.step, saved.manifest["score"])
-            past = (
-                saved.tensors("past") if self.curriculum.past or "past.safetensors" in saved.manifest["files"] else {}
-            )
-            for name in self.frozen:
-                mine = {key.removeprefix(f"{name}/"): t for key, t in past.items() if key.startswith(f"{name}/")}
-                if not mine and name != "average":
-                    raise CheckpointError(f"past.safetensors holds no {name}")
-                self.policy.keep_past(name, mine or None)  # an average that is new begins as a copy of the policy
+            self._load_frozen(saved)
         if threads != torch.get_num_threads():
             log.warning("saved with %s threads, now %d: the resumed run will not be identical to the bit",
                         threads, torch.get_num_threads())  # fmt: skip
@@ -253,6 +246,15 @@ class Checkpointed:
         if self.ranks.first:
             utils.abandon_after(self.run_dir, self.state.step)
             self.metrics.truncate_to(self.state.step)
+
+    def _load_frozen(self, saved: utils.Checkpoint) -> None:
+        held = self.curriculum.past or "past.safetensors" in saved.manifest["files"]
+        past = saved.tensors("past") if held else {}
+        for name in self.frozen:
+            mine = {key.removeprefix(f"{name}/"): t for key, t in past.items() if key.startswith(f"{name}/")}
+            if not mine and name != "average":
+                raise CheckpointError(f"past.safetensors holds no {name}")
+            self.policy.keep_past(name, mine or None)  # an average that is new begins as a copy of the policy
 
     def _check_base(self, path: Path, base: dict[str, Any], force: bool) -> None:
         for part in ("weights", "tokenizer", "adapter", "games"):
