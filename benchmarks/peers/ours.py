@@ -42,6 +42,7 @@ def configuration(work):
         ),
         lora=LoraConfig(r=LORA["r"], lora_alpha=LORA["lora_alpha"]),
         ppo=PPOConfig(
+            legal_mass_coef=0.0,
             learning_rate=LR, batch_size=work.episodes, mini_batch_size=episodes, ppo_epochs=work.epochs,
             init_kl_coef=KL, target_kl=None, recompute_logprobs=False, max_new_tokens=work.answer, gamma=1.0,
         ),
