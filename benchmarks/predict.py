@@ -57,9 +57,10 @@ from utils import rest_collector
 FUSED_ROWS = 8  # up to so many rows bitsandbytes 0.50 multiplies 4-bit weights without unpacking them first
 NO_LAUNCH = ("empty", "new_empty", "_unsafe_view", "detach", "_reshape_alias", "lift_fresh", "set_", "is_same_size")
 
-
+aten = torch.ops.aten
 FLOPS = flop_registry | {
-    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: lambda q, k, *_, **__: 4 * q.numel() * k.shape[2]
+    aten._scaled_dot_product_flash_attention_for_cpu: lambda q, k, *_, **__: 4 * q.numel() * k.shape[2],
+    aten._scaled_dot_product_flash_attention_for_cpu_backward: lambda g, q, k, *_, **__: 10 * q.numel() * k.shape[2],
 }
 
 
@@ -384,6 +385,11 @@ PRODUCTS: dict[str, tuple[tuple[Any, ...], Any, float]] = {
         (lambda n: (4, 3, 192, n), lambda n: (4, 320, 3, n)),
         lambda q, k: torch.nn.functional.scaled_dot_product_attention(
             q, k.transpose(1, 2), k.transpose(1, 2), attn_mask=q.new_zeros(4, 1, 192, 320)), 4 * 12 * 192 * 320),
+    "_scaled_dot_product_flash_attention_for_cpu_backward": (
+        (lambda n: (4, 3, 192, n), lambda n: (4, 320, 3, n)),
+        lambda q, k: aten._scaled_dot_product_flash_attention_for_cpu_backward(
+            q, q, k.transpose(1, 2), k.transpose(1, 2), q, q.new_zeros(4, 3, 192, dtype=torch.float32), 0.0, False,
+            attn_mask=q.new_zeros(4, 1, 192, 320)), 10 * 12 * 192 * 320),
 }  # fmt: skip
 SLOW = ("silu", "silu_backward", "_softmax", "exp", "_log_softmax", "linalg_vector_norm", "rsqrt_")
 GATHERS = ("index_select", "index_copy_", "index_add_", "embedding", "index", "clone", "cat")
