@@ -13,6 +13,7 @@ import torch
 from torch.testing import assert_close
 
 from policy import network
+from policy.attention import PaddedRows, attend
 from policy.chat import ChatFormat, answer_trie
 from policy.model import LoraConfig, ModelConfig, device_of, load_architecture, load_model, load_tokenizer
 from policy.network import Read, run_trunk
@@ -122,6 +123,16 @@ def test_in_bfloat16_a_tree_is_as_near_to_the_exact_gradient_as_the_library_is(p
         found[name] = [p.detach().float() for p in parts], list(gradients(other, parts, weights).values())
     for tree, library, exact in zip(found["tree"], found["library"], found["exact"], strict=True):
         assert error(tree, exact) < 1.3 * error(library, exact)
+
+
+def test_gradients_of_a_key_in_many_paths_are_added_up_in_fp32():
+    """A quarter each from 1,024 buckets: in bfloat16 the sum stays where a quarter is less than half a digit."""
+    R, S = 1024, 4
+    mask, first = torch.zeros(1, 1, 1, S, dtype=torch.bfloat16), torch.zeros(1, dtype=torch.long)
+    runs = [PaddedRows(torch.tensor([i]), first, torch.arange(S)[None], mask, (1, 1)) for i in range(R)]
+    q, k, v = (torch.ones(n, 1, 8, dtype=torch.bfloat16, requires_grad=True) for n in (R, S, S))
+    attend(q, k, v, runs, 1.0).sum().backward()
+    assert_close(v.grad, torch.full_like(v, R / S), rtol=0.01, atol=0)
 
 
 def test_what_was_cached_need_not_be_read_again(policy):

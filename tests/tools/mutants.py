@@ -205,7 +205,7 @@ MUTANTS = {
         Mutant("norm: no gradient through the mean square", FUSED,
                "g.mul_(inverse).addcmul_(x, along)", "g.mul_(inverse)"),
     ],
-    MODEL + "in_bfloat16_a_tree_is_as_near_to_the_exact_gradient_as_the_library_is": [
+    MODEL + "gradients_of_a_key_in_many_paths_are_added_up_in_fp32": [
         Mutant("attention: gradients added up in bfloat16", ATTENTION,
                "torch.promote_types(k_NHE.dtype, torch.float32)", "k_NHE.dtype"),
     ],
