@@ -515,8 +515,8 @@ def training_loop(trainer: Trainer, stop: StopSignal, console: Console) -> int:
             trainer.refuse_to_go_on(row)
             if trainer.is_due(score):
                 trainer.save_if_possible(score)
-            stop.received = int(trainer.ranks.largest(stop.received)) or stop.received  # it may have come meanwhile
-            if stop.received:
+            if agreed := int(trainer.ranks.largest(stop.received)):  # what comes meanwhile counts the next time
+                stop.received = agreed
                 raise InterruptedRolloutError
         trainer.ranks.alone(lambda: finish(trainer, stop, console))
         return 0

@@ -237,7 +237,7 @@ class Checkpointed:
                 self.state.row = _numbers(self.state.row)
             self.state.alarms = _numbers(self.state.alarms)
             self.curriculum.load_state_dict(saved.json("curriculum"))
-            self.scored = (saved.step, saved.manifest["score"])
+            self.scored = (saved.step, saved.manifest.get("score"))
             self._load_frozen(saved)
         if threads != torch.get_num_threads():
             log.warning("saved with %s threads, now %d: the resumed run will not be identical to the bit",

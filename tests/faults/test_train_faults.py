@@ -218,6 +218,21 @@ def test_failing_environments_end_the_run_with_the_cause_and_a_checkpoint(tmp_pa
     assert Path(message.rpartition("checkpoint: ")[2]).is_dir()
 
 
+def test_a_signal_that_comes_while_processes_agree_is_neither_lost_nor_followed_alone(tmp_path, monkeypatch):
+    """Whoever leaves before the others know leaves them waiting: it counts when they look the next time."""
+    calls = iter(range(10**6))
+
+    def largest(ranks, number):
+        if next(calls) == 1:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return number
+
+    monkeypatch.setattr(train_ppo.Ranks, "largest", largest)
+    monkeypatch.setattr(train_ppo.Trainer, "player", lambda trainer, stop: trainer.policy)  # as one of several plays
+    assert train(tmp_path, "--set", "ppo.num_train_steps=5") == 128 + signal.SIGTERM
+    assert len(rows(tmp_path)) == 3
+
+
 def test_an_evaluation_that_fails_costs_no_step(undisturbed, tmp_path, monkeypatch, capsys):
     """A server that died, say: the step before it is in the checkpoint, and its evaluation is made on resuming."""
     real, evaluations = train_ppo.evaluate, iter(range(10**6))
