@@ -12,14 +12,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from transformers import AutoModelForCausalLM
 
-from benchmarks import predict
+from benchmarks import operations
 from env_wrapper import play
 from envs.protocol import Task
 from policy.model import _put_adapter_on, load_architecture, load_tokenizer
 from policy.player import Policy, _may_follow
 from train_ppo import _backward, collate, minibatches
 
-COUNTER = predict.Counter()  # never entered: it counts nothing
+COUNTER = operations.Counter()  # never entered: it counts nothing
 
 
 class Peak(TorchDispatchMode):
@@ -79,7 +79,7 @@ def weightless(config: SimpleNamespace, layers: int) -> Blind:
         peft_model = _put_adapter_on(base, config.model, config.lora)
         for module in base.model.modules() if config.model.use_4bit else ():
             if hasattr(module, "base_layer"):
-                module.base_layer = predict.FourBit(module.base_layer, COUNTER, config.model.use_nested_quant)
+                module.base_layer = operations.FourBit(module.base_layer, COUNTER, config.model.use_nested_quant)
     return Blind(peft_model.eval(), load_tokenizer(config.model), config)
 
 
@@ -103,7 +103,7 @@ def _peaks(config: SimpleNamespace, tasks: list[Task], layers: int) -> dict[str,
         optimizer.state[parameter] = {"moments": torch.empty(2, *parameter.shape, device="meta")}
         peak.note(optimizer.state[parameter]["moments"])
     found: dict[str, float] = {"held": peak.now}
-    with peak, predict.gpu_kernels(COUNTER):
+    with peak, operations.gpu_kernels(COUNTER):
         episodes = play(config.env, policy, tasks)
         found["rollout"], peak.most = peak.most, peak.now
         batch = collate(episodes, policy, config.ppo, 0.0)
