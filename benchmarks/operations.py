@@ -20,6 +20,7 @@ NO_LAUNCH = ("empty", "new_empty", "_unsafe_view", "detach", "_reshape_alias", "
 
 aten = torch.ops.aten
 FLOPS = flop_registry | {
+    aten.addmm_: flop_registry[aten.addmm],
     aten._scaled_dot_product_flash_attention_for_cpu: lambda q, k, *_, **__: 4 * q.numel() * k.shape[2],
     aten._scaled_dot_product_flash_attention_for_cpu_backward: lambda g, q, k, *_, **__: 10 * q.numel() * k.shape[2],
 }
@@ -54,7 +55,7 @@ class Counter(TorchDispatchMode):
             count = FLOPS.get(func.overloadpacket)
             flops = count(*args, **(kwargs or {}), out_val=out) if count else 0
             least = min(*made[0].shape[-2:], given[-2].shape[-1]) if count else 0
-            self.ops.append(Op(name, flops, _touched(name, given, made), 1, [*made, *given][-1].dtype, least))
+            self.ops.append(Op(name, flops, _touched(name, given, made), 1, made[0].dtype, least))
         return out
 
     @property
@@ -77,7 +78,9 @@ class Counter(TorchDispatchMode):
 
 
 def _touched(name: str, given: list[torch.Tensor], made: list[torch.Tensor]) -> float:
-    """Bytes read and written: of a gather or a scatter only the rows that move."""
+    """Bytes read and written: of a gather or a scatter only the rows that move, of what makes zeros only those."""
+    if name.startswith(("new_", "zeros", "ones", "full")):
+        given = []
     if name in ("index_select", "index", "embedding", "gather"):
         return 2.0 * sum(t.numel() * t.element_size() for t in made)
     if name in ("index_copy_", "index_add_", "index_put_"):

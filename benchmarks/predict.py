@@ -217,12 +217,13 @@ CARDS = (
     Card("H100, 80 GB", 80, 3350, 989),
 )
 COLD = 1 << 26  # bytes that are more than a cache holds
-SIZES = (1 << 12, 1 << 16, 1 << 20, 1 << 24, 1 << 28)  # bytes that an operation touches
+SIZES = (1 << 12, 1 << 16, 1 << 20, 1 << 22, 1 << 24, 1 << 26, 1 << 28)  # bytes that an operation touches
 SIDES = (16, 64, 256, 1024)  # smallest sides of products
-KINDS: dict[str, Any] = {  # of operations on each number: those of a kind cost alike
-    "plain": lambda x: x * 1.0,
-    "slow": torch.nn.functional.silu,
-    "gather": lambda x: x.index_select(0, torch.arange(len(x))),
+# Of operations on each number, with how many operands: those of a kind cost alike.
+KINDS: dict[str, tuple[int, Any]] = {
+    "plain": (2, torch.mul),
+    "slow": (1, torch.nn.functional.silu),
+    "gather": (1, lambda x: x.index_select(0, torch.arange(len(x)))),
 }
 # Of products with a side of n: the operands' shapes, the work, and its operations over n.
 PRODUCTS: dict[str, tuple[tuple[Any, ...], Any, float]] = {
@@ -247,26 +248,29 @@ class Processor:
     """This machine's CPU, measured: one thread, seconds of the process."""
 
     def __init__(self) -> None:
-        self.kinds = {kind: [self._of_bytes(f, size) for size in SIZES] for kind, f in KINDS.items()}
         dtypes = (torch.float32, torch.bfloat16)
+        self.kinds = {(kind, dtype): [self._of_bytes(*of, dtype, size) for size in SIZES]
+                      for kind, of in KINDS.items() for dtype in dtypes}  # fmt: skip
         self.products = {(kind, dtype): [self._of_products(kind, dtype, side) for side in SIDES]
                          for kind in PRODUCTS for dtype in dtypes}  # fmt: skip
-        self.python = self._of_an_operation() - self.kinds["plain"][0]
+        self.python = self._of_an_operation() - self.kinds["plain", torch.float32][0]
 
     @staticmethod
     def _timed(work: Any, items: list[Any]) -> float:
         """Seconds of ``work`` on each of ``items`` in turn, over and over for a fifth of a second."""
         count, start = 0, time.process_time()
+        made = [None] * len(items)  # what comes out is not in a cache either
         while (spent := time.process_time() - start) < 0.2:
-            for item in items:
-                work(item)
+            for i, item in enumerate(items):
+                made[i] = work(item)
             count += len(items)
         return spent / count
 
-    def _of_bytes(self, function: Any, size: int) -> float:
+    def _of_bytes(self, operands: int, function: Any, dtype: torch.dtype, size: int) -> float:
         """Seconds of an operation that reads and writes so many bytes, which no cache holds."""
-        rows = max(size // 8 // 64, 1)
-        return self._timed(function, [torch.ones(rows, 64) for _ in range(min(max(COLD // size, 1), 256))])
+        shape = (operands, max(size // dtype.itemsize // (operands + 1) // 64, 1), 64)
+        many = [torch.randn(shape).to(dtype) for _ in range(min(max(COLD // size, 1), 256))]
+        return self._timed(lambda x: function(*x), many)
 
     def _of_an_operation(self) -> float:
         """Seconds of one of the network's operations on next to nothing, the program's own Python included."""
@@ -285,15 +289,14 @@ class Processor:
         """Operations a second of products with such a smallest side."""
         shapes, work, flops = PRODUCTS[kind]
         size = dtype.itemsize * sum(math.prod(shape(side)) for shape in shapes)
-        many = [
-            [torch.ones(shape(side), dtype=dtype) for shape in shapes] for _ in range(min(max(COLD // size, 1), 64))
-        ]
+        many = [[torch.randn(shape(side)).to(dtype) for shape in shapes] for _ in range(min(max(COLD // size, 1), 64))]
         return flops * side / self._timed(lambda given: work(*given), many)
 
     def seconds(self, op: Op) -> float:
         """What an operation takes."""
         kind = "slow" if op.name in SLOW else "gather" if op.name in GATHERS else "plain"
-        moving = float(np.interp(op.bytes, SIZES, self.kinds[kind]))
+        dtype = op.dtype if op.dtype == torch.bfloat16 else torch.float32
+        moving = float(np.interp(op.bytes, SIZES, self.kinds[kind, dtype]))
         if not op.flops:
             return moving + self.python
         rate = np.interp(
@@ -301,7 +304,8 @@ class Processor:
             [math.log(side) for side in SIDES],
             self.products[op.name if op.name in PRODUCTS else "mm", op.dtype],
         )
-        return self.python + max(op.flops / float(rate), float(np.interp(op.bytes, SIZES, self.kinds["plain"])))
+        reading = float(np.interp(op.bytes, SIZES, self.kinds["plain", torch.float32]))
+        return self.python + max(op.flops / float(rate), reading)
 
 
 def priced(device: Any, ops: Seq[tuple[Op, float]]) -> float:

@@ -15,7 +15,6 @@ from torch import Tensor
 from policy.tree import Bucket
 
 aten = torch.ops.aten
-ALIGNED = 16  # CUDA's masked kernels want rows of masks that are
 
 
 class PaddedRows(NamedTuple):
@@ -34,10 +33,9 @@ def prepare(buckets: list[Bucket], groups: int, dtype: torch.dtype, device: torc
     for bucket in buckets:
         (R, T), S = bucket.positions.shape, bucket.keys.shape[1]
         queries, places, positions, keys = (torch.from_numpy(x).to(device) for x in bucket)
-        mask = torch.zeros(R, 1, T, 1, -(-S // ALIGNED) * ALIGNED, dtype=dtype, device=device)
         hidden = torch.arange(S, device=device) > positions[..., None]
-        mask[..., :S].masked_fill_(hidden[:, None, :, None], -torch.inf)
-        mask = mask.expand(-1, -1, -1, groups, -1).reshape(R, 1, T * groups, -1)[..., :S]
+        mask = torch.zeros(R, 1, T, 1, S, dtype=dtype, device=device).masked_fill_(hidden[:, None, :, None], -torch.inf)
+        mask = mask.expand(-1, -1, -1, groups, -1).reshape(R, 1, T * groups, S)
         runs.append(PaddedRows(queries, places, keys, mask, (R, T)))
     return runs
 
@@ -73,6 +71,9 @@ def _forward(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float) -> tup
 def _backward(q: Tensor, k: Tensor, v: Tensor, out: Tensor, g: Tensor, lse: Tensor, mask: Tensor, scale: float) -> Any:
     """Gradients of queries, keys and values, from that of the output."""
     if q.device.type == "cpu":  # given the sums, which autograd would compute once more
+        # Not in bf16, of which each head's products cost 0.3 ms before they begin: up to twice the time.
+        wide = torch.promote_types(q.dtype, torch.float32)
+        g, q, k, v, out, mask = (x.to(wide) for x in (g, q, k, v, out, mask))
         return aten._scaled_dot_product_flash_attention_for_cpu_backward(
             g, q, k, v, out, lse, 0.0, False, attn_mask=mask, scale=scale
         )
@@ -105,7 +106,7 @@ class _Attend(torch.autograd.Function):
         for run, lse in zip(ctx.runs, sums, strict=True):
             q, g, out = (_queries(x, run, heads) for x in (q_NQE, g_NQE, out_NQE))
             grads = _backward(q, _keys(k_NHE, run), _keys(v_NHE, run), out, g, lse, run.mask, ctx.scale)
-            _put_back(grads[0], run, by_q)
+            _put_back(grads[0].to(by_q.dtype), run, by_q)
             for by, x in zip((by_k, by_v), grads[1:], strict=True):
                 by.index_add_(0, run.keys.flatten(), x.transpose(1, 2).reshape(-1, by.shape[1]).to(total))
         return by_q, by_k.view_as(k_NHE).to(k_NHE.dtype), by_v.view_as(v_NHE).to(v_NHE.dtype), None, None

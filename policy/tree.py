@@ -18,6 +18,7 @@ Ints = np.ndarray  # of int64
 NOTHING: Ints = np.zeros(0, dtype=np.int64)
 WASTE = 1.25  # of a bucket's scores, padding included, to those that are wanted
 SMALL = 8  # times most x most: scores that cost less than a bucket of their own
+ALIGNED = 16  # keys of a bucket come in such numbers: CUDA's kernels want masks with such rows, CPUs take half the time
 
 
 class Row(NamedTuple):
@@ -28,7 +29,7 @@ class Row(NamedTuple):
 
 
 class Bucket(NamedTuple):
-    """Runs of queries that attend to about as many keys, side by side; rows of ``keys`` are right-padded."""
+    """Runs of queries that attend to about as many keys, side by side; ``keys`` are right-padded to 16, 32, ..."""
 
     queries: Ints  # (total queries) which of the pass's queries, run by run
     places: Ints  # (total queries) where they stand in (R, T), flat
@@ -101,7 +102,7 @@ def _buckets(runs: list[_QueryRun], most: int) -> list[Bucket]:
 def _bucket(runs: list[_QueryRun]) -> Bucket:
     T_R, S_R, queries, positions, keys = zip(*runs, strict=True)
     real_RT = np.arange(max(T_R)) < np.array(T_R)[:, None]
-    real_RS = np.arange(max(S_R)) < np.array(S_R)[:, None]
+    real_RS = np.arange(-(-max(S_R) // ALIGNED) * ALIGNED) < np.array(S_R)[:, None]
     positions_RT = np.zeros(real_RT.shape, np.int64)
     positions_RT[real_RT] = np.concatenate(positions)
     keys_RS = np.repeat(np.array([path[:1] for path in keys]), real_RS.shape[1], axis=1)
