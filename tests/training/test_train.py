@@ -7,6 +7,7 @@ import time
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from tiny_runs import (
     ADAPTIVE,
     CLIMB,
@@ -31,6 +32,7 @@ from evaluation import measure as evaluation
 from training import console, state
 from training.options import parse_args, read_config
 from training.process import lock_run
+from utils import Checkpoint, CheckpointError
 
 
 @pytest.fixture(autouse=True)
@@ -310,6 +312,20 @@ def test_a_forced_change_goes_on_with_the_new_value(undisturbed, tmp_path):
     assert train(tmp_path, "--resume", "--force-config", "--set", "ppo.learning_rate=1e-4", **ADAPTIVE) == 0
     assert rows(tmp_path)[:4] == rows(undisturbed)[:4]
     assert rows(tmp_path)[4]["learning_rate"] < 1e-4 < rows(undisturbed)[4]["learning_rate"]
+
+
+def test_a_past_self_that_its_checkpoint_does_not_hold_is_not_made_up(undisturbed, tmp_path, monkeypatch):
+    """It would be a copy of the policy, under another's name."""
+    copy_of(undisturbed / "run", tmp_path, STEPS - 1)
+    folder = tmp_path / "run" / f"checkpoint-{STEPS - 1:06d}"
+    trainer = train_ppo.Trainer(read_config(parse_args(["--resume", str(tmp_path / "run")], None)), tmp_path / "run")
+    past = load_file(folder / "past.safetensors")
+    [name, *_] = sorted({key.split("/")[0] for key in past if not key.startswith("average/")})
+    lost = {key: tensor for key, tensor in past.items() if not key.startswith(f"{name}/")}
+    read = Checkpoint.tensors
+    monkeypatch.setattr(Checkpoint, "tensors", lambda saved, name: lost if name == "past" else read(saved, name))
+    with pytest.raises(CheckpointError, match=f"past.safetensors holds no {name}"):
+        trainer.load(folder)
 
 
 def test_a_forced_resume_takes_a_smaller_batch_and_a_magnet_that_was_not_there(tmp_path):
