@@ -233,6 +233,14 @@ def test_a_signal_that_comes_while_processes_agree_is_neither_lost_nor_followed_
     assert len(rows(tmp_path)) == 3
 
 
+def test_a_signal_that_another_process_was_sent_decides_how_all_end(tmp_path, monkeypatch):
+    calls = iter(range(10**6))
+    monkeypatch.setattr(train_ppo.Ranks, "largest", lambda _, number: signal.SIGINT if next(calls) == 1 else number)
+    monkeypatch.setattr(train_ppo.Trainer, "player", lambda trainer, stop: trainer.policy)
+    assert train(tmp_path, "--set", "ppo.num_train_steps=5") == 128 + signal.SIGINT
+    assert len(rows(tmp_path)) == 2
+
+
 def test_an_evaluation_that_fails_costs_no_step(undisturbed, tmp_path, monkeypatch, capsys):
     """A server that died, say: the step before it is in the checkpoint, and its evaluation is made on resuming."""
     real, evaluations = train_ppo.evaluate, iter(range(10**6))

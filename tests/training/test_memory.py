@@ -12,9 +12,10 @@ from peaks import peaks
 from shapes import write_model
 
 from curriculum import Curriculum
+from env_wrapper import Task
 from policy.chat import ChatFormat
 from policy.model import load_architecture, load_tokenizer
-from training import memory, preflight, sizes
+from training import memory, preflight, prompts, sizes
 from training.options import parse_args, read_config
 
 ROOT = Path(__file__).parents[2]
@@ -110,9 +111,16 @@ print((run(200, 700) - before) / 500)
 def test_a_process_tells_its_own_peak_and_not_that_of_the_one_that_started_it():
     """The kernel's ``ru_maxrss`` begins at the parent's."""
     ballast = torch.ones(2**27)  # 0.5 GB
-    script = "from training.metrics import peak_memory_mb; print(peak_memory_mb())"
+    script = """
+import psutil
+from training.metrics import peak_memory_mb
+held = bytearray(b"x") * (300 << 20)
+print(peak_memory_mb(), psutil.Process().memory_info().rss / 2**20)
+"""
     done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True)
-    assert float(done.stdout) < 200 < ballast.nbytes / 2**20
+    peak, resident = map(float, done.stdout.split())
+    assert peak == pytest.approx(resident, rel=0.01)
+    assert peak < 450 < ballast.nbytes / 2**20
 
 
 def test_games_that_are_not_open_at_once_do_not_count_at_once(tmp_path):
@@ -122,6 +130,15 @@ def test_games_that_are_not_open_at_once_do_not_count_at_once(tmp_path):
         for at_once in (0, 128)
     )
     assert few["rollout"] == pytest.approx(most["rollout"] / 8, rel=0.3)
+
+
+def test_what_is_read_at_a_later_turn_is_only_what_is_new(tmp_path):
+    """A conversation grows, but what is held already is not read again: the first prompt is the most of all rounds."""
+    config = config_of(tmp_path, "default", 0, "Qwen3-4B")
+    tic_tac_toe = Task(2_300_000_000, 0, "random")
+    counted = prompts.count_tokens(config, ChatFormat(load_tokenizer(config.model)), [tic_tac_toe], False)
+    assert len(counted.later) > 1
+    assert counted.at_work == counted.first[0] < counted.slots
 
 
 def test_plain_weights_without_a_gpu_are_told_as_what_a_cpu_holds(tmp_path, monkeypatch):

@@ -261,6 +261,12 @@ def test_a_bot_that_cannot_play_a_game_of_its_stage_is_refused(tmp_path, check, 
         check(config)
 
 
+def test_a_bot_that_only_evaluations_play_is_asked_too(tmp_path):
+    curriculum = stage("connect_four", opponent="random", gate_opponent="perfect")
+    with pytest.raises(ConfigError, match="opponent perfect cannot play connect_four"):
+        preflight.describe(micro_config(tmp_path, ppo={"max_seq_length": 4096}, curriculum=curriculum))
+
+
 def test_a_bot_that_solves_the_games_of_its_stage_is_taken_before_it_solves_them(tmp_path):
     curriculum = stage("kuhn_poker", opponent="cfr:999999999")
     preflight.check_prompts(micro_config(tmp_path, curriculum=curriculum))
