@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+import torch
 from shapes import SHAPES, write_model
 
 from benchmarks import predict
@@ -49,6 +50,21 @@ def test_a_layer_takes_few_launches(default, shape, four_bit):
     assert 0 < kept < again, "what is kept is not computed again"
     assert kept <= 230, "of a layer that keeps its activations"
     assert again <= 230 + 63 * four_bit, "of one that is computed again"
+
+
+def test_operations_are_counted_by_their_arithmetic_and_the_bytes_that_move():
+    large, rows, to = torch.ones(1000, 1000), torch.tensor([1]), torch.ones(4, 8)
+    with predict.Counter() as counter:
+        large.new_zeros(3)
+        to.addmm_(torch.ones(4, 2), torch.ones(2, 8))
+        large.index_select(0, rows)
+        large.bfloat16().view(-1)
+    zeros, *_, product, gather, cast = counter.ops
+    assert zeros.bytes == 3 * 4
+    assert product.flops == 2 * 4 * 2 * 8
+    assert product.bytes == 4 * (4 * 8 * 2 + 4 * 2 + 2 * 8)
+    assert gather.bytes == 2 * 1000 * 4
+    assert (cast.bytes, cast.dtype) == (6e6, torch.bfloat16)
 
 
 def test_a_default_step_takes_few_passes(default, tmp_path):

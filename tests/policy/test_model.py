@@ -61,6 +61,9 @@ def test_a_tree_holds_every_beginning_once():
     for row, flat in zip(rows, tree.flat, strict=True):
         assert tree.ids_N[flat].tolist() == row
         assert tree.positions_N[flat].tolist() == list(range(len(row)))
+    assert {bucket.keys.shape[1] % 16 for bucket in [*tree.full, *tree.last]} == {0}, (
+        "masks as CUDA's kernels want them"
+    )
 
 
 def gradients(policy, parts, weights):
