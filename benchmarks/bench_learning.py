@@ -25,7 +25,7 @@ from evaluation.measure import evaluate
 from policy import load_policy
 
 PEERS = Path(__file__).resolve().parent / "peers"
-# Script and steps of a minute, for schedules that end with the time: a step of ours is 64 games, of TRL's 32.
+# Script, and steps of a minute, for schedules that end with the time.
 LEARNERS = {"ours": ("ours_learning.py", 9.5), "trl 1.16 GRPO": ("trl116_learning.py", 1.6)}
 FREE_GAMES = 100
 

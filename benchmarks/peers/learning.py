@@ -1,7 +1,8 @@
 """The common ground of learners on SmolLM2-135M: the configuration, the games of a step, and marks in CPU seconds.
 
-Each learner is one file, run as ``python LEARNER.py GAME SEED STEPS CPU_SECONDS FOLDER``. It saves its adapter before
-the first step and after each step that ends a ``EVERY`` of CPU time, as ``FOLDER/SECONDS``; saving is not counted.
+Each learner is one file, run as ``python LEARNER.py GAME SEED STEPS CPU_SECONDS FOLDER`` (ours takes ``KEY=VALUE``
+besides). It saves its adapter before the first step and after each step that ends a ``EVERY`` of CPU time, as
+``FOLDER/SECONDS``; saving is not counted.
 """
 
 import json

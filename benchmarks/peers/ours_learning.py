@@ -12,9 +12,9 @@ from training.process import StopSignal
 from utils import rest_collector
 
 
-def main(game, seed, steps, seconds, folder):
+def main(game, seed, steps, seconds, folder, *sets):
     """Train until the time is over."""
-    _, config = configuration(game, int(seed), f"ppo.num_train_steps={steps}")
+    _, config = configuration(game, int(seed), f"ppo.num_train_steps={steps}", *sets)
     cpu_memory.keep_freed()
     with tempfile.TemporaryDirectory() as run, StopSignal() as stop:
         trainer = train_ppo.Trainer(config, Path(run))

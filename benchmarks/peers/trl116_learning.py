@@ -12,7 +12,7 @@ from dataclasses import replace as changed
 
 import torch
 from datasets import Dataset
-from learning import GAMES, MINIBATCH, Marks, Path, configuration
+from learning import GAMES, Marks, Path, configuration
 from peft import LoraConfig
 from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
@@ -22,7 +22,8 @@ from envs.protocol import Action
 from policy.chat import ChatFormat
 
 warnings.filterwarnings("ignore")
-GROUP, ANSWER = 8, 4  # games on a deal; sampled tokens of an answer
+# Games on a deal; sampled tokens of an answer; rows in memory, of which 32 take more than 21 GB.
+GROUP, ANSWER, AT_ONCE = 8, 4, 8
 
 
 @dataclass
@@ -48,7 +49,12 @@ class Player:
         self.model, self.tokenizer, self.chat, self.rows = model, tokenizer, chat, {}
 
     def act(self, queries):
-        """One action a query."""
+        """One action a query; who answered illegally is not asked again, which would be another pass."""
+        asked, queries = queries, [query for query in queries if query.rng_key[-1] == 1]
+        new = iter(self._generate(queries) if queries else [])
+        return [next(new) if query.rng_key[-1] == 1 else Action("") for query in asked]
+
+    def _generate(self, queries):
         prompts = [self.chat.first_prompt(query.conversation)[0] for query in queries]
         inputs = self.tokenizer.pad({"input_ids": prompts}, padding_side="left", return_tensors="pt")
         with torch.no_grad():
@@ -92,16 +98,15 @@ def main(game, seed, steps, seconds, folder):
             self.marks.after_a_step(0)
 
         def on_step_end(self, args, state, control, **kwargs):
-            if state.global_step % (GAMES // MINIBATCH) == 0:
-                control.should_training_stop = self.marks.after_a_step(state.global_step)
+            control.should_training_stop = self.marks.after_a_step(state.global_step)
 
     ppo = config.ppo
     arguments = GRPOConfig(
-        output_dir=tempfile.mkdtemp(), per_device_train_batch_size=MINIBATCH, gradient_accumulation_steps=1,
-        steps_per_generation=GAMES // MINIBATCH, num_iterations=1, num_generations=GROUP, max_completion_length=1024,
+        output_dir=tempfile.mkdtemp(), per_device_train_batch_size=AT_ONCE, num_generations=GROUP, num_iterations=1,
+        gradient_accumulation_steps=GAMES // AT_ONCE, max_completion_length=1024,
         max_steps=int(steps), temperature=1.0, top_k=0, top_p=1.0, learning_rate=ppo.learning_rate, use_cpu=True,
         bf16=False, fp16=False, gradient_checkpointing=False, report_to="none", save_strategy="no", disable_tqdm=True,
-        logging_steps=20, seed=int(seed),
+        logging_steps=1, seed=int(seed),
     )  # fmt: skip
     lora = config.lora
     GRPOTrainer(
