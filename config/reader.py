@@ -37,7 +37,8 @@ def blaming(
     try:
         yield
     except kinds as error:
-        raise raising(f"{where}{error}") from error
+        line = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in f"{where}{error}")  # of files' names, say
+        raise raising(line) from error
 
 
 def knob(

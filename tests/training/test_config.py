@@ -241,6 +241,11 @@ def only_one_line_errors(files=(), sets=()):
     assert len(message) < 1000
 
 
+def test_what_a_terminal_would_obey_is_told_in_letters():
+    with pytest.raises(ConfigError, match=r"games_path: /tmp/\\x1b\[2J\\n is not a folder"):
+        load_config(REAL, [], ["own.games_path=/tmp/\x1b[2J\n"])
+
+
 @settings(max_examples=300, deadline=None)
 @given(documents)
 def test_any_json_gives_a_configuration_or_one_line(tmp_path_factory, document):
