@@ -134,19 +134,6 @@ async def probe(server: Server, model: str, prompt: Any, seconds: float = 60.0) 
     return refused + [f"{name} ({cost})" for (name, cost), lack in zip(COSTS.items(), lacks, strict=True) if lack]
 
 
-def missing(url: str, model: str) -> list[str] | None:
-    """What the server at an address lacks for training, for people to read; None: it does not answer."""
-
-    async def ask() -> list[str] | None:
-        server = Server(url.rstrip("/"))
-        try:
-            return await probe(server, model, "1 2 3") if (await server.call("models"))[0] > 0 else None
-        finally:
-            await server.close()
-
-    return asyncio.run(ask())
-
-
 def check_servers(config: Any, processes: int = 1) -> None:
     """Make sure, before any model is loaded, that every server can be trained through, by one process.
 
