@@ -37,7 +37,7 @@ from curriculum import Curriculum, eval_tasks, first_tasks
 from env_wrapper import play
 from envs.protocol import Episode, InterruptedRolloutError
 from evaluation.english import told, unlearned
-from evaluation.measure import GameResult, Progress, evaluate, record, result_table, summarise
+from evaluation.measure import GameResult, Progress, evaluate, record, result_table
 from policy.model import device_of, identity
 from policy.player import Policy, load_policy
 from policy.vllm import Engine, EngineError
@@ -46,7 +46,7 @@ from training.about import begin, end, headline
 from training.batch import Batch, Moments, Trajectory, log_ratios, rollout_scores, terminal_rewards
 from training.console import Console
 from training.loggers import Loggers
-from training.metrics import MetricsLog, timing
+from training.metrics import MetricsLog, summarise, timing
 from training.options import SECTIONS, PPOConfig, RunConfig, parse_args, read_config  # noqa: F401, public names
 from training.process import ProgramError, StopSignal, TrainingError
 from training.ranks import Ranks

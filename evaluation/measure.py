@@ -4,7 +4,6 @@ Values are in [-1, 1]: 2 * score - 1, which in a zero-sum game is return / great
 seeds from a range that training never uses, and every player compared gets the same deals in the same seats.
 """
 
-from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
@@ -340,24 +339,6 @@ def result_table(before: list[dict[str, Any]], after: list[GameResult]) -> tuple
                   (found["mean_share_before"], found["mean_share_of_ceiling"])]  # fmt: skip
         text += f"\nmean share of the best-response ceiling: {' -> '.join(shares)}"
     return text, found
-
-
-def summarise(episodes: Seq[Episode]) -> dict[str, Any]:
-    """What a step's episodes were: means over those that did not fail, per game too, and counts of outcomes."""
-    valid = [e for e in episodes if e.outcome != "failed"]
-    by_game: dict[str, list[float]] = {}
-    for episode in valid:
-        by_game.setdefault(episode.game, []).append(episode.score)
-    outcomes = Counter(e.outcome for e in episodes)
-    return {
-        "games": len(episodes),
-        "score_mean": sum(e.score for e in valid) / len(valid),
-        "success_rate": sum(e.score > 0.5 for e in valid) / len(valid),
-        **{outcome: outcomes[outcome] for outcome in ("truncated", "forfeited", "failed")},
-        "retries": sum(e.info.get("retries", 0) for e in episodes),
-        "opponents": dict(Counter(e.task.opponent for e in episodes)),
-        **{f"score/{game}": sum(scores) / len(scores) for game, scores in sorted(by_game.items())},
-    }
 
 
 class _Transcript:

@@ -59,7 +59,7 @@ PANELS = (
     Panel("Success", ("window_success", "gate_success", "success_rate"), "share of games", smooth=True, limits=(0, 1),
           first=True),
     Panel("Evaluation", ("eval/",), "share of the ceiling; value where that is unknown", marks=True, first=True),
-    Panel("Entropy", ("entropy",), "nats a decision", first=True),
+    Panel("Entropy", ("entropy", "mutual_information"), "nats a decision", first=True),
     Panel("KL", ("kl_ref", "approx_kl"), "nats a decision", first=True),
     Panel("Explained variance", ("explained_variance",), "of the returns, by the critic", first=True),
     Panel("Score", ("score_mean",), "mean score of a step, 0 to 1", smooth=True),

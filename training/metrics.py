@@ -9,15 +9,20 @@ import re
 import reprlib
 import resource
 import sys
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
+import numpy as np
+
+from envs.protocol import Episode
 from utils import naming, read_file, redact, write_file
 
 log = logging.getLogger(__name__)
 
 MOST_BYTES = 2**30  # of a run's metrics
+ALIKE = 16  # decisions in one game with the same legal actions, at least, that can be compared
 STATUS, PEAK = Path("/proc/self/status"), re.compile(r"VmHWM:\s+(\d+) kB")  # of memory, where Linux says it
 
 
@@ -124,6 +129,49 @@ def peak_memory_mb() -> float:
     if peak := PEAK.search(STATUS.read_text() if STATUS.exists() else ""):
         return int(peak[1]) / 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024  # which starts at the peak of whoever started it
+
+
+def summarise(episodes: Sequence[Episode]) -> dict[str, Any]:
+    """What a step's episodes were: means over those that did not fail, per game too, and counts of outcomes."""
+    valid = [e for e in episodes if e.outcome != "failed"]
+    by_game: dict[str, list[float]] = {}
+    for episode in valid:
+        by_game.setdefault(episode.game, []).append(episode.score)
+    outcomes = Counter(e.outcome for e in episodes)
+    return {
+        "games": len(episodes),
+        "score_mean": sum(e.score for e in valid) / len(valid),
+        "success_rate": sum(e.score > 0.5 for e in valid) / len(valid),
+        **{outcome: outcomes[outcome] for outcome in ("truncated", "forfeited", "failed")},
+        "retries": sum(e.info.get("retries", 0) for e in episodes),
+        "opponents": dict(Counter(e.task.opponent for e in episodes)),
+        "mutual_information": mutual_information(valid),
+        **{f"score/{game}": sum(scores) / len(scores) for game, scores in sorted(by_game.items())},
+    }
+
+
+def mutual_information(episodes: Sequence[Episode]) -> float | None:
+    """What an answer's first choice tells about the position, nats: I(A; S) = H(A) - H(A | S).
+
+    0 is a player that answers alike whatever it sees, surely or at random. Only decisions of one game with the same
+    choice are compared, ``ALIKE`` of them at least; None: there are none. H(A) is counted and corrected as Miller's
+    "Note on the bias of information estimates" (1955) says; H(A | S) is the mean of -log p of what was chosen.
+    """
+    groups: dict[tuple[Any, ...], list[tuple[int, float]]] = {}
+    for episode in episodes:
+        for d in (d for chain in episode.sequences.values() for sequence in chain for d in sequence.decisions):
+            if d.chosen:
+                alike = (episode.game, *(d.allowed[0] if d.allowed else ()))
+                groups.setdefault(alike, []).append((d.chosen[0], d.token_logprobs[0]))
+    compared = [group for group in groups.values() if len(group) >= ALIKE]
+    if not compared:
+        return None
+    total = 0.0
+    for group in compared:
+        counts = np.array([*Counter(chosen for chosen, _ in group).values()])
+        entropy = float((counts * np.log(len(group) / counts)).sum()) + (len(counts) - 1) / 2
+        total += entropy + sum(logprob for _, logprob in group)
+    return total / sum(map(len, compared))
 
 
 def timing(started: float, played: float, ended: float, games: int, decisions: int) -> dict[str, float]:

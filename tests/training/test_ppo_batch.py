@@ -1,5 +1,6 @@
 """From episodes to a batch: who is paid what and when, what is trained, and in which order."""
 
+import math
 from types import SimpleNamespace
 
 import numpy as np
@@ -10,6 +11,7 @@ from env_wrapper import Decision, Episode, Sequence, Task
 from policy.player import Evaluation
 from train_ppo import Batch, Trainer, TrainingError, collate
 from training.batch import standardise
+from training.metrics import ALIKE, mutual_information
 from training.options import PPOConfig
 
 
@@ -196,3 +198,34 @@ def test_games_that_were_cut_off_tell_nothing_about_rewards():
     assert batch.reward_mean == 1
     assert gathered([cut], moments=moments).reward_mean == 0
     assert moments == {"a/0": (1, 1.0, 0.0)}
+
+
+# ------------------------------------------------------------------------------------ what answers depend on
+
+
+def answers(game, chosen, logprob, allowed=(4, 5)):
+    """A game with a decision for each of ``chosen``."""
+    made = [Decision(chosen=[c], allowed=[list(allowed)], token_logprobs=[logprob], logprob=logprob) for c in chosen]
+    return Episode(Task(0), game, 0.0, "finished", {0: [Sequence([1], made)]})
+
+
+def test_answers_that_follow_the_position_tell_of_it_and_mixtures_or_constants_tell_nothing():
+    n = 8 * ALIKE
+    told = [answers("a", [4] * n + [5] * n, 0.0)]  # sure of itself, and not always the same
+    assert mutual_information(told) == pytest.approx(math.log(2), abs=0.01)
+    assert mutual_information([answers("a", [4, 5] * n, -math.log(2))]) == pytest.approx(0, abs=0.01)
+    assert mutual_information([answers("a", [4] * n, 0.0)]) == 0
+    # the same answers in two games, or where other actions are legal, are compared with nothing
+    assert mutual_information([answers("a", [4] * n, 0.0), answers("b", [5] * n, 0.0)]) == 0
+    assert mutual_information([answers("a", [4] * n, 0.0), answers("a", [5] * n, 0.0, (5, 6))]) == 0
+    assert mutual_information([answers("a", [4, 5], 0.0)]) is None  # too few to say
+    mixed = [*told, answers("b", [4] * 2 * n, 0.0)]
+    assert mutual_information(mixed) == pytest.approx(math.log(2) / 2, abs=0.01)  # a mean over decisions
+
+
+def test_chance_alone_is_not_taken_for_knowledge():
+    """Counted entropies are too low by about (K - 1) / 2n, 0.16 here."""
+    rng = np.random.default_rng(0)
+    found = [mutual_information([answers("a", rng.integers(6, size=ALIKE).tolist(), -math.log(6), range(6))])
+             for _ in range(400)]  # fmt: skip
+    assert np.mean(found) == pytest.approx(0, abs=0.04)
