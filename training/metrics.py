@@ -1,5 +1,7 @@
 """Where the numbers of a run go: a file of JSON lines. Others are in loggers.py."""
 
+from __future__ import annotations
+
 import contextlib
 import json
 import logging
@@ -12,12 +14,12 @@ import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
-import numpy as np
-
-from envs.protocol import Episode
 from utils import naming, read_file, redact, write_file
+
+if TYPE_CHECKING:
+    from envs.protocol import Episode
 
 log = logging.getLogger(__name__)
 
@@ -168,8 +170,8 @@ def mutual_information(episodes: Sequence[Episode]) -> float | None:
         return None
     total = 0.0
     for group in compared:
-        counts = np.array([*Counter(chosen for chosen, _ in group).values()])
-        entropy = float((counts * np.log(len(group) / counts)).sum()) + (len(counts) - 1) / 2
+        counts = Counter(chosen for chosen, _ in group).values()
+        entropy = sum(n * math.log(len(group) / n) for n in counts) + (len(counts) - 1) / 2
         total += entropy + sum(logprob for _, logprob in group)
     return total / sum(map(len, compared))
 
