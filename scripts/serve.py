@@ -155,10 +155,11 @@ class GameServer(uvicorn.Server):
     def __init__(self, actor: Actor):
         super().__init__(uvicorn.Config(make_app(actor), log_level="warning", access_log=False, http=ImpatientProtocol,
                                         timeout_graceful_shutdown=SHUTDOWN_SECONDS))  # fmt: skip
-        self.actor = actor
+        self.actor, self.interrupted = actor, False
 
     def handle_exit(self, sig: int, frame: Any) -> None:
         """Take a signal."""
+        self.interrupted = self.interrupted or sig == signal.SIGINT
         self.actor.close()
         super().handle_exit(sig, frame)
 
@@ -223,15 +224,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     actor = Actor(args.opponent, args.max_episodes, args.idle_seconds, args.search_threads, args.max_search)
     server = GameServer(actor)
     host = f"[{args.host}]" if ":" in args.host else args.host
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # a script's & starts programs that ignore it
+    # A script's & starts programs that ignore it; and what interrupts the loop while it starts would be lost.
+    signal.signal(signal.SIGINT, server.handle_exit)
+    print(f"serving {len(games.GAMES)} games on http://{host}:{listener.getsockname()[1]}", flush=True)
     try:
-        print(f"serving {len(games.GAMES)} games on http://{host}:{listener.getsockname()[1]}", flush=True)
         server.run(sockets=[listener])
-    except KeyboardInterrupt:
-        return 130
     finally:
         actor.close()
-    return 0
+    return 130 if server.interrupted else 0
 
 
 if __name__ == "__main__":
