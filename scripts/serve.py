@@ -224,10 +224,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     actor = Actor(args.opponent, args.max_episodes, args.idle_seconds, args.search_threads, args.max_search)
     server = GameServer(actor)
     host = f"[{args.host}]" if ":" in args.host else args.host
-    # A script's & starts programs that ignore it; and what interrupts the loop while it starts would be lost.
+    # Scripts' & starts programs that ignore interrupts; and Python's own handler would raise one while the loop is
+    # imported, where what callbacks raise is lost.
     signal.signal(signal.SIGINT, server.handle_exit)
-    print(f"serving {len(games.GAMES)} games on http://{host}:{listener.getsockname()[1]}", flush=True)
     try:
+        print(f"serving {len(games.GAMES)} games on http://{host}:{listener.getsockname()[1]}", flush=True)
         server.run(sockets=[listener])
     finally:
         actor.close()

@@ -1,4 +1,4 @@
-"""Where the numbers of a run go: a file of JSON lines. Others are in loggers.py."""
+"""The numbers of a step and of a process, and the file of JSON lines they go to. Other places are in loggers.py."""
 
 from __future__ import annotations
 

@@ -528,3 +528,23 @@ def test_interrupted_is_130(before):
         process.send_signal(signal.SIGINT)
         assert process.wait(30) == 130
         assert "Traceback" not in process.stderr.read()
+
+
+def test_an_interrupt_is_not_lost_where_python_ignores_exceptions():
+    """As in a callback while uvicorn imports its loop: what a handler raises there is printed, and that is all."""
+    code = """
+import os, signal, uvicorn
+from scripts import serve
+
+class Gone:
+    def __del__(self):
+        signal.raise_signal(signal.SIGINT)
+
+factory = uvicorn.Config.get_loop_factory
+uvicorn.Config.get_loop_factory = lambda config: Gone() and factory(config)
+os._exit(serve.main(["--port", "0", "--opponent", "random"]))
+"""
+    command, root = [sys.executable, "-c", code], SERVE.parents[1]
+    done = subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=30)
+    assert done.returncode == 130
+    assert done.stderr == ""

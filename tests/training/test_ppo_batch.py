@@ -1,6 +1,7 @@
 """From episodes to a batch: who is paid what and when, what is trained, and in which order."""
 
 import math
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -11,7 +12,7 @@ from env_wrapper import Decision, Episode, Sequence, Task
 from policy.player import Evaluation
 from train_ppo import Batch, Trainer, TrainingError, collate
 from training.batch import standardise
-from training.metrics import ALIKE, mutual_information
+from training.metrics import ALIKE, mutual_information, summarise
 from training.options import PPOConfig
 
 
@@ -229,3 +230,16 @@ def test_chance_alone_is_not_taken_for_knowledge():
     found = [mutual_information([answers("a", rng.integers(6, size=ALIKE).tolist(), -math.log(6), range(6))])
              for _ in range(400)]  # fmt: skip
     assert np.mean(found) == pytest.approx(0, abs=0.04)
+
+
+def test_what_follows_an_answers_first_choice_is_not_compared():
+    made = [Decision(chosen=[4 + i % 2, 6 + i % 3], allowed=[[4, 5]], token_logprobs=[0.0, -1.0], logprob=-1.0)
+            for i in range(6 * ALIKE)]  # fmt: skip
+    told = [Episode(Task(0), "a", 0.0, "finished", {0: [Sequence([1], made)]})]
+    assert mutual_information(told) == pytest.approx(math.log(2), abs=0.01)
+
+
+def test_a_steps_summary_tells_it_of_games_that_did_not_fail():
+    good, other = answers("a", [4] * ALIKE, 0.0), answers("a", [5] * ALIKE, 0.0)
+    assert summarise([good, other])["mutual_information"] == pytest.approx(math.log(2), abs=0.02)
+    assert summarise([good, replace(other, outcome="failed")])["mutual_information"] == 0
