@@ -31,7 +31,7 @@ from curriculum import Curriculum, first_tasks
 from env_wrapper import play
 from envs.opponents import RandomBot, make_bot, parse_opponent
 from envs.protocol import Action, Episode, Query, Sequence, Task
-from evaluation.measure import evaluate, result_table
+from evaluation.measure import GameResult, evaluate, result_table
 from policy import Policy, load_policy
 from policy.chat import END
 from policy.conversations import Conversations
@@ -172,7 +172,15 @@ def run(args: argparse.Namespace) -> None:
         torch.set_num_threads(config.run.threads)
     policy = load_policy(config)
     exactly = exact_tasks(config, policy.chat)
-    before = evaluate(policy, config.env, tasks_shown, config.ppo.eval_games, exact_tasks=exactly)
+
+    def measure() -> list[GameResult]:
+        console = Console(1)
+        results = evaluate(policy, config.env, tasks_shown, config.ppo.eval_games, exact_tasks=exactly,
+                           progress=console.progress)  # fmt: skip
+        console.close()
+        return results
+
+    before = measure()
     curriculum = Curriculum(config.curriculum, config.run.seed)
     tasks = [curriculum.next(i) for i in range(args.episodes)]
     episodes: list[Episode] = []
@@ -189,7 +197,7 @@ def run(args: argparse.Namespace) -> None:
     if not sequences:
         raise ConfigError("--episodes: the teacher had nothing to decide")
     clone(policy, sequences, config, args)
-    after = evaluate(policy, config.env, tasks_shown, config.ppo.eval_games, exact_tasks=exactly)
+    after = measure()
     print("\n" + result_table([r.row for r in before], after)[0])
 
     def fill(folder: Path) -> None:

@@ -82,7 +82,8 @@ class Console:
     def update(self, done: int, line: str) -> None:
         """Show how far another program is, in its own words."""
         speed = (time.monotonic() - self._since) / max(done - self._first, 1)
-        self._show(done, line, duration((self.total - done) * speed), line)
+        left = duration((self.total - done) * speed)
+        self._show(done, line if self._drawn else f"{line} | ETA {left}", left, line)
 
     def _show(self, done: int, line: str, left: str, note: str) -> None:
         self.done, self._left, self._note = done, f"{left} left", note

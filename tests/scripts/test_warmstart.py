@@ -112,7 +112,10 @@ def test_a_warm_start_is_legal_and_better_and_ppo_goes_on_from_it(tmp_path, caps
     words = ["--config", config, "--teacher", "cfr:50", "--episodes", "300", "--epochs", "6", "--batch", "16"]
     assert main([*words, "--output", str(out)]) == 0
     text = capsys.readouterr().out
-    assert "cfr:50: 256/300 games played\ncfr:50: 300/300 games played\n" in text
+    assert re.search(
+        r"\ncfr:50: 256/300 games played \| ETA \d+m\d\ds\ncfr:50: 300/300 games played \| ETA 0m00s\n", text
+    )
+    assert text.count("evaluation: games: 0 of 40") == 2  # before and after
     assert text.count("| legal mass 0.") >= 19  # a line every twentieth of the updates
     assert re.search(r"ceiling: \S+ -> \S+", text)
     table = ["--games", "kuhn_poker", "--num_episodes", "20", "--exact", "--json", str(tmp_path / "exact.json")]

@@ -203,11 +203,11 @@ class Terminal(io.StringIO):
 def test_plain_lines_where_there_is_no_terminal(monkeypatch):
     monkeypatch.setenv("HF_TOKEN", "hf_canary")
     stream = io.StringIO()
-    console = Console(10, stream=stream)
-    console.update(1, "Step 1/10 | reward 0.45 [bold]")
+    console = Console(1, stream=stream)
+    console.update(1, "Step 1/1 | reward 0.45 [bold]")
     console.say("hf_canary")
     console.close()
-    assert stream.getvalue() == "Step 1/10 | reward 0.45 [bold]\n[redacted]\n"
+    assert stream.getvalue() == "Step 1/1 | reward 0.45 [bold] | ETA 0m00s\n[redacted]\n"
 
 
 STEP_ROW = {
@@ -287,6 +287,9 @@ def test_another_programs_bar_has_a_time_left(monkeypatch):
         console.update(10, "10 games played")
 
     assert "10/40 10 games played · 0m30s left" in screen(monkeypatch, 80, work)
+    now["t"] = 100.0
+    work(Console(40, stream=(plain := io.StringIO())))
+    assert plain.getvalue() == "10 games played | ETA 0m30s\n"
 
 
 def test_the_first_step_soon_counts_no_more_and_old_ones_neither():
