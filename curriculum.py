@@ -1,5 +1,6 @@
 """What to play next: stages of rising difficulty, replay of failed tasks, and tasks drawn by what they can teach."""
 
+import math
 import re
 from collections import Counter, deque
 from collections.abc import Iterable, Sequence
@@ -54,7 +55,11 @@ class Stage:
             raise ValueError("games: weights are numbers > 0")
         if not self.mixture or min(self.mixture.values()) <= 0:
             raise ValueError("opponent: a mixture needs opponents with weights > 0")
+        if not sum(self.weights.values()) + sum(self.mixture.values()) < math.inf:
+            raise ValueError("games, opponent: the weights add up to infinity")
         for spec in [*self.mixture, *([self.gate_opponent] if self.gate_opponent else [])]:
+            if spec.startswith("past:"):
+                raise ValueError(f"opponent {spec!r}: past alone is allowed, which is chosen among them")
             if spec != "past":
                 parse_opponent(spec)
         if self.gate_opponent and not _is_fixed(self.gate_opponent):

@@ -43,7 +43,7 @@ from policy.player import Policy, load_policy
 from policy.vllm import Engine, EngineError
 from training import alarms, preflight, process
 from training.about import begin, end, headline
-from training.batch import Batch, Moments, Trajectory, log_ratios, rollout_scores, terminal_rewards
+from training.batch import WHITEN_ALONE, Batch, Moments, Trajectory, log_ratios, rollout_scores, terminal_rewards
 from training.console import Console
 from training.loggers import Loggers
 from training.metrics import MetricsLog, summarise, timing
@@ -95,19 +95,12 @@ def turn_gae(
     return advantages_ST, torch.where(mask_ST, advantages_ST + values_ST, 0.0)
 
 
-def whiten(x_M: Tensor, groups_M: Tensor | None = None, min_group: int = 8) -> Tensor:
-    """Shift and scale to mean 0 and standard deviation 1 (population), per group where it is large enough.
-
-    Groups of at most ``min_group`` members use the statistics of all members of such groups together.
-    """
-    if groups_M is None:
-        return (x_M - x_M.mean()) / (x_M.std(correction=0) + 1e-8)
-    _, inverse_M, counts = groups_M.unique(return_inverse=True, return_counts=True)
-    label_M = torch.where(counts[inverse_M] > min_group, inverse_M, -1)
-    out_M = torch.zeros_like(x_M)
-    for label in label_M.unique():
-        members_M = label_M == label
-        out_M[members_M] = whiten(x_M[members_M])
+def whiten(x_M: Tensor, groups_M: Tensor | None = None) -> Tensor:
+    """Shift and scale to mean 0 and standard deviation 1 (population), per group; group -1 by the statistics of all."""
+    out_M = (x_M - x_M.mean()) / (x_M.std(correction=0) + 1e-8)
+    for group in [] if groups_M is None else groups_M.unique():
+        if group >= 0:
+            out_M[groups_M == group] = whiten(x_M[groups_M == group])
     return out_M
 
 
@@ -140,8 +133,10 @@ def collate(
     bootstrap_S = torch.where(cut_S, values_M[last_S], 0.0)
     advantages_M, returns_M = advantages(rewards_M, values_M, trained_M, lengths_S, bootstrap_S, ppo)
     names = sorted({row.episode.game for row in rows})
-    game_M = torch.tensor([names.index(row.episode.game) for row in rows]).repeat_interleave(lengths_S)
-    advantages_M[trained_M] = whiten(advantages_M[trained_M], game_M[trained_M])
+    game_S = torch.tensor([names.index(row.episode.game) for row in rows])
+    few_S = torch.bincount(game_S)[game_S] < WHITEN_ALONE  # their own mean would take most of win or loss away
+    group_M = torch.where(few_S, -1, game_S).repeat_interleave(lengths_S)
+    advantages_M[trained_M] = whiten(advantages_M[trained_M], group_M[trained_M])
     advantages_M -= ppo.magnet_coef * pull_M  # magnetic mirror descent, with a magnet that moves
     return Batch(
         sequences=sequences,

@@ -55,6 +55,11 @@ class Arena:
             chunk = tasks[start : start + self.games_at_once]
             played, self._kept = self._kept[: len(chunk)], self._kept[len(chunk) :]
             fresh = len(played) < len(chunk)
+            for number, (row, task) in enumerate(zip(played, chunk, strict=False), len(self._done) + 2):
+                expected = _of(own, opponent, game, task)
+                if not isinstance(row, dict) or any(row.get(key) != value for key, value in expected.items()):
+                    raise ConfigError(f"--output {self._path}: line {number} is another game than this command plays "
+                                      "there; name another file")  # fmt: skip
             if fresh:
                 played = [_row(own, opponent, game, e) for e in _episodes(own, opponent, chunk)]
             rows += played
@@ -99,10 +104,14 @@ def play_bot(spec: str, task: Task) -> Episode:
     return Episode(task, shared.game.name, step.score, "finished", info=info)
 
 
+def _of(own: Contestant, opponent: Contestant, game: str, task: Task) -> Row:
+    return {"player": own.label, "opponent": opponent.label, "game": game, "task_id": task.task_id,
+            "seed": task.seed, "index": task.index}  # fmt: skip
+
+
 def _row(own: Contestant, opponent: Contestant, game: str, episode: Episode) -> Row:
-    task, info = episode.task, episode.info
-    row: Row = {"player": own.label, "opponent": opponent.label, "game": game, "task_id": task.task_id,
-                "seed": task.seed, "index": task.index, **outcome(episode)}  # fmt: skip
+    info = episode.info
+    row = _of(own, opponent, game, episode.task) | outcome(episode)
     if episode.outcome == "failed":
         return row
     seat = info["seat"]

@@ -3,6 +3,7 @@
 import argparse
 import hashlib
 import json
+import logging
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
@@ -18,7 +19,9 @@ from envs.opponents import parse_opponent
 from envs.protocol import Action, Player, Query
 from training.options import DEFAULT_FILES, load_sections
 from training.process import ProgramError, at_least
-from utils import ConfigError, latest_checkpoint, uniform, verify_checkpoint
+from utils import ConfigError, latest_checkpoint, read_json, uniform, verify_checkpoint
+
+log = logging.getLogger(__name__)
 
 WEIGHTS = "adapter_model.safetensors"
 BOTS = ("random", "mcts", "mcts_light", "ismcts", "perfect", "cfr")
@@ -223,6 +226,7 @@ class Roster:
         except (RuntimeError, ValueError, OSError, KeyError) as error:
             cause = str(error).splitlines()[0]
             raise ConfigError(f"{name}: does not fit {config.model.model_name} ({cause})") from error
+        check_base(name, config, policy)
         digest = hashlib.sha256((folder / WEIGHTS).read_bytes()).hexdigest()
         label = "_".join(f"{folder.resolve().parent.name}/{folder.name}".split())
         return Contestant(label, _origin(config, digest), config.env, ModelPlayer(policy, adapter))
@@ -240,7 +244,7 @@ def player_flags(parser: argparse.ArgumentParser) -> None:
     """Add the flags that say how named players play."""
     add = parser.add_argument
     add("--model", metavar="NAME", help="the model that base means, or to ask a server for")
-    add("--seed", type=at_least(0), default=0, help="of deals and sampling (default 0)")
+    add("--seed", type=at_least(0, 2**31 - 1), default=0, help="of deals and sampling (default 0)")
     add("--greedy", action="store_true", help="the likeliest answer instead of a sampled one")
     add("--config", action="append", default=[], metavar="FILE", help="differences to the run's configuration")
     add("--set", nargs="+", action="extend", default=[], metavar="KEY=VALUE", help="e.g. model.use_4bit=false")
@@ -273,6 +277,27 @@ def find_adapter(name: str) -> Path:
     if (folder / "manifest.json").exists() and (problems := verify_checkpoint(folder)):
         raise ConfigError(f"{name}: {'; '.join(problems)}")
     return folder
+
+
+def check_base(name: str, config: SimpleNamespace, policy: Any) -> None:
+    """Make sure that a checkpoint plays on the weights and words it was trained with.
+
+    A base that was named instead of its own is only warned of: it may be the same in another precision.
+
+    Raises:
+        ConfigError: the model of that name has changed since.
+    """
+    from policy.model import identity
+
+    if not (manifest := find_adapter(name) / "manifest.json").exists():
+        return
+    trained, found = read_json(manifest).get("base", {}), identity(config.model, policy.base, policy.tokenizer)
+    for part in ("weights", "tokenizer"):
+        if trained.get(part, found[part]) != found[part]:
+            told = f"{name}: the {part} of {found['model']} are not those that it was trained with"
+            if found["model"] == trained["model"]:
+                raise ConfigError(f"{told}; --set model.model_name=... names others")
+            log.warning("%s", told)
 
 
 def run_config_file(folder: Path) -> Path:

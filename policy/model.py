@@ -47,7 +47,7 @@ class ModelConfig:
     use_nested_quant: bool = True  # quantise the scales of the 4-bit weights too
     dtype: str = knob("bfloat16", choices=("bfloat16", "float16", "float32"))  # of everything not quantised
     gradient_checkpointing: bool = True  # recompute layers in the backward pass: slower, far less memory
-    tokens_per_batch: int = knob(4096, min=64)  # padded tokens in one forward pass; memory against speed
+    tokens_per_batch: int = knob(4096, min=64, max=2**30)  # computed in one forward pass, attention counted in
 
 
 @dataclass(frozen=True)

@@ -157,6 +157,7 @@ class Contest:
         args = self.args
         return {"players": [p.origin | {"label": p.label, "env": vars(p.env)} for p in [*self.players, *opponents]],
                 "games": self.rows, "num_episodes": args.episodes,
+                **({"exploit": args.exploit, "exploit_steps": args.exploit_steps} if args.exploit else {}),
                 "seed": args.seed, "greedy": args.greedy, "protocol": args.protocol, "set": args.set,
                 "games_at_once": args.games_at_once}  # fmt: skip
 
@@ -237,7 +238,7 @@ class Contest:
 
     def exploit(self) -> dict[str, Any]:
         """Train best responses to each player in each game and play the best of them: lower bounds of what it loses."""
-        report: dict[str, Any] = {"settings": self.settings([]) | {"exploit": self.args.exploit}, "tables": []}
+        report: dict[str, Any] = {"settings": self.settings([]), "tables": []}
         with self.arena([], len(self.players)) as arena:
             for name, player in zip(self.names, self.players, strict=True):
                 results = [self._exploited(arena, name, player, game) for game in self.rows]
@@ -357,6 +358,10 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         parser.error(f"--episodes {args.episodes}: an even number, half of them for each seat")
     if args.exploit and (others or args.strength or not all(Path(name).is_dir() for name in args.checkpoint)):
         parser.error("--exploit: needs --checkpoint with runs or their checkpoints, and nothing to compare")
+    if (args.compare and (args.checkpoint or args.base_url)) or (args.ladder and args.checkpoint):
+        parser.error("--compare and --ladder PLAYER... name all players: leave out --checkpoint, and --base-url")
+    if args.json and not Path(args.json).resolve().parent.is_dir():
+        parser.error(f"--json {args.json}: there is no such folder")
     if args.base_url and not args.model:
         parser.error("--base-url: --model must name the model that the server is to be asked for")
     return args

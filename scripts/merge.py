@@ -26,7 +26,7 @@ import torch
 
 from config.flags import FlagParser
 from evaluation.measure import EvaluationError
-from evaluation.players import WEIGHTS, find_adapter, run_config_file
+from evaluation.players import WEIGHTS, check_base, find_adapter, run_config_file
 from policy.model import LoraConfig, quietly
 from scripts.export import publish
 from scripts.export.proof import compare, observe, record_decisions, say
@@ -66,6 +66,7 @@ def write_merged(policy: Any, adapter: Path, output: Path, dtype: str) -> None:
 def merge(config: SimpleNamespace, adapter: Path, output: Path, dtype: str, count: int) -> dict[str, Any]:
     """Merge, read the result from disk, compare; return the report but for what it is made of."""
     policy = load(config, adapter=str(adapter))
+    check_base(str(adapter), config, policy)
     sequences = record_decisions(policy, config)
     before = observe(policy, config, sequences, count)
     base_M = policy.evaluate_decisions(sequences, adapter="base").logprobs.float().cpu()

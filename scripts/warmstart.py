@@ -148,7 +148,7 @@ def parse_args(argv: Seq[str] | None) -> argparse.Namespace:
     add("--batch", type=at_least(1), default=64, help="sequences an optimizer step")
     add("--legal-mass", type=at_least(0.0), default=1.0,
         help="weight of being legal at all; 0 where answers stay constrained")  # fmt: skip
-    add("--learning-rate", type=float, default=None, help="falls linearly to 0; default: ppo.learning_rate")
+    add("--learning-rate", type=at_least(1e-12), default=None, help="falls linearly to 0; default: ppo.learning_rate")
     add("--output", required=True, metavar="DIR", help="where the adapter is written")
     args = parser.parse_args(argv)
     if not 0 <= args.explore < 1:

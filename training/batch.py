@@ -19,6 +19,8 @@ from training.ranks import Ranks
 MAX_GAP = 0.2  # nats: a server whose answers are further from the learner's, in the median, has other weights
 IMPORTANCE_CAP = 2.0  # truncated importance sampling, https://doi.org/10.1198/106186008X320456
 MOMENTS_RATE = 0.05  # of the running moments of rewards: about the last 20 steps count
+MOMENTS_GAMES = 8  # in a step that may replace the moments; fewer move them by their share of it
+WHITEN_ALONE = 9  # trajectories of a game in a step, at least, whose advantages are whitened by themselves
 
 Moments = dict[str, tuple[float, float, float]]  # key -> (updates, mean, variance) of terminal rewards
 
@@ -150,14 +152,15 @@ def standardise(rewards_S: Tensor, keys: list[str], moments: Moments) -> Tensor:
     """Shift and scale terminal rewards by the running mean and deviation of their key, updated with them first.
 
     With gamma 1 the shift is a baseline per key; the scale lets one critic serve games whose rewards differ in
-    size (leduc_poker's are a fifth of tic_tac_toe's). ``moments`` are changed here.
+    size (leduc_poker's are a fifth of tic_tac_toe's). ``moments`` are changed here. They begin at mean 0, variance 1,
+    and a step of few games does not replace them: a single reward would be its own mean.
     """
     out_S = torch.empty_like(rewards_S)
     for key in sorted(set(keys)):
         members = [i for i, k in enumerate(keys) if k == key]
         x = rewards_S[members].double()
-        updates, mean, variance = moments.get(key, (0.0, 0.0, 0.0))
-        rate = max(1 / (updates + 1), MOMENTS_RATE)
+        updates, mean, variance = moments.get(key, (0.0, 0.0, 1.0))
+        rate = max(min(1 / (updates + 1), len(members) / MOMENTS_GAMES), MOMENTS_RATE)
         mean += rate * (float(x.mean()) - mean)
         variance += rate * (float(((x - mean) ** 2).mean()) - variance)
         moments[key] = (updates + 1, mean, variance)

@@ -52,7 +52,7 @@ class PPOConfig:
     target_kl: float | None = knob(0.1, above=0)  # approximate KL to the rollout policy that ends a step's epochs
     max_grad_norm: float = knob(1.0, above=0)  # gradients are clipped to this norm
     recompute_logprobs: bool = False  # old log-probabilities by the training forward (bf16 decoding differs)
-    temperature: float = knob(1.0, above=0)  # of sampling and of what is trained, alike
+    temperature: float = knob(1.0, min=1e-3)  # of sampling and of what is trained, alike
     max_seq_length: int = knob(4096, min=16)  # tokens; a game that no longer fits is truncated, never cut silently
     max_new_tokens: int = knob(16, min=1)  # of a free answer
     save_freq: int = knob(500, min=1)  # steps between checkpoints
@@ -62,6 +62,8 @@ class PPOConfig:
     alarms: str = knob("warn", choices=("off", "warn", "act"))  # act: slow down or stop, as alarms.py says
 
     def __post_init__(self) -> None:
+        if self.eval_games % 2:
+            raise ValueError(f"eval_games {self.eval_games}: an even number, half of them for each seat")
         games, mini, accumulated = self.batch_size, self.mini_batch_size, self.gradient_accumulation_steps
         if games % (mini * accumulated):
             per_update = mini * accumulated
@@ -83,7 +85,7 @@ class RunConfig:
     logger: str | tuple[str, ...] = knob("auto", choices=LOGGERS)  # one or several; auto: W&B where one is logged in
     keep_last: int = knob(2, min=1)  # checkpoints
     keep_best: bool = True  # also that of the best evaluation; ppo.eval_freq 0: of the best window of games
-    threads: int = knob(0, min=0)  # CPU threads of torch; 0: its default. Exact resume needs the same number
+    threads: int = knob(0, min=0, max=4096)  # CPU threads of torch; 0: its default. Exact resume needs the same number
 
 
 SECTIONS: dict[str, type] = {
@@ -160,6 +162,7 @@ def checkpoint_in(place: Path) -> Path:
     """
     if not place.is_dir():
         raise ConfigError(f"--resume: there is no folder {place}")
+    place = place.resolve()  # "." and links have other parents than the run
     named = place.name.startswith("checkpoint-") or (place / "manifest.json").exists()
     path = place if named else latest_checkpoint(place)
     if path is None:

@@ -6,7 +6,6 @@ import argparse
 import atexit
 import contextlib
 import logging
-import math
 import os
 import shlex
 import signal
@@ -101,13 +100,14 @@ def run_program(body: Callable[[], int | None]) -> int:
     return code
 
 
-def at_least(least: float) -> Callable[[str], float]:
-    """An argparse type: finite numbers from ``least`` on, whole ones where it is an int."""
+def at_least(least: float, most: float = sys.float_info.max) -> Callable[[str], float]:
+    """An argparse type: finite numbers from ``least`` to ``most``, whole ones where ``least`` is an int."""
 
     def number(text: str) -> float:
         value = type(least)(text)
-        if not least <= value < math.inf:
-            raise argparse.ArgumentTypeError(f"{text}: expected at least {least}")
+        if not least <= value <= most:
+            end = f" and at most {most}" if most < sys.float_info.max else ""
+            raise argparse.ArgumentTypeError(f"{text}: expected at least {least}{end}")
         return value
 
     return number

@@ -287,11 +287,12 @@ def find_checkpoint(run_dir: Path, resume: str | None, resolved: dict[str, Any],
     Raises:
         ConfigError: a run that would be overwritten, or knobs that may not change have changed since.
     """
-    if resume is None:
+    if resume is None or Path(resume).resolve().parent != run_dir.resolve():
         if any(run_dir.glob("checkpoint-*")):
-            ways = "--resume goes on, --output-dir starts another"
+            ways = f"--resume {run_dir} goes on, --output-dir starts another"
             raise ConfigError(f"run.output_dir: {run_dir} holds checkpoints; {ways}")
         _set_aside(run_dir / "metrics.jsonl")
+    if resume is None:
         return None
     path = Path(resume)
     with blaming("--resume: ", CheckpointError):

@@ -3,7 +3,9 @@
 import contextlib
 import json
 import re
+import shutil
 import threading
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -20,7 +22,7 @@ from evaluation import arena, players
 from evaluation.measure import exact_table, paired_tasks, table_values
 from evaluation.players import ChatPlayer, Roster
 from policy import load_policy
-from scripts import evaluate, play
+from scripts import evaluate, merge, play
 from scripts.exploit import train as exploit
 from training.console import Console
 
@@ -109,6 +111,42 @@ def test_a_file_of_other_settings_or_with_damage_is_refused(checkpoint, tmp_path
     output.write_bytes(b"\n".join([*lines[:3], b"{", *lines[4:]]))
     assert evaluate.main(command(*args)) == 2
     assert "line 4 is damaged" in capsys.readouterr().err
+
+
+def test_a_row_of_another_game_is_not_taken_for_this_one(checkpoint, tmp_path, capsys):
+    output = tmp_path / "games.jsonl"
+    args = ("--checkpoint", checkpoint, "--output", str(output))
+    table(capsys, *args)
+    head, *lines = output.read_text().splitlines(keepends=True)
+    for wrong in ([*lines[:3], *lines[4:]], [*lines[:3], "[]\n", *lines[4:]]):
+        output.write_text("".join([head, *wrong]))
+        assert evaluate.main(command(*args)) == 2
+        assert "line 5 is another game than this command plays there" in capsys.readouterr().err
+
+
+def test_games_of_one_kind_of_evaluation_are_not_those_of_another(checkpoint, tmp_path, capsys):
+    output = ("--output", str(tmp_path / "games.jsonl"))
+    plain = ("--checkpoint", "random", "mcts:2x1", "--opponent", "mcts:3x1")
+    table(capsys, *plain, *output, games=["tic_tac_toe"])
+    ladder = ("--ladder", "random", "mcts:2x1", "mcts:3x1")
+    assert evaluate.main(command(*ladder, *output, games=["tic_tac_toe"])) == 2
+    assert "another game than this command plays" in capsys.readouterr().err
+
+
+def test_a_base_that_has_changed_is_told(checkpoint, tmp_path, capsys, caplog, monkeypatch):
+    base = json.loads((Path(checkpoint) / "manifest.json").read_text())["base"]
+    moved = shutil.copytree(base["model"], tmp_path / "moved")
+    elsewhere = command("--checkpoint", checkpoint, "--set", f"model.model_name={moved}")
+    assert evaluate.main(elsewhere) == 0
+    assert not caplog.messages
+    monkeypatch.setattr("policy.model._digest", lambda folder: f"others of {folder}")
+    told = f"{checkpoint}: the weights of {base['model']} are not those that it was trained with"
+    assert evaluate.main(command("--checkpoint", checkpoint)) == 2
+    assert told in capsys.readouterr().err
+    assert evaluate.main(elsewhere) == 0
+    assert any("are not those that it was trained with" in message for message in caplog.messages)
+    assert merge.main(["--checkpoint", checkpoint, "--output", str(tmp_path / "merged"), "--deals", "2"]) == 2
+    assert told in capsys.readouterr().err
 
 
 def test_over_a_server_exact_values_are_left_out_and_that_is_said(caplog):
@@ -547,6 +585,11 @@ def test_flags_mean_the_same_in_every_program(capsys):
             "--strength: nobody to measure hex",
         ),
         (["--strength", "--checkpoint", "perfect"], "perfect cannot play connect_four"),
+        (["--compare", "random", "mcts:2x1", "--checkpoint", "random"], "leave out --checkpoint, and --base-url"),
+        (["--compare", "random", "mcts:2x1", "--base-url", "http://x/v1", "--model", "m"], "leave out --checkpoint"),
+        (["--ladder", "random", "mcts:2x1", "--checkpoint", "random"], "leave out --checkpoint"),
+        (["--checkpoint", "random", "--json", "/nowhere/x.json"], "--json /nowhere/x.json: there is no such folder"),
+        (["--checkpoint", "random", "--seed", str(2**31)], f"at least 0 and at most {2**31 - 1}"),
     ],
 )
 def test_a_bad_command_is_told_in_one_line(args, message, capsys):

@@ -166,7 +166,8 @@ def test_teachers_that_cannot_teach_are_refused(spec, task_id, message):
 
 
 @pytest.mark.parametrize(
-    ("flag", "value"), [("--episodes", "0"), ("--explore", "1"), ("--epochs", "-1"), ("--legal-mass", "-1")]
+    ("flag", "value"),
+    [("--episodes", "0"), ("--explore", "1"), ("--epochs", "-1"), ("--legal-mass", "-1"), ("--learning-rate", "nan")],
 )
 def test_numbers_out_of_range_are_told_in_one_line(tmp_path, capsys, flag, value):
     with pytest.raises(SystemExit) as stopped:

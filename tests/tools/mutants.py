@@ -60,9 +60,9 @@ MUTANTS = {
     ],
     BATCH + "advantages_are_whitened_per_game_without_what_is_not_trained": [
         Mutant("whitening: over all games", TRAIN,
-               "whiten(advantages_M[trained_M], game_M[trained_M])", "whiten(advantages_M[trained_M])"),
+               "whiten(advantages_M[trained_M], group_M[trained_M])", "whiten(advantages_M[trained_M])"),
         Mutant("whitening: none", TRAIN,
-               "whiten(advantages_M[trained_M], game_M[trained_M])", "advantages_M[trained_M]"),
+               "whiten(advantages_M[trained_M], group_M[trained_M])", "advantages_M[trained_M]"),
     ],
     BATCH + "an_end_is_final_but_a_cut_off_game_is_worth_what_was_expected": [
         Mutant("bootstrap through termination", TRAIN,

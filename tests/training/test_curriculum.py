@@ -417,6 +417,8 @@ def test_scores_out_of_range_are_refused(score):
         ({"opponent": "stockfish"}, "opponent 'stockfish' is not known"),
         ({"opponent": {}}, "weights > 0"),
         ({"opponent": {"random": 0.0}}, "weights > 0"),
+        ({"opponent": "past:step-000010"}, "past alone is allowed"),
+        ({"opponent": {"random": 1e308, "mcts": 1e308}}, "add up to infinity"),
         ({"opponent": {"random": 1.0, "mtcs": 1.0}}, "opponent 'mtcs' is not known"),
         ({"gate_opponent": "self"}, "gate_opponent 'self' changes with the policy"),
     ],

@@ -121,8 +121,8 @@ def test_an_end_is_final_but_a_cut_off_game_is_worth_what_was_expected():
 
 def test_advantages_are_whitened_per_game_without_what_is_not_trained():
     rng = np.random.default_rng(2)
-    long = {"a": rng.normal(size=9), "b": rng.normal(size=12)}
-    episodes = [episode(game, {0: list(values)}, {0: 1.0}) for game, values in long.items()]
+    many = {"a": rng.normal(size=9), "b": rng.normal(size=12)}
+    episodes = [episode(game, {0: [value]}, {0: 1.0}) for game, values in many.items() for value in values]
     episodes.append(episode("b", {0: [0.3, 50.0]}, {}, "truncated"))
     batch = gathered(episodes, lam=0.0)
     parts = [batch.advantages_M[:9], batch.advantages_M[9:22]]
@@ -131,6 +131,16 @@ def test_advantages_are_whitened_per_game_without_what_is_not_trained():
         assert float(part.std(correction=0)) == pytest.approx(1, abs=1e-5)
     assert batch.weights_M.tolist() == [1] * 22 + [0]
     assert batch.advantages_M[22] == 0
+
+
+@pytest.mark.parametrize("others", [7, 40])
+@pytest.mark.parametrize("won", [1.0, 0.0])
+def test_a_long_game_that_is_alone_in_its_step_is_still_won_or_lost(others, won):
+    """Whitened by itself it would have mean 0 either way, and with lambda 1 nothing else."""
+    short = [episode("b", {0: [0]}, {0: float(i % 2)}) for i in range(others)]
+    batch = gathered([episode("a", {0: [0] * 13}, {0: won}), *short])
+    sign = 2 * won - 1
+    assert (sign * batch.advantages_M[:13] > 0.3).all()
 
 
 def test_a_step_without_a_single_decision_is_an_error():
@@ -161,14 +171,24 @@ def test_explained_variance_by_hand_over_what_is_trained(values, expected):
 def test_rewards_are_standardised_by_the_running_moments_of_their_game_and_seat():
     """By hand: the first update takes the batch's moments, the second moves half way to the new batch's."""
     moments: dict[str, tuple[float, float, float]] = {}
-    first = standardise(torch.tensor([1.0, 5.0, 3.0, -1.0]), ["a/0", "b/0", "a/0", "b/0"], moments)
-    assert first.tolist() == [-1, 1, 1, -1]
+    first = standardise(torch.tensor([1.0, 5.0, 3.0, -1.0] * 4), ["a/0", "b/0", "a/0", "b/0"] * 4, moments)
+    assert first.tolist() == [-1, 1, 1, -1] * 4
     assert moments == {"a/0": (1, 2.0, 1.0), "b/0": (1, 2.0, 9.0)}
-    second = standardise(torch.tensor([6.0, 6.0]), ["a/0", "a/0"], moments)
+    second = standardise(torch.tensor([6.0] * 4), ["a/0"] * 4, moments)
     # mean 2 + (6 - 2) / 2 = 4, variance 1 + ((6 - 4)^2 - 1) / 2 = 2.5
     assert moments["a/0"] == (2, 4.0, 2.5)
-    torch.testing.assert_close(second, torch.full((2,), 2 / 2.5**0.5))
+    torch.testing.assert_close(second, torch.full((4,), 2 / 2.5**0.5))
     assert moments["b/0"] == (1, 2.0, 9.0)
+
+
+def test_the_first_rewards_of_a_game_teach_where_a_step_has_one_of_them():
+    """By hand: an eighth of the way from mean 0 and variance 1."""
+    moments: dict[str, tuple[float, float, float]] = {}
+    [first] = standardise(torch.ones(1), ["a/0"], moments).tolist()
+    assert moments["a/0"] == (1, 0.125, 1 + (0.875**2 - 1) / 8)
+    assert first == pytest.approx(0.875 / moments["a/0"][2] ** 0.5)
+    results = [standardise(torch.tensor([x]), ["a/0"], moments).item() for x in (1.0, -1.0, 1.0, 1.0, -1.0)]
+    assert [r > 0 for r in results] == [True, False, True, True, False]
 
 
 def test_the_moments_of_rewards_never_stop_following():
@@ -178,23 +198,23 @@ def test_the_moments_of_rewards_never_stop_following():
 
 
 def test_equal_rewards_are_not_blown_up():
-    assert standardise(torch.full((3,), 0.3), ["a/0"] * 3, {}).abs().max() < 1e-5
+    assert standardise(torch.full((8,), 0.3), ["a/0"] * 8, {}).abs().max() < 1e-5
     assert standardise(torch.tensor([0.31]), ["a/0"], {"a/0": (1000, 0.3, 0.0)}).abs().max() < 0.5
 
 
 def test_in_a_batch_the_moments_are_kept_apart_by_seat_and_the_reported_reward_is_the_games():
     moments: dict[str, tuple[float, float, float]] = {}
     episodes = [episode("a", {0: [0], 1: [0]}, {0: 1.0, 1: 0.0}), episode("a", {0: [0], 1: [0]}, {0: 0.5, 1: 0.5})]
-    batch = gathered(episodes, moments=moments)
+    batch = gathered(episodes * 4, moments=moments)
     assert {key: value[1] for key, value in moments.items()} == {"a/0": 0.5, "a/1": -0.5}
-    assert batch.returns_M.tolist() == [1, -1, -1, 1]
+    assert batch.returns_M.tolist() == [1, -1, -1, 1] * 4
     assert batch.reward_mean == 0
 
 
 def test_games_that_were_cut_off_tell_nothing_about_rewards():
     moments: dict[str, tuple[float, float, float]] = {}
     cut = episode("a", {0: [0, 0]}, {}, "truncated")
-    batch = gathered([episode("a", {0: [0]}, {0: 1.0}), cut], moments=moments)
+    batch = gathered([*[episode("a", {0: [0]}, {0: 1.0})] * 8, cut], moments=moments)
     assert moments == {"a/0": (1, 1.0, 0.0)}
     assert batch.reward_mean == 1
     assert gathered([cut], moments=moments).reward_mean == 0

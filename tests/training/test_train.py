@@ -32,7 +32,7 @@ from evaluation import measure as evaluation
 from training import console, state
 from training.options import parse_args, read_config
 from training.process import lock_run
-from utils import Checkpoint, CheckpointError
+from utils import Checkpoint, CheckpointError, verify_checkpoint
 
 
 @pytest.fixture(autouse=True)
@@ -283,7 +283,29 @@ def test_resuming_a_finished_run_does_nothing(undisturbed, capsys):
 
 def test_a_folder_with_checkpoints_is_not_overwritten(undisturbed, capsys):
     assert train(undisturbed, **ADAPTIVE) == 2
-    assert "--resume goes on" in capsys.readouterr().err
+    assert f"--resume {undisturbed / 'run'} goes on" in capsys.readouterr().err
+
+
+def test_another_runs_checkpoint_does_not_overwrite_a_run(undisturbed, tmp_path, capsys):
+    copy_of(undisturbed / "run", tmp_path, 4)
+    other, source = tmp_path / "run", undisturbed / "run" / "checkpoint-000002"
+    before = {path: path.read_bytes() for path in other.rglob("*") if path.is_file()}
+    assert train(tmp_path, "--resume", str(source), **ADAPTIVE) == 2
+    assert f"{other} holds checkpoints" in capsys.readouterr().err
+    assert all(path.read_bytes() == data for path, data in before.items())
+
+
+@pytest.mark.parametrize("link", [False, True])
+def test_a_checkpoint_named_in_another_way_belongs_to_its_run(undisturbed, tmp_path, monkeypatch, link):
+    """As ``--resume .``, and by a link that lies elsewhere."""
+    copy_of(undisturbed / "run", tmp_path, 4)
+    checkpoint = tmp_path / "run" / "checkpoint-000004"
+    if link:
+        (tmp_path / "latest").symlink_to(checkpoint)
+    monkeypatch.chdir(tmp_path if link else checkpoint)
+    assert train_ppo.main(["--resume", "latest" if link else "."]) == 0
+    assert verify_checkpoint(checkpoint) == []
+    assert_same_run(tmp_path, undisturbed)
 
 
 def test_a_run_in_use_is_refused(tmp_path, capsys):
