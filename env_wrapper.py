@@ -96,15 +96,6 @@ class _Conversation:
         return self.messages[:1] + self.messages[self.turn_starts[-1 - past_turns] :]
 
 
-def _past_turns(config: EnvConfig, game: str) -> int | None:
-    """Return how many past turns the conversation keeps (None: all)."""
-    if isinstance(config.history_turns, int):
-        return config.history_turns
-    if config.history_turns == "all" or config.env_type != "openspiel":
-        return None
-    return next((known.history_turns for known in games.GAMES if known.name == game), None)
-
-
 class _Ongoing:
     """One episode on its way: the environment, its seats' conversations and the Episode they become."""
 
@@ -179,7 +170,8 @@ class _Ongoing:
         info = step.info
         if not self.step.info:
             self.episode.game = info["game"]
-            self.past_turns = _past_turns(self.config, info["game"])
+            own = next((known.history_turns for known in games.GAMES if known.name == info["game"]), None)
+            self.past_turns = self.config.past_turns(own)
         self.step = step
         if step.done:
             return self._finish(info["outcome"], step.score)

@@ -51,6 +51,12 @@ class EnvConfig:
     max_staleness: int = knob(0, min=0)  # updates by which the weights that play may be behind
     trace: dict[str, Any] = field(default_factory=dict, hash=False)  # of env_type trace: TraceConfig
 
+    def past_turns(self, default: int | None) -> int | None:
+        """How many past turns a conversation keeps (None: all), where a game's own number is ``default``."""
+        if isinstance(self.history_turns, int):
+            return self.history_turns
+        return default if self.history_turns == "auto" and self.env_type == "openspiel" else None
+
     def __post_init__(self) -> None:
         if self.games_path:
             self._add_games()

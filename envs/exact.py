@@ -6,8 +6,8 @@ history tree. Perfect-information games are solved on the graph of distinct posi
 OpenSpiel information state is the history and tic_tac_toe has 549,946 histories but only 5,478 positions.
 
 Values are expected returns in the game's own units. They are exact for a policy that answers by information
-state alone; a policy whose prompt also carries the conversation is represented by its answer to the first
-history found of each information state.
+state alone. What a seat has read and answered before follows from it where something is hidden; of a position that
+many histories lead to, a policy whose prompt carries the conversation is represented by its answer without one.
 """
 
 from collections import deque

@@ -195,14 +195,34 @@ def user_message(game: Game, state: Any, seat: int, legal: dict[int, str], promp
     return f"{game.compact(state, seat)}\n{choices}"
 
 
-def lone_query(task_id: int, state: Any, seat: int, prompt: str) -> Query:
-    """What a seat is asked in a position, without the conversation before it."""
-    shared, legal = table(task_id), {a: state.action_to_string(seat, a) for a in state.legal_actions(seat)}
-    conversation = [
-        {"role": "system", "content": system_message(shared, prompt)},
-        {"role": "user", "content": user_message(shared.game, state, seat, legal, prompt)},
-    ]
-    return Query(0, seat, conversation, legal, (0, seat, 0, 1))
+def query_at(task_id: int, state: Any, seat: int, config: EnvConfig) -> Query:
+    """What a seat is asked in a position: after its past turns, as in play, where an information state implies them.
+
+    Where nothing is hidden many histories lead to one position, and it is asked without any.
+    """
+    shared, prompt = table(task_id), config.prompt
+    hidden = shared.spiel.get_type().information != pyspiel.GameType.Information.PERFECT_INFORMATION
+    past_turns = config.past_turns(shared.game.history_turns) if hidden else 0
+
+    def ask(at: Any) -> tuple[dict[int, str], dict[str, str]]:
+        legal = {a: at.action_to_string(seat, a) for a in at.legal_actions(seat)}
+        return legal, {"role": "user", "content": user_message(shared.game, at, seat, legal, prompt)}
+
+    turns, joint, walk = list[dict[str, str]](), list[int](), shared.spiel.new_initial_state()
+    for move in state.full_history() if past_turns != 0 else []:
+        if move.player == seat and move.action != INVALID:
+            turns += [ask(walk)[1], {"role": "assistant", "content": str(move.action)}]
+        if not walk.is_simultaneous_node():
+            walk.apply_action(move.action)
+        elif len(joint) == shared.players - 1:
+            walk.apply_actions([*joint, move.action])
+            joint.clear()
+        else:
+            joint.append(move.action)
+    legal, asked = ask(state)
+    past = turns if past_turns is None else turns[-2 * past_turns :] if past_turns else []
+    system = {"role": "system", "content": system_message(shared, prompt)}
+    return Query(0, seat, [system, *past, asked], legal, (0, seat, 0, 1))
 
 
 class OpenSpielEnv:

@@ -206,14 +206,16 @@ def no_progress(what: str, done: int, total: int) -> None:
 
 
 def exact_table(player: Any, env_config: EnvConfig, task_id: int, progress: Progress = no_progress) -> dict | None:
-    """The player's policy at every information state, each prompt without history.
+    """The player's policy at every information state, asked as in play.
 
-    None where the game is too large, or its prompts are a server's: they are not to be had of positions not met.
+    With hidden information a state says what the seat has read and answered before. Where nothing is hidden many
+    histories lead to a position, and it is asked without any. None where the game is too large, or its prompts are a
+    server's: they are not to be had of positions not met.
 
     ``player`` needs ``action_probs(queries)``.
     """
     from envs import exact
-    from envs.openspiel import load_game, lone_query
+    from envs.openspiel import load_game, query_at
 
     if env_config.env_mode != "local" or not exact.feasible(load_game(task_id)):
         return None
@@ -223,7 +225,7 @@ def exact_table(player: Any, env_config: EnvConfig, task_id: int, progress: Prog
         for start in range(0, len(states), STATES_AT_ONCE):
             progress(f"evaluation: states of {label(task_id)}", start, len(states))
             part = states[start : start + STATES_AT_ONCE]
-            found += player.action_probs([lone_query(task_id, *place, env_config.prompt) for place in part])
+            found += player.action_probs([query_at(task_id, *place, env_config) for place in part])
         return found
 
     return exact.tabulate(load_game(task_id), probs)

@@ -23,6 +23,7 @@ from tabulate import tabulate
 
 from config.reader import blaming
 from curriculum import CurriculumConfig, eval_tasks, first_tasks, pool
+from envs.config import EnvConfig
 from envs.protocol import Episode, Task
 from games import CONFIGS_PER_GAME, GAMES
 from policy.chat import ChatFormat, answer_trie
@@ -147,17 +148,17 @@ def say_answers(config: SimpleNamespace, chat: ChatFormat) -> list[str]:
 # ------------------------------------------------------------------------------------------------------ evaluation
 
 
-def exact_operations(task_id: int, prompt: str, chat: ChatFormat, weights: int) -> float:
+def exact_operations(task_id: int, env: EnvConfig, chat: ChatFormat, weights: int) -> float:
     """Operations that a game's exact values take: two a weight and token read. Infinite where it is too large."""
     from envs import exact
-    from envs.openspiel import load_game, lone_query
+    from envs.openspiel import load_game, query_at
 
     if not exact.feasible(load_game(task_id)):
         return float("inf")
     states = exact.information_states(load_game(task_id))
     sample, tokens = states[:: len(states) // EXACT_SAMPLE + 1], 0
     for info in sample:
-        query = lone_query(task_id, info.state, info.seat, prompt)
+        query = query_at(task_id, info.state, info.seat, env)
         ids, shared = chat.first_prompt(query.conversation)
         choices = sum(len(follow) > 1 for follow in answer_trie(tuple(query.legal)).follow.values())
         tokens += choices * (len(ids) - shared)
@@ -173,7 +174,7 @@ def exact_tasks(config: SimpleNamespace, chat: ChatFormat) -> dict[int, float]:
     if env.env_type == "trace" or env.answer_mode == "free" or env.env_mode != "local" or limit < 0:
         return {}
     weights = sum(count_parameters(config.model, config.lora, load_architecture(config.model)).linears)
-    costs = {t: exact_operations(t, env.prompt, chat, weights) for t in first_tasks(config.curriculum)}
+    costs = {t: exact_operations(t, env, chat, weights) for t in first_tasks(config.curriculum)}
     return {task: cost for task, cost in costs.items() if cost <= limit}
 
 

@@ -21,7 +21,7 @@ import train_ppo
 from curriculum import EVAL_SEEDS, first_tasks
 from env_wrapper import Action, EnvConfig, Episode, Task, play
 from envs import exact
-from envs.openspiel import load_game, lone_query
+from envs.openspiel import load_game, position, query_at
 from envs.protocol import InterruptedRolloutError
 from envs.ratings import rate
 from evaluation import english
@@ -403,10 +403,36 @@ def test_operations_are_two_a_weight_and_token_read(tmp_path):
     chat = ChatFormat(load_tokenizer(micro_config(tmp_path).model))
     tokens = 0
     for info in exact.information_states(load_game(KUHN)):
-        ids, shared = chat.first_prompt(lone_query(KUHN, info.state, info.seat, "full").conversation)
+        ids, shared = chat.first_prompt(query_at(KUHN, info.state, info.seat, EnvConfig()).conversation)
         tokens += len(ids) - shared
-    assert preflight.exact_operations(KUHN, "full", chat, 1000) == pytest.approx(2 * 1000 * tokens)
-    assert preflight.exact_operations(KUHN + 4 * games.CONFIGS_PER_GAME, "full", chat, 1) > 0
+    assert preflight.exact_operations(KUHN, EnvConfig(), chat, 1000) == pytest.approx(2 * 1000 * tokens)
+    assert preflight.exact_operations(KUHN + 4 * games.CONFIGS_PER_GAME, EnvConfig(), chat, 1) > 0
+
+
+@pytest.mark.parametrize("turns", ["auto", "all", 0, 1, 2])
+@pytest.mark.parametrize("prompt", ["full", "compact"])
+@pytest.mark.parametrize("name", ["kuhn_poker", "leduc_poker", "liars_dice_small", "goofspiel_small"])
+def test_exact_values_ask_what_play_asks(name, prompt, turns):
+    """Each question of games played at random against oneself, word for word."""
+    config = EnvConfig(history_turns=turns, prompt=prompt)
+    task_id = games.NAMES.index(name) * games.CONFIGS_PER_GAME
+    past = []
+
+    class Asked:
+        def act(self, queries):
+            for q in queries:
+                found = query_at(task_id, position(task_id, q.history), q.seat, config)
+                assert found.conversation == q.conversation
+                assert found.legal == q.legal
+                past.append(len(q.conversation) // 2 - 1)
+            return [Action(str([*q.legal][hash(q.rng_key) % len(q.legal)])) for q in queries]
+
+        def release(self, episodes):
+            pass
+
+    tasks = [Task(task_id, seed, "self", index) for index, seed in enumerate(range(12))]
+    assert all(e.outcome == "finished" for e in play(config, Asked(), tasks))
+    assert max(past) == (0 if turns == 0 else 1 if turns == 1 or name == "kuhn_poker" else max(2, max(past)))
 
 
 def test_exact_values_are_those_asked_for_and_tell_how_far_they_are(tmp_path):
