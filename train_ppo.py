@@ -43,7 +43,7 @@ from policy.player import Policy, load_policy
 from policy.vllm import Engine, EngineError
 from training import alarms, preflight, process
 from training.about import begin, end, headline
-from training.batch import WHITEN_ALONE, Batch, Moments, Trajectory, log_ratios, rollout_scores, terminal_rewards
+from training.batch import Batch, Moments, Trajectory, game_groups, log_ratios, rollout_scores, terminal_rewards
 from training.console import Console
 from training.loggers import Loggers
 from training.metrics import MetricsLog, summarise, timing
@@ -132,10 +132,7 @@ def collate(
     trained_M[last_S[cut_S]] = False
     bootstrap_S = torch.where(cut_S, values_M[last_S], 0.0)
     advantages_M, returns_M = advantages(rewards_M, values_M, trained_M, lengths_S, bootstrap_S, ppo)
-    names = sorted({row.episode.game for row in rows})
-    game_S = torch.tensor([names.index(row.episode.game) for row in rows])
-    few_S = torch.bincount(game_S)[game_S] < WHITEN_ALONE  # their own mean would take most of win or loss away
-    group_M = torch.where(few_S, -1, game_S).repeat_interleave(lengths_S)
+    group_M = game_groups(rows).repeat_interleave(lengths_S)
     advantages_M[trained_M] = whiten(advantages_M[trained_M], group_M[trained_M])
     advantages_M -= ppo.magnet_coef * pull_M  # magnetic mirror descent, with a magnet that moves
     return Batch(

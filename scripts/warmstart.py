@@ -158,6 +158,13 @@ def parse_args(argv: Seq[str] | None) -> argparse.Namespace:
     return args
 
 
+def _measure(policy: Policy, config: SimpleNamespace, tasks: list[int]) -> list[GameResult]:
+    console, exactly = Console(1), exact_tasks(config, policy.chat)
+    results = evaluate(policy, config.env, tasks, config.ppo.eval_games, exact_tasks=exactly, progress=console.progress)
+    console.close()
+    return results
+
+
 def run(args: argparse.Namespace) -> None:
     """Play, learn, evaluate before and after, write the adapter; ConfigError in one line."""
     config = load_sections([*DEFAULT_FILES, *args.config], args.set)
@@ -171,16 +178,7 @@ def run(args: argparse.Namespace) -> None:
     if config.run.threads:
         torch.set_num_threads(config.run.threads)
     policy = load_policy(config)
-    exactly = exact_tasks(config, policy.chat)
-
-    def measure() -> list[GameResult]:
-        console = Console(1)
-        results = evaluate(policy, config.env, tasks_shown, config.ppo.eval_games, exact_tasks=exactly,
-                           progress=console.progress)  # fmt: skip
-        console.close()
-        return results
-
-    before = measure()
+    before = _measure(policy, config, tasks_shown)
     curriculum = Curriculum(config.curriculum, config.run.seed)
     tasks = [curriculum.next(i) for i in range(args.episodes)]
     episodes: list[Episode] = []
@@ -197,7 +195,7 @@ def run(args: argparse.Namespace) -> None:
     if not sequences:
         raise ConfigError("--episodes: the teacher had nothing to decide")
     clone(policy, sequences, config, args)
-    after = measure()
+    after = _measure(policy, config, tasks_shown)
     print("\n" + result_table([r.row for r in before], after)[0])
 
     def fill(folder: Path) -> None:

@@ -173,3 +173,13 @@ def terminal_rewards(rows: list[Trajectory], moments: Moments | None) -> tuple[T
     rewards_S = torch.tensor([row.reward for row in rows])
     mean = float(rewards_S.mean()) if rows else 0.0
     return (rewards_S if moments is None else standardise(rewards_S, [row.key for row in rows], moments)), mean
+
+
+def game_groups(rows: list[Trajectory]) -> Tensor:
+    """Whose advantages are whitened together (S): the number of a trajectory's game, or -1 for games with few.
+
+    The mean of a game that is alone in its step would take its win or loss away.
+    """
+    names = sorted({row.episode.game for row in rows})
+    game_S = torch.tensor([names.index(row.episode.game) for row in rows])
+    return torch.where(torch.bincount(game_S)[game_S] < WHITEN_ALONE, -1, game_S)

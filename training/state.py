@@ -289,7 +289,8 @@ def find_checkpoint(run_dir: Path, resume: str | None, resolved: dict[str, Any],
     """
     if resume is None or Path(resume).resolve().parent != run_dir.resolve():
         if any(run_dir.glob("checkpoint-*")):
-            ways = f"--resume {run_dir} goes on, --output-dir starts another"
+            ways = "--resume goes on" if resume is None else f"--resume {run_dir} goes on"
+            ways += ", --output-dir starts another"
             raise ConfigError(f"run.output_dir: {run_dir} holds checkpoints; {ways}")
         _set_aside(run_dir / "metrics.jsonl")
     if resume is None:

@@ -283,7 +283,7 @@ def test_resuming_a_finished_run_does_nothing(undisturbed, capsys):
 
 def test_a_folder_with_checkpoints_is_not_overwritten(undisturbed, capsys):
     assert train(undisturbed, **ADAPTIVE) == 2
-    assert f"--resume {undisturbed / 'run'} goes on" in capsys.readouterr().err
+    assert "--resume goes on" in capsys.readouterr().err
 
 
 def test_another_runs_checkpoint_does_not_overwrite_a_run(undisturbed, tmp_path, capsys):
@@ -291,7 +291,7 @@ def test_another_runs_checkpoint_does_not_overwrite_a_run(undisturbed, tmp_path,
     other, source = tmp_path / "run", undisturbed / "run" / "checkpoint-000002"
     before = {path: path.read_bytes() for path in other.rglob("*") if path.is_file()}
     assert train(tmp_path, "--resume", str(source), **ADAPTIVE) == 2
-    assert f"{other} holds checkpoints" in capsys.readouterr().err
+    assert f"{other} holds checkpoints; --resume {other} goes on" in capsys.readouterr().err
     assert all(path.read_bytes() == data for path, data in before.items())
 
 
