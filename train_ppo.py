@@ -97,6 +97,8 @@ def turn_gae(
 
 def whiten(x_M: Tensor, groups_M: Tensor | None = None) -> Tensor:
     """Shift and scale to mean 0 and standard deviation 1 (population), per group; group -1 by the statistics of all."""
+    if not len(x_M):
+        return x_M
     out_M = (x_M - x_M.mean()) / (x_M.std(correction=0) + 1e-8)
     for group in [] if groups_M is None else groups_M.unique():
         if group >= 0:

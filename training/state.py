@@ -287,6 +287,11 @@ def find_checkpoint(run_dir: Path, resume: str | None, resolved: dict[str, Any],
     Raises:
         ConfigError: a run that would be overwritten, or knobs that may not change have changed since.
     """
+    for folder in (run_dir / "final", run_dir / "average"):  # written anew at the end
+        if folder.is_dir() and any(folder.iterdir()) and not (folder / "adapter_config.json").exists():
+            raise ConfigError(
+                f"run.output_dir: {folder} is there and is no adapter: it would be replaced; name another"
+            )
     if resume is None or Path(resume).resolve().parent != run_dir.resolve():
         if any(run_dir.glob("checkpoint-*")):
             ways = "--resume goes on" if resume is None else f"--resume {run_dir} goes on"

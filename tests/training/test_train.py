@@ -286,6 +286,15 @@ def test_a_folder_with_checkpoints_is_not_overwritten(undisturbed, capsys):
     assert "--resume goes on" in capsys.readouterr().err
 
 
+def test_a_folder_of_the_users_own_is_not_replaced(tmp_path, capsys):
+    mine = tmp_path / "run" / "final" / "thesis.txt"
+    mine.parent.mkdir(parents=True)
+    mine.write_text("all of it")
+    assert train(tmp_path, **ADAPTIVE) == 2
+    assert f"{mine.parent} is there and is no adapter" in capsys.readouterr().err
+    assert mine.read_text() == "all of it"
+
+
 def test_another_runs_checkpoint_does_not_overwrite_a_run(undisturbed, tmp_path, capsys):
     copy_of(undisturbed / "run", tmp_path, 4)
     other, source = tmp_path / "run", undisturbed / "run" / "checkpoint-000002"
