@@ -391,7 +391,7 @@ def test_holes_between_what_is_in_use_go_back_to_the_kernel():
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=ROOT)
     torn, left, used = map(int, done.stdout.split())
     assert torn > 9e8
-    assert used < left < used + 1e8
+    assert used - 1e7 < left < used + 1e8  # what was in use before may have been paged out since
 
 
 def test_what_follows_without_a_choice_is_known_to_its_end():
