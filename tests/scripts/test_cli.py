@@ -50,6 +50,10 @@ BROKEN = {
     "ppo.learning_rate=NaN": '--set: ppo.learning_rate: "NaN" is not allowed: numbers are finite',
     "ppo.mini_batch_size=3": "ppo: batch_size 8 is not divisible by mini_batch_size * gradient_accumulation_steps "
     "= 3 * 1 = 3: batch_size 9 or mini_batch_size 1 fits",
+    "ppo.eval_games=5": "ppo: eval_games 5: an even number, half of them for each seat",
+    "ppo.temperature=1e-45": "--set: ppo.temperature = 1e-45: expected a number >= 0.001",
+    "run.threads=3000000000": "--set: run.threads = 3000000000: expected an integer >= 0 and <= 4096",
+    "model.tokens_per_batch=2000000000": "--set: model.tokens_per_batch = 2000000000: expected an integer >= 64 and <",
     "ppo.batch_size": '--set: expected KEY.PATH=VALUE, not "ppo.batch_size"',
     "lora.lora_dropout=0.1": "--set: lora.lora_dropout = 0.1: expected 0.0 "
     "(with dropout the ratio is not 1 before the first update)",
