@@ -657,7 +657,19 @@ def test_a_best_response_wins_from_a_frozen_player_no_more_than_the_exact_one(tm
     assert result["low"] < result["exploitability"]
     assert result["value"] > 0
     assert against == {"past:frozen"}
-    assert "best of 2 responses" in capsys.readouterr().out
+    told = capsys.readouterr()
+    assert "best of 2 responses" in told.out
+    assert "best response 1/2: steps: 0 of 20\n" in told.err  # from where the time left is counted
+
+
+def test_games_of_other_best_responses_are_not_taken_for_these(run):
+    def settings(*words):
+        args = evaluate.arguments(["--checkpoint", str(run), "--games", "kuhn_poker", *words])
+        return evaluate.Contest(args).settings([])
+
+    assert settings("--exploit", "1") == settings("--exploit", "1")
+    others = (settings(), settings("--exploit", "2"), settings("--exploit", "1", "--exploit-steps", "30"))
+    assert settings("--exploit", "1") not in others
 
 
 def test_of_several_responses_the_one_that_scored_best_while_learning_is_played(tmp_path, run, monkeypatch):
