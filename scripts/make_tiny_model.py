@@ -18,7 +18,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from training.process import run_program
-from utils import must_be_writable, naming
+from utils import ConfigError, must_be_writable, naming, write_directory
 
 PAD, END = 0, 1  # ids of <|endoftext|> and <|im_end|>
 # Two tokens a message instead of ChatML's five: at 8 to 18 tokens a prompt the difference is felt.
@@ -113,10 +113,12 @@ def run(args: argparse.Namespace) -> None:
     from transformers.utils import logging
 
     must_be_writable(args.output)
+    note = args.output / "recipe.json"
+    if not note.exists() and any(args.output.iterdir()):
+        raise ConfigError(f"{args.output}: holds files of yours, which would be replaced; name another folder")
     texts = list(prompts(TEACHING_GAMES, 300))
     recipe = {k: v for k, v in vars(args).items() if k != "output"}
     recipe["texts"] = hashlib.sha256("\0".join(texts).encode()).hexdigest()  # other prompts want another tokenizer
-    note = args.output / "recipe.json"
     if note.exists() and json.loads(note.read_text()) == recipe:
         note.touch()  # for make
         print(f"{args.output} is already there")
@@ -124,10 +126,14 @@ def run(args: argparse.Namespace) -> None:
     logging.disable_progress_bar()
     tokenizer = make_tokenizer(iter(texts), args.vocab)
     model = make_model(len(tokenizer), args.hidden, args.layers, args.init_range, args.seed, args.architecture)
+
+    def fill(folder: Path) -> None:
+        model.save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+        (folder / "recipe.json").write_text(json.dumps(recipe, indent=1))
+
     with naming(f"{args.output}: "):
-        model.save_pretrained(args.output)
-        tokenizer.save_pretrained(args.output)
-        note.write_text(json.dumps(recipe, indent=1))  # last: a half-written model is made again
+        write_directory(args.output.resolve(), fill)
     print(f"{args.output}: {model.num_parameters():,} parameters, {len(tokenizer)} tokens")
 
 

@@ -325,7 +325,8 @@ def follow(directories: Sequence[Path], output: Path, seconds: float) -> None:
     """Write the page again and again while a run has no summary, or one older than its last step."""
     told = False
     while not all(_ended(directory) for directory in directories):
-        if all((directory / "metrics.jsonl").is_file() for directory in directories):
+        metrics = [directory / "metrics.jsonl" for directory in directories]
+        if all(file.is_file() and file.stat().st_size for file in metrics):  # it is empty until the first step is done
             output.mkdir(parents=True, exist_ok=True)
             page = write_report([load_run(directory) for directory in directories], output / "report.html", seconds)
             if not told:

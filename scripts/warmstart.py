@@ -40,7 +40,7 @@ from training.console import Console
 from training.options import DEFAULT_FILES, load_sections, narrowed
 from training.preflight import exact_tasks
 from training.process import at_least, run_program
-from utils import ConfigError, config_dict, uniform, write_directory
+from utils import ConfigError, config_dict, must_be_writable, uniform, write_directory
 
 _MOVE, _EXPLORE = 201, 202  # first keys of random streams
 GAMES_AT_ONCE = 256
@@ -175,6 +175,7 @@ def run(args: argparse.Namespace) -> None:
     tasks_shown = first_tasks(config.curriculum)
     check_teacher(args.teacher, tasks_shown)
     device_of(config.model)
+    must_be_writable(Path(args.output).resolve().parent)
     if config.run.threads:
         torch.set_num_threads(config.run.threads)
     policy = load_policy(config)

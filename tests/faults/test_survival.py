@@ -34,7 +34,7 @@ import train_ppo
 import utils
 from env_wrapper import EnvConfig, Task, play
 from games import CONFIGS_PER_GAME, NAMES
-from scripts import make_tiny_model, merge
+from scripts import make_tiny_model, merge, warmstart
 from scripts.make_tiny_model import make_model
 from training.state import Checkpointed, TrainerState
 from utils import latest_checkpoint, verify_checkpoint
@@ -253,7 +253,7 @@ def test_a_folder_that_cannot_be_written_is_refused_before_the_model_is_loaded(t
     monkeypatch.setattr(train_ppo, "load_policy", None)
     place = "/proc/run"  # where not even root may write
     assert train_ppo.main(["--config", micro_file(tmp_path), "--output-dir", place]) == 2
-    assert capsys.readouterr().err.startswith(f"error: {place}: cannot be written: ")
+    assert capsys.readouterr().err.splitlines()[-1].startswith(f"error: {place}: cannot be written: ")
 
 
 @pytest.mark.parametrize("args", [[], ["--dry-run"]])
@@ -284,13 +284,26 @@ PROGRAMS = {
     "merge, the adapter": lambda folder: merge.main(
         ["--adapters", str(undisturbed_run() / "run"), "--output", folder, "--adapter-only"]
     ),
-}
+    "warmstart": lambda folder: warmstart.main(
+        ["--config", "config/presets/tiny.json", "--set", 'env.allowed_game_indices=["tic_tac_toe"]', "--teacher", "mcts:2x1",
+         "--output", f"{folder}/adapter"]
+    ),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_programs_say_in_a_line_that_a_folder_cannot_be_written(capsys, program):
+    """Before anything is loaded or played."""
     assert PROGRAMS[program]("/proc/self/mine") == 2
     assert capsys.readouterr().err.splitlines()[-1].startswith("error: /proc/self/mine: cannot be written: ")
+
+
+def test_a_tiny_model_does_not_replace_a_folder_of_the_users_own(tmp_path, capsys):
+    (tmp_path / "config.json").write_text("mine")
+    assert make_tiny_model.main([str(tmp_path)]) == 2
+    line = f"error: {tmp_path}: holds files of yours, which would be replaced; name another folder"
+    assert capsys.readouterr().err.splitlines()[-1] == line
+    assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("config.json", "mine")]
 
 
 # ------------------------------------------------------------------------------------------------------- memory, clocks

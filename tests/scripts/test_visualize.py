@@ -359,6 +359,22 @@ def test_a_page_that_follows_a_run_until_its_summary_is_there(tmp_path, monkeypa
     ]
 
 
+def test_a_run_is_followed_from_before_its_first_step_on(tmp_path, monkeypatch):
+    write_run(run := tmp_path / "run", steps=9, shown=[])
+    lines, summary = (run / "metrics.jsonl").read_text(), (run / "summary.json").read_text()
+    (run / "summary.json").unlink()
+    (run / "metrics.jsonl").write_text("")  # as it is while the first evaluation plays
+
+    def sleep(_):
+        assert not (run / "report.html").exists()
+        (run / "metrics.jsonl").write_text(lines)
+        (run / "summary.json").write_text(summary)
+
+    monkeypatch.setattr(visualize.time, "sleep", sleep)
+    assert visualize.main(["--run", str(run), "--watch"]) == 0
+    assert embedded(run / "report.html")["runs"][0]["steps"] == 9
+
+
 def test_a_run_that_is_not_there_cannot_be_followed(tmp_path, capsys):
     assert visualize.main(["--run", str(tmp_path / "none"), "--watch"]) == 2
     assert capsys.readouterr().err == f"error: {tmp_path}/none: there is no such run\n"
