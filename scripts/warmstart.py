@@ -175,7 +175,7 @@ def run(args: argparse.Namespace) -> None:
     tasks_shown = first_tasks(config.curriculum)
     check_teacher(args.teacher, tasks_shown)
     device_of(config.model)
-    must_be_writable(Path(args.output).resolve().parent)
+    must_be_writable(Path(args.output).absolute().parent)
     if config.run.threads:
         torch.set_num_threads(config.run.threads)
     policy = load_policy(config)

@@ -285,10 +285,15 @@ PROGRAMS = {
         ["--adapters", str(undisturbed_run() / "run"), "--output", folder, "--adapter-only"]
     ),
     "warmstart": lambda folder: warmstart.main(
-        ["--config", "config/presets/tiny.json", "--set", 'env.allowed_game_indices=["tic_tac_toe"]', "--teacher", "mcts:2x1",
-         "--output", f"{folder}/adapter"]
+        [
+            f"--output={folder}/adapter",
+            "--teacher=cfr",
+            "--set",
+            "model.device=cpu",
+            'env.allowed_game_indices=["kuhn_poker"]',
+        ]
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("program", PROGRAMS)
