@@ -580,6 +580,9 @@ def main(argv: list[str] | None = None) -> int:
     except ConfigError as error:
         print(f"error: {utils.redact(str(error))}", file=sys.stderr)
         return 2
+    except KeyboardInterrupt:  # before there is anything to save
+        print("error: interrupted", file=sys.stderr)
+        return 130
     except (TrainingError, utils.CheckpointError, *DEVICE_ERRORS, OSError) as error:
         if config and ranks.first:
             process.say_how_to_go_on(__file__, config.run.output_dir, ranks.world, sys.stderr)

@@ -3,7 +3,7 @@
 import argparse
 import sys
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 # One meaning, whichever of them a program declares and help shows.
 ALIKE = (
@@ -28,3 +28,7 @@ class FlagParser(argparse.ArgumentParser):
 
         words = sys.argv[1:] if args is None else args
         return super().parse_known_args([as_declared(word) for word in words], namespace)
+
+    def error(self, message: str) -> NoReturn:
+        """Say in one line what is wrong with the command line, and leave with 2."""
+        self.exit(2, f"error: {message}\n")

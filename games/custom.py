@@ -40,7 +40,7 @@ def place(file: str, error: BaseException | None) -> str:
 def _load(path: Path) -> Game:
     try:
         game = runpy.run_path(str(path), run_name=f"custom_game_{path.stem}").get("GAME")
-    except Exception as error:  # somebody's file runs here
+    except (Exception, SystemExit) as error:  # somebody's file runs here
         told = " ".join(str(error).split())
         raise ValueError(f"{place(str(path), error)}: {type(error).__name__}: {told}") from error
     if not isinstance(game, Game):

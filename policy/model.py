@@ -145,6 +145,8 @@ def check_folder(key: str, name: str) -> None:
         ConfigError: it holds something else than files and folders, or more text than belongs there.
     """
     folder = Path(name).expanduser()
+    if folder.is_file():
+        raise ConfigError(f"model.{key}: {name!r} is a file; expected a folder")
     for path in sorted([*folder.glob("*"), *folder.glob("chat_templates/*")]):
         try:
             if path.suffix in TEXTS:

@@ -204,7 +204,12 @@ def run(args: argparse.Namespace) -> None:
     room = gpu or psutil.virtual_memory().total / GB
     print(f"Machine: a GPU with {gpu:.0f} GB" if gpu else f"Machine: no GPU, {room:.0f} GB of memory")
     resolve({"env": {"games_path": args.games_path}})  # its games may then be named
-    ask_all(args, bool(gpu))
+    if args.output.is_dir():
+        raise ConfigError(f"--output {args.output}: is a folder; expected a file")
+    try:
+        ask_all(args, bool(gpu))
+    except EOFError as error:
+        raise ConfigError("nobody answers: --yes asks nothing") from error
     found, config, measured = options(args, bool(gpu))
     chosen = choose(found, room)
     lines = [(option.label, option.games_at_once or "all", option.overlay["model"]["tokens_per_batch"], option.peak,

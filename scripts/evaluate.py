@@ -356,12 +356,15 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         parser.error("nobody to evaluate: name a --checkpoint or a --model, or use --compare or --ladder")
     if args.episodes % 2:
         parser.error(f"--episodes {args.episodes}: an even number, half of them for each seat")
-    if args.exploit and (others or args.strength or not all(Path(name).is_dir() for name in args.checkpoint)):
+    trained = args.checkpoint and all(Path(name).is_dir() for name in args.checkpoint)
+    if args.exploit and (others or args.strength or not trained):
         parser.error("--exploit: needs --checkpoint with runs or their checkpoints, and nothing to compare")
     if (args.compare and (args.checkpoint or args.base_url)) or (args.ladder and args.checkpoint):
         parser.error("--compare and --ladder PLAYER... name all players: leave out --checkpoint, and --base-url")
     if args.json and not Path(args.json).resolve().parent.is_dir():
         parser.error(f"--json {args.json}: there is no such folder")
+    if args.json and Path(args.json).is_dir():
+        parser.error(f"--json {args.json}: is a folder; expected a file")
     if args.base_url and not args.model:
         parser.error("--base-url: --model must name the model that the server is to be asked for")
     return args

@@ -17,8 +17,8 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from training.process import run_program
-from utils import ConfigError, must_be_writable, naming, write_directory
+from training.process import at_least, run_program
+from utils import ConfigError, must_be_writable, naming, read_json, write_directory
 
 PAD, END = 0, 1  # ids of <|endoftext|> and <|im_end|>
 # Two tokens a message instead of ChatML's five: at 8 to 18 tokens a prompt the difference is felt.
@@ -99,7 +99,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--hidden", type=int, default=64, help="hidden size, a multiple of 8")
     parser.add_argument("--layers", type=int, default=2)
     parser.add_argument("--vocab", type=int, default=1024, help="tokens at most, 300 or more (the texts give 529)")
-    parser.add_argument("--init-range", type=float, default=0.2)
+    parser.add_argument("--init-range", type=at_least(0.0), default=0.2)
     parser.add_argument("--architecture", choices=("qwen2", "qwen3", "llama"), default="qwen2")
     parser.add_argument("--seed", type=int, default=2, help="of the base; 2 plays about as chance does")
     args = parser.parse_args(argv)
@@ -119,7 +119,7 @@ def run(args: argparse.Namespace) -> None:
     texts = list(prompts(TEACHING_GAMES, 300))
     recipe = {k: v for k, v in vars(args).items() if k != "output"}
     recipe["texts"] = hashlib.sha256("\0".join(texts).encode()).hexdigest()  # other prompts want another tokenizer
-    if note.exists() and json.loads(note.read_text()) == recipe:
+    if note.exists() and read_json(note) == recipe:
         note.touch()  # for make
         print(f"{args.output} is already there")
         return

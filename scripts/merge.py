@@ -101,7 +101,7 @@ def run_config(adapter: Path, base: str | None) -> SimpleNamespace:
 
 
 def finished(output: Path, made_of: dict[str, Any]) -> dict[str, Any] | None:
-    """The report of the same merge where it is in ``output`` already; None: the folder is new or empty.
+    """The report of the same merge where it is in ``output`` already; None: it is new, empty or was interrupted.
 
     Raises:
         ConfigError: it holds something else.
@@ -109,7 +109,7 @@ def finished(output: Path, made_of: dict[str, Any]) -> dict[str, Any] | None:
     if (output / REPORT).is_file():
         report = read_json(output / REPORT)
         if report.get("made_of") == made_of:
-            return report
+            return None if report.get("interrupted") else report
         raise ConfigError(f"--output {output}: holds another merge; choose another directory or delete this one")
     _must_be_empty(output)
     return None
@@ -170,8 +170,10 @@ def make_merge(adapter: Path, config: SimpleNamespace, args: argparse.Namespace)
         print(f"{args.output} holds this merge already")
     else:
         must_be_writable(args.output)
+        begun = {"made_of": made_of, "interrupted": True}  # until all is there
+        (args.output / REPORT).write_text(json.dumps(begun))
         report = {"made_of": made_of} | merge(config, adapter, args.output, dtype, args.deals)
-        (args.output / REPORT).write_text(json.dumps(report, indent=1))  # last: it says that all is there
+        (args.output / REPORT).write_text(json.dumps(report, indent=1))
     return report
 
 

@@ -66,9 +66,12 @@ def headline(about: dict[str, Any]) -> str:
 
 
 def commit() -> str:
-    """The version of this program, "+" where files differ from it; "unknown" outside of a repository."""
-    told = subprocess.run(["git", "-C", ROOT, "describe", "--always", "--abbrev=7", "--exclude=*", "--dirty=+"],
-                          capture_output=True, text=True)  # fmt: skip
+    """The version of this program, "+" where files differ from it; "unknown" outside of a repository or without git."""
+    words = ["git", "-C", str(ROOT), "describe", "--always", "--abbrev=7", "--exclude=*", "--dirty=+"]
+    try:
+        told = subprocess.run(words, capture_output=True, text=True)
+    except OSError:  # there is no git
+        return "unknown"
     return told.stdout.strip() or "unknown"
 
 

@@ -110,10 +110,13 @@ class Console:
     def say(self, text: str) -> None:
         """Print a lasting line; above the picture, where there is one."""
         log.debug("%s", text)
-        if self._drawn:
-            self._rich.print(redact(text))  # which breaks lines at words
-        else:
-            print(redact(text), file=self._stream, flush=True)
+        try:
+            if self._drawn:
+                self._rich.print(redact(text))  # which breaks lines at words
+            else:
+                print(redact(text), file=self._stream, flush=True)
+        except OSError:  # whoever read it is gone (a pipe into head, a closed terminal); the run goes on
+            os.dup2(os.open(os.devnull, os.O_WRONLY), self._stream.fileno())
 
     def close(self) -> None:
         """Leave the picture as it is: what is said from here on stands beneath it."""

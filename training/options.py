@@ -9,8 +9,10 @@ import argparse
 import json
 import math
 import os
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from os.path import expanduser
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -33,7 +35,7 @@ class PPOConfig:
     learning_rate: float = knob(1e-4, above=0, max=1e30)  # of AdamW, at the first step
     lr_final: float = knob(1.0, min=0, max=1)  # share of the learning rate left at the last step (linear decay)
     num_train_steps: int = knob(10_000, min=1)  # PPO updates
-    batch_size: int = knob(8, min=1)  # games a step
+    batch_size: int = knob(8, min=1, max=2**20)  # games a step
     mini_batch_size: int = knob(8, min=1)  # games; model.tokens_per_batch cuts them into forward passes
     gradient_accumulation_steps: int = knob(1, min=1)  # times that many games make one optimizer step
     ppo_epochs: int = knob(1, min=1)  # passes over a step's decisions; target_kl ends them early
@@ -57,7 +59,7 @@ class PPOConfig:
     max_new_tokens: int = knob(16, min=1)  # of a free answer
     save_freq: int = knob(500, min=1)  # steps between checkpoints
     eval_freq: int = knob(0, min=0)  # 0: before and after only
-    eval_games: int = knob(4, min=2)  # per game of the evaluation, half of them in each seat
+    eval_games: int = knob(4, min=2, max=2**20)  # per game of the evaluation, half of them in each seat
     eval_exact: str = knob("auto", choices=("auto", "always", "never"))  # exact values; auto: where reading is cheap
     alarms: str = knob("warn", choices=("off", "warn", "act"))  # act: slow down or stop, as alarms.py says
 
@@ -86,6 +88,10 @@ class RunConfig:
     keep_last: int = knob(2, min=1)  # checkpoints
     keep_best: bool = True  # also that of the best evaluation; ppo.eval_freq 0: of the best window of games
     threads: int = knob(0, min=0, max=4096)  # CPU threads of torch; 0: its default. Exact resume needs the same number
+
+    def __post_init__(self) -> None:
+        if not self.output_dir.strip():
+            raise ValueError("output_dir: is empty; expected a folder, e.g. runs/first")
 
 
 SECTIONS: dict[str, type] = {
@@ -124,12 +130,12 @@ def read_config(args: argparse.Namespace) -> SimpleNamespace:
     """
     own = None if args.resume is not None else os.environ.get("OPENSPIEL_AGENTS_PATH")  # the setting's old name
     sets = [*([f"env.games_path={json.dumps(own)}"] if own else ()), *args.set]
-    sets += [f"run.output_dir={json.dumps(args.output_dir)}"] if args.output_dir else []
+    sets += [f"run.output_dir={json.dumps(args.output_dir)}"] if args.output_dir is not None else []
     sets += [f"run.seed={args.seed}"] if args.seed is not None else []
     sets += ['run.logger="none"'] if args.no_wandb else []
     files = DEFAULT_FILES
     if args.resume is not None:
-        place = Path(args.resume or load_config(SECTIONS, [*files, *args.config], sets)["run"].output_dir)
+        place = Path(expanduser(args.resume or load_config(SECTIONS, [*files, *args.config], sets)["run"].output_dir))
         checkpoint = checkpoint_in(place)
         args.resume, files = str(checkpoint), [checkpoint / "run_config.json"]
         sets.insert(0, f"run.output_dir={json.dumps(str(checkpoint.parent))}")
@@ -163,7 +169,7 @@ def checkpoint_in(place: Path) -> Path:
     if not place.is_dir():
         raise ConfigError(f"--resume: there is no folder {place}")
     place = place.resolve()  # "." and links have other parents than the run
-    named = place.name.startswith("checkpoint-") or (place / "manifest.json").exists()
+    named = re.fullmatch(r"checkpoint-\d+", place.name) or (place / "manifest.json").exists()
     path = place if named else latest_checkpoint(place)
     if path is None:
         raise ConfigError(f"--resume: no checkpoint that verifies in {place}")
@@ -173,12 +179,13 @@ def checkpoint_in(place: Path) -> Path:
 
 def _from_anywhere(config: SimpleNamespace) -> None:
     """Name folders so that a resume from another folder finds them; a model of the project's own stays relative."""
+    config.run = replace(config.run, output_dir=expanduser(config.run.output_dir))
     model, source = config.model, config.env.trace.get("source")
-    name = Path(model.model_name).expanduser()
+    name = Path(expanduser(model.model_name))
     if name.is_dir() and not ((ROOT / name).is_dir() and name.samefile(ROOT / name)):
         config.model = replace(model, model_name=str(name.absolute()))
-    if model.adapter and Path(model.adapter).is_dir():
-        config.model = replace(config.model, adapter=str(Path(model.adapter).absolute()))
+    if model.adapter and Path(expanduser(model.adapter)).exists():
+        config.model = replace(config.model, adapter=str(Path(expanduser(model.adapter)).absolute()))
     if isinstance(source, str) and Path(source).exists():
         config.env = replace(config.env, trace=config.env.trace | {"source": str(Path(source).absolute())})
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import atexit
 import contextlib
+import io
 import logging
 import os
 import shlex
@@ -72,7 +73,10 @@ def say_how_to_go_on(program: str, run_dir: str, processes: int, stream: IO[str]
 
 
 def setup_logging() -> None:
-    """Log to stderr and print uncaught exceptions, both without secrets."""
+    """Log to stderr and print uncaught exceptions, both without secrets; what the terminal cannot show becomes "?"."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
     handler = logging.StreamHandler()
     handler.setLevel(logging.INFO)  # lower ones are for the run's own file
     handler.setFormatter(_Redacted("%(levelname)s: %(message)s"))
@@ -104,7 +108,11 @@ def at_least(least: float, most: float = sys.float_info.max) -> Callable[[str], 
     """An argparse type: finite numbers from ``least`` to ``most``, whole ones where ``least`` is an int."""
 
     def number(text: str) -> float:
-        value = type(least)(text)
+        try:
+            value = type(least)(text)
+        except ValueError as error:
+            kind = "a whole number" if isinstance(least, int) else "a number"
+            raise argparse.ArgumentTypeError(f"{text}: expected {kind}") from error
         if not least <= value <= most:
             end = f" and at most {most}" if most < sys.float_info.max else ""
             raise argparse.ArgumentTypeError(f"{text}: expected at least {least}{end}")
@@ -153,7 +161,10 @@ def leave(code: int) -> NoReturn:
 
 
 class StopSignal:
-    """While entered, the first SIGTERM or SIGINT only sets ``received``; the second ends the process at once."""
+    """While entered, the first SIGTERM, SIGINT or SIGHUP only sets ``received``; the second ends the process at once.
+
+    A terminal that is closed sends SIGHUP, which stays ignored under ``nohup``.
+    """
 
     def __init__(self) -> None:
         self.received = 0
@@ -165,7 +176,9 @@ class StopSignal:
         return 128 + self.received
 
     def __enter__(self) -> StopSignal:
-        self._before = {number: signal.signal(number, self._handle) for number in (signal.SIGTERM, signal.SIGINT)}
+        heard = [signal.SIGTERM, signal.SIGINT]
+        heard += [signal.SIGHUP] if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN else []
+        self._before = {number: signal.signal(number, self._handle) for number in heard}
         return self
 
     def __exit__(self, *exc: object) -> None:

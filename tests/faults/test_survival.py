@@ -303,6 +303,44 @@ def test_programs_say_in_a_line_that_a_folder_cannot_be_written(capsys, program)
     assert capsys.readouterr().err.splitlines()[-1].startswith("error: /proc/self/mine: cannot be written: ")
 
 
+def test_a_run_whose_reader_is_gone_goes_on_to_its_end(undisturbed, tmp_path):
+    """As with ``| head -1``; so does one that writes into a terminal that was closed."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    stdout = f"os.dup2({writer}, 1)"
+    ended = process(stdout, *arguments(tmp_path, **ADAPTIVE), pass_fds=[writer])
+    os.close(writer)
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert_same_run(tmp_path, undisturbed)
+
+
+def test_a_terminal_of_few_letters_a_machine_without_git_and_a_tilde(tmp_path):
+    """What cannot be shown is shown as "?", and what is not there is not needed."""
+    set_up = "os.environ['HOME'] = sys.argv.pop()"
+    args = [*arguments(tmp_path), "--output-dir", "~/run", "--set", "ppo.num_train_steps=1", str(tmp_path)]
+    ended = process(set_up, *args, env={"PYTHONIOENCODING": "ascii", "PATH": str(tmp_path)})
+    assert ended.returncode == 0, ended.stderr
+    assert " ? commit unknown ? " in ended.stdout
+    assert (tmp_path / "run" / "final").is_dir()
+
+
+@pytest.mark.parametrize("where", ["preflight.check", "load_policy"])
+def test_an_interrupt_before_there_is_anything_to_save_is_one_line(tmp_path, monkeypatch, capsys, where):
+    def interrupted(*args, **options):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(f"train_ppo.{where}", interrupted)
+    assert train(tmp_path) == 130
+    assert capsys.readouterr().err.splitlines()[-1] == "error: interrupted"
+
+
+def test_a_folder_called_checkpoint_something_is_a_run_all_the_same(undisturbed, tmp_path):
+    copy_of(undisturbed / "run", tmp_path, STEPS)
+    run = (tmp_path / "run").rename(tmp_path / "checkpoint-mine")
+    assert train_ppo.main(["--resume", str(run), "--set", f"ppo.num_train_steps={STEPS + 1}"]) == 0
+    assert (run / f"checkpoint-{STEPS + 1:06d}").is_dir()
+
+
 def test_a_tiny_model_does_not_replace_a_folder_of_the_users_own(tmp_path, capsys):
     (tmp_path / "config.json").write_text("mine")
     assert make_tiny_model.main([str(tmp_path)]) == 2

@@ -86,6 +86,7 @@ BAD_FILES = [
     ("GAME = 1", "must define GAME, a games.base.Game"),
     ("", "must define GAME"),
     ("x = 1\ndef f(:\n", "bad.py:2: SyntaxError: invalid syntax"),
+    ("\nimport sys; sys.exit(0)", "bad.py:2: SystemExit: 0"),
     ("\n\nimport no_such_module", "bad.py:3: ModuleNotFoundError: No module named 'no_such_module'"),
     (NIM.replace('name="nim"', 'name="My Nim"'), "name 'My Nim' may have"),
     (NIM.replace("rules=rules", 'rules="take"'), "rules 'take' is not a function"),

@@ -430,6 +430,19 @@ def test_another_merge_in_the_folder_is_kept(run_plain, merged_4bit, capsys):
     assert "holds another merge" in capsys.readouterr().err
 
 
+def test_a_merge_that_was_interrupted_is_made_again_by_the_same_command(run_plain, tmp_path, monkeypatch, capsys):
+    def interrupted(*args):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(merge, "compare", interrupted)  # the weights have been written
+        assert merge_in(tmp_path / "out", run_plain) == 130
+    assert (tmp_path / "out" / "model.safetensors").is_file()
+    assert merge_in(tmp_path / "out", run_plain) == 0
+    assert read_json(tmp_path / "out" / merge.REPORT)["proof"]["identical_moves"] == 1.0
+    assert "holds this merge already" not in capsys.readouterr().out
+
+
 def test_another_adapter_of_the_same_base_is_another_merge(run_plain, tmp_path, capsys):
     from safetensors.torch import load_file, save_file
 

@@ -375,6 +375,13 @@ def test_a_run_is_followed_from_before_its_first_step_on(tmp_path, monkeypatch):
     assert embedded(run / "report.html")["runs"][0]["steps"] == 9
 
 
+def test_names_are_no_formulas(tmp_path):
+    for name in ("lr$5$x", "b$_$"):
+        write_run(tmp_path / name, steps=9, shown=[])
+    runs = [str(tmp_path / name) for name in ("lr$5$x", "b$_$")]
+    assert visualize.main(["--run", *runs, "--output", str(tmp_path / "both")]) == 0
+
+
 def test_a_run_that_is_not_there_cannot_be_followed(tmp_path, capsys):
     assert visualize.main(["--run", str(tmp_path / "none"), "--watch"]) == 2
     assert capsys.readouterr().err == f"error: {tmp_path}/none: there is no such run\n"

@@ -168,7 +168,7 @@ LOOP = """
 """
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_first_signal_asks_and_second_ends(number):
     polite = python(LOOP.format(grace=0))
     assert polite.stdout.readline() == "ready\n"
@@ -183,6 +183,16 @@ def test_first_signal_asks_and_second_ends(number):
     stuck.send_signal(number)
     assert stuck.wait(timeout=10) == 128 + number
     stuck.communicate()
+
+
+def test_a_closed_terminal_does_not_end_what_ignores_it():
+    """As under nohup."""
+    ignores = "import signal, time; signal.signal(signal.SIGHUP, signal.SIG_IGN)"
+    loop = python(LOOP.format(grace=0).replace("import time", ignores))
+    assert loop.stdout.readline() == "ready\n"
+    loop.send_signal(signal.SIGHUP)
+    loop.send_signal(signal.SIGTERM)
+    assert loop.communicate(timeout=60)[0] == f"stopping {int(signal.SIGTERM)} {128 + signal.SIGTERM}\n"
 
 
 def test_handlers_are_put_back():
