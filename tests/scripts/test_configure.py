@@ -161,6 +161,7 @@ def test_questions(tiny_models, tmp_path, monkeypatch, capsys):
         (("--opponents", "mtcs"), "--opponents: opponent 'mtcs' is not known"),
         (("--model", "./nothing"), "--model: model.model_name: there is no folder nothing"),
         (("--gpu-memory", "1"), "nothing fits: at least"),
+        (("--output", "docs"), "--output docs: is a folder; expected a file"),
     ],
 )
 def test_bad_usage_is_told_in_one_line(qwen3_4b, tmp_path, capsys, arguments, expected):
@@ -171,6 +172,14 @@ def test_bad_usage_is_told_in_one_line(qwen3_4b, tmp_path, capsys, arguments, ex
     assert error.startswith(f"error: {expected}"), error
     assert error.count("\n") == 1
     assert not file.exists()
+
+
+def test_questions_that_nobody_answers(tiny_models, tmp_path, monkeypatch, capsys):
+    """As without a terminal."""
+    monkeypatch.setattr("builtins.input", lambda *_: exec("raise EOFError"))
+    model = str(tiny_models["qwen2"])
+    assert configure.main(["--output", str(tmp_path / "mine.json"), "--gpu-memory", "0", "--model", model]) == 2
+    assert capsys.readouterr().err == "error: nobody answers: --yes asks nothing\n"
 
 
 @pytest.mark.parametrize("arguments", [("--budget", "0"), ("--gpu-memory", "-1"), ("--gpu-memory", "nan")])
