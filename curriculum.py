@@ -318,7 +318,8 @@ class Curriculum:
         cell = (task.task_id // games.CONFIGS_PER_GAME, "past" if kind == "past" else task.opponent)
         rate = self._rates.get(cell, 0.5)
         self._rates[cell] = rate + RATE_STEP * (success - rate)
-        if counts and cell[0] in self._pools[self._stage]:
+        # The rest of a step that was drawn before the stage changed says nothing about what the new one plays.
+        if counts and any(first <= task.task_id <= last for first, last in self._pools[self._stage].get(cell[0], ())):
             self._window.append((cell[0], int(success)))
             self._episodes += 1
             return self._maybe_advance(task.index)

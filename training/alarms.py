@@ -50,7 +50,7 @@ ALARMS = (
     Alarm("grad_norm", "the gradient is ten times its usual size", 3, "slow",
           lambda row, m: row["grad_norm"] > 10 * m["grad_norm_usual"] > 0),
     Alarm("score_drop", "the score has fallen far below the best of this stage: go back to an earlier checkpoint",
-          10, "stop", lambda row, m: m["score_now"] < m["score_best"] - 0.2),
+          10, "stop", lambda row, m: m["score_now"] < m.get("score_best", 0.0) - 0.2),
 )  # fmt: skip
 
 
@@ -92,9 +92,12 @@ def watch(row: Row, memory: Memory) -> list[Alarm]:
 def _remember(row: Row, memory: Memory) -> None:
     memory.setdefault("entropy_first", row["entropy"])
     memory.setdefault("grad_norm_usual", 0.0)
-    now = memory.get("score_now", row["score_mean"])
-    memory["score_now"] = now + SMOOTHING * (row["score_mean"] - now)
-    memory["score_best"] = max(memory.get("score_best", 0.0), memory["score_now"])
+    rows, now = memory.get("score_rows", 0) + 1, memory.get("score_now", 0.0)
+    # Equal weights first: where a step has few games, the first one alone may be lucky, and what follows looks a collapse.
+    memory["score_now"] = now + max(1 / rows, SMOOTHING) * (row["score_mean"] - now)
+    memory["score_rows"] = rows
+    if rows >= 1 / SMOOTHING:
+        memory["score_best"] = max(memory.get("score_best", 0.0), memory["score_now"])
     if "legal_mass" in row:
         memory["legal_mass_best"] = max(memory.get("legal_mass_best", 0.0), row["legal_mass"])
 
@@ -104,5 +107,5 @@ def _follow(row: Row, memory: Memory) -> None:
     usual = memory["grad_norm_usual"] or row["grad_norm"]
     memory["grad_norm_usual"] = usual + SMOOTHING * (min(row["grad_norm"], 2 * usual) - usual)
     if "stage_change" in row:
-        for name in ("score_now", "score_best", "score_drop_steps"):
+        for name in ("score_now", "score_rows", "score_best", "score_drop_steps"):
             memory.pop(name, None)

@@ -170,6 +170,16 @@ def test_the_window_rolls():
     assert (len(curriculum._window), curriculum.success_rate) == (100, 0.7)
 
 
+def test_what_was_drawn_before_a_change_of_stage_does_not_count_for_the_next():
+    """Levels of programs share a game's index: 128 programs of level 0 in one step would pass three stages at once."""
+    levels = [Stage(f"level {k}", [(HEX * SIZE + 10 * k, HEX * SIZE + 10 * k + 9)], min_episodes=20) for k in range(4)]
+    curriculum = Curriculum(CurriculumConfig(levels), 0)
+    step = [curriculum.next(i) for i in range(128)]
+    changes = [change for t in step if (change := curriculum.update(t, 1.0))]
+    assert [(change["from"], change["to"]) for change in changes] == [("level 0", "level 1")]
+    assert curriculum.state_dict()["episodes"] == 0
+
+
 def test_min_episodes_counts_games_and_not_the_window():
     curriculum = Curriculum(two_stages(Stage("first", ["leduc_poker"], min_episodes=150)), 0)
     feed(curriculum, [1] * 149)
