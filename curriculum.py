@@ -219,8 +219,8 @@ class Curriculum:
 
     @property
     def rates(self) -> dict[str, float | None]:
-        """Both as metrics; None in a stage in which no games count, as in self-play."""
-        counts = self.stage.gate is not None
+        """Both as metrics; None where no game has counted yet, as in self-play or right after a change of stage."""
+        counts = bool(self._window)
         return {"window_success": self.success_rate if counts else None,
                 "gate_success": self.gate_rate if counts else None}  # fmt: skip
 

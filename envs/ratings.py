@@ -26,7 +26,9 @@ def rate(
     """Return each player's rating relative to player ``anchor``, whose rating is 0.
 
     The fit is that of Hunter 2004, "MM Algorithms for Generalized Bradley-Terry Models"; a draw is half a win for each.
-    The interval resamples the units of each match, in each game of its own.
+    The interval resamples the units of each match, in each game of its own, among them a won and a lost unit of
+    ``PRIOR`` times the chance of the others: who won every game of a match may lose the next one. The upper end of
+    who won all of them is what the prior makes of that.
 
     Args:
         matches: (i, j) -> for each game an array (units, games of a unit) of i's results: 1 won, 0.5 drawn, 0 lost.
@@ -38,10 +40,17 @@ def rate(
     fitted = _fit(matches, players, anchor)
     samples = []
     for _ in range(RESAMPLES):
-        drawn = {pair: [r[rng.integers(len(r), size=len(r))] for r in games] for pair, games in matches.items()}
+        drawn = {pair: [_resample(results, rng) for results in games] for pair, games in matches.items()}
         samples.append(_fit(drawn, players, anchor))
     lows, highs = np.quantile(samples, (0.025, 0.975), axis=0)
     return [Rating(float(p), float(low), float(high)) for p, low, high in zip(fitted, lows, highs, strict=True)]
+
+
+def _resample(results: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """As many units, from those played and from one won and one lost of ``PRIOR`` times their chance."""
+    pool = np.concatenate((results, np.ones_like(results[:1]), np.zeros_like(results[:1])))
+    weights = np.append(np.ones(len(results)), (PRIOR, PRIOR))
+    return pool[rng.choice(len(pool), size=len(results), p=weights / weights.sum())]
 
 
 def _fit(matches: Mapping[tuple[int, int], Sequence[np.ndarray]], players: int, anchor: int) -> np.ndarray:

@@ -77,9 +77,10 @@ def _moments(strata: Sequence[np.ndarray]) -> tuple[float, float, int]:
 def paired_difference(strata: Sequence[np.ndarray], seed: int = 0) -> Difference:
     """Mean of the units' differences over strata, with Student's interval and a sign-flip p-value.
 
-    A single unit says nothing: [-2, 2], the ends of what two values can differ by. The p-value is that of the
-    randomisation test: were both players the same, each unit's difference could as well have had the other sign
-    (Fisher 1935). ``seed`` fixes its samples.
+    Values differ by -2 to 2, and the interval stays in there; a single unit says nothing more. Where n units were all
+    alike, up to 1 - 0.05^(1/n) of all may be others (about 3/n: Hanley and Lippman-Hand 1983), as different as can be.
+    The p-value is that of the randomisation test: were both players the same, each unit's difference could as well
+    have had the other sign (Fisher 1935). ``seed`` fixes its samples.
     """
     rng, flipped = np.random.default_rng(seed), np.zeros(RESAMPLES)
     estimate, variance, degrees = _moments(strata)
@@ -89,7 +90,13 @@ def paired_difference(strata: Sequence[np.ndarray], seed: int = 0) -> Difference
             size = (min(rows, RESAMPLES - start), len(units))
             signs = rng.integers(2, size=size) * 2 - 1
             flipped[start : start + rows] += signs @ units / len(units) / len(strata)
-    half = student(degrees) * math.sqrt(variance) if degrees else 0.0
-    low, high = (estimate - half, estimate + half) if degrees else (-2.0, 2.0)
+    if not degrees:
+        low, high = -2.0, 2.0
+    elif variance > 1e-15:
+        half = student(degrees) * math.sqrt(variance)
+        low, high = max(estimate - half, -2.0), min(estimate + half, 2.0)
+    else:
+        unseen = 1 - 0.05 ** (1 / sum(map(len, strata)))
+        low, high = estimate - unseen * (estimate + 2), estimate + unseen * (2 - estimate)
     extreme = np.count_nonzero(np.abs(flipped) >= abs(estimate) - 1e-12)
     return Difference(estimate, low, high, (extreme + 1) / (RESAMPLES + 1))

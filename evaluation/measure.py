@@ -331,9 +331,9 @@ def result_table(before: list[dict[str, Any]], after: list[GameResult]) -> tuple
         }  # fmt: skip
     text = columns(lines, before=VALUE, after=VALUE, exact=VALUE, ceiling=VALUE)
 
-    def mean(key: str) -> float | None:
-        shares = [g[key] for g in games.values() if g[key] is not None]
-        return sum(shares) / len(shares) if shares else None
+    def mean(key: str) -> float | None:  # before and after of the same games, or there is nothing to compare
+        shares = [g[key] for g in games.values() if g["share"] is not None]
+        return sum(shares) / len(shares) if shares and None not in shares else None
 
     found = {"mean_share_of_ceiling": mean("share"), "mean_share_before": mean("share_before"), "games": games}
     if found["mean_share_of_ceiling"] is not None:

@@ -42,9 +42,10 @@ class Store:
         return slots
 
     def empty(self) -> None:
-        """Give the memory back, where nobody holds anything; the slots get it again when some are taken."""
+        """Give the memory back, where nobody holds anything."""
         if not self.held:
             self.layers = [(self._room(0), self._room(0)) for _ in self.layers]
+            self._holders = self._holders[:0]  # else the next to take any would get as many as there ever were
 
     def hold(self, path: Ints, by: int) -> None:
         """Count one holder more (``by`` 1) or less (-1)."""

@@ -259,7 +259,9 @@ def load_model(config: ModelConfig, lora: LoraConfig, seed: int) -> tuple[Any, A
 def _load_base(config: ModelConfig, device: str) -> Any:
     from transformers import AutoModelForCausalLM, BitsAndBytesConfig
 
-    kwargs: dict[str, Any] = {"dtype": getattr(torch, config.dtype), "device_map": {"": device}}
+    # By number: threads copy the weights, and to each of them "cuda" is the first card, whatever this process uses.
+    place = torch.cuda.current_device() if device == "cuda" else device
+    kwargs: dict[str, Any] = {"dtype": getattr(torch, config.dtype), "device_map": {"": place}}
     if config.use_4bit:
         kwargs["quantization_config"] = BitsAndBytesConfig(
             load_in_4bit=True,

@@ -208,7 +208,7 @@ class Reader:
             past = rank.setdefault(id(read.kv), len(rank))
             rows.setdefault((past, tuple(read.ids[read.cached :])), []).append(n)
         todo = [rows[key] for key in sorted(rows)]
-        self._longest_row, self._kept = max(len(read.ids) for read in reads), 0
+        self._longest_row, self._kept = max(len(r.ids) - r.cached + len(r.ids) // ATTENDED for r in reads), 0
         results: list[Any] = [None] * len(reads)
         while todo:
             wanted = [reads[m[0]]._replace(keep=any(reads[n].keep for n in m)) for m in todo]

@@ -85,6 +85,7 @@ class Server:
         if status != 200 and name in _models((await self.call("models", seconds=seconds))[1]):
             status = 200  # an earlier attempt, whose answer was lost
         if status != 200:
+            self.retry_at = 0.0  # this try is over, and its failure not one of those that are waited out
             self.later(f"it does not load {path}: {problem_of(status, answer)}", self.out or status <= 0)
             return
         old, self.loaded = self.loaded, [name]

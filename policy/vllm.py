@@ -132,8 +132,9 @@ class Engine:
         free_tokens = None if policy.constrained else policy.max_new_tokens
         return self.conversations.open(query, policy.max_seq_length, free_tokens)
 
-    def _request(self, turn: Turn) -> dict[str, Any]:
-        seed = int(2**31 * uniform(self.policy.seed, *turn.query.rng_key))
+    def _request(self, turn: Turn, bad: int) -> dict[str, Any]:
+        again = (bad,) if bad else ()  # the same seed would bring the same bad answer
+        seed = int(2**31 * uniform(self.policy.seed, *turn.query.rng_key, *again))
         body = {"prompt": turn.ids, "seed": seed, "logprobs": 0, "return_token_ids": True, **PLAIN,
                 "temperature": 0.0 if self.policy.greedy else self.policy.temperature,
                 "stop_token_ids": [self.policy.chat.end_id]}  # fmt: skip
@@ -147,13 +148,14 @@ class Engine:
         if turn is None:
             return Action("", truncated=True)
         async with self._slots:
-            body, wait, faults, problem = self._request(turn), FIRST_WAIT, 0, ""
+            wait, faults, bad, problem = FIRST_WAIT, 0, 0, ""
             asked, patience = time.monotonic(), self.env.env_timeout
             while (left := min(asked, self._heard) + patience - time.monotonic()) > 0 and faults < FAULTS_AT_MOST:
                 if self.stop():
                     raise InterruptedRolloutError
                 if server := await self._choose():
                     version = server.version or 0
+                    body = self._request(turn, bad)
                     status, answer = await self._ask(server, body, left)
                     try:
                         self._write(turn, answer, version, body["max_tokens"])
@@ -161,6 +163,7 @@ class Engine:
                         return self.conversations.close(turn, version)
                     except _BadAnswerError as error:
                         problem = str(error) if status == 200 else problem_of(status, answer)
+                        bad += status == 200
                     if status != 429:
                         server.later(problem)  # 404: it has been started anew, and lacks the adapter
                     faults += status > 0 and status not in (404, 429, 503)  # those are waited for

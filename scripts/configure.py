@@ -172,7 +172,7 @@ def ask_all(args: argparse.Namespace, gpu: bool) -> None:
     default, known = next(iter(MODELS)) if gpu else TINY_MODEL, (f"  {n}: {note}" for n, note in MODELS.items())
     ask(args, "model", default, "Model (a name on the Hub or a folder)", "\n".join(known), check_model)
     ask(args, "games", DEFAULT_GAMES, "Games", "  " + " ".join(NAMES), pool)
-    hint = "  random mcts mcts_light mcts:SIMSxROLLOUTS ismcts self"
+    hint = "  random mcts mcts_light mcts:SIMSxROLLOUTS ismcts perfect cfr self"
     ask(args, "opponents", "random mcts:50x1", "Opponents, a stage each", hint, lambda w: [*map(parse_opponent, w)])
     usual = 200_000 if args.model == [TINY_MODEL] else 20_000
     while not args.budget or args.budget < 1:
@@ -185,7 +185,7 @@ def ask_all(args: argparse.Namespace, gpu: bool) -> None:
 def parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
     """Read the command line."""
     parser = FlagParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--output", type=Path, default=Path("config/mine.json"), metavar="FILE")
+    parser.add_argument("--output", type=Path, default=Path("config/mine.json"), metavar="FILE", help="%(default)s")
     parser.add_argument("--model", nargs=1, metavar="NAME", help="on the Hub, or a folder")
     parser.add_argument("--games", nargs="+", metavar="GAME")
     parser.add_argument("--games-path", metavar="DIR", default="", help="with games of your own: adding_a_game.md")

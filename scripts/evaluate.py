@@ -10,8 +10,9 @@
     python scripts/evaluate.py --model NAME --base-url http://127.0.0.1:8000/v1
 
 A player is named by the directory of a checkpoint or of a run (its latest checkpoint), ``base``, a bot or the http(s)
-address of an OpenAI-compatible server. Bots are random, mcts, mcts_light, mcts:SIMSxROLLOUTS, ismcts, and in small
-games perfect (nothing is hidden) and cfr (near an equilibrium where something is). A success is a score above 0.5.
+address of an OpenAI-compatible server. Bots are random, mcts, mcts_light, mcts:SIMSxROLLOUTS, ismcts and
+ismcts:SIMSxROLLOUTS, and in small games perfect (nothing is hidden), cfr and cfr:ITERATIONS (near an equilibrium where
+something is). A success is a score above 0.5.
 """
 
 import argparse
@@ -196,7 +197,8 @@ class Contest:
             results = self._results(player, rows)
             shown = [r.row for r in results]
             report["tables"].append({"player": player.label, "opponent": opponent.label, "results": shown})
-            print(f"{player.label} against {opponent.label}, {sampling}, seed {self.args.seed}")
+            exactly = "; exact, ceiling and share: against random" * (self.args.exact and opponent.label != "random")
+            print(f"{player.label} against {opponent.label}, {sampling}, seed {self.args.seed}{exactly}")
             print(result_lines(results, self.args.exact, self.style), end="\n\n")
         if self.args.compare:
             report["comparison"] = differences(*played)
@@ -332,7 +334,8 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     add = parser.add_argument
     add("--checkpoint", nargs="+", default=[], metavar="PLAYER", help="whom to evaluate")
     add("--compare", nargs=2, metavar="PLAYER", help="evaluate both and test the difference")
-    add("--ladder", nargs="*", metavar="PLAYER", help="round robin; default: base, random, mcts and --checkpoint")
+    add("--ladder", nargs="*", metavar="PLAYER",
+        help=f"round robin; default: --checkpoint, with one also base, and {', '.join(LADDER_BOTS)}")  # fmt: skip
     add("--exploit", type=at_least(1), metavar="N", help="train N best responses and play the best: a lower bound")
     add("--exploit-steps", type=at_least(1), default=200, help="of PPO for each of them (default 200)")
     add("--strength", action="store_true", help="a table against search and solved games, 1000 games a cell")

@@ -4,7 +4,7 @@
     python scripts/import_gguf.py SmolLM2-135M-Instruct.Q4_1.gguf models/smollm2-135m --dtype float16
 
 The weights are dequantised: the folder holds the values that the file stands for, as safetensors, with tokenizer, chat
-template and configuration. Needs the package ``gguf`` (pip install gguf).
+template and configuration.
 """
 
 import argparse

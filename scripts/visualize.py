@@ -192,6 +192,7 @@ def panel_lines(panel: Panel, runs: Sequence[RunData]) -> list[dict[str, Any]]:
     apart, or runs where there is one key; dashes the other.
     """
     found: list[tuple[int, str, dict[str, Any]]] = []
+    shows: set[tuple[int, str]] = set()
     for index, run in enumerate(runs):
         present = dict.fromkeys(key for row in run.rows for key in row)
         prefixes = tuple(key for key in panel.keys if key.endswith("/"))
@@ -204,10 +205,12 @@ def panel_lines(panel: Panel, runs: Sequence[RunData]) -> list[dict[str, Any]]:
             smooth = panel.smooth and key not in ("window_success", "gate_success")
             bands = rolling(y, run.window) if smooth else [[]] * 3
             line: dict[str, Any] = dict(zip(("x", "y", "mean", "low", "high"), map(_thin, (x, y, *bands)), strict=True))
+            if any(y):
+                shows.add((index, key))
             found.append((index, key, line))
     if panel.limits is None:  # a success that is always 0 says something, a penalty that is switched off does not
-        found = [part for part in found if any(part[2]["y"])]
-    if not any(any(line["y"]) for _, _, line in found):
+        found = [part for part in found if part[:2] in shows]
+    if not shows:
         return []
     shown = list(dict.fromkeys(key for _, key, _ in found))
     for index, key, line in found:
@@ -279,8 +282,9 @@ def _finish(axis: Any, title: str, unit: str, lines: int) -> None:
 
 
 def _thin(values: Sequence[float]) -> list[float]:
+    """Of long runs every so many-th value, counted from the last, which is what the run is now."""
     stride = math.ceil(len(values) / MAX_POINTS) or 1
-    return [float(f"{value:.5g}") for value in values[::stride]]
+    return [float(f"{value:.5g}") for value in values[(len(values) - 1) % stride :: stride]]
 
 
 def write_report(runs: Sequence[RunData], path: Path, again: float = 0) -> Path:

@@ -6,8 +6,8 @@
 
 A model that never answers legally, or never wins, learns nothing from rewards. The teacher plays the games of the
 curriculum's stages through the same episode loop, prompts and tokens as training; the adapter learns to give its
-answers among the legal ones, and to answer legally without that constraint. PPO then has the warm start as its
-reference. Teachers are opponents that think: searches (mcts sees hidden cards, ismcts does not), cfr and
+answers among the legal ones, and to answer legally without that constraint. PPO goes on from there, and is held to it
+by ppo.init_kl_coef. Teachers are opponents that think: searches (mcts sees hidden cards, ismcts does not), cfr and
 cfr:ITERATIONS (near an equilibrium of small games that hide something), perfect (small games that hide nothing).
 """
 
@@ -141,13 +141,13 @@ def parse_args(argv: Seq[str] | None) -> argparse.Namespace:
     add = parser.add_argument
     add("--config", action="append", default=[], metavar="FILE", help="as for train_ppo.py")
     add("--set", nargs="+", action="extend", default=[], metavar="KEY=VALUE", help="as for train_ppo.py")
-    add("--teacher", default="mcts", help="an opponent that searches, or cfr, cfr:ITERATIONS, perfect")
-    add("--episodes", type=at_least(1), default=2048, help="that the teacher plays, over all games of the stages")
-    add("--explore", type=float, default=0.2, help="share of moves played at random, to see more positions")
-    add("--epochs", type=at_least(1), default=4)
-    add("--batch", type=at_least(1), default=64, help="sequences an optimizer step")
+    add("--teacher", default="mcts", help="an opponent that searches, or cfr, cfr:ITERATIONS, perfect; %(default)s")
+    add("--episodes", type=at_least(1), default=2048, help="that the teacher plays, over all stages; %(default)s")
+    add("--explore", type=float, default=0.2, help="share of moves played at random; %(default)s")
+    add("--epochs", type=at_least(1), default=4, help="%(default)s")
+    add("--batch", type=at_least(1), default=64, help="sequences an optimizer step; %(default)s")
     add("--legal-mass", type=at_least(0.0), default=1.0,
-        help="weight of being legal at all; 0 where answers stay constrained")  # fmt: skip
+        help="weight of being legal at all, %(default)s; 0 where answers stay constrained")  # fmt: skip
     add("--learning-rate", type=at_least(1e-12), default=None, help="falls linearly to 0; default: ppo.learning_rate")
     add("--output", required=True, metavar="DIR", help="where the adapter is written")
     args = parser.parse_args(argv)

@@ -76,7 +76,7 @@ def fatal(row: Row, ppo: PPOConfig) -> Alarm | None:
 def watch(row: Row, memory: Memory) -> list[Alarm]:
     """Take one step's metrics, update ``memory`` in place, and return the alarms that this step raises.
 
-    A change of stage starts score and gradient anew: another opponent is no collapse.
+    A change of stage starts the score anew: another opponent is no collapse.
     """
     raised = []
     _remember(row, memory)
@@ -90,10 +90,10 @@ def watch(row: Row, memory: Memory) -> list[Alarm]:
 
 
 def _remember(row: Row, memory: Memory) -> None:
-    memory.setdefault("entropy_first", row["entropy"])
+    memory["entropy_first"] = memory.get("entropy_first") or row["entropy"]
     memory.setdefault("grad_norm_usual", 0.0)
     rows, now = memory.get("score_rows", 0) + 1, memory.get("score_now", 0.0)
-    # Equal weights first: where a step has few games, the first one alone may be lucky, and what follows looks a collapse.
+    # Equal weights first: with few games a step the first may be lucky, and what follows looks a collapse.
     memory["score_now"] = now + max(1 / rows, SMOOTHING) * (row["score_mean"] - now)
     memory["score_rows"] = rows
     if rows >= 1 / SMOOTHING:

@@ -35,7 +35,7 @@ class PPOConfig:
     learning_rate: float = knob(1e-4, above=0, max=1e30)  # of AdamW, at the first step
     lr_final: float = knob(1.0, min=0, max=1)  # share of the learning rate left at the last step (linear decay)
     num_train_steps: int = knob(10_000, min=1)  # PPO updates
-    batch_size: int = knob(8, min=1, max=2**20)  # games a step
+    batch_size: int = knob(8, min=2, max=2**20)  # games a step
     mini_batch_size: int = knob(8, min=1)  # games; model.tokens_per_batch cuts them into forward passes
     gradient_accumulation_steps: int = knob(1, min=1)  # times that many games make one optimizer step
     ppo_epochs: int = knob(1, min=1)  # passes over a step's decisions; target_kl ends them early

@@ -3,7 +3,7 @@
 A program is written statement by statement by a ``Writer`` (``writer.py``); the statements are those of
 ``constructs_easy.py`` and ``constructs_hard.py``.
 
-Levels: 0 one sum of two digits · 1 arithmetic · 2 branches · 3 loops · 4 strings · 5 lists · 6 functions,
+Levels: 0 a sum or difference of digits · 1 arithmetic · 2 branches · 3 loops · 4 strings · 5 lists · 6 functions,
 recursion · 7 dicts, sets, standard input · 8 classes, exceptions · 9 generators, closures, libraries, all mixed.
 """
 

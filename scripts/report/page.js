@@ -14,8 +14,8 @@ function tiles() {
   const title = (run) => (data.runs.length > 1 ? html`<h3>${run.name}</h3>` : "");
   return data.runs.map((run) => {
     const last = run.last, out = [tile(short(run.steps), run.total > run.steps ? `of ${short(run.total)} steps` : "steps")];
-    const nash = Object.values(run.summary.games || {}).map((g) => g.nash_conv).filter((v) => typeof v === "number");
-    if (nash.length) out.push(tile(short(nash.reduce((a, b) => a + b) / nash.length), "NashConv"));
+    const nash = Object.entries(run.summary.games || {}).filter(([, g]) => typeof g.nash_conv === "number");
+    for (const [game, g] of nash) out.push(tile(short(g.nash_conv), nash.length > 1 ? `NashConv, ${game}` : "NashConv"));
     if (typeof run.summary.mean_share_of_ceiling === "number") out.push(tile(percent(run.summary.mean_share_of_ceiling), "mean share of ceiling"));
     if (typeof last.success_rate === "number") out.push(tile(percent(last.window_success ?? last.success_rate), `success, last ${(last.window_success ?? null) === null ? "step" : "window"}`));
     if (typeof last.score_mean === "number") out.push(tile(short(last.score_mean), "score, last step"));

@@ -15,10 +15,12 @@ import httpx
 import pytest
 from players import FunctionPlayer, random_player
 from serving import POSITION, RESET, answer, ok, running_server, scripted_server, task_id
+from tiny import micro_config
 
 from env_wrapper import EnvConfig, Task, make_env, play
 from envs import affinetes, client
 from envs.affinetes import ServerError
+from training.preflight import check_prompts
 from utils import ConfigError
 
 
@@ -169,6 +171,22 @@ def test_public_servers_play_at_random_for_opponents_they_do_not_know(opponent):
     server = PublicServer(reset=answer(RESET, opponent_type=opponent))
     with env_on(server) as env, pytest.raises(ServerError, match="silently play at random"):
         env.reset(Task(task_id("leduc_poker"), 4, opponent))
+
+
+@pytest.mark.parametrize("opponent", ["mcts:20x1", "perfect"])
+def test_an_opponent_of_a_later_stage_that_no_public_server_has_is_told_before_the_first_step(tmp_path, opponent):
+    def public(method, kwargs):
+        told = {"task_id": kwargs.get("task_id"), "seed": kwargs.get("seed"), "opponent_type": kwargs.get("opponent")}
+        return ok(answer(RESET + POSITION.format(game="leduc_poker"), **told)) if method == "reset" else ok({})
+
+    games = [[task_id("leduc_poker")] * 2]
+    against = {"first": "random", "next": "mcts", "last": {"random": 1, opponent: 1}}
+    stages = [{"name": name, "games": games, "opponent": bots} for name, bots in against.items()]
+    with scripted_server(public) as url:
+        env, ppo = {"env_mode": "url", "env_url": url, "prompt": "full"}, {"max_seq_length": 4096}
+        check_prompts(micro_config(tmp_path, env=env, ppo=ppo, curriculum={"stages": stages[:2]}))
+        with pytest.raises(ConfigError, match=rf"task 200000000 failed: .*{opponent}"):
+            check_prompts(micro_config(tmp_path, env=env, ppo=ppo, curriculum={"stages": stages}))
 
 
 def test_tasks_that_no_server_can_play():

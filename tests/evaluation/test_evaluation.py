@@ -26,7 +26,16 @@ from envs.protocol import InterruptedRolloutError
 from envs.ratings import rate
 from evaluation import english
 from evaluation.intervals import mean_interval, pair_means, paired_difference, student, wilson
-from evaluation.measure import GameResult, evaluate, exact_table, game_sets, legal_rate, paired_tasks, table_values
+from evaluation.measure import (
+    GameResult,
+    evaluate,
+    exact_table,
+    game_sets,
+    legal_rate,
+    paired_tasks,
+    result_table,
+    table_values,
+)  # fmt: skip
 from policy import load_policy, network
 from policy.chat import ChatFormat
 from policy.model import load_tokenizer
@@ -219,7 +228,36 @@ def test_a_single_deal_says_nothing():
 
 def test_strata_of_a_difference_are_averaged_and_players_that_play_alike_do_not_differ():
     assert paired_difference([np.full(10, 0.4), np.full(300, 0.2)]).estimate == pytest.approx(0.3)
-    assert paired_difference([np.zeros(20)]) == (0.0, 0.0, 0.0, 1.0)
+    alike = paired_difference([np.zeros(20)])
+    assert (alike.estimate, alike.p) == (0.0, 1.0)
+    assert alike.low == -alike.high
+
+
+def test_deals_that_were_all_alike_do_not_make_a_difference_certain():
+    """One deal in ten ends otherwise: the interval of twenty that show none of them still holds the truth."""
+    for units in (np.zeros(20), np.ones(20)):
+        found = paired_difference([units])
+        assert found.low <= units[0] - 0.1 * (units[0] + 2) < units[0] + 0.1 * (2 - units[0]) <= found.high
+    three = paired_difference([np.ones(3)])
+    assert three.low < 0  # as p, 0.25, says
+    assert paired_difference([np.zeros(2000)]).high < 0.004
+
+
+def test_no_difference_is_greater_than_values_allow():
+    assert paired_difference([np.array([2.0, 2.0, 2.0, -1.0])]).high == 2.0
+    assert paired_difference([np.array([-2.0, -2.0, -2.0, 1.0])]).low == -2.0
+
+
+def test_the_mean_share_before_training_is_of_the_games_that_it_is_of_after():
+    def result(game, exact):
+        return GameResult(game, 1, 0.0, 0.0, 0.0, 0.0, exact=exact, random=0.0, ceiling=1.0)
+
+    text, found = result_table([vars(result("a", 0.1)) | {"share": 0.1}], [result("a", 0.5), result("b", 0.7)])
+    assert (found["mean_share_before"], found["mean_share_of_ceiling"]) == (None, 0.6)
+    assert text.endswith("unknown -> 0.600")
+    before = [vars(result(game, 0.1)) | {"share": 0.1} for game in ("a", "b")]
+    _, found = result_table(before, [result("a", 0.5), result("b", None)])
+    assert (found["mean_share_before"], found["mean_share_of_ceiling"]) == (0.1, 0.5)
 
 
 @pytest.mark.slow
@@ -259,6 +297,12 @@ def test_draws_count_half_for_each_and_unbeaten_players_have_finite_ratings():
     assert 400 < ratings[0].points < 2000
     half_drawn = np.array([[1.0, 0.5]] * 1000)  # three points of four, as three wins in four games
     assert rate({(0, 1): [half_drawn]}, 2, anchor=1)[0].points == pytest.approx(190.85, abs=1)
+
+
+def test_a_player_that_won_all_its_games_is_not_rated_without_doubt():
+    lows = [rate({(0, 1): [np.ones((n, 2))]}, 2, anchor=1)[0] for n in (5, 500)]
+    assert all(rating.low < rating.points - 100 for rating in lows)
+    assert lows[0].points < lows[1].low + 200
 
 
 def test_a_rating_uses_all_games_and_orders_players_that_met_only_through_others():

@@ -57,6 +57,8 @@ def test_an_empty_store_gives_its_memory_back_and_gets_as_much_again(qwen2):
     del kv
     qwen2.weights_changed()
     assert store.held == len(store.layers[0][0]) == 0
+    store.take(3)
+    assert len(store.layers[0][0]) == 3, "as many as are wanted now, not as many as there ever were"
 
 
 @torch.no_grad()

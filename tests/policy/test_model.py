@@ -15,7 +15,7 @@ from torch.testing import assert_close
 from policy import network
 from policy.attention import PaddedRows, attend
 from policy.chat import ChatFormat, answer_trie
-from policy.model import LoraConfig, ModelConfig, device_of, load_architecture, load_model, load_tokenizer
+from policy.model import LoraConfig, ModelConfig, _load_base, device_of, load_architecture, load_model, load_tokenizer
 from policy.network import Read, run_trunk
 from policy.tree import Row, grow
 from scripts import make_tiny_model
@@ -350,6 +350,23 @@ def test_loading_says_nothing(tiny_models):
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT, timeout=120)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+def test_weights_go_to_the_card_of_this_process(tmp_path, monkeypatch):
+    """ "cuda" alone is the first card to every thread that loads them, on whichever process."""
+    import transformers
+
+    places = []
+
+    def from_pretrained(*args, **kwargs):
+        places.append(kwargs["device_map"])
+        raise OSError("no weights")
+
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
+    monkeypatch.setattr(transformers.AutoModelForCausalLM, "from_pretrained", from_pretrained)
+    with pytest.raises(ConfigError, match="no weights"):
+        _load_base(ModelConfig(str(tmp_path), use_4bit=False), "cuda")
+    assert places == [{"": 1}]
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="a knob of glibc")

@@ -1,5 +1,6 @@
 """Rollouts through servers: the same prompts and decisions as in process, the right adapter, and every fault."""
 
+import asyncio
 import inspect
 import os
 import subprocess
@@ -21,7 +22,7 @@ import train_ppo
 from env_wrapper import EnvConfig, Query, Task, play
 from games import CONFIGS_PER_GAME, NAMES
 from policy.model import ModelConfig
-from policy.servers import addresses, check_servers
+from policy.servers import Server, addresses, check_servers
 from policy.vllm import FAULTS_AT_MOST, Engine, EngineError
 from training import alarms
 from training.options import PPOConfig
@@ -244,6 +245,22 @@ def test_load_is_spread_and_a_dead_server_is_left_out_and_tried_again(policy, se
         games(engine)
         assert not engine.servers[1].out
         assert calls(other, "completions")
+
+
+def test_a_server_that_misses_its_first_retry_is_tried_again(monkeypatch):
+    server = Server("http://nowhere")
+    answers = [(0, "refused"), (0, "refused"), (200, "")]
+
+    async def call(path, body=None, seconds=0.0):
+        return answers.pop(0)
+
+    monkeypatch.setattr(server, "call", call)
+    server.later("request failed")
+    asyncio.run(server.load("one", Path("one"), 1, 1.0))
+    assert server.out
+    assert server.retry_at < time.monotonic() + 60
+    asyncio.run(server.load("one", Path("one"), 1, 1.0))
+    assert not server.out
 
 
 # -- what a server must be able to do ----------------------------------------------------------------------------
@@ -544,6 +561,23 @@ def test_one_question_that_a_server_cannot_answer_fails_its_game_alone(policy, s
     assert len(failed) == 1
     assert f"no answer after 5 tries: {server.url}: HTTP 500" in failed[0].info["error"]
     assert {e.outcome for e in episodes if e not in failed} == {"finished"}
+
+
+def test_a_bad_answer_is_asked_again_with_another_seed_and_what_was_lost_with_the_same(policy, server, tmp_path):
+    """The same seed brings the same answer, and that one is wanted where it was lost on the way."""
+    seen = []
+
+    def spoilt(path, body):
+        if path != "completions":
+            return None
+        seen.append(body["seed"])
+        return {1: error(500), 2: wrong_tokens(body)}.get(len(seen))
+
+    server.faulty = spoilt
+    with engine_of(policy, tmp_path, server) as engine:
+        [only] = games(engine, TASKS[:1])
+    assert only.outcome == "finished"
+    assert seen[0] == seen[1] != seen[2]
 
 
 @pytest.mark.parametrize("status", [429, 503])

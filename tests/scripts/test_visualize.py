@@ -654,6 +654,17 @@ def test_runs_are_compared_side_by_side_and_by_what_differs(page, compared):
     assert page.js("document.querySelector('#config summary').textContent") == "1 settings differ, 3 are the same"
 
 
+def test_a_long_curve_ends_where_the_run_does_and_keeps_what_is_rare(tmp_path):
+    run = write_run(tmp_path / "run", shown=[])
+    rows = [{"step": s, "score_mean": s / 10_000, "failed": int(s == 4000)} for s in range(1, 4001)]
+    rows += [{"step": s, "score_mean": 0.9, "retries": int(s == 5001)} for s in range(4001, 5003)]
+    (run / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    lines = [line for panel in visualize.panels([visualize.load_run(run)]) for line in panel["lines"]]
+    assert {"failed", "retries"} <= {line["label"] for line in lines}
+    [score] = [line for line in lines if line["label"] == "score_mean"]
+    assert (score["x"][-1], score["y"][-1], len(score["x"]) <= visualize.MAX_POINTS) == (5002, 0.9, True)
+
+
 @pytest.mark.parametrize("width", [390, 1440])
 def test_nothing_is_wider_than_the_screen(page, report, compared, width):
     for path in (report, compared):

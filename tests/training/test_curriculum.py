@@ -178,6 +178,7 @@ def test_what_was_drawn_before_a_change_of_stage_does_not_count_for_the_next():
     changes = [change for t in step if (change := curriculum.update(t, 1.0))]
     assert [(change["from"], change["to"]) for change in changes] == [("level 0", "level 1")]
     assert curriculum.state_dict()["episodes"] == 0
+    assert curriculum.rates == {"window_success": None, "gate_success": None}  # not 0: nobody has lost there
 
 
 def test_min_episodes_counts_games_and_not_the_window():

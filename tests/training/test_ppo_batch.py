@@ -152,6 +152,10 @@ def test_failed_episodes_are_left_out_and_too_many_end_the_run():
     good, bad = episode("a", {0: [0]}, {0: 1.0}), Episode(Task(0), "a", 0.0, "failed", {}, {"error": "OSError: x"})
     trainer = SimpleNamespace(engine=None)
     assert Trainer.without_failed(trainer, [good, bad, good, good, good]) == [good] * 4  # type: ignore[arg-type]
+    assert Trainer.without_failed(trainer, [good, bad]) == [good]  # type: ignore[arg-type]
+    for none_left in ([bad], [bad, bad]):
+        with pytest.raises(TrainingError, match=r"of \d episodes failed"):
+            Trainer.without_failed(trainer, none_left)  # type: ignore[arg-type]
     with pytest.raises(TrainingError, match="2 of 5 episodes failed; the first: OSError: x"):
         Trainer.without_failed(trainer, [good, bad, good, good, bad])  # type: ignore[arg-type]
 

@@ -411,6 +411,21 @@ def test_bad_minibatches_are_counted_in_a_row_across_steps_and_end_the_step(tmp_
     assert ppo_update(policy, optimizer, batch, whole, (0,), 2)["bad_updates"] == 0
 
 
+def test_a_minibatch_of_games_that_were_cut_off_moves_nothing(tmp_path):
+    policy = tiny_policy(tmp_path)
+    batch, optimizer = played(policy), adam(policy)
+    ppo_update(policy, optimizer, batch, WHOLE, (0,))
+    before = weights(policy)
+    nothing = replace(batch, weights_M=torch.zeros_like(batch.weights_M))
+    assert ppo_update(policy, optimizer, nothing, WHOLE, (0,))["updates"] == 0
+    assert weights(policy) == before, "momentum alone moved the weights"
+    some = batch.weights_M.clone()
+    some[torch.cat([batch.spans[i] for i in batch.games[0]])] = 0.0
+    stats = ppo_update(policy, optimizer, replace(batch, weights_M=some), replace(WHOLE, mini_batch_size=1), (0,))
+    assert (stats["updates"], stats["skipped"]) == (7, 0)
+    assert all(np.isfinite(value) for value in stats.values())
+
+
 def out_of_memory(monkeypatch, *calls):
     """Let the backward passes of these numbers run out of memory."""
     real, count = torch.Tensor.backward, iter(range(10**6))
