@@ -45,13 +45,13 @@ BROKEN = {
     "env.allowed_game_indices=dots": "env.allowed_game_indices: game 'dots' is not known, the nearest is "
     "dots_and_boxes: allowed are ",
     "pop.batch_size=8": "--set: pop = {'batch_size': 8}: no such key; the nearest is ppo",
-    "ppo.batch_size=eight": '--set: ppo.batch_size = "eight": expected an integer >= 1 and ',
+    "ppo.batch_size=eight": '--set: ppo.batch_size = "eight": expected an integer >= 2 and ',
     "ppo.gamma=1.5": "--set: ppo.gamma = 1.5: expected a number >= 0 and <= 1",
     "ppo.learning_rate=NaN": '--set: ppo.learning_rate: "NaN" is not allowed: numbers are finite',
     "ppo.mini_batch_size=3": "ppo: batch_size 8 is not divisible by mini_batch_size * gradient_accumulation_steps "
     "= 3 * 1 = 3: batch_size 9 or mini_batch_size 1 fits",
     "run.output_dir=": "run: output_dir: is empty; expected a folder, e.g. runs/first",
-    "ppo.batch_size=1000000000": "--set: ppo.batch_size = 1000000000: expected an integer >= 1 and ",
+    "ppo.batch_size=1000000000": "--set: ppo.batch_size = 1000000000: expected an integer >= 2 and ",
     "ppo.eval_games=1000000000": "--set: ppo.eval_games = 1000000000: expected an integer >= 2 and ",
     "ppo.eval_games=5": "ppo: eval_games 5: an even number, half of them for each seat",
     "ppo.temperature=1e-45": "--set: ppo.temperature = 1e-45: expected a number >= 0.001",

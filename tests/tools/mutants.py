@@ -120,10 +120,10 @@ MUTANTS = {
     ],
     # ---- update
     UPDATE + "the_gradient_is_that_of_the_whole_step_however_it_is_cut": [
-        Mutant("mean over each micro-batch", TRAIN, "(loss / count).backward()", "(loss / len(at_M)).backward()"),
-        Mutant("only the last micro-batch counts", TRAIN, "        (loss / count).backward()",
+        Mutant("mean over each micro-batch", TRAIN, "loss / count.clamp(min=1e-8)", "loss / len(at_M)"),
+        Mutant("only the last micro-batch counts", TRAIN, "        loss.backward()",
                "        policy.peft_model.zero_grad(), policy.value_head.zero_grad()\n"
-               "        (loss / count).backward()"),
+               "        loss.backward()"),
         Mutant("advantages of other sequences", TRAIN, "batch.spans[members[j]] for j", "batch.spans[j] for j"),
         Mutant("decisions out of order", NETWORK, "np.argsort(decisions)", "np.arange(len(decisions))"),
         Mutant("shared beginning: positions start anew", TREE,
@@ -244,7 +244,7 @@ MUTANTS = {
         Mutant("failed episodes are losses", TRAIN,
                'valid = [e for e in episodes if e.outcome != "failed"]', "valid = episodes"),
         Mutant("nothing but failures is no failure", TRAIN,
-               "> MAX_FAILED_SHARE * len(episodes)", "> len(episodes)"),
+               "> max(MAX_FAILED_SHARE * len(episodes), len(episodes) > 1)", "> len(episodes)"),
     ],
     FAULTS + "games_that_do_not_fit_are_counted_and_the_run_goes_on": [
         Mutant("games that were cut off must have scores", TRAIN,
