@@ -65,7 +65,7 @@ def measure_prompts(config: SimpleNamespace, chat: ChatFormat, peek: bool = Fals
     if config.env.env_type == "openspiel" and config.env.env_mode != "local":  # what it cannot play only it knows
         stages = {name: stage for stage in config.curriculum.stages for name in stage.mixture}
         for name, stage in stages.items():
-            if name not in (opponent, "self", "past"):
+            if name != opponent:
                 count_tokens(config, chat, eval_tasks(stage.games, 1, config.run.seed, name)[:1], peek=True)
     needed, game = max((max(p.first, default=0) + p.answer, p.game) for p in measured.values())
     if needed > config.ppo.max_seq_length:

@@ -418,6 +418,25 @@ def test_holes_between_what_is_in_use_go_back_to_the_kernel():
     assert used < left < used + 1e8
 
 
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="a knob of glibc")
+def test_what_the_next_pass_needs_is_not_given_back_before_it():
+    program = """if True:
+        import torch
+        from policy import cpu_memory
+
+        cpu_memory.keep_freed()
+        cpu_memory.IDLE = 1 << 28
+        before = cpu_memory.resident()
+        for _ in range(4):
+            cpu_memory.give_back()
+            kept = cpu_memory.resident()
+            del [torch.ones(1 << 18) for _ in range(500)][:]
+        print(kept - before)
+    """
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert int(done.stdout) > 4e8
+
+
 def test_what_follows_without_a_choice_is_known_to_its_end():
     forced = answer_trie((3, 12, 140, 141)).forced
     assert {prefix: forced[prefix] for prefix in ("3", "1", "12", "14", "140")} == {

@@ -13,7 +13,7 @@ from torch.testing import assert_close
 
 from env_wrapper import EnvConfig, Query, Sequence, Task, play
 from games import CONFIGS_PER_GAME, NAMES
-from policy.network import SHARED_PREFIX_MIN, run_trunk
+from policy.network import SHARED_PREFIX_MIN, Read, run_trunk
 from policy.tree import Row, grow
 from utils import ConfigError
 
@@ -677,3 +677,12 @@ def test_batches_are_halved_down_to_single_rows(qwen2):
     [action] = qwen2.act([ask(talk("s", "u"), [1, 2])])
     assert qwen2.halve_batches()
     assert not qwen2.halve_batches(), "64 is small enough"
+
+
+@torch.no_grad()
+def test_what_is_kept_of_a_conversation_does_not_keep_batches_from_being_halved(qwen2):
+    ids = [5] * 150
+    _, [kept] = qwen2.reader.read([Read(ids, None, True)])
+    qwen2.reader.read([Read([*ids, 7], kept, False)])
+    qwen2.tokens_per_batch = 1000
+    assert [qwen2.tokens_per_batch for _ in range(9) if qwen2.halve_batches()] == [500, 250, 125, 62]

@@ -149,6 +149,14 @@ def test_a_base_that_has_changed_is_told(checkpoint, tmp_path, capsys, monkeypat
     assert told in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(("opponent", "said"), [("random", False), ("mcts:2x1", True)])
+def test_what_exact_values_are_against_is_told_where_the_games_were_against_another(capsys, opponent, said):
+    words = ["--checkpoint", "random", "--opponent", opponent, "--exact", "--games", "kuhn_poker#0", "--episodes", "2"]
+    assert evaluate.main(words) == 0
+    [heading] = [line for line in capsys.readouterr().out.splitlines() if line.startswith("random against")]
+    assert heading.endswith("; exact, ceiling and share: against random") == said
+
+
 def test_over_a_server_exact_values_are_left_out_and_that_is_said(caplog):
     """They would be those of prompts that the player never reads."""
 

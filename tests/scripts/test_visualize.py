@@ -654,6 +654,16 @@ def test_runs_are_compared_side_by_side_and_by_what_differs(page, compared):
     assert page.js("document.querySelector('#config summary').textContent") == "1 settings differ, 3 are the same"
 
 
+def test_each_game_has_its_own_nash_conv(page, tmp_path):
+    """Games have stakes of their own: a mean over them is a mean of nothing."""
+    run = write_run(tmp_path / "run", steps=3, shown=[])
+    games_played = {"leduc_poker": {"nash_conv": 4.0}, "kuhn_poker": {"nash_conv": 0.5}}
+    (run / "summary.json").write_text(json.dumps({"games": games_played}))
+    page.open(visualize.write_report([visualize.load_run(run)], run / "report.html"))
+    tiles = page.js("[...document.querySelectorAll('.tile')].map((e) => e.textContent)")
+    assert {"4NashConv, leduc_poker", "0.5NashConv, kuhn_poker"} <= set(tiles)
+
+
 def test_a_long_curve_ends_where_the_run_does_and_keeps_what_is_rare(tmp_path):
     run = write_run(tmp_path / "run", shown=[])
     rows = [{"step": s, "score_mean": s / 10_000, "failed": int(s == 4000)} for s in range(1, 4001)]

@@ -64,6 +64,9 @@ def test_a_new_stage_is_no_collapse():
     first, second = QUIET | {"score_mean": 0.9}, QUIET | {"score_mean": 0.2}
     assert raised([*[first] * 50, *[second] * 60]) != []
     assert raised([*[first] * 49, first | {"stage_change": "hard"}, *[second] * 60]) == []
+    lost = QUIET | {"score_mean": 0.0}  # the new stage's mean is its own: 0.9 * 0.95^n < 0.9 - 0.2 from n = 5 on
+    steps = [*[first] * 29, first | {"stage_change": "hard"}, *[first] * 25, *[lost] * 40]
+    assert raised(steps) == [(55 + 5 + PATIENCE["score_drop"] - 1, "score_drop")]
 
 
 @pytest.mark.parametrize("first", [1.0, 0.75])
@@ -74,6 +77,11 @@ def test_luck_in_the_first_steps_is_no_best(first):
     for _ in range(50):
         scores = [sum(draw.random() < 0.5 for _ in range(8)) / 8 for _ in range(200)]
         assert raised([QUIET | {"score_mean": score} for score in scores]) == []
+
+
+def test_a_first_step_without_decisions_does_not_silence_the_entropy():
+    steps = [QUIET | {"entropy": 0.0}, *[QUIET] * 5, *[QUIET | SIGNS["entropy"]] * 20]
+    assert [name for _, name in raised(steps)] == ["entropy"]
 
 
 def test_models_that_were_never_legal_and_rows_without_the_metric_are_no_alarm():

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from tiny import base_model, micro_config, rollout, tiny_policy
+from torch.testing import assert_close
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers.models.qwen2.modeling_qwen2 import Qwen2RMSNorm
 
@@ -409,6 +410,20 @@ def test_bad_minibatches_are_counted_in_a_row_across_steps_and_end_the_step(tmp_
     assert (stats["skipped"], stats["bad_updates"], stats["epochs"]) == (1, 3, 1)
     assert weights(policy) == before
     assert ppo_update(policy, optimizer, batch, whole, (0,), 2)["bad_updates"] == 0
+
+
+def test_a_minibatch_is_a_mean_however_little_its_decisions_weigh(tmp_path):
+    """Importance weights may add up to less than one decision."""
+    policy = tiny_policy(tmp_path)
+    batch, found = played(policy), []
+    for scale in (1.0, 1e-3):
+        members = list(range(len(batch.sequences)))
+        _backward(policy, replace(batch, weights_M=scale * batch.weights_M), members, WHOLE)
+        found.append([p.grad.clone() for p in policy.trainable().values() if p.grad is not None])
+        for parameter in policy.trainable().values():
+            parameter.grad = None
+    for ours, others in zip(*found, strict=True):
+        assert_close(ours, others, rtol=1e-3, atol=1e-7)
 
 
 def test_a_minibatch_of_games_that_were_cut_off_moves_nothing(tmp_path):
