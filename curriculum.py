@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
@@ -76,6 +76,15 @@ class Stage:
         found = dict.fromkeys(pool(self.games), 0.0 if isinstance(self.games, dict) else 1.0)
         for item, weight in self.games.items() if isinstance(self.games, dict) else ():
             found |= {game: found[game] + weight for game in pool([item])}
+        return found
+
+    @property
+    def range_weights(self) -> dict[int, list[float]]:
+        """Game index -> how often each of its ranges is drawn, in proportion; without weights: as many as it holds."""
+        found: dict[int, list[float]] = {game: [] for game in pool(self.games)}
+        for item, weight in self.games.items() if isinstance(self.games, dict) else ():
+            for game, ranges in pool([item]).items():
+                found[game] += [weight] * len(ranges)
         return found
 
     @property
@@ -197,6 +206,7 @@ class Curriculum:
         self.past: dict[str, float] = {}
         self._pools = [pool(stage.games) for stage in config.stages]
         self._weights = [stage.weights for stage in config.stages]
+        self._range_weights = [stage.range_weights for stage in config.stages]
 
     @property
     def stage(self) -> Stage:
@@ -214,8 +224,11 @@ class Curriculum:
 
         A mean lets games that are won outvote those that are not: docs/log.md, 2026-11-21.
         """
-        by_game = self.success_by_game
-        return min(by_game.get(games.NAMES[game], (0.0, 0))[0] for game in self._pools[self._stage])
+        by_game: dict[int, list[int]] = {game: [] for game in self._pools[self._stage]}
+        for game, success in self._window:
+            if game in by_game:  # a run may be resumed with other games
+                by_game[game].append(success)
+        return min(sum(won) / max(1, len(won)) for won in by_game.values())
 
     @property
     def rates(self) -> dict[str, float | None]:
@@ -245,15 +258,6 @@ class Curriculum:
         return f"success of the game won least {rate:.2f}, threshold {left.threshold:g}, after {episodes} games"
 
     @property
-    def success_by_game(self) -> dict[str, tuple[float, int]]:
-        """Game name -> (success rate, games) in the window."""
-        won, played = Counter[int](), Counter[int]()
-        for game, success in self._window:
-            won[game] += success
-            played[game] += 1
-        return {games.NAMES[game]: (won[game] / played[game], played[game]) for game in sorted(played)}
-
-    @property
     def buffer_size(self) -> int:
         """Tasks in the failure buffer."""
         return len(self._buffer)
@@ -269,7 +273,8 @@ class Curriculum:
         ranges = self._pools[self._stage]
         cells = [(game, opponent) for game in ranges for opponent in self.stage.mixture]
         game, opponent = _choose(cells, [self._weight(*cell) for cell in cells], uniform(_CELL, self.run_seed, index))
-        task_id = _draw_task(ranges[game], uniform(_TASK, self.run_seed, index))
+        weights = self._range_weights[self._stage][game]
+        task_id = _draw_task(ranges[game], uniform(_TASK, self.run_seed, index), weights)
         return Task(task_id, fresh_seed, self._past_self(index) if opponent == "past" else opponent, index)
 
     def _past_self(self, index: int) -> str:
@@ -409,8 +414,12 @@ def _is_fixed(spec: str) -> bool:
     return spec not in ("self", "past") and not spec.startswith("past:")
 
 
-def _draw_task(ranges: Sequence[TaskRange], u: float) -> int:
-    """Return the task id at fraction ``u`` of all ids in ``ranges``."""
+def _draw_task(ranges: Sequence[TaskRange], u: float, weights: Sequence[float] = ()) -> int:
+    """Return the task id at fraction ``u`` of all ids in ``ranges``; ``weights``: of these, where there are several."""
+    if len(weights) > 1:
+        ends = list(accumulate(weights))
+        i = next((i for i, end in enumerate(ends) if u * ends[-1] < end), len(ends) - 1)
+        ranges, u = ranges[i : i + 1], min(max((u * ends[-1] - ends[i]) / weights[i] + 1, 0.0), 1 - 2**-53)
     position = int(u * sum(last - first + 1 for first, last in ranges))
     for first, last in ranges:
         if position <= last - first:

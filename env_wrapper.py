@@ -4,6 +4,8 @@ import contextlib
 import os
 import sys
 import sysconfig
+import threading
+import time
 import traceback
 from collections import deque
 from collections.abc import Sequence as Seq
@@ -23,6 +25,7 @@ __all__ = [
 ]  # fmt: skip
 
 RUNNING = "running"
+LEAVING_SECONDS = 2.0  # for all open games together to be told that they are over, after a signal
 POLL_SECONDS = 0.5  # between looks at whether the run is to stop, while a search is waited for
 CALLS_AT_ONCE = 32  # to a server of games; searches take one thread a core
 LIBRARIES = tuple(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib"))
@@ -242,12 +245,25 @@ def play(env_config: EnvConfig | dict[str, Any], player: Player, tasks: Seq[Task
                 _release(player, [run.number for run in half if not run.running])
                 stepping[i] = step_all(active, _act(player, active))
     finally:
+        left = sys.exc_info()[0] is protocol.InterruptedRolloutError
         if pool:  # after a signal nobody waits for a search, which may take minutes
-            pool.shutdown(wait=sys.exc_info()[0] is not protocol.InterruptedRolloutError, cancel_futures=True)
-        for run in runs:
-            if run.running:
-                run.abandon()
+            pool.shutdown(wait=not left, cancel_futures=True)
+        _abandon([run for run in runs if run.running], LEAVING_SECONDS if left else None)
     return [run.episode for run in runs]
+
+
+def _abandon(runs: list[_Ongoing], seconds: float | None) -> None:
+    """Close what is open; in ``seconds`` all at once, no longer: a hanging server must not keep a run from saving."""
+    if seconds is None:
+        for run in runs:
+            run.abandon()
+        return
+    closing = [threading.Thread(target=run.abandon, daemon=True) for run in runs]
+    for thread in closing:
+        thread.start()
+    end = time.monotonic() + seconds
+    for thread in closing:
+        thread.join(max(0.0, end - time.monotonic()))
 
 
 def _wait(stepping: Any, player: Player) -> None:

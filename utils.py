@@ -1,6 +1,7 @@
 """What survives a crash: checkpoints. And for every program: random numbers without state, logs without secrets."""
 
 import gc
+import glob
 import hashlib
 import json
 import logging
@@ -29,7 +30,7 @@ from config.reader import ConfigError, config_dict, config_diff, knob, load_conf
 from games import NAMES
 
 __all__ = [
-    "Checkpoint", "CheckpointError", "ConfigError", "RuinedWeightsError", "abandon_after", "bounded", "config_dict",
+    "Checkpoint", "CheckpointError", "ConfigError", "RuinedWeightsError", "bounded", "config_dict",
     "config_diff", "knob", "latest_checkpoint", "load_checkpoint", "load_config", "must_be_writable", "naming",
     "need_space", "pack_optimizer", "read_file", "read_json", "redact", "save_checkpoint", "sweep", "uniform",
     "unpack_optimizer", "verify_checkpoint", "write_directory", "write_file",
@@ -138,14 +139,14 @@ def rest_collector() -> None:
 def write_directory(target: Path, fill: Callable[[Path], None]) -> Path:
     """Make ``target`` hold what ``fill(temporary directory)`` writes, wholly or not at all.
 
-    An existing target is replaced. Whatever goes wrong, ``target`` and its siblings are as before; after a crash
-    ``sweep`` (which ``lock_run`` calls) makes them so. Needs the run's lock.
+    An existing target is replaced. Whatever goes wrong, ``target`` is as before; after a crash ``sweep`` (which
+    ``lock_run`` calls) makes it so. Needs the run's lock.
 
     Raises:
         CheckpointError: names the file that could not be written.
     """
     tmp, old = target.with_name(f".tmp-{target.name}"), target.with_name(f".old-{target.name}")
-    sweep(target.parent)
+    sweep(target.parent, glob.escape(target.name))  # others there may be anybody's
     try:
         with naming(f"{target.name}: "):
             tmp.mkdir(parents=True)
@@ -157,7 +158,7 @@ def write_directory(target: Path, fill: Callable[[Path], None]) -> Path:
             tmp.rename(target)
             _fsync(target.parent)
     finally:
-        sweep(target.parent)
+        sweep(target.parent, glob.escape(target.name))
     return target
 
 
@@ -192,15 +193,15 @@ def write_file(target: Path, content: bytes) -> None:
         _remove(tmp)
 
 
-def sweep(directory: Path) -> None:
-    """Undo what an interrupted ``write_directory`` or ``write_file`` left in ``directory``."""
-    for path in sorted(directory.glob(".old-*")):
+def sweep(directory: Path, name: str = "*") -> None:
+    """Undo what an interrupted ``write_directory`` or ``write_file`` left in ``directory``; of ``name`` alone."""
+    for path in sorted(directory.glob(f".old-{name}")):
         target = path.with_name(path.name.removeprefix(".old-"))
         if not target.exists():
             path.rename(target)
         else:
             _remove(path)
-    for path in sorted(directory.glob(".tmp-*")):
+    for path in sorted(directory.glob(f".tmp-{name}")):
         _remove(path)
 
 
@@ -339,8 +340,8 @@ def latest_checkpoint(run_dir: str | Path, before: float = math.inf) -> Path | N
 
     Warns of each that is passed over.
     """
-    for path in _checkpoints(Path(run_dir)):
-        if _step_of(path) >= before:
+    for path in checkpoints_in(Path(run_dir)):
+        if step_of(path) >= before:
             continue
         problems = verify_checkpoint(path)
         if not problems:
@@ -372,18 +373,6 @@ def verify_checkpoint(path: str | Path) -> list[str]:
     if schema != SCHEMA:
         return [f"{MANIFEST}: schema {schema}, but this program reads {SCHEMA}"]
     return [f"{name}: {problem}" for name, known in files.items() if (problem := _compare(path, name, *known))]
-
-
-def abandon_after(run_dir: str | Path, step: int) -> list[Path]:
-    """Rename checkpoints later than ``step`` to ``abandoned-…``, for a run that goes on from an earlier one."""
-    renamed = []
-    for path in _checkpoints(Path(run_dir)):
-        if _step_of(path) > step:
-            target = path.with_name(path.name.replace("checkpoint", "abandoned"))
-            shutil.rmtree(target, ignore_errors=True)
-            renamed.append(path.rename(target))
-            log.warning("%s is set aside as %s: the run goes on from step %d", path.name, target.name, step)
-    return renamed
 
 
 def pack_optimizer(optimizer: Any, names: Sequence[str]) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -451,11 +440,12 @@ def _compare(directory: Path, name: str, size: Any, sha256: Any) -> str:
         return f"unreadable: {exc}"
 
 
-def _step_of(path: Path) -> int:
+def step_of(path: Path) -> int:
+    """The step in a checkpoint's name."""
     return int(path.name.removeprefix("checkpoint-"))
 
 
-def _checkpoints(run_dir: Path) -> list[Path]:
+def checkpoints_in(run_dir: Path) -> list[Path]:
     """Return the directories named as checkpoints, newest first."""
     found = []
     for path in run_dir.glob("checkpoint-*"):
@@ -463,7 +453,7 @@ def _checkpoints(run_dir: Path) -> list[Path]:
             found.append(path)
         else:
             log.warning("%s is skipped: not a checkpoint's name", path)
-    return sorted(found, key=_step_of, reverse=True)
+    return sorted(found, key=step_of, reverse=True)
 
 
 def _score_of(path: Path) -> float:
@@ -476,11 +466,11 @@ def _score_of(path: Path) -> float:
 
 def _retain(run_dir: Path, keep_last: int, keep_best: int) -> None:
     """Delete all but the newest and the best verified checkpoints; without a verified one, nothing."""
-    paths = _checkpoints(run_dir)
+    paths = checkpoints_in(run_dir)
     scored = sorted((p for p in paths if _score_of(p) > -math.inf), key=_score_of, reverse=True)
     newest, best = _first_verified(paths, keep_last), _first_verified(scored, keep_best)
     for path in paths:
-        if newest and path not in newest + best and _step_of(path) < _step_of(newest[0]):
+        if newest and path not in newest + best and step_of(path) < step_of(newest[0]):
             with naming(f"{path.name} cannot be deleted: "):
                 # Under its own name, half-deleted, it would look damaged.
                 shutil.rmtree(path.rename(path.with_name(f".tmp-{path.name}")))

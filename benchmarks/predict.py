@@ -144,7 +144,7 @@ def play_steps(config: SimpleNamespace, gpu: bool = False) -> list[Step]:
     found = []
     with tempfile.TemporaryDirectory() as folder, StopSignal() as stop, ExitStack() as stack:
         if gpu:
-            stack.enter_context(mock.patch.object(network, "QUERIES", network.QUERIES[1:] * 2))
+            stack.enter_context(mock.patch.object(network, "CUTS", network.CUTS[1:] * 2))
         trainer = train_ppo.Trainer(config, Path(folder))
         rest_collector()
         trainer.step(stop)
@@ -279,7 +279,7 @@ class Processor:
             trunk_of(config, ModelConfig(use_4bit=False, dtype="float32"), LoraConfig(), 2, Counter()),
             Counter(),
         )
-        tree = grow([TreeRow([1])], [[0]], None, 64)
+        tree = grow([TreeRow([1])], [[0]], None, network.CUTS[0])
         with torch.no_grad():
             with counter:
                 network.run_trunk(trunk, tree)

@@ -155,8 +155,8 @@ def check_server(config: EnvConfig) -> None:
     if config.env_mode == "docker":
         connect(config)
     elif config.env_mode == "url":
-        deadline = time.monotonic() + min(CHECK_SECONDS, config.env_timeout)
-        status, text = HttpClient(config.env_url).post("health", {}, deadline)
+        client = HttpClient(config.env_url)  # which takes its time to import httpx
+        status, text = client.post("health", {}, time.monotonic() + min(CHECK_SECONDS, config.env_timeout))
         if status in (NOT_SENT, NO_ANSWER):
             line = f"env.env_url: no server answers at {config.env_url} ({one_line(text)}); scripts/serve.py starts one"
             raise ConfigError(line)

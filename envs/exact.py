@@ -13,7 +13,7 @@ many histories lead to, a policy whose prompt carries the conversation is repres
 from collections import deque
 from collections.abc import Callable
 from functools import lru_cache
-from graphlib import TopologicalSorter
+from graphlib import CycleError, TopologicalSorter
 from typing import Any, NamedTuple
 
 import pyspiel
@@ -232,7 +232,8 @@ def _position_key(state: State) -> str:
 
 @lru_cache(maxsize=32)
 def _positions(game_string: str) -> dict[str, Position]:
-    """The positions of a perfect-information game, children before parents, the initial one last; {}: too many."""
+    """The positions of a perfect-information game, children before parents, the initial one last; {}: too many, or
+    they can come again."""
     root = pyspiel.load_game(game_string).new_initial_state()
     found, nodes = {_position_key(root)}, {}
     queue = deque([root])  # breadth first: a long game's deep states are slow to copy
@@ -249,7 +250,10 @@ def _positions(game_string: str) -> dict[str, Position]:
         chance = [p for _, p in state.chance_outcomes()] if state.is_chance_node() else []
         nodes[_position_key(state)] = Position(state, actions, children, chance)
     order = TopologicalSorter({key: node.children for key, node in nodes.items()}).static_order()
-    return {key: nodes[key] for key in order}
+    try:
+        return {key: nodes[key] for key in order}
+    except CycleError:
+        return {}
 
 
 def _values(pyspiel_game: SpielGame, tables: list[TabularPolicy]) -> tuple[float, float]:

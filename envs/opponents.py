@@ -211,6 +211,8 @@ class InformationSetSearch:
         for _ in range(self._simulations):
             self._simulate(self._resample(state, self.seat, self._stream))
         tried = self._tree[state.information_state_string(self.seat)]
+        if not tried:  # a single simulation ends at the root
+            return self._stream.choice(state.legal_actions() if self._safe_leaf is None else _playable(state))
         return max(sorted(tried), key=lambda action: tried[action][0])
 
     def _resample(self, state: Any, seat: int, stream: Stream) -> Any:

@@ -71,15 +71,21 @@ class Arena:
         return rows
 
 
+# What both players of a table must have been taught alike; the rest is how a run was played, not what.
+PLAYED_BY = "env_type", "games_path", "prompt", "answer_mode", "history_turns", "protocol", "trace"
+
+
 def _episodes(own: Contestant, opponent: Contestant, tasks: Sequence[Task]) -> list[Episode]:
     if own.player is None:
         if opponent.player is not None:
             raise ConfigError(f"{own.label} against {opponent.label}: the other way round, the model is the player")
         with ThreadPoolExecutor(os.cpu_count()) as pool:
             return list(pool.map(lambda task: play_bot(own.label, task), tasks))
-    if isinstance(opponent.player, ModelPlayer) and opponent.env != own.env:
-        raise ConfigError(f"{own.label} against {opponent.label}: they were trained with different prompts or answers "
-                          "(env of their run_config.json) and cannot sit at one table")  # fmt: skip
+    if isinstance(opponent.player, ModelPlayer):
+        differing = [f"env.{key}" for key in PLAYED_BY if getattr(own.env, key) != getattr(opponent.env, key)]
+        if differing:
+            raise ConfigError(f"{own.label} against {opponent.label}: {', '.join(differing)} of their run_config.json "
+                              "differ, and one table has one kind of prompts and answers")  # fmt: skip
     others = {} if opponent.player is None else {opponent.label: opponent.player}
     return play(own.env, Seats(own.player, others), tasks)
 

@@ -268,14 +268,19 @@ def evaluate(
     drawn = paired_tasks([_drawn_from(t, trace) for t in task_ids], games, seed, opponent)
     everything = [task for tasks in drawn for task in tasks]
     episodes = iter(play(env_config, _Watched(player, len(everything), progress), everything))
-    results = []
+    results, levels = [], dict[str, list[list[Episode]]]()
     for task_id, tasks in zip(task_ids, drawn, strict=True):
         mine = [next(episodes) for _ in tasks]
-        exactly = (exact_tasks is None or task_id in exact_tasks) and not trace and hasattr(player, "action_probs")
+        if trace:  # programs of files and of servers are all of one name, whatever their task ids
+            levels.setdefault(next((e.game for e in mine if e.outcome != "failed"), "trace"), []).append(mine)
+            continue
+        exactly = (exact_tasks is None or task_id in exact_tasks) and hasattr(player, "action_probs")
         table = exact_table(player, env_config, task_id, progress) if exactly else None
         exact = table_values(table, task_id, nash) if table else {}
-        name = next((e.game for e in mine if e.outcome != "failed"), "trace") if trace else label(task_id)
-        results.append(summary(name, [[outcome(e) for e in mine]], legal_rate=legal_rate(mine), **exact))
+        results.append(summary(label(task_id), [[outcome(e) for e in mine]], legal_rate=legal_rate(mine), **exact))
+    for name, parts in levels.items():
+        rate = legal_rate([episode for part in parts for episode in part])
+        results.append(summary(name, [[outcome(e) for e in part] for part in parts], legal_rate=rate))
     return results
 
 

@@ -23,10 +23,10 @@ from policy import cpu_memory
 from policy.attention import PaddedRows, attend, prepare
 from policy.cache import Kept, Store
 from policy.layers import gated, linear, linears, norm, rotate
-from policy.tree import NOTHING, Row, Tree, grow, new_tokens
+from policy.tree import NOTHING, Cut, Row, Tree, grow, new_tokens
 
 SHARED_PREFIX_MIN = 32  # tokens; a shorter system message costs less to read again than to keep
-QUERIES = 64, 256  # of a run, on CPUs and on GPUs: short ones waste less on what a causal mask hides
+CUTS = Cut(128, 1.05, 1 << 14), Cut(256, 1.25, 1 << 19)  # on CPUs, and on GPUs, where a launch costs more
 RESERVE = 2 << 30  # bytes of a GPU that no layer's activations take: the output layer's turn, and what is not foreseen
 ATTENDED = 16  # tokens attended to cost about as much as one that is computed
 
@@ -229,12 +229,12 @@ class Reader:
     def forward(self, reads: list[Read], rows: list[Row]) -> list[tuple[Tensor, Kept | None]]:
         """``read`` for one batch, sorted, as ``rows``: hidden state, and keys and values where wanted, of each."""
         kvs: list[Kept | None] = [None] * len(reads)
-        ends, most = [[len(row.ids) - 1] for row in rows], QUERIES[self.device.type != "cpu"]
+        ends, cut = [[len(row.ids) - 1] for row in rows], CUTS[self.device.type != "cpu"]
         if not any(read.keep or read.kv for read in reads):
-            tree = grow(rows, ends, None, most)
+            tree = grow(rows, ends, None, cut)
             hidden_UD = run_trunk(self.trunk, tree)
         else:
-            tree = grow(rows, ends, self.store.take, most)
+            tree = grow(rows, ends, self.store.take, cut)
             try:
                 hidden_UD = run_trunk(self.trunk, tree, self.store)
                 kvs = [Kept(self.store, path) if r.keep else None for r, path in zip(reads, tree.paths, strict=True)]
@@ -284,7 +284,7 @@ class Reader:
         reads: list[set[int]] = [set() for _ in index]
         for row, at in zip(ends, positions, strict=True):
             reads[index[row]].update(at)
-        tree = grow([Row(row) for row in index], [sorted(at) for at in reads], None, QUERIES[self.device.type != "cpu"])
+        tree = grow([Row(row) for row in index], [sorted(at) for at in reads], None, CUTS[self.device.type != "cpu"])
         hidden_UD = run_trunk(self.trunk, tree, recompute=self._recomputed(len(tree.ids_N)))
         wanted = [tree.flat[index[row]][at] for row, at in zip(ends, positions, strict=True)]
         return hidden_UD[torch.from_numpy(np.searchsorted(tree.reads_U, np.concatenate(wanted))).to(self.device)]

@@ -16,8 +16,6 @@ import numpy as np
 
 Ints = np.ndarray  # of int64
 NOTHING: Ints = np.zeros(0, dtype=np.int64)
-WASTE = 1.25  # of a bucket's scores, padding included, to those that are wanted
-SMALL = 8  # times most x most: scores that cost less than a bucket of their own
 ALIGNED = 16  # keys of a bucket come in such numbers: CUDA's kernels want masks with such rows, CPUs take half the time
 
 
@@ -26,6 +24,14 @@ class Row(NamedTuple):
 
     ids: Seq[int]
     past: Ints = NOTHING
+
+
+class Cut(NamedTuple):
+    """How queries come into buckets: the more of them, the fewer scores are computed for nothing."""
+
+    most: int  # queries of a run; longer ones are cut, so that less is computed of what a causal mask hides
+    waste: float  # of a bucket's scores, padding included, to those that are wanted
+    small: int  # scores that cost less than a bucket of their own
 
 
 class Bucket(NamedTuple):
@@ -85,14 +91,14 @@ def _cut(queries: Ints, positions: Ints, path: Ints, most: int) -> Iterator[_Que
         yield _QueryRun(len(at), seen, queries[i : i + most], at, path[:seen])
 
 
-def _buckets(runs: list[_QueryRun], most: int) -> list[Bucket]:
+def _buckets(runs: list[_QueryRun], cut: Cut) -> list[Bucket]:
     """Runs in buckets of similar size."""
     buckets, wanted, tallest, widest = [], 0, 0, 0
     group: list[_QueryRun] = []
     for run in sorted(runs, key=lambda run: run[:2]):
         T, S = run[:2]
         tallest, widest, wanted = max(tallest, T), max(widest, S), wanted + T * S
-        if group and (len(group) + 1) * tallest * widest > WASTE * wanted + SMALL * most**2:
+        if group and (len(group) + 1) * tallest * widest > cut.waste * wanted + cut.small:
             buckets.append(_bucket(group))
             group, wanted, tallest, widest = [], T * S, T, S
         group.append(run)
@@ -110,14 +116,14 @@ def _bucket(runs: list[_QueryRun]) -> Bucket:
     return Bucket(np.concatenate(queries), np.flatnonzero(real_RT), positions_RT, keys_RS)
 
 
-def grow(rows: Seq[Row], reads: Seq[Seq[int]], take: Callable[[int], Ints] | None, most: int) -> Tree:
+def grow(rows: Seq[Row], reads: Seq[Seq[int]], take: Callable[[int], Ints] | None, cut: Cut) -> Tree:
     """The tree of ``rows``, which must be sorted (by past, then by ids).
 
     Args:
         rows: none of them empty or equal.
         reads: of each row the positions that are read, counted from its first token after ``past``.
         take: gives as many slots, for keys and values of the tokens computed; None: each goes to its place in the pass.
-        most: queries of a run; longer ones are cut, so that less is computed of what a causal mask hides.
+        cut: how queries come into buckets.
     """
     sizes = list(new_tokens(rows))
     total = sum(own for _, own in sizes)
@@ -135,9 +141,9 @@ def grow(rows: Seq[Row], reads: Seq[Seq[int]], take: Callable[[int], Ints] | Non
         paths.append(np.concatenate((row.past, slots_N[flat[-1]])) if len(row.past) else slots_N[flat[-1]])
         at = np.arange(own) + len(row.past) + shared
         ids_N[start:end], positions_N[start:end], owner_N[start:end] = row.ids[shared:], at, r
-        runs += _cut(mine, at, paths[-1], most)
+        runs += _cut(mine, at, paths[-1], cut.most)
     reads_U = np.unique(np.concatenate([path[list(read)] for path, read in zip(flat, reads, strict=True)]))
     for which in np.split(np.arange(len(reads_U)), np.flatnonzero(np.diff(owner_N[reads_U])) + 1):
         read_N = reads_U[which]
-        last += _cut(which, positions_N[read_N], paths[owner_N[read_N[0]]], most)
-    return Tree(ids_N, positions_N, slots_N, reads_U, flat, paths, _buckets(runs, most), _buckets(last, most))
+        last += _cut(which, positions_N[read_N], paths[owner_N[read_N[0]]], cut.most)
+    return Tree(ids_N, positions_N, slots_N, reads_U, flat, paths, _buckets(runs, cut), _buckets(last, cut))

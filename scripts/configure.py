@@ -12,6 +12,7 @@ import argparse
 import json
 import math
 import os
+import shlex
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -228,8 +229,8 @@ def run(args: argparse.Namespace) -> None:
         raise ConfigError(f"--output {args.output}: is kept; name another file")
     args.output.parent.mkdir(parents=True, exist_ok=True)
     args.output.write_text(json.dumps(chosen.overlay, indent=1) + "\n", encoding="utf-8")
-    print(f"{args.output} is written. Go on with\n  python train_ppo.py --config {args.output} --dry-run\n"
-          f"  python train_ppo.py --config {args.output}")  # fmt: skip
+    command = f"python train_ppo.py --config {shlex.quote(str(args.output))}"
+    print(f"{args.output} is written. Go on with\n  {command} --dry-run\n  {command}")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -124,8 +124,9 @@ class Contest:
         args = self.args
         names = list(args.compare or args.ladder or args.checkpoint)
         if args.ladder is not None and not args.ladder:
-            names = [*(["base"] if args.checkpoint or args.model else []), *LADDER_BOTS, *args.checkpoint]
-        elif args.base_url:
+            own = args.checkpoint or (args.model and not args.base_url)  # there --model is a name at the server
+            names = [*(["base"] if own else []), *LADDER_BOTS, *args.checkpoint]
+        if args.base_url:
             names.append(args.base_url)
         elif args.model and not names:
             names = ["base"]
@@ -141,6 +142,10 @@ class Contest:
         with blaming("--games: "):
             rows = game_sets(wanted)
         self.boards = config.env.env_type == "openspiel"
+        if not self.boards and (self.args.ladder is not None or self.args.strength or self.args.exploit):
+            raise ConfigError(
+                "env.env_type trace: programs have no opponents; leave out --ladder, --strength, --exploit"
+            )
         if not self.boards:  # its task ids have the same form, and are programs
             return {f"trace {first}-{last}": [(first, last)] for [(first, last)] in rows.values()}
         return self._with_cells(rows) if self.args.strength else rows
@@ -241,7 +246,7 @@ class Contest:
     def exploit(self) -> dict[str, Any]:
         """Train best responses to each player in each game and play the best of them: lower bounds of what it loses."""
         report: dict[str, Any] = {"settings": self.settings([]), "tables": []}
-        with self.arena([], len(self.players)) as arena:
+        with self.arena([], len(self.players) * len(self.rows)) as arena:
             for name, player in zip(self.names, self.players, strict=True):
                 results = [self._exploited(arena, name, player, game) for game in self.rows]
                 arena.console.close()
@@ -328,6 +333,15 @@ def _outcomes(rows: Sequence[Row]) -> np.ndarray:
     return (np.sign(scores - 0.5) + 1) / 2
 
 
+def _check_json(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
+    if args.json and not Path(args.json).resolve().parent.is_dir():
+        parser.error(f"--json {args.json}: there is no such folder")
+    if args.json and Path(args.json).is_dir():
+        parser.error(f"--json {args.json}: is a folder; expected a file")
+    if args.json and args.output and Path(args.json).resolve() == args.output.resolve():
+        parser.error(f"--json {args.json}: is the --output file, which holds the games; name another")
+
+
 def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     """Read the command line."""
     parser = FlagParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -364,10 +378,9 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         parser.error("--exploit: needs --checkpoint with runs or their checkpoints, and nothing to compare")
     if (args.compare and (args.checkpoint or args.base_url)) or (args.ladder and args.checkpoint):
         parser.error("--compare and --ladder PLAYER... name all players: leave out --checkpoint, and --base-url")
-    if args.json and not Path(args.json).resolve().parent.is_dir():
-        parser.error(f"--json {args.json}: there is no such folder")
-    if args.json and Path(args.json).is_dir():
-        parser.error(f"--json {args.json}: is a folder; expected a file")
+    if (args.ladder is not None and (args.opponent or args.exact)) or (args.exploit and args.opponent):
+        parser.error("--ladder and --exploit name opponents themselves: leave out --opponent, and of --ladder --exact")
+    _check_json(parser, args)
     if args.base_url and not args.model:
         parser.error("--base-url: --model must name the model that the server is to be asked for")
     return args

@@ -37,7 +37,14 @@ from utils import ConfigError, must_be_writable, naming, read_json
 REPORT = "merge_report.json"
 ROUNDING = {"float32": 1e-4, "float16": 0.01, "bfloat16": 0.02}  # nats a decision that arithmetic alone may cost
 LOSS = 0.02  # share of the adapter's own effect that may be lost where that is more
-STATE = ("optimizer.safetensors", "trainer_state.json", "curriculum.json", "run_config.json", "manifest.json")
+STATE = (
+    "optimizer.safetensors",
+    "trainer_state.json",
+    "curriculum.json",
+    "run_config.json",
+    "manifest.json",
+    "past.safetensors",
+)
 
 
 # --------------------------------------------------------------------------------------------------------- the merge
@@ -110,6 +117,8 @@ def finished(output: Path, made_of: dict[str, Any]) -> dict[str, Any] | None:
         report = read_json(output / REPORT)
         if report.get("made_of") == made_of:
             return None if report.get("interrupted") else report
+        if report.get("interrupted") and [path.name for path in output.iterdir()] == [REPORT]:
+            return None  # an attempt that wrote nothing, say with another base
         raise ConfigError(f"--output {output}: holds another merge; choose another directory or delete this one")
     _must_be_empty(output)
     return None
@@ -195,8 +204,11 @@ def judge(report: dict[str, Any], args: argparse.Namespace) -> None:
 
 def finish(about: publish.Published, args: argparse.Namespace) -> None:
     """Write the card, check the folder, and upload or show it."""
-    text = publish.card(about)
-    (args.output / "README.md").write_text(text, encoding="utf-8")
+    text, file = publish.card(about), args.output / "README.md"
+    if file.is_file() and not publish.is_unchanged(file.read_text(encoding="utf-8")):
+        text = file.read_text(encoding="utf-8")
+        print(f"{file} was edited and is kept; delete it to have it written anew")
+    file.write_text(text, encoding="utf-8")
     publish.check_public(args.output)
     if args.dry_run:
         print(f"\n{about.repo} would hold" if args.push else f"\n{args.output} holds")

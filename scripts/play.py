@@ -17,7 +17,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from config.flags import FlagParser
-from config.reader import blaming
+from config.reader import ConfigError, blaming
 from env_wrapper import make_env, play
 from envs.openspiel import position, table
 from envs.protocol import Action, Episode, Query, Task
@@ -129,7 +129,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     def run() -> None:
         roster = Roster(args.config, args.set, args.seed, args.greedy, args.model)
-        roster.config(args.opponent if Path(args.opponent).is_dir() else None)  # its own games may be among those named
+        config = roster.config(args.opponent if Path(args.opponent).is_dir() else None)  # with games of its own
+        if config.env.env_type != "openspiel":
+            raise ConfigError(f"{args.opponent}: was trained on env_type {config.env.env_type}, and this plays games")
         with blaming("--game: "):
             [(first, _)] = next(iter(game_sets([args.game]).values()))
         opponent = roster.contestant(args.opponent)

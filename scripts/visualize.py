@@ -165,7 +165,7 @@ def heading(run: RunData) -> list[tuple[str, str]]:
     facts = {
         "model": about.get("model") or (model.get("model_name") if isinstance(model, dict) else None),
         "games": _listed(about.get("games")) or _listed([k[6:] for k in row if k.startswith("score/")]),
-        "against": _listed(about.get("opponents")) or _listed(list(row.get("opponents") or {})),
+        "against": _listed(about["opponents"] if "opponents" in about else list(row.get("opponents") or {})),
         "steps": f"{row['step']:,}" + (f", of {row['games']:,} games each" if is_number(row.get("games")) else ""),
         "seed": about.get("seed"), "started": str(about.get("started", "")).replace("T", " ")[:16],
         "commit": about.get("commit"), "hardware": about.get("hardware"),
@@ -330,6 +330,9 @@ def write_markdown(runs: Sequence[RunData], path: Path) -> Path:
     return path
 
 
+BEGUN = "metrics.jsonl", ".lock"  # one of them is in the folder of a run that has begun
+
+
 def follow(directories: Sequence[Path], output: Path, seconds: float) -> None:
     """Write the page again and again while a run has no summary, or one older than its last step."""
     told = False
@@ -341,7 +344,7 @@ def follow(directories: Sequence[Path], output: Path, seconds: float) -> None:
             if not told:
                 print(page, flush=True)
             told = True
-        elif missing := next((d for d in directories if not d.is_dir()), None):
+        elif missing := next((d for d in directories if not any((d / f).exists() for f in BEGUN)), None):
             raise ConfigError(f"{missing}: there is no such run")
         time.sleep(seconds)
 

@@ -186,8 +186,8 @@ def _logged_in() -> bool:
     """Whether wandb would find a key: in the environment or, after ``wandb login``, in the netrc file."""
     if os.environ.get("WANDB_API_KEY"):
         return True
-    host = urllib.parse.urlsplit(os.environ.get("WANDB_BASE_URL", "https://api.wandb.ai")).hostname or ""
     try:
+        host = urllib.parse.urlsplit(os.environ.get("WANDB_BASE_URL", "https://api.wandb.ai")).hostname or ""
         return netrc.netrc(os.environ.get("NETRC")).authenticators(host) is not None
-    except (OSError, netrc.NetrcParseError):
+    except (OSError, ValueError, netrc.NetrcParseError):  # ValueError: no address, or no text in UTF-8
         return False

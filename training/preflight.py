@@ -40,6 +40,7 @@ SEARCH_SECONDS = 0.02  # that a search is measured for, at least, or all of its 
 MATMUL_SECONDS = 0.2  # spent on measuring this machine's matrix products
 EXACT_OPERATIONS = 3e13  # for a game's exact values, with eval_exact auto: minutes of a CPU, a second of a GPU
 MAX_CUT = 0.05  # share of a level's programs that may print more than an answer can hold
+MAX_UNKNOWN = 0.2  # share of a level's programs that may meet a limit: their episodes fail
 ANSWER_SAMPLE = 100  # programs of each level whose output is counted
 EXACT_SAMPLE = 64  # information states that their tokens are counted in
 
@@ -128,17 +129,27 @@ def say_answers(config: SimpleNamespace, chat: ChatFormat) -> list[str]:
     """How much of what the programs of each level print an answer can hold; nothing to say of games and servers.
 
     Raises:
-        ConfigError: more than ``MAX_CUT`` of a level's programs print more than ``ppo.max_new_tokens``.
+        ConfigError: more than ``MAX_CUT`` of a level's programs print more than ``ppo.max_new_tokens``, or of more
+            than ``MAX_UNKNOWN`` nobody can know what they print.
     """
     if config.env.env_type != "trace" or config.env.env_mode != "local":
         return []
-    from envs.trace.env import TASKS_PER_LEVEL, expected_output
+    from envs.trace.env import TASKS_PER_LEVEL, NoAnswerError, expected_output
 
     limit, lines = config.ppo.max_new_tokens, []
     for start in first_tasks(config.curriculum, "trace"):
         level = start // TASKS_PER_LEVEL
         tasks = eval_tasks([(start, (level + 1) * TASKS_PER_LEVEL - 1)], ANSWER_SAMPLE // 2, config.run.seed)
-        sizes = sorted(len(chat.encode(expected_output(config.env, task))) for task in tasks)
+        outputs, unknown = [], []
+        for task in tasks:
+            try:
+                outputs.append(expected_output(config.env, task))
+            except NoAnswerError as error:
+                unknown.append(error)
+            if len(unknown) > MAX_UNKNOWN * len(tasks):  # each may take ten seconds
+                tried = len(outputs) + len(unknown)
+                raise ConfigError(f"env.trace: {len(unknown)} of {tried} programs have no answer; {unknown[0]}")
+        sizes = sorted(len(chat.encode(text)) for text in outputs)
         needed = sizes[int((1 - MAX_CUT) * (len(sizes) - 1))]
         lines.append((f"level {level}", sum(size <= limit for size in sizes) / len(sizes), needed, sizes[-1]))
     short = [(needed, f"{name} ({share:.0%} fit)") for name, share, needed, _ in lines if share < 1 - MAX_CUT]
@@ -289,6 +300,8 @@ def check(config: SimpleNamespace, processes: int = 1, dry_run: bool = False) ->
     Raises:
         ConfigError: programs, servers or prompts that cannot be played with.
     """
+    if config.env.env_type == "trace" and config.env.answer_mode != "free":
+        raise ConfigError(f'env.answer_mode = "{config.env.answer_mode}": expected "free" with env_type trace')
     if config.env.env_type == "trace" and config.env.env_mode == "local":
         from envs.trace import check_config
 

@@ -15,6 +15,7 @@ from policy.tree import Row, new_tokens
 from utils import ConfigError, uniform
 
 PLAYED = 128  # games of a step that its memory is counted in; of more, in proportion
+PASSED_OVER = 20  # programs in a row that have no answer, before that is taken for a mistake
 
 
 @dataclass
@@ -104,12 +105,21 @@ def _distinct(rows: Iterable[Seq[int]]) -> int:
 
 
 def count_tokens(config: SimpleNamespace, chat: ChatFormat, tasks: list[Task], peek: bool) -> Prompts:
-    """Token counts of these tasks played at random; ConfigError where one fails."""
-    prompts = Prompts(chat, config.ppo.max_new_tokens if config.env.answer_mode == "free" else 0, peek)
-    prompts.episodes = play(replace(config.env, games_at_once=0), prompts, tasks)
-    if failed := [e for e in prompts.episodes if e.outcome == "failed"]:
-        raise ConfigError(f"curriculum.stages: task {failed[0].task.task_id} failed: {failed[0].info['error']}")
-    return prompts
+    """Token counts of these tasks played at random; a program without an answer is passed over for the next.
+
+    Raises:
+        ConfigError: a game failed, or one program after the other.
+    """
+    for _ in range(PASSED_OVER):
+        prompts = Prompts(chat, config.ppo.max_new_tokens if config.env.answer_mode == "free" else 0, peek)
+        prompts.episodes = play(replace(config.env, games_at_once=0), prompts, tasks)
+        failed = [e for e in prompts.episodes if e.outcome == "failed"]
+        if not all("NoAnswerError" in e.info["error"] for e in failed):
+            break
+        if not failed:
+            return prompts
+        tasks = [replace(e.task, task_id=e.task.task_id + (e.outcome == "failed")) for e in prompts.episodes]
+    raise ConfigError(f"curriculum.stages: task {failed[0].task.task_id} failed: {failed[0].info['error']}")
 
 
 def play_step(config: SimpleNamespace, chat: ChatFormat, stage: Stage) -> Prompts:

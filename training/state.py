@@ -1,8 +1,10 @@
 """Everything a run needs to go on exactly where it was: what is adaptive, and all of it in and out of checkpoints."""
 
 import contextlib
+import itertools
 import json
 import logging
+import os
 import time
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
@@ -30,6 +32,8 @@ from utils import CheckpointError, ConfigError, config_diff, knob, latest_checkp
 
 log = logging.getLogger(__name__)
 
+METRICS = "metrics.jsonl"
+AT_THE_END = "summary.json", "episodes.jsonl", "final", "average"  # what a run leaves besides, of its last step
 SAVE_SECONDS = 15 * 60  # between checkpoints, where ppo.save_freq steps take longer
 DEVICE_ERRORS = (torch.OutOfMemoryError, torch.AcceleratorError)
 GROW_STEPS = 50  # after which batches that were halved for lack of memory are tried at twice the size
@@ -244,7 +248,7 @@ class Checkpointed:
                         threads, torch.get_num_threads())  # fmt: skip
         self.policy.tokens_per_batch = min(self.state.tokens_per_batch, self.config.model.tokens_per_batch)
         if self.ranks.first:
-            utils.abandon_after(self.run_dir, self.state.step)
+            abandon_after(self.run_dir, self.state.step)
             self.metrics.truncate_to(self.state.step)
 
     def _load_frozen(self, saved: utils.Checkpoint) -> None:
@@ -281,8 +285,34 @@ def dump_batch(path: Path, step: int, batch: Any, episodes: Iterable[Episode]) -
     path.write_text(json.dumps({"step": step, "sequences": rows}))
 
 
+def set_aside(path: Path, copied: bool = False) -> str:
+    """Rename (or copy) a run's file or folder to ``abandoned-NAME``, numbered where there is one; returns the name."""
+    first = path.with_name(f"abandoned-{path.name.removeprefix('checkpoint-')}")
+    names = itertools.chain([first], (first.with_stem(f"{first.stem}-{n}") for n in itertools.count(2)))
+    target = next(name for name in names if not os.path.lexists(name))
+    if copied:
+        utils.write_file(target, path.read_bytes())
+    else:
+        path.rename(target)
+    return target.name
+
+
+def abandon_after(run_dir: str | Path, step: int) -> None:
+    """Set aside what came after ``step``, for a run that goes on from there: checkpoints, metrics, and its end."""
+    directory = Path(run_dir)
+    later = [path for path in utils.checkpoints_in(directory) if utils.step_of(path) > step]
+    if not later:
+        return
+    metrics = directory / METRICS
+    names = [set_aside(metrics, copied=True)] if metrics.exists() else []  # the run goes on in it
+    # The checkpoints last: while one is left, what a kill has interrupted is done again.
+    names += [set_aside(path) for name in AT_THE_END if (path := directory / name).exists()]
+    names += [set_aside(path) for path in later]
+    log.warning("%s: set aside as %s: the run goes on from step %d", directory, ", ".join(names), step)
+
+
 def find_checkpoint(run_dir: Path, resume: str | None, resolved: dict[str, Any], force_config: bool) -> Path | None:
-    """The checkpoint to go on from (None: a fresh run, the metrics of one that left no checkpoint set aside).
+    """The checkpoint to go on from (None: a fresh run; what one without checkpoints left is set aside).
 
     Raises:
         ConfigError: a run that would be overwritten, or knobs that may not change have changed since.
@@ -297,7 +327,9 @@ def find_checkpoint(run_dir: Path, resume: str | None, resolved: dict[str, Any],
             ways = "--resume goes on" if resume is None else f"--resume {run_dir} goes on"
             ways += ", --output-dir starts another"
             raise ConfigError(f"run.output_dir: {run_dir} holds checkpoints; {ways}")
-        _set_aside(run_dir / "metrics.jsonl")
+        left = [path for name in (METRICS, *AT_THE_END) if (path := run_dir / name).exists()]
+        if names := [set_aside(path) for path in left if path.is_dir() or path.stat().st_size]:
+            log.warning("%s holds no checkpoint: what a run left there is set aside as %s", run_dir, ", ".join(names))
     if resume is None:
         return None
     path = Path(resume)
@@ -316,15 +348,6 @@ def find_checkpoint(run_dir: Path, resume: str | None, resolved: dict[str, Any],
     told = [line for line in changed if not line.startswith("run.output_dir")]
     log.info("goes on from %s%s", path, f" with {'; '.join(told)}" if told else "")
     return path
-
-
-def _set_aside(metrics: Path) -> None:
-    if metrics.exists() and metrics.stat().st_size:
-        n = 1
-        while (aside := metrics.with_name(f"abandoned-metrics-{n}.jsonl")).exists():
-            n += 1
-        metrics.rename(aside)
-        log.warning("%s left no checkpoint: its metrics are set aside as %s", metrics.parent, aside.name)
 
 
 def is_finished(run_dir: Path, checkpoint: Path, steps: int) -> bool:

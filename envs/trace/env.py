@@ -10,23 +10,28 @@ interpreter of their own, the generator's, which we wrote, one after another in 
 """
 
 import atexit
+import contextlib
 import functools
 import hashlib
 import json
+import re
+import signal
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from config.reader import ConfigError, blaming
+from config.reader import blaming
 from envs.config import EnvConfig, TraceConfig
 from envs.protocol import Step, Task
 from envs.trace.prints import MAX_PRINTS, inject_safe, leading_share, score
 from envs.trace.programs import LEVELS, Program, generate
-from envs.trace.sandbox import Sandbox, SandboxError
+from envs.trace.sandbox import Run, Sandbox, SandboxError
 
 TASKS_PER_LEVEL = 10_000_000
 CACHED_TASKS = 4096  # replayed and evaluated tasks are not run again
 SHOWN_CHARACTERS = 500  # of the expected output, in the info of a finished episode
+# How Python ends at the limits on memory, threads, open files, the size of a file and of the folder.
+LIMIT_MET = re.compile(r"MemoryError\b|RuntimeError: can't start new thread|OSError: \[Errno (24|27|28)\]")
 SYSTEM = (
     "You execute Python programs in your head. You are given a program and its standard input. Answer with exactly "
     "what it writes to standard output, every line of it, and nothing else: no explanation and no code block.\n"
@@ -71,7 +76,7 @@ class TraceEnv:
         """Show the task's program.
 
         Raises:
-            ValueError: the task id is out of range, or its program does not end within the limits.
+            ValueError: the task id is out of range; NoAnswerError: its program meets a limit or cannot be read.
         """
         self.close()
         self._task = self._workshop.prepare(task.task_id, task.seed)
@@ -111,18 +116,21 @@ class TraceEnv:
         return known | {"history": [] if outcome is None else [[0, 0]], "outcome": outcome}
 
 
+class NoAnswerError(ValueError):
+    """What a program prints cannot be known; its episodes fail."""
+
+
 def check_config(config: EnvConfig, task_ids: Iterable[int]) -> None:
     """Try the first program of each task id, so that what cannot work is told before a model is loaded.
 
     Raises:
-        ConfigError: answers that are not free, no such source, a task id out of range, or a sandbox that is too weak.
+        ConfigError: no such source, a task id out of range, or a sandbox that is too weak.
     """
-    if config.answer_mode != "free":
-        raise ConfigError(f'env.answer_mode = "{config.answer_mode}": expected "free" with env_type trace')
     with blaming("env.trace: ", (ValueError, SandboxError)):
         env = TraceEnv(config, config.trace)
         for task_id in task_ids:
-            env.reset(Task(task_id))
+            with contextlib.suppress(NoAnswerError):
+                env.reset(Task(task_id))
 
 
 def expected_output(config: EnvConfig, task: Task) -> str:
@@ -160,13 +168,24 @@ class _Workshop:
             row, name, injection_seed = self.rows[task_id % len(self.rows)], "trace", task_id
             max_prints, run = MAX_PRINTS, self.sandbox.run
 
-        shown, result = inject_safe(row.program, injection_seed, lambda p: run(p, row.inputs), max_prints)
-        if result.status not in ("ok", "error"):
-            raise ValueError(f"task_id {task_id}: the program does not end within its limits: {result.status}")
+        try:
+            shown, result = inject_safe(row.program, injection_seed, lambda p: run(p, row.inputs), max_prints)
+        except RecursionError as error:
+            raise NoAnswerError(f"task_id {task_id}: the program is nested too deeply to be read") from error
+        if limit := _limit_of(result):
+            raise NoAnswerError(f"task_id {task_id}: the program does not end within its limits: {limit}")
         return Traced(name, shown, row.inputs, result.stdout.strip())
 
 
 _workshop = functools.cache(_Workshop)
+
+
+def _limit_of(run: Run) -> str:
+    """The limit that a program has run into, if any: what it wrote until then is no answer that can be known."""
+    if run.status not in ("ok", "error"):
+        return run.status
+    last = run.stderr.rstrip().rpartition("\n")[2]
+    return last if LIMIT_MET.match(last) else "killed" if run.returncode == 128 + signal.SIGKILL else ""
 
 
 def level_starts(first: int, last: int) -> list[int]:
@@ -201,12 +220,12 @@ def load_programs(source: str) -> Sequence[Program]:
 
 
 def _read(file: Path) -> list[Program]:
-    text = file.read_text(encoding="utf-8")
+    text = file.read_text(encoding="utf-8-sig")
     if file.suffix == ".py":
         inputs = file.with_suffix(".in")
         return [Program(text, inputs.read_text(encoding="utf-8") if inputs.exists() else "")]
     rows = []
-    for number, line in enumerate(text.splitlines(), 1):
+    for number, line in enumerate(text.split("\n"), 1):
         try:
             rows += [_row(json.loads(line))] if line.strip() else []
         except ValueError as error:

@@ -10,6 +10,7 @@ import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from selectors import EVENT_READ, EVENT_WRITE, DefaultSelector
 from typing import NamedTuple
 
 from envs.trace.confine import READY
@@ -150,6 +151,24 @@ class Interpreter:
             return True
         self.next_look = now + TICK_S
         return bool(self.status)
+
+    def attend(self) -> None:
+        """Feed it and take what it says until it is through."""
+        with DefaultSelector() as selector:
+            for pipe in self.pipes:
+                selector.register(pipe, EVENT_WRITE if pipe is self.process.stdin else EVENT_READ)
+            while not self.through():
+                for key, _ in selector.select(TICK_S if self.open_outputs else 0.001):
+                    pipe = key.fileobj
+                    if pipe is not self.process.stdin:
+                        self.read(pipe)
+                        through = pipe not in self.open_outputs
+                    else:
+                        self.write()
+                        if through := not self.pending:
+                            self.process.stdin.close()
+                    if through:
+                        selector.unregister(pipe)
 
     def end(self) -> None:
         """Kill the whole session and reap it; nothing more the second time."""

@@ -7,7 +7,7 @@
 import ast
 import random
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Set
 
 from envs.trace.interpreter import Run
 
@@ -18,7 +18,7 @@ SHOWN = "repr({0}) if isinstance({0}, (int, float, str, bool, type(None))) else 
 TRIAL = """
 try:
     pass
-except (NameError, TypeError, AttributeError):
+except Exception:
     if {tag!r} not in __import__('sys').modules['__main__'].__dict__:
         __import__('sys').modules['__main__'].__dict__[{tag!r}] = None
         __import__('sys').stderr.write({tag!r} + '\\n')
@@ -29,7 +29,7 @@ Execute = Callable[[str], Run]
 class _Injector:
     """One pass over a program. ``scopes`` holds the names bound so far, outermost function first."""
 
-    def __init__(self, seed: int, max_prints: int, trial: bool, skip: frozenset[str]):
+    def __init__(self, seed: int, max_prints: int, trial: bool, skip: Set[str]):
         self.rng = random.Random(seed)
         self.left, self.trial, self.skip = max_prints, trial, skip
         self.max_prints = max_prints
@@ -99,7 +99,7 @@ def _without_fence(program: str) -> str:
     return program[max(program.find("\n"), 0) :].strip().removesuffix("```").strip()
 
 
-def _injected(program: str, seed: int, max_prints: int, trial: bool = False, skip: frozenset[str] = frozenset()) -> str:
+def _injected(program: str, seed: int, max_prints: int, trial: bool = False, skip: Set[str] = frozenset()) -> str:
     program = _without_fence(program)
     try:
         tree = ast.parse(program)
@@ -120,6 +120,14 @@ def inject(program: str, seed: int, max_prints: int = MAX_PRINTS) -> str:
     return _injected(program, seed, max_prints)
 
 
+def _compiles(program: str) -> bool:
+    try:
+        compile(program, "program", "exec", dont_inherit=True)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return False
+    return True
+
+
 def inject_safe(program: str, seed: int, execute: Execute, max_prints: int = MAX_PRINTS) -> tuple[str, Run]:
     """``inject`` without the prints that raise, and the run of the result.
 
@@ -130,8 +138,14 @@ def inject_safe(program: str, seed: int, execute: Execute, max_prints: int = MAX
     run = execute(shown)
     if run.status == "ok" and not re.search(r"\bexcept\b|\bsuppress\b|\bfinally\b", program):
         return shown, run
-    trial = execute(_injected(program, seed, max_prints, trial=True))
-    broken = frozenset(re.findall(r"^__DBG_\d+__$", trial.stderr, re.MULTILINE))
+    if run.status not in ("ok", "error"):  # a limit, which no print has to do with
+        return shown, run
+    broken = frozenset[str]()
+    if not _compiles(shown) and _compiles(_without_fence(program)):  # a print before ``global``
+        tags = {f"__DBG_{n}__" for n in range(max_prints)}
+        broken = frozenset(t for t in tags if not _compiles(_injected(program, seed, max_prints, skip=tags - {t})))
+    trial = execute(_injected(program, seed, max_prints, trial=True, skip=broken))
+    broken |= frozenset(re.findall(r"^__DBG_\d+__$", trial.stderr, re.MULTILINE))
     if not broken:
         return shown, run
     shown = _injected(program, seed, max_prints, skip=broken)

@@ -1,7 +1,7 @@
 """Runs Python programs that nobody vetted: each in a fresh interpreter, locked in before it reads a line of them.
 
 ``confine.py`` is the inside of an interpreter (what it takes away and how), ``interpreter.py`` its outside; this
-file decides what the machine can do and runs many. What is contained at which level is in ``docs/trace.md``.
+file decides what the machine can do, and keeps some waiting. What is contained at which level is in ``docs/trace.md``.
 """
 
 from __future__ import annotations
@@ -14,12 +14,9 @@ import signal
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from itertools import islice
-from selectors import EVENT_READ, EVENT_WRITE, BaseSelector, DefaultSelector
 
-from envs.trace.interpreter import READY, TICK_S, Interpreter, Limits, Run, SandboxError, receive
+from envs.trace.interpreter import READY, Interpreter, Limits, Run, SandboxError, receive
 
 log = logging.getLogger(__name__)
 LEVELS = ("rlimits", "seccomp and one of landlock, namespaces", "seccomp, landlock and namespaces")
@@ -34,7 +31,7 @@ class Sandbox:
         limits: what one program may use.
         min_level: the lowest level (index into ``LEVELS``) that untrusted programs may run at; below it the
             constructor raises ``SandboxError``.
-        spares: interpreters started ahead of need; also how many programs ``run_many`` runs at once.
+        spares: interpreters started ahead of need.
         hash_seed: ``PYTHONHASHSEED`` of the programs; fixed, so that a program always has the same answer.
         mechanisms: one of ``MECHANISMS``; None takes the strongest this machine offers.
     """
@@ -70,34 +67,13 @@ class Sandbox:
 
     def run(self, program: str, stdin: str = "") -> Run:
         """Run one program in an interpreter of its own. SandboxError if the sandbox itself fails."""
-        return self.run_many([(program, stdin)])[0]
-
-    def run_many(self, programs: Sequence[tuple[str, str]]) -> list[Run]:
-        """Run (program, stdin) pairs, ``spares`` at a time, each in an interpreter of its own; results in order."""
-        results: list[Run | None] = [None] * len(programs)
-        todo = iter(enumerate(programs))
-        running: dict[Interpreter, int] = {}
-        with DefaultSelector() as selector:
-            try:
-                while True:
-                    for at, (program, stdin) in islice(todo, self.spares - len(running)):
-                        interpreter = self._take()
-                        running[interpreter] = at
-                        source = program.encode(errors="replace")
-                        interpreter.begin(len(source).to_bytes(4, "big") + source + stdin.encode(errors="replace"))
-                        for pipe in interpreter.pipes:
-                            writes = pipe is interpreter.process.stdin
-                            selector.register(pipe, EVENT_WRITE if writes else EVENT_READ, interpreter)
-                    if not running:
-                        break
-                    for interpreter in _advance(selector, list(running)):
-                        at = running.pop(interpreter)
-                        interpreter.end()
-                        results[at] = interpreter.result()
-            finally:
-                for interpreter in running:
-                    interpreter.end()
-        return [result for result in results if result is not None]
+        interpreter, source = self._take(), program.encode(errors="replace")
+        try:
+            interpreter.begin(len(source).to_bytes(4, "big") + source + stdin.encode(errors="replace"))
+            interpreter.attend()
+        finally:
+            interpreter.end()
+        return interpreter.result()
 
     def run_trusted(self, program: str, stdin: str = "") -> Run:
         """Run a program of our own making in one interpreter that is used again and again (about 50 times faster).
@@ -193,24 +169,3 @@ def probe() -> str:
         log.debug("sandbox: %s does not hold: %s %s", mechanisms, run.stdout, run.stderr)
     log.warning("sandbox level 0: resource limits only, programs can read files and use the network")
     return MECHANISMS[-1]
-
-
-def _advance(selector: BaseSelector, running: list[Interpreter]) -> list[Interpreter]:
-    """Move data for at most one tick; the interpreters that are through, no longer watched."""
-    closing = any(not interpreter.open_outputs for interpreter in running)
-    for key, _ in selector.select(0.001 if closing else TICK_S):
-        interpreter, pipe = key.data, key.fileobj
-        if pipe is interpreter.process.stdin:
-            interpreter.write()
-            if not interpreter.pending:
-                selector.unregister(pipe)
-                pipe.close()
-            continue
-        interpreter.read(pipe)
-        if pipe not in interpreter.open_outputs:
-            selector.unregister(pipe)
-    through = [interpreter for interpreter in running if interpreter.through()]
-    for key in list(selector.get_map().values()):
-        if key.data in through:
-            selector.unregister(key.fileobj)
-    return through

@@ -1,5 +1,6 @@
 """A folder that others may see: its model card, what must not be in it, and the upload to the Hub."""
 
+import hashlib
 import json
 import re
 from dataclasses import asdict, dataclass, replace
@@ -28,6 +29,9 @@ RESEARCH_ONLY = re.compile(r"research|non-?commercial|(^|-)nc(-|$)", re.IGNORECA
 VOCABULARY = ("tokenizer.json", "vocab.json", "merges.txt")  # the base's words, among them things like /home
 PLACES = re.compile(r"(?<![\w:/.<-])/(home|root|Users|tmp|mnt|media|opt|srv|var|data|scratch|workspace|content)/")
 PRIVATE_KEYS = ("env_url", "env_image", "vllm_base_url", "games_path")  # perhaps with a password or a path
+
+
+MARK = "\n<!-- written by merge.py, which keeps this file if it is edited: "
 
 
 class PublishError(ProgramError):
@@ -107,7 +111,16 @@ def card(about: Published) -> str:
         free={game: r["free_play"]["legal_rate"] for game, r in (about.evaluated or {}).items() if r.get("free_play")},
         **{name: sections[name] for name in ("model", "lora", "env", "ppo")},
     )  # fmt: skip
-    return redact(str(found)).rstrip() + "\n"
+    return _marked(redact(str(found)).rstrip() + "\n")
+
+
+def _marked(text: str) -> str:
+    return f"{text}{MARK}{hashlib.sha256(text.encode()).hexdigest()[:16]} -->\n"
+
+
+def is_unchanged(text: str) -> bool:
+    """Whether a card is as ``card`` wrote it."""
+    return text == _marked(text.rpartition(MARK)[0])
 
 
 def _card_data(about: Published) -> Any:
@@ -116,16 +129,18 @@ def _card_data(about: Published) -> Any:
     library, relation = ("transformers", "finetune") if about.report else ("peft", "adapter")
     own, free = about.licence, about.licence in ("apache-2.0", "mit")
     known = public_name(about.base) == about.base
+    boards = about.config.env.env_type == "openspiel"
+    value = "mean value against uniform random, -1 to 1" if boards else "2 * mean score - 1"
     results = [
-        EvalResult("text-generation", "openspiel", game, "value", round(found["after"], 4),
-                   metric_name="mean value against uniform random, -1 to 1")
+        EvalResult("text-generation", "openspiel" if boards else "trace", game, "value", round(found["after"], 4),
+                   metric_name=value)
         for game, found in (about.evaluated or {}).items()
     ]  # fmt: skip
     return ModelCardData(
         base_model=about.base if known else None, base_model_relation=relation if known else None,
         eval_results=results or None, library_name=library, license=own if free or not own else "other",
         license_name=None if free else own, model_name=about.title, pipeline_tag="text-generation",
-        tags=["ppo", "games", "openspiel" if about.config.env.env_type == "openspiel" else "code"],
+        tags=["ppo", "games", "openspiel" if boards else "code"],
     )  # fmt: skip
 
 
@@ -154,6 +169,8 @@ def public_config(config: SimpleNamespace) -> dict[str, Any]:
     for key in ("model_name", "adapter"):
         if sections["model"][key]:
             sections["model"][key] = public_name(sections["model"][key])
+    if source := sections["env"]["trace"].get("source"):
+        sections["env"]["trace"] |= {"source": public_name(source)}
     sections["model"].pop("device")
     for key in PRIVATE_KEYS:
         sections["env"].pop(key, None)

@@ -258,6 +258,12 @@ def test_parser_edges():
         parse_action("1", {1: "one"}, "native")
 
 
+def test_a_search_of_one_simulation_plays_at_random():
+    tid = task_id("leduc_poker")
+    played = play(EnvConfig(prompt="compact"), random_player(), [Task(tid, seed, "ismcts:1x2") for seed in range(8)])
+    assert {episode.outcome for episode in played} == {"finished"}
+
+
 @pytest.mark.parametrize("kind", ["mcts", "ismcts"])
 def test_searching_bots_beat_random_ones(kind):
     tid, points = task_id("liars_dice_small", 1), []

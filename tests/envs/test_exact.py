@@ -251,3 +251,8 @@ def test_the_usual_four_games_take_seconds():
         for value, floor, ceiling in itertools.islice(zip(*values, strict=True), 2):
             assert value < ceiling > floor
     assert time.process_time() - start < 15
+
+
+@pytest.mark.parametrize("name", ["quoridor(board_size=3)", "oware(num_houses_per_player=2,num_seeds_per_house=1)"])
+def test_positions_that_can_come_again_have_no_exact_values(name):
+    assert not exact.feasible(pyspiel.load_game(name))

@@ -20,6 +20,7 @@ from tiny import micro_config
 from env_wrapper import EnvConfig, Task, make_env, play
 from envs import affinetes, client
 from envs.affinetes import ServerError
+from envs.protocol import InterruptedRolloutError
 from training.preflight import check_prompts
 from utils import ConfigError
 
@@ -224,6 +225,33 @@ def test_an_episode_that_cannot_be_stopped_still_counts():
     assert (episode.outcome, episode.score) == ("finished", 0.75)
 
 
+def test_after_a_signal_a_server_that_hangs_is_not_waited_for_game_by_game(monkeypatch):
+    """A player asks whether it is to stop; eight episodes cannot be stopped within ten seconds each."""
+    monkeypatch.setattr("env_wrapper.LEAVING_SECONDS", 0.2)
+    hung = threading.Event()
+
+    def serve(method, _):
+        if method == "reset":
+            return ok(answer(RESET + POSITION.format(game="leduc_poker")))
+        hung.wait(20)
+        return ok({})
+
+    class Stopped:
+        act = random_player().act
+
+        @staticmethod
+        def leave_if_stopped():
+            raise InterruptedRolloutError
+
+    with scripted_server(serve) as url:
+        start = time.monotonic()
+        with pytest.raises(InterruptedRolloutError):
+            play(config_of(url), Stopped(), [TASK] * 8)
+        seconds = time.monotonic() - start
+        hung.set()
+    assert seconds < 5
+
+
 # --- connections --------------------------------------------------------------------------------------------------
 
 BUSY = (503, {"detail": "busy"})
@@ -421,3 +449,17 @@ def test_clients_that_start_together_share_one_loop(monkeypatch):
         loop.call_soon_threadsafe(loop.stop)
     assert len(loops) == 1
     assert id(before) not in loops
+
+
+def test_importing_the_client_is_not_the_servers_time(monkeypatch):
+    """The first client brings httpx along, which takes longer than a short timeout."""
+
+    class Slow:
+        def __init__(self, url):
+            time.sleep(0.4)
+
+        def post(self, path, body, deadline):
+            return (200, "") if time.monotonic() < deadline else (client.NO_ANSWER, "late")
+
+    monkeypatch.setattr(affinetes, "HttpClient", Slow)
+    affinetes.check_server(EnvConfig(env_mode="url", env_url="http://127.0.0.1:1", env_timeout=0.3))

@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 
 import pytest
-from attacks import ATTACKS
+from attacks import ATTACKS, run_all
 
 from envs.trace import sandbox as sandbox_module
 from envs.trace.interpreter import Limits, SandboxError
@@ -111,7 +111,7 @@ def test_escapes(box, places):
     """Every attack in one go: together, as a training step runs them, with three at a time."""
     reset(places)
     before = state(places)
-    runs = box.run_many([(attack.program.format(**places), "") for attack in ATTACKS.values()])
+    runs = run_all(box, [(attack.program.format(**places), "") for attack in ATTACKS.values()])
     failures = []
     for (name, attack), run in zip(ATTACKS.items(), runs, strict=True):
         expected = run.status == attack.status if attack.status else run.status in ("ok", "error", "timeout")
@@ -157,7 +157,7 @@ def test_what_programs_may_do(box):
     alarm = "import signal\nsignal.signal(14, lambda *_: print('alarm'))\nsignal.alarm(1)\nsignal.pause()"
     own_signal = "import os, signal\nsignal.signal(10, lambda *_: print('signal'))\nos.kill(os.getpid(), 10)"
     with Sandbox(Limits(), mechanisms=box.mechanisms) as roomy:
-        runs = roomy.run_many([(program, "") for program in (own_file, threads, event_loop, alarm, own_signal)])
+        runs = run_all(roomy, [(program, "") for program in (own_file, threads, event_loop, alarm, own_signal)])
     assert [run.stdout for run in runs] == [
         "mine\n" if "namespaces" in box.mechanisms else "none\n", "thread\n", "loop\n", "alarm\n", "signal\n",
     ]  # fmt: skip
@@ -178,7 +178,7 @@ def test_hash_seed_is_fixed(box):
 
 
 def test_results_in_order_and_large_input(box):
-    runs = box.run_many([(f"print({n}, len(input()))", "x" * 200_000) for n in range(8)])
+    runs = run_all(box, [(f"print({n}, len(input()))", "x" * 200_000) for n in range(8)])
     assert [run.stdout for run in runs] == [f"{n} 200000\n" for n in range(8)]
 
 
@@ -197,7 +197,7 @@ def test_output_of_a_killed_program_is_kept(box):
 def test_nothing_is_left_behind(box):
     before = children("RSDZ")
     with Sandbox(LIMITS, mechanisms=box.mechanisms) as other:
-        other.run_many([("while True: pass", ""), ("print(1)", ""), ("import os\nos.abort()", "")])
+        run_all(other, [("while True: pass", ""), ("print(1)", ""), ("import os\nos.abort()", "")])
         other.run_trusted("print(1)")
     assert children("RSDZ") == before
 
@@ -267,12 +267,12 @@ def test_no_lock_no_run(monkeypatch):
 DISK_RUN = """
 import json, sys
 sys.path[:0] = [".", "tests/helpers"]
-from attacks import DISK
+from attacks import DISK, run_all
 from envs.trace.interpreter import Limits, SandboxError
 from envs.trace.sandbox import Sandbox
 try:
     with Sandbox(Limits(wall_s=2.0, memory_mb=256, disk_mb=4), 0, 3, mechanisms=sys.argv[1]) as box:
-        runs = box.run_many([(program, "") for program in DISK.values()])
+        runs = run_all(box, [(program, "") for program in DISK.values()])
     print(json.dumps({name: [run.status, run.stdout[:99], run.stderr[-300:]] for name, run in zip(DISK, runs)}))
 except SandboxError:
     print("null")
@@ -381,7 +381,7 @@ def test_each_mechanism_holds_by_itself(mechanism, places):
         pytest.skip(f"this machine has no {mechanism}")
     reset(places)
     with Sandbox(LIMITS, min_level=0, mechanisms=mechanism) as box:
-        runs = box.run_many([(ATTACKS[name].program.format(**places), "") for name in ALONE[mechanism]])
+        runs = run_all(box, [(ATTACKS[name].program.format(**places), "") for name in ALONE[mechanism]])
     assert ["ESCAPED" in run.stdout for run in runs] == [False] * len(runs)
 
 

@@ -9,12 +9,14 @@ import sys
 from pathlib import Path
 
 import pytest
+from attacks import run_all
 from players import FunctionPlayer
 
 from config.reader import ConfigError, load_config
 from env_wrapper import EnvConfig, Task
 from envs.contract import check_contract
 from envs.trace import TASKS_PER_LEVEL, TraceConfig, TraceEnv, inject, inject_safe, load_programs, programs, score
+from envs.trace.env import NoAnswerError
 from envs.trace.prints import clean, leading_share
 from envs.trace.programs import CONSTRUCTS, LEVELS, generate
 from envs.trace.sandbox import Limits, Run, Sandbox, SandboxError
@@ -45,7 +47,7 @@ def test_golden_injection(row):
 
 
 def test_golden_output(box):
-    runs = box.run_many([(row["transformed"], row["stdin"]) for row in ROWS])
+    runs = run_all(box, [(row["transformed"], row["stdin"]) for row in ROWS])
     for row, run in zip(ROWS, runs, strict=True):
         assert run.stdout == row["stdout"], row["name"]
         assert run.stdout.strip() == row["ground_truth"]
@@ -219,7 +221,7 @@ def check_programs(box, per_level):
 
 def test_trusted_runs_equal_runs_in_an_interpreter_of_their_own(box):
     programs = [generate(level, f"own {seed}") for level in range(LEVELS) for seed in range(4)]
-    alone = box.run_many(programs)
+    alone = run_all(box, programs)
     assert [run.stdout for run in alone] == [box.run_trusted(*program).stdout for program in programs]
 
 
@@ -370,6 +372,56 @@ def test_a_program_of_a_file_runs_once_whatever_the_seed(tmp_path, monkeypatch):
     source = str(tmp_path / "a.jsonl")
     shown = {new_env(source=source).reset(Task(0, seed)).text for seed in (None, 1, 2)}
     assert (len(shown), len(runs)) == (1, 1)
+
+
+LATE_GLOBAL = """
+count = 1
+def add(item):
+    text = item.strip()
+    global count
+    count = count + len(text)
+    return count
+print(add(' ab '))
+"""
+HUGE = "a = 7 ** 6000\nr = a % 97\nprint('rest', r)"
+
+
+@pytest.mark.parametrize("program", [LATE_GLOBAL, HUGE])
+def test_safe_injection_leaves_out_prints_that_are_no_python_or_cannot_be_shown(box, program):
+    plain, broken = box.run_trusted(program).stdout, 0
+    for seed in range(30):
+        broken += box.run_trusted(inject(program, seed)).status != "ok"
+        _, run = inject_safe(program, seed, box.run_trusted)
+        assert run.status == "ok"
+        assert "".join(line for line in run.stdout.splitlines(True) if not line.startswith("__DBG_")) == plain
+    assert broken, "the public environment's injection breaks it"
+
+
+LIMITS = [
+    "bytearray(600_000_000)",
+    "import threading, time\nfor _ in range(60): threading.Thread(target=time.sleep, args=(1,)).start()",
+    "files = [open('/dev/null') for _ in range(200)]",
+    "x = " + "+".join(["1"] * 5000),
+]
+
+
+@pytest.mark.parametrize("program", LIMITS)
+def test_a_program_that_meets_a_limit_is_no_task(tmp_path, program):
+    """Nothing that it printed until then is an answer: an empty one would be right."""
+    (tmp_path / "a.jsonl").write_text(json.dumps({"program": program}) + "\n" + json.dumps({"program": "1 / 0"}))
+    env = new_env(source=str(tmp_path / "a.jsonl"))
+    with pytest.raises(NoAnswerError, match="task_id 0: the program"):
+        env.reset(Task(0))
+    env.reset(Task(1))
+    assert env._task.expected == "", "an error of its own is part of a program"
+
+
+def test_rows_may_hold_any_text(tmp_path):
+    rows = [{"program": f"print('a{separator}b')"} for separator in "\u2028\x85\x0b\u2029"]
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps(row, ensure_ascii=False) + "\r\n" for row in rows), newline="")
+    (tmp_path / "b.py").write_bytes(b"\xef\xbb\xbfprint(1)")
+    programs = load_programs(str(tmp_path))
+    assert [row.program for row in programs] == [*(row["program"] for row in rows), "print(1)"]
 
 
 BAD = [

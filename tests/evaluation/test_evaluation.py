@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from players import FunctionPlayer
 from shapes import write_model
 from tiny import base_model, micro_config, tiny_policy
 
@@ -575,3 +576,12 @@ def test_a_question_without_an_answer_is_no_legal_answer():
     never = Episode(task, "kuhn_poker", 0.0, "truncated", info={"retries": 0, "n_decisions": {0: 1}})
     assert legal_rate([ended, cut]) == pytest.approx(3 / 4)
     assert legal_rate([never]) is None
+
+
+def test_programs_of_one_name_are_one_row(tmp_path):
+    """Files have no levels: ranges of task ids that a stage names are drawn from the same rows."""
+    (tmp_path / "a.jsonl").write_text('{"program": "print(1)"}\n{"program": "print(2)"}\n')
+    config = EnvConfig(env_type="trace", answer_mode="free", trace={"source": str(tmp_path / "a.jsonl")})
+    [result] = evaluate(FunctionPlayer(lambda query: "1"), config, [0, 10_000_000, 20_000_000], games=20)
+    assert (result.game, result.episodes) == ("trace", 60)
+    assert -0.6 < result.value < 0.6

@@ -10,7 +10,7 @@ from benchmarks.gpu_models import config_of
 from policy.tree import Row, grow
 from training.options import parse_args, read_config
 
-QUERIES = predict.network.QUERIES[1]
+CUT = predict.network.CUTS[1]
 
 
 @pytest.fixture(scope="module")
@@ -31,13 +31,13 @@ def launches(config, shape, tree, part, recompute=False):
 def decode():
     """One token after each of 8 conversations."""
     rows = [Row([1], np.arange(i * 700, i * 700 + 600 + 10 * i)) for i in range(8)]
-    return grow(rows, [[0]] * 8, lambda tokens: np.arange(8000, 8000 + tokens), QUERIES)
+    return grow(rows, [[0]] * 8, lambda tokens: np.arange(8000, 8000 + tokens), CUT)
 
 
 def training():
     """836 tokens of two games that begin alike."""
     rows = [Row([1] * 50 + [2 + i] * 393) for i in range(2)]
-    return grow(rows, [[100, 200, 442]] * 2, None, QUERIES)
+    return grow(rows, [[100, 200, 442]] * 2, None, CUT)
 
 
 @pytest.mark.parametrize("shape", SHAPES)

@@ -16,8 +16,8 @@ from policy import network
 from policy.attention import PaddedRows, attend
 from policy.chat import ChatFormat, answer_trie
 from policy.model import LoraConfig, ModelConfig, _load_base, device_of, load_architecture, load_model, load_tokenizer
-from policy.network import Read, run_trunk
-from policy.tree import Row, grow
+from policy.network import CUTS, Read, run_trunk
+from policy.tree import Cut, Row, grow
 from scripts import make_tiny_model
 from scripts.make_tiny_model import make_model, make_tokenizer, prompts
 from utils import ConfigError, load_config
@@ -46,9 +46,9 @@ def tree_rows():
     return sorted(rows)
 
 
-def read_tree(policy, rows, reads, most=64, **options):
+def read_tree(policy, rows, reads, cut=CUTS[0], **options):
     """Hidden states of each row's reads, from one pass."""
-    tree = grow([Row(row) for row in rows], reads, None, most)
+    tree = grow([Row(row) for row in rows], reads, None, cut)
     hidden_UD = run_trunk(policy.trunk, tree, **options)
     at = [np.searchsorted(tree.reads_U, flat[read]) for flat, read in zip(tree.flat, reads, strict=True)]
     return tree, [hidden_UD[torch.from_numpy(x)] for x in at]
@@ -56,7 +56,7 @@ def read_tree(policy, rows, reads, most=64, **options):
 
 def test_a_tree_holds_every_beginning_once():
     rows = tree_rows()
-    tree = grow([Row(row) for row in rows], [[0]] * len(rows), None, 64)
+    tree = grow([Row(row) for row in rows], [[0]] * len(rows), None, CUTS[0])
     assert len(tree.ids_N) == len({tuple(row[: i + 1]) for row in rows for i in range(len(row))})
     for row, flat in zip(rows, tree.flat, strict=True):
         assert tree.ids_N[flat].tolist() == row
@@ -72,12 +72,12 @@ def gradients(policy, parts, weights):
     return {name: p.grad.clone() for name, p in policy.peft_model.named_parameters() if p.requires_grad}
 
 
-@pytest.mark.parametrize("most", [1000, 16])
+@pytest.mark.parametrize("cut", [Cut(1000, 2.0, 1 << 20), Cut(16, 1.05, 1 << 10)])
 @pytest.mark.parametrize("recompute", [0, 3])
-def test_values_and_gradients_of_a_tree_are_those_of_the_library_row_by_row(policy, recompute, most):
+def test_values_and_gradients_of_a_tree_are_those_of_the_library_row_by_row(policy, recompute, cut):
     rows = tree_rows()
     reads = [sorted({len(row) - 1, len(row) // 2, 0}) for row in rows]
-    _, found = read_tree(policy, rows, reads, most, recompute=recompute)
+    _, found = read_tree(policy, rows, reads, cut, recompute=recompute)
     model = policy.base.model
     expected = [model(torch.tensor([row])).last_hidden_state[0, read] for row, read in zip(rows, reads, strict=True)]
     for a, b in zip(found, expected, strict=True):

@@ -13,7 +13,7 @@ from torch.testing import assert_close
 
 from env_wrapper import EnvConfig, Query, Sequence, Task, play
 from games import CONFIGS_PER_GAME, NAMES
-from policy.network import SHARED_PREFIX_MIN, Read, run_trunk
+from policy.network import CUTS, SHARED_PREFIX_MIN, Read, run_trunk
 from policy.tree import Row, grow
 from utils import ConfigError
 
@@ -432,7 +432,7 @@ def test_base_is_the_bare_model_to_the_bit(policy):
     from transformers import AutoModelForCausalLM
 
     bare = AutoModelForCausalLM.from_pretrained(policy.config.model_name).eval()
-    tree = grow([Row(range(30)), Row(range(30, 60))], [range(30)] * 2, None, 64)
+    tree = grow([Row(range(30)), Row(range(30, 60))], [range(30)] * 2, None, CUTS[0])
     with torch.no_grad():
         expected = run_trunk(bare.model, tree)
         with policy.using("base"):
@@ -518,7 +518,7 @@ def test_the_average_follows_the_policy_and_is_saved_as_a_player(qwen2, new_poli
 def test_nested_adapters(qwen2, new_policy, tmp_path):
     new_policy(noise=5).save(tmp_path)
     qwen2.add_adapter("past", tmp_path)
-    tree = grow([Row(range(30))], [range(30)], None, 64)
+    tree = grow([Row(range(30))], [range(30)], None, CUTS[0])
 
     def read():
         return run_trunk(qwen2.trunk, tree).detach()

@@ -384,6 +384,20 @@ def test_the_ladders_default_is_base_random_and_search_of_three_strengths(checkp
     assert names == ["base", "random", "mcts:10x1", "mcts:50x1", "mcts:200x1", checkpoint]
 
 
+def test_a_server_is_on_the_default_ladder_under_its_own_name():
+    """``--model`` is its name there, and no model to be loaded here."""
+    contest = SimpleNamespace(args=evaluate.arguments(["--ladder", "--base-url", "http://x/v1", "--model", "m"]))
+    assert evaluate.Contest._names(contest) == ["random", "mcts:10x1", "mcts:50x1", "mcts:200x1", "http://x/v1"]
+
+
+@pytest.mark.parametrize("flags", [["--ladder", "base", "random"], ["--strength", "--checkpoint", "base"]])
+def test_programs_have_no_opponents(flags, capsys):
+    stages = 'curriculum.stages=[{"name": "sums", "games": [[0, 9]]}]'
+    trace = ["--model", base_model(), "--set", "env.env_type=trace", "env.answer_mode=free", stages]
+    assert evaluate.main([*flags, *trace]) == 2
+    assert "error: env.env_type trace: programs have no opponents" in capsys.readouterr().err
+
+
 @pytest.mark.slow
 def test_more_search_climbs_the_ladder(tmp_path):
     names = ("mcts:200x1", "random", "mcts:10x1", "mcts:50x1")
@@ -598,7 +612,12 @@ def test_flags_mean_the_same_in_every_program(capsys):
         (["--ladder", "random", "mcts:2x1", "--checkpoint", "random"], "leave out --checkpoint"),
         (["--checkpoint", "random", "--json", "/nowhere/x.json"], "--json /nowhere/x.json: there is no such folder"),
         (["--checkpoint", "random", "--json", "/proc"], "--json /proc: is a folder; expected a file"),
+        (
+            ["--checkpoint", "random", "--json", "/x.json", "--output", "/x.json"],
+            "--json /x.json: is the --output file",
+        ),
         (["--model", "models/tiny", "--exploit", "1"], "--exploit: needs --checkpoint with runs"),
+        (["--ladder", "random", "mcts:2x1", "--opponent", "random"], "leave out --opponent, and of --ladder --exact"),
         (["--checkpoint", "random", "--episodes", "many"], "--episodes: many: expected a whole number"),
         (["--checkpoint", "random", "--seed", str(2**31)], f"at least 0 and at most {2**31 - 1}"),
     ],
@@ -641,11 +660,15 @@ def test_models_that_were_taught_different_prompts_do_not_meet(run, checkpoint, 
 
     other = tmp_path / "other" / "checkpoint-000006"
     shutil.copytree(run / "final", other)
-    config = json.loads((run / "run_config.json").read_text())
+    config, own = (json.loads((run / "run_config.json").read_text()) for _ in range(2))
     config["env"]["prompt"] = "full"
     (other / "run_config.json").write_text(json.dumps(config))
     assert evaluate.main(command("--checkpoint", checkpoint, "--opponent", str(other), games=["kuhn_poker"])) == 2
-    assert "different prompts" in capsys.readouterr().err
+    told = "env.prompt of their run_config.json differ, and one table has one kind of prompts and answers"
+    assert told in capsys.readouterr().err
+    config["env"] |= {"prompt": own["env"]["prompt"], "games_at_once": 7, "allowed_game_indices": ["kuhn_poker"]}
+    (other / "run_config.json").write_text(json.dumps(config))
+    assert evaluate.main(command("--checkpoint", checkpoint, "--opponent", str(other), games=["kuhn_poker"])) == 0
 
 
 # ------------------------------------------------------------------------------------------------------ best responses

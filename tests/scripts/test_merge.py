@@ -289,15 +289,37 @@ def test_without_access_nothing_is_merged(run_plain, tmp_path, monkeypatch, caps
     assert not (tmp_path / "out").exists()
 
 
+def test_a_card_that_was_edited_is_kept(run_plain, tmp_path, capsys):
+    out = tmp_path / "out"
+    assert merge_in(out, run_plain, "--adapter-only") == 0
+    file = out / "README.md"
+    assert merge_in(out, run_plain, "--adapter-only", "--push", "me/other", "--dry-run") == 0
+    assert "me/other" in file.read_text(), "one that nobody edited is written anew"
+    assert "is kept" not in capsys.readouterr().out
+    file.write_text(file.read_text().replace("## Training", "My own words.\n\n## Training"))
+    for repo in ((), ("--push", "me/player", "--dry-run")):
+        assert merge_in(out, run_plain, "--adapter-only", *repo) == 0
+        assert "My own words." in file.read_text()
+        assert f"{file} was edited and is kept; delete it" in capsys.readouterr().out
+
+
 def test_adapter_alone(run_plain, tmp_path, capsys):
     from safetensors.torch import load_file
 
+    (run_plain / "checkpoint-000006" / "past.safetensors").write_bytes(b"as in self-play")
     out = tmp_path / "out"
     for _ in range(2):
         assert merge_in(out, run_plain, "--adapter-only", "--dry-run") == 0
     names = {path.name for path in out.iterdir()}
     assert {"adapter_model.safetensors", "adapter_config.json", "tokenizer.json", "README.md"} <= names
-    assert not names & {"optimizer.safetensors", "run_config.json", "manifest.json", "merge_report.json"}
+    (run_plain / "checkpoint-000006" / "past.safetensors").unlink()
+    assert not names & {
+        "past.safetensors",
+        "optimizer.safetensors",
+        "run_config.json",
+        "manifest.json",
+        "merge_report.json",
+    }
     first, second = (load_file(f / "adapter_model.safetensors") for f in (out, run_plain / "checkpoint-000006"))
     assert all(torch.equal(first[name], second[name]) for name in second)
     assert base_model() not in (out / "adapter_config.json").read_text()
@@ -344,11 +366,17 @@ def test_the_cards_snippet_runs_as_pasted(run_plain, merged_4bit, tmp_path):
         assert "Warning: it was trained and evaluated choosing among the legal ids only" in text
 
 
+def test_a_card_holds_no_folder_of_programs(tmp_path):
+    config = micro_config(tmp_path)
+    config.env = replace(config.env, trace={"source": str(tmp_path), "partial_credit": True})
+    assert publish.public_config(config)["env"]["trace"] == {"source": tmp_path.name, "partial_credit": True}
+
+
 def test_the_card_tells_how_free_play_ended(tmp_path):
     row = {"before": 0.0, "after": 0.5, "interval": [0.4, 0.6], "episodes": 8, "exact_after": None, "ceiling": None,
            "share": None, "free_play": {"value": 0.1, "legal_rate": 0.25}}  # fmt: skip
     summary = {"checkpoint": "checkpoint-000006", "games": {"leduc_poker": row}}
-    assert "in 25% of the games of leduc_poker." in publish.card(about(tmp_path, summary=summary))
+    assert "25% of its answers in leduc_poker were legal actions." in publish.card(about(tmp_path, summary=summary))
     assert "it may not play legally at all" in publish.card(about(tmp_path))
 
 
@@ -441,6 +469,11 @@ def test_a_merge_that_was_interrupted_is_made_again_by_the_same_command(run_plai
     assert merge_in(tmp_path / "out", run_plain) == 0
     assert read_json(tmp_path / "out" / merge.REPORT)["proof"]["identical_moves"] == 1.0
     assert "holds this merge already" not in capsys.readouterr().out
+
+
+def test_an_attempt_that_wrote_nothing_is_in_nobodys_way(run_plain, tmp_path, capsys):
+    assert merge_in(tmp_path / "out", run_plain, "--base", str(tmp_path / "none")) == 2
+    assert merge_in(tmp_path / "out", run_plain) == 0
 
 
 def test_another_adapter_of_the_same_base_is_another_merge(run_plain, tmp_path, capsys):

@@ -248,3 +248,8 @@ def test_every_game_can_be_opened(person, capsys):
         person("q")
         assert play.main(["--opponent", "random", "--game", f"{name}#0"]) == 0, name
         assert "your move" in capsys.readouterr().out, name
+
+
+def test_programs_are_no_games_to_play(capsys):
+    assert play.main(["--opponent", "random", "--set", "env.env_type=trace", "env.answer_mode=free"]) == 2
+    assert capsys.readouterr().err == "error: random: was trained on env_type trace, and this plays games\n"

@@ -321,6 +321,11 @@ def test_a_run_from_before_about_json_still_says_what_it_can(tmp_path):
                                             "against": "random, mcts:50x1", "steps": "9, of 16 games each"}  # fmt: skip
 
 
+def test_programs_are_against_nobody(tmp_path):
+    (write_run(tmp_path / "run", steps=9, shown=[]) / "about.json").write_text(json.dumps({"opponents": []}))
+    assert "against" not in dict(visualize.heading(visualize.load_run(tmp_path / "run")))
+
+
 def test_text_of_others_cannot_break_the_pasted_page():
     evil = "a | b\n# c `d` <script>"
     text = markdown.page(evil, [("model", evil)], {evil: evil}, {"games": {evil: {"after": 0.5, "interval": evil}}}, {})
@@ -383,8 +388,10 @@ def test_names_are_no_formulas(tmp_path):
 
 
 def test_a_run_that_is_not_there_cannot_be_followed(tmp_path, capsys):
-    assert visualize.main(["--run", str(tmp_path / "none"), "--watch"]) == 2
-    assert capsys.readouterr().err == f"error: {tmp_path}/none: there is no such run\n"
+    (tmp_path / "runs").mkdir()
+    for name in ("none", "runs"):
+        assert visualize.main(["--run", str(tmp_path / name), "--watch"]) == 2
+        assert capsys.readouterr().err == f"error: {tmp_path}/{name}: there is no such run\n"
 
 
 class Tags(HTMLParser):

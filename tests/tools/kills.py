@@ -156,7 +156,7 @@ def end_state(folder: Path) -> dict[str, Any]:
         "about.json",
         "metrics.jsonl",
         "run.log",
-        "abandoned-metrics-1.jsonl",
+        "abandoned-metrics.jsonl",
     )  # of one process, or with times
     files = [path for path in sorted(run.rglob("*")) if path.is_file() and path.name not in others]
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]

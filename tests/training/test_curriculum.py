@@ -80,10 +80,15 @@ def test_tasks_come_from_the_stage_in_equal_shares_of_games():
 def test_games_follow_their_weights():
     stage = Stage("mixed", {"leduc_poker": 3, "hex#1": 0.5, "hex#2-3": 0.5, "kuhn_poker": 1})
     curriculum = Curriculum(CurriculumConfig([stage]), 0)
-    drawn = Counter(curriculum.next(i).task_id // SIZE for i in range(5000))
+    tasks = [curriculum.next(i).task_id for i in range(5000)]
+    drawn, hexes = (
+        Counter(task // SIZE for task in tasks),
+        Counter(task % SIZE for task in tasks if task // SIZE == HEX),
+    )
     expected = {LEDUC: 3000, HEX: 1000, KUHN: 1000}
     assert drawn.keys() == expected.keys()
     assert all(abs(drawn[game] - count) < 5 * 35 for game, count in expected.items())
+    assert all(abs(hexes[config] - count) < 5 * 22 for config, count in ((1, 500), (2, 250), (3, 250)))
 
 
 def test_opponents_follow_their_weights():
@@ -216,7 +221,7 @@ def test_one_easy_game_and_one_hard_game():
     for i in range(0, 98, 2):
         feed(curriculum, [1], start=i)
         feed(curriculum, [i < 60], start=i + 1, game=KUHN)
-    assert curriculum.success_by_game == {"leduc_poker": (1.0, 49), "kuhn_poker": (30 / 49, 49)}
+    assert (curriculum.success_rate, curriculum.gate_rate) == (79 / 98, 30 / 49)
     feed(curriculum, [1, 0], start=98, game=KUHN)
     assert curriculum.stage.name == "last"  # both games are at the threshold
     curriculum = Curriculum(config, 0)

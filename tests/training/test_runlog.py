@@ -434,6 +434,15 @@ def test_wandb_without_a_key(wandb, tmp_path, caplog, mode, started):
     assert ("neither WANDB_API_KEY nor a login" in caplog.text) == (mode in ("online", "wandb"))
 
 
+@pytest.mark.parametrize("odd", ["netrc", "address"])
+def test_an_odd_netrc_or_address_is_no_login_and_costs_no_run(wandb, tmp_path, monkeypatch, odd):
+    (tmp_path / "netrc").write_bytes(b"machine m login \xfc password p\n" if odd == "netrc" else b"")
+    if odd == "address":
+        monkeypatch.setenv("WANDB_BASE_URL", "https://[wandb.local")
+    Loggers("auto", tmp_path, {}).close()
+    assert not wandb.started
+
+
 def test_wandb_failures_are_told_once_and_harm_nothing(wandb, tmp_path, caplog):
     wandb.run.fails = True
     sender = Loggers("offline", tmp_path, {})

@@ -83,6 +83,10 @@ def test_resuming_is_exact(finished, tmp_path):
         ({"trace": {"sandbox_min_level": -1}}, "env: trace.sandbox_min_level = -1: expected an integer >= 0"),
         ({"trace": {"source": "nowhere.jsonl"}}, "env.trace: trace.source 'nowhere.jsonl' is not there"),
         ({"answer_mode": "constrained"}, 'env.answer_mode = "constrained": expected "free" with env_type trace'),
+        (
+            {"answer_mode": "constrained", "env_mode": "url", "env_url": "http://127.0.0.1:9", "prompt": "full"},
+            'env.answer_mode = "constrained": expected "free" with env_type trace',
+        ),
     ],
 )
 def test_a_mistake_is_told_before_the_model_is_loaded(tmp_path, monkeypatch, capsys, env, message, words):

@@ -11,6 +11,7 @@ import torch
 from saving import damage, names, save
 
 import utils
+from training.state import abandon_after
 from utils import CheckpointError, latest_checkpoint, load_checkpoint, verify_checkpoint
 
 ROOT = Path(__file__).parents[2]
@@ -205,6 +206,16 @@ def test_damaged_checkpoints_do_not_count_as_kept(tmp_path):
     assert not (tmp_path / "checkpoint-000001").exists()
 
 
+def test_writing_a_directory_leaves_what_others_have_beside_it(tmp_path):
+    """Model makers and merges write where their users say: perhaps into a home folder."""
+    others = [".tmp-drafts", ".old-notes", "notes", ".old-todo"]
+    for name in others:
+        (tmp_path / name).mkdir()
+    (tmp_path / ".tmp-mine").mkdir()
+    utils.write_directory(tmp_path / "mine", lambda folder: (folder / "a").touch())
+    assert names(tmp_path) == sorted([*others, "mine"])
+
+
 @pytest.mark.parametrize("keep_last", [1, 2])
 def test_the_last_verified_one_is_never_deleted(tmp_path, monkeypatch, keep_last):
     """The disk loses what it was given: each new checkpoint is damaged as soon as it is in place."""
@@ -248,11 +259,29 @@ def test_nothing_is_deleted_where_nothing_verifies(tmp_path):
 def test_a_run_that_goes_on_from_an_earlier_step_sets_the_later_ones_aside(tmp_path):
     for step in (1, 2, 3):
         save(tmp_path, step)
-    utils.abandon_after(tmp_path, 1)
-    assert names(tmp_path) == ["abandoned-000002", "abandoned-000003", "checkpoint-000001"]
+    (tmp_path / "metrics.jsonl").write_text("first")
+    (tmp_path / "final").mkdir()
+    (tmp_path / "summary.json").write_text("of step 3")
+    abandon_after(tmp_path, 1)
+    aside = [
+        "abandoned-000002",
+        "abandoned-000003",
+        "abandoned-final",
+        "abandoned-metrics.jsonl",
+        "abandoned-summary.json",
+    ]
+    assert names(tmp_path) == [*aside, "checkpoint-000001", "metrics.jsonl"]
+    first = (tmp_path / "abandoned-000002" / "manifest.json").read_bytes()
+    abandon_after(tmp_path, 1)
+    assert names(tmp_path) == [*aside, "checkpoint-000001", "metrics.jsonl"], "nothing came after it"
+    (tmp_path / "metrics.jsonl").write_text("second")
     save(tmp_path, 2)
-    utils.abandon_after(tmp_path, 1)
-    assert names(tmp_path) == ["abandoned-000002", "abandoned-000003", "checkpoint-000001"]
+    abandon_after(tmp_path, 1)
+    assert {*names(tmp_path)} - {*aside} == {"abandoned-000002-2", "abandoned-metrics-2.jsonl", "checkpoint-000001",
+                                             "metrics.jsonl"}  # fmt: skip
+    assert (tmp_path / "abandoned-000002" / "manifest.json").read_bytes() == first, "the first is still there"
+    assert [(tmp_path / f"{name}metrics{n}.jsonl").read_text() for name, n in
+            (("abandoned-", ""), ("abandoned-", "-2"), ("", ""))] == ["first", "second", "second"]  # fmt: skip
 
 
 # --------------------------------------------------------------------------------------------------------------- layout
