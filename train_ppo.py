@@ -40,6 +40,7 @@ from evaluation.english import told, unlearned
 from evaluation.measure import GameResult, Progress, evaluate, record, result_table
 from policy.model import device_of, identity
 from policy.player import Policy, load_policy
+from policy.rehearsal import divergence, texts_of, write
 from policy.vllm import Engine, EngineError
 from training import alarms, preflight, process
 from training.about import begin, end, headline
@@ -54,10 +55,10 @@ from training.state import DEVICE_ERRORS, Checkpointed, TrainerState, dump_batch
 from utils import ConfigError
 
 GAPS = ("logprob_gap_mean", "logprob_gap_max")  # |learner's - sampler's| log-probability
-STATS = ("policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction", "legal_mass", "ratio_max", *GAPS)
+STATS = ("policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction", "legal_mass", "rehearsal_kl",
+         "ratio_max", *GAPS)  # fmt: skip
 LONE = Ranks()
 Key = tuple[int, ...]  # of a stream of random numbers
-LEGAL_MASS_SAMPLE = 64  # sequences of a step that it is read from, for the log alone; at most an eighth of them
 MAX_FAILED_SHARE = 0.2  # of a step's episodes lost to infrastructure; above it the run ends
 MAX_BAD_UPDATES = 5  # minibatches in a row without a finite loss and gradient, after which the run ends
 
@@ -244,6 +245,11 @@ def _backward(
         loss.backward()
         loss_sum += loss.detach()
         _add(sums, stats)
+    if mine := ranks.share(batch.texts):
+        kl = divergence(policy, mine) / sum(map(len, batch.texts))
+        (ppo.rehearsal_coef * kl).backward()
+        loss_sum += ppo.rehearsal_coef * kl.detach()
+        sums["rehearsal_kl"] = kl.detach() * count
     return loss_sum, sums
 
 
@@ -294,8 +300,9 @@ def ppo_update(
         if epoch_kl > (ppo.target_kl or math.inf) or stats["bad_updates"] >= MAX_BAD_UPDATES:
             break
     stats["grad_norm"] /= max(stats["updates"], 1)
-    if not ppo.legal_mass_coef:
-        del totals["legal_mass"]
+    for name, coef in (("legal_mass", ppo.legal_mass_coef), ("rehearsal_kl", ppo.rehearsal_coef)):
+        if not coef:
+            del totals[name]
     return stats | _means(totals) | _means({name: first.get(name, 0.0) for name in (*GAPS, "decisions")})
 
 
@@ -367,7 +374,7 @@ class Trainer(Checkpointed):
         valid = self.without_failed(episodes)
         moments = dict(state.moments)
         batch = collate(valid, self.policy, ppo, state.kl_coef, moments, self.ranks)
-        legal = self.legal_mass(batch)
+        legal = {} if ppo.legal_mass_coef else batch.legal_mass(self.policy)
         self.midway = True
         stats = self.update(batch)
         state.bad_updates = int(stats.pop("bad_updates"))
@@ -395,18 +402,12 @@ class Trainer(Checkpointed):
         step = self.state.step
         rate = self.ppo.learning_rate * decay(self.ppo, step, self.ppo.lr_final)
         self.optimizer.param_groups[0]["lr"] = rate * self.state.lr_scale
+        if self.ppo.rehearsal_coef and not self.state.texts:
+            self.state.texts = write(self.policy, self.config.run.seed)
+        batch.texts = texts_of(self.state.texts, step)
         ppo = replace(self.ppo, entropy_coef=self.ppo.entropy_coef * decay(self.ppo, step, self.ppo.entropy_final))
         key = (self.config.run.seed, step)
         return ppo_update(self.policy, self.optimizer, batch, ppo, key, self.state.bad_updates, self.ranks)
-
-    def legal_mass(self, batch: Batch) -> dict[str, float]:
-        """Probability that an unconstrained answer would have been legal, where the update does not read it itself."""
-        if not self.policy.constrained or self.ppo.legal_mass_coef:
-            return {}
-        with torch.no_grad():
-            read = min(LEGAL_MASS_SAMPLE, -(-len(batch.sequences) // 8))
-            mass_M = self.policy.log_legal_mass(batch.sequences[:read]).exp()
-        return {"legal_mass": float(mass_M.mean())}
 
     def without_failed(self, episodes: list[Episode]) -> list[Episode]:
         """Leave out what infrastructure lost; too much of it ends the run, and so do answers of outdated weights."""

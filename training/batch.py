@@ -3,6 +3,7 @@
 Shapes: S trajectories (a seat of an episode each), M decisions of the batch in a row.
 """
 
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +22,8 @@ IMPORTANCE_CAP = 2.0  # truncated importance sampling, https://doi.org/10.1198/1
 MOMENTS_RATE = 0.05  # of the running moments of rewards: about the last 20 steps count
 MOMENTS_GAMES = 8  # in a step that may replace the moments; fewer move them by their share of it
 WHITEN_ALONE = 9  # trajectories of a game in a step, at least, whose advantages are whitened by themselves
+
+LEGAL_MASS_SAMPLE = 64  # sequences of a step that it is read from, at most an eighth of them
 
 Moments = dict[str, tuple[float, float, float]]  # key -> (updates, mean, variance) of terminal rewards
 
@@ -75,6 +78,7 @@ class Batch:
     kl_ref: float  # mean of log p - log p_ref over the decisions, in nats
     kl_average: float = 0.0  # the same of the policy's moving average, where one is kept
     gap_M: Tensor | None = None  # |learner's - sampler's| log-probability before the update, where both were computed
+    texts: Seq[list[int]] = ()  # what is rehearsed in each update
 
     def __post_init__(self) -> None:
         ends = np.cumsum([len(sequence.decisions) for sequence in self.sequences])
@@ -87,6 +91,14 @@ class Batch:
         for i, unit in enumerate(self.unit):
             games.setdefault(unit, []).append(i)
         return list(games.values())
+
+    def legal_mass(self, policy: Policy) -> dict[str, float]:
+        """Probability that an unconstrained answer would have been legal, of a sample and for the log alone."""
+        if not policy.constrained:
+            return {}
+        with torch.no_grad():
+            read = min(LEGAL_MASS_SAMPLE, -(-len(self.sequences) // 8))
+            return {"legal_mass": float(policy.log_legal_mass(self.sequences[:read]).exp().mean())}
 
     def summary(self) -> dict[str, Any]:
         """Metrics of the batch; explained variance is that of the returns by the rollout's values."""

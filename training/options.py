@@ -45,6 +45,7 @@ class PPOConfig:
     entropy_final: float = knob(1.0, min=0, max=1)  # share of it left at the last step (linear decay)
     magnet_coef: float = knob(0.0, min=0)  # on the KL to the adapter's own moving average, for self-play; 0: none
     legal_mass_coef: float = knob(0.1, min=0)  # weight of -log P(legal answer) where nothing constrains it
+    rehearsal_coef: float = knob(0.0, min=0)  # on the KL to the base over text that the base wrote itself; 0: none
     gamma: float = knob(1.0, min=0, max=1)  # discount per decision
     lam: float = knob(0.95, min=0, max=1)  # GAE's lambda, over a seat's own decisions
     adap_kl_ctrl: bool = True  # whether the coefficient follows target
@@ -85,8 +86,7 @@ class RunConfig:
     output_dir: str = "runs/default"  # where everything of the run goes
     seed: int = knob(0, min=0, max=2**31 - 1)  # of tasks, sampling and shuffling
     logger: str | tuple[str, ...] = knob("auto", choices=LOGGERS)  # one or several; auto: W&B where one is logged in
-    keep_last: int = knob(2, min=1)  # checkpoints
-    keep_best: bool = True  # also that of the best evaluation; ppo.eval_freq 0: of the best window of games
+    keep_last: int = knob(2, min=1)  # checkpoints, beside the best (by evaluation; ppo.eval_freq 0: by recent games)
     threads: int = knob(0, min=0, max=4096)  # CPU threads of torch; 0: its default. Exact resume needs the same number
 
     def __post_init__(self) -> None:

@@ -95,7 +95,7 @@ def check_opponents(curriculum: CurriculumConfig) -> None:
 
 def check_disk(config: SimpleNamespace, parameters: Parameters) -> None:
     """Raise ConfigError where there is no room for a run's checkpoints, one being written and the final adapter."""
-    run_dir, kept = Path(config.run.output_dir), config.run.keep_last + config.run.keep_best + 2
+    run_dir, kept = Path(config.run.output_dir), config.run.keep_last + 3
     with blaming("run.output_dir: ", CheckpointError):
         need_space(run_dir, (2 if any(run_dir.glob("checkpoint-*")) else kept) * checkpoint_bytes(parameters.trainable))
 

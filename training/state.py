@@ -62,8 +62,9 @@ class TrainerState:
     row: dict[str, Any] | None = None  # metrics of a step whose evaluation a signal cut short
     lr_scale: float = knob(1.0, above=0, max=1)  # on the learning rate: what alarms made of it
     alarms: dict[str, Any] = field(default_factory=dict)  # what the alarms remember
+    texts: list[list[int]] = field(default_factory=list)  # token ids of what is rehearsed
 
-    def check(self, step: int) -> None:
+    def check(self, step: int, vocabulary: int) -> None:
         """Make sure of what types do not say, before a step is lost to it.
 
         Raises:
@@ -80,6 +81,7 @@ class TrainerState:
             "before": all(type(r.get("game")) is str and holds(r, "value", "exact", "share") for r in self.before)
             and all(type(f) is dict and is_number(f.get("value")) and is_number(f.get("legal_rate")) for f in free),
             "alarms": holds(self.alarms, *self.alarms),
+            "texts": all(text and min(text) >= 0 and max(text) < vocabulary for text in self.texts),
             "row": row.get("step") == step
             and (self.row is None or (holds(row, *SHOWN) and type(row.get("stage")) is str))
             and type(row.get("alarms", [])) is list
@@ -174,7 +176,7 @@ class Checkpointed:
             documents={"trainer_state": state, "curriculum": self.curriculum.state_dict(),
                        "run_config": utils.config_dict(vars(self.config))},
             tensors={"optimizer": tensors} | ({"past": past} if past else {}),
-            base=self.base, score=score, keep_last=self.config.run.keep_last, keep_best=int(self.config.run.keep_best),
+            base=self.base, score=score, keep_last=self.config.run.keep_last,
         )  # fmt: skip
 
     def save_players(self) -> Path:
@@ -236,7 +238,7 @@ class Checkpointed:
             utils.unpack_optimizer(self.optimizer, saved.tensors("optimizer"), state.pop("optimizer"), self.names)
             threads = state.pop("threads")
             self.state = make(TrainerState, state, "trainer_state")
-            self.state.check(saved.step)
+            self.state.check(saved.step, len(self.policy.tokenizer))
             if self.state.row:
                 self.state.row = _numbers(self.state.row)
             self.state.alarms = _numbers(self.state.alarms)

@@ -19,7 +19,7 @@ import train_ppo
 VOLATILE = {"time_rollout", "time_update", "time_total", "games_per_s", "decisions_per_s", "memory_mb"}
 TENSORS = ("adapter_model.safetensors", "value_head.safetensors", "optimizer.safetensors")
 STEPS = 6
-# Everything that adapts is in play: two stages, replays, self-play, past selves, an evaluation, the magnet.
+# Everything that adapts is in play: stages, replays, self-play, past selves, an evaluation, the magnet, rehearsal.
 CLIMB: dict[str, Any] = {
     "stages": [
         {"name": "low", "games": [[KUHN, KUHN], [LEDUC, LEDUC]], "threshold": 0.0, "min_episodes": 30},
@@ -29,7 +29,7 @@ CLIMB: dict[str, Any] = {
     "past_every": 1,
 }
 ADAPTIVE: dict[str, dict[str, Any]] = {
-    "ppo": {"eval_freq": 4, "magnet_coef": 0.1},
+    "ppo": {"eval_freq": 4, "magnet_coef": 0.1, "rehearsal_coef": 0.5},
     "curriculum": CLIMB,
 }
 ROOT = Path(train_ppo.__file__).parent

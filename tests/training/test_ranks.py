@@ -55,7 +55,16 @@ def test_two_processes_make_the_run_of_one(tmp_path, monkeypatch):
     for one, two in pairs:
         assert {k: one[k] for k in ("stage", "games", "score_mean", "decisions", "opponents", "updates")} == {
             k: two[k] for k in ("stage", "games", "score_mean", "decisions", "opponents", "updates")}  # fmt: skip
-        for name in ("policy_loss", "value_loss", "entropy", "approx_kl", "grad_norm", "ratio_max", "clip_fraction"):
+        for name in (
+            "policy_loss",
+            "value_loss",
+            "entropy",
+            "approx_kl",
+            "grad_norm",
+            "ratio_max",
+            "clip_fraction",
+            "rehearsal_kl",
+        ):
             assert one[name] == pytest.approx(two[name], rel=1e-3, abs=1e-5), name
 
 
