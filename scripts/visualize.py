@@ -71,6 +71,7 @@ PANELS = (
     Panel("Losses", ("policy_loss", "value_loss")),
     Panel("Gradient norm", ("grad_norm",)),
     Panel("Legal mass", ("legal_mass",), "unrestricted probability of legal answers"),
+    Panel("Drift on the base's own text", ("rehearsal_kl",), "nats a token"),
     Panel("Learning rate", ("learning_rate",)),
     Panel("Throughput", ("games_per_s", "decisions_per_s"), "per second"),
     Panel("Time of a step", ("time_rollout", "time_update", "time_total"), "seconds"),

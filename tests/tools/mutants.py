@@ -29,6 +29,7 @@ TRAIN, POLICY, ADAPTERS, NETWORK, TREE, ATTENTION, FUSED = (
 STEP, STATE, PROCESS, LOGGERS = (f"training/{name}.py" for name in ("batch", "state", "process", "loggers"))
 PPO, BATCH = "tests/training/test_ppo.py::test_", "tests/training/test_ppo_batch.py::test_"
 MODEL, UPDATE = "tests/policy/test_model.py::test_", "tests/training/test_ppo_update.py::test_"
+REHEARSE, REHEARSAL = "policy/rehearsal.py", "tests/policy/test_rehearsal.py::test_"
 RUN, FAULTS = "tests/training/test_train.py::test_", "tests/faults/test_train_faults.py::test_"
 
 
@@ -183,6 +184,19 @@ MUTANTS = {
     UPDATE + "the_whole_losss_gradient_is_that_of_finite_differences": [
         Mutant("value loss without gradient", POLICY, "value_rows.to(self.device)].float()",
                "value_rows.to(self.device)].detach().float()"),
+        Mutant("rehearsal rewards drifting", TRAIN, "(ppo.rehearsal_coef * kl).backward()",
+               "(-ppo.rehearsal_coef * kl).backward()"),
+    ],
+    REHEARSAL + "texts_are_the_bases_own_whatever_the_adapter_has_become": [
+        Mutant("rehearsal: texts of the policy's own", REHEARSE, "    with policy.using(\"base\"):\n        for t",
+               "    with policy.using(None):\n        for t"),
+        Mutant("rehearsal: the likeliest text", REHEARSE, "weight, u_N, 1.0)", "weight, None, 1.0)"),
+    ],
+    REHEARSAL + "the_divergence_is_the_librarys_and_vanishes_with_its_gradient_at_the_base": [
+        Mutant("rehearsal: the other divergence", REHEARSE,
+               "F.kl_div(logprobs(), base_NV,", "F.kl_div(base_NV, logprobs(),"),
+        Mutant("rehearsal: from itself", REHEARSE, "    with policy.using(\"base\"):\n        base",
+               "    with torch.no_grad():\n        base"),
     ],
     UPDATE + "a_game_in_one_sequence_is_scored_like_its_decisions_one_by_one": [
         Mutant("the last layer sees what comes after", TREE,

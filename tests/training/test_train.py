@@ -58,7 +58,7 @@ def test_a_run_leaves_a_row_a_step_a_summary_and_an_adapter(undisturbed):
         "opponents", "decisions", "reward_mean", "kl_ref", "kl_average", "explained_variance", "skipped", "grad_norm",
         "updates", "epochs", "legal_mass", "ratio_max", "policy_loss", "value_loss", "entropy", "approx_kl",
         "clip_fraction", "kl_coef", "learning_rate", "buffer_size", "window_success", "gate_success",
-        "logprob_gap_mean", "logprob_gap_max", "mutual_information",
+        "logprob_gap_mean", "logprob_gap_max", "mutual_information", "rehearsal_kl",
     }  # fmt: skip
     for row in rows(undisturbed):
         extra = {key for key in row if key not in expected and not key.startswith(("score/", "eval/"))}
