@@ -135,8 +135,8 @@ class _Ongoing:
                 return self._fail(action.error)
             else:
                 self._collect(action)
-                if action.truncated:
-                    return self._finish("truncated")
+                if action.truncated:  # undecided where it is an opponent's prompt that no longer fits
+                    return self._finish("truncated", 0.0 if self.step.info["adapter"] is None else 0.5)
                 self._answer(action.text)
             while self.running and self._is_forced():
                 self._answer(str(next(iter(self.step.legal))))
@@ -193,6 +193,7 @@ class _Ongoing:
         self.env.close()
         info = self.step.info
         kept = {key: info.get(key) for key in ("seat", "returns", "scores", "history")}
+        kept["seat"] = info.get("own_seat", kept["seat"])
         kept |= {key: info[key] for key in ("match", "exact", "share") if key in info}  # of trace
         counted = {"n_decisions": self.n_decisions, "forced": self.forced, "retries": self.retries}
         self.episode.outcome, self.episode.score = outcome, score

@@ -210,6 +210,9 @@ class _Checker:
             outside = section not in self.sections
             for key, value in ({name: part} if outside else part).items():
                 typed = name if outside else f"{name}.{key}"
+                if typed in synonyms.GONE:
+                    log.info("%s%s is left out: %s", self.source, typed, synonyms.GONE[typed])
+                    continue
                 path = self.place(typed, value, section)
                 if path in laid:
                     raise ConfigError(f"{self.source}{path} is given twice: as {_name(laid[path])} and {_name(typed)}")

@@ -43,6 +43,7 @@ SECTIONS = {"train": "ppo", "training": "ppo", "trainer": "ppo", "environment": 
 
 _STAGES = "a stage has it: curriculum.stages, a list of objects"
 _GAMES = "a run plays ppo.num_train_steps * ppo.batch_size games"
+GONE = {"run.keep_best": "the best is always kept"}  # in configurations of older runs
 # What has no key of its own here.
 HINTS = dict.fromkeys(("progression_threshold", "success_threshold", "threshold", "min_episodes", "min_games"), _STAGES)
 HINTS |= dict.fromkeys(("total_timesteps", "total_episodes", "num_episodes", "num_games"), _GAMES)

@@ -228,8 +228,9 @@ def query_at(task_id: int, state: Any, seat: int, config: EnvConfig) -> Query:
 class OpenSpielEnv:
     """One episode at a time of any game against any opponent; see ``env_wrapper.Env``.
 
-    ``Step.info``: game, seat, system, attempt (1-based), adapter (the earlier adapter that answers, None: the
-    current policy), history, outcome; when done also returns (None after a forfeit) and scores ({seat: score}).
+    ``Step.info``: game, seat (to move), own_seat (the task's), system, attempt (1-based), adapter (the earlier adapter
+    that answers, None: the current policy), history, outcome; when done also returns (None after a forfeit) and
+    scores ({seat: score}).
     """
 
     def __init__(self, config: EnvConfig, attempts: int = ATTEMPTS):
@@ -347,6 +348,7 @@ class OpenSpielEnv:
         return {
             "game": self._table.game.name,
             "seat": seat,
+            "own_seat": self._own_seat,
             "system": self._system,
             "attempt": self._attempt,
             "adapter": self._adapters.get(seat),

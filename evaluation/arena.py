@@ -7,8 +7,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from config.reader import blaming
+from config.reader import blaming, read_file
 from env_wrapper import play
+from envs.client import is_number
 from envs.config import EnvConfig
 from envs.openspiel import OpenSpielEnv, position, table
 from envs.opponents import make_bot, parse_opponent
@@ -16,7 +17,9 @@ from envs.protocol import Episode, Task
 from evaluation.measure import Row, outcome
 from evaluation.players import Contestant, ModelPlayer, Seats
 from training.console import Console
-from utils import ConfigError
+from utils import CheckpointError, ConfigError, write_file
+
+MOST_BYTES = 2**31  # of a file with games
 
 
 class Arena:
@@ -37,13 +40,11 @@ class Arena:
         self._kept: list[Row] = []  # from before, not taken yet
         if path is None:
             return
-        try:
-            path.open("a").close()  # a place that cannot be written is told before anything is played
-            text = path.read_text(errors="replace")
-        except OSError as error:
-            raise ConfigError(f"--output {path}: {error.strerror}") from error
-        if text and not text.startswith(self._head):
-            raise ConfigError(f"--output {path}: holds games with other settings; repeat them, or name another file")
+        with blaming("--output ", (ConfigError, CheckpointError)):
+            text = read_file(path, MOST_BYTES).decode(errors="replace") if path.exists() else ""
+            if text and not text.startswith(self._head):
+                raise ConfigError(f"{path}: holds games with other settings; repeat them, or name another file")
+            write_file(path, (text or self._head).encode())  # a place that cannot be written is told before any game
         for number, line in enumerate(text.split("\n")[1:-1], 2):  # a line cut short is left out
             with blaming(f"--output {path}: line {number} is damaged: "):
                 self._kept.append(json.loads(line))
@@ -60,12 +61,14 @@ class Arena:
                 if not isinstance(row, dict) or any(row.get(key) != value for key, value in expected.items()):
                     raise ConfigError(f"--output {self._path}: line {number} is another game than this command plays "
                                       "there; name another file")  # fmt: skip
+                if not _is_result(row):
+                    raise ConfigError(f"--output {self._path}: line {number} is no result of a game")
             if fresh:
                 played = [_row(own, opponent, game, e) for e in _episodes(own, opponent, chunk)]
             rows += played
             self._done += played
             if fresh and self._path:
-                self._path.write_text(self._head + "".join(json.dumps(row) + "\n" for row in self._done))
+                write_file(self._path, (self._head + "".join(json.dumps(row) + "\n" for row in self._done)).encode())
             told = f"{own.label} against {opponent.label}, {game}: {len(rows)}/{len(tasks)} games"
             self.console.update(len(self._done), told)
         return rows
@@ -79,8 +82,11 @@ def _episodes(own: Contestant, opponent: Contestant, tasks: Sequence[Task]) -> l
     if own.player is None:
         if opponent.player is not None:
             raise ConfigError(f"{own.label} against {opponent.label}: the other way round, the model is the player")
-        with ThreadPoolExecutor(os.cpu_count()) as pool:
+        pool = ThreadPoolExecutor(os.cpu_count())
+        try:
             return list(pool.map(lambda task: play_bot(own.label, task), tasks))
+        finally:  # an interrupt does not wait for searches
+            pool.shutdown(wait=False, cancel_futures=True)
     if isinstance(opponent.player, ModelPlayer):
         differing = [f"env.{key}" for key in PLAYED_BY if getattr(own.env, key) != getattr(opponent.env, key)]
         if differing:
@@ -113,6 +119,15 @@ def play_bot(spec: str, task: Task) -> Episode:
 def _of(own: Contestant, opponent: Contestant, game: str, task: Task) -> Row:
     return {"player": own.label, "opponent": opponent.label, "game": game, "task_id": task.task_id,
             "seed": task.seed, "index": task.index}  # fmt: skip
+
+
+def _is_result(row: Row) -> bool:
+    """Whether a row from a file says how a game ended in numbers that can be."""
+    ended, score, mass, decisions = (row.get(key) for key in ("outcome", "score", "legal_mass", "decisions"))
+    shares = all(x is None or (is_number(x) and 0 <= x <= 1) for x in (score, mass))
+    counted = mass is None or (type(decisions) is int and decisions >= 0)
+    return ended in ("finished", "truncated", "forfeited", "failed") and (score is None) == (ended == "failed") and (
+        shares and counted)  # fmt: skip
 
 
 def _row(own: Contestant, opponent: Contestant, game: str, episode: Episode) -> Row:

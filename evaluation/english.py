@@ -69,8 +69,10 @@ def unlearned(policy: Any) -> dict[str, Any] | None:
     if len(policy.tokenizer) < MIN_VOCABULARY:
         return None
     text = TEXT.read_text(encoding="utf-8")
-    kept = {name: getattr(policy, name) for name in ("temperature", "greedy", "constrained", "max_new_tokens")}
-    vars(policy).update(temperature=1.0, greedy=True, constrained=False, max_new_tokens=ANSWER_TOKENS)
+    asked = {"temperature": 1.0, "greedy": True, "constrained": False, "max_new_tokens": ANSWER_TOKENS,
+             "max_seq_length": WINDOW}  # fmt: skip
+    kept = {name: getattr(policy, name) for name in asked}
+    vars(policy).update(asked)
     try:
         after, said_after = perplexity(policy, text), answers(policy)
         with policy.using("base"):

@@ -14,7 +14,7 @@ from typing import Any
 from config.reader import blaming
 from env_wrapper import Sequence as Tokens
 from envs.client import HttpClient, bearer, one_line, parse, problem_of
-from envs.config import EnvConfig
+from envs.config import ADDRESS, EnvConfig
 from envs.opponents import parse_opponent
 from envs.protocol import Action, Player, Query
 from training.options import DEFAULT_FILES, load_sections
@@ -84,8 +84,11 @@ class ChatPlayer:
         Raises:
             ChatError: the server still gives no answer after repetitions, or refuses the request.
         """
-        with ThreadPoolExecutor(CALLS_AT_ONCE) as pool:
+        pool = ThreadPoolExecutor(CALLS_AT_ONCE)
+        try:
             return list(pool.map(self._answer, queries))
+        finally:  # an interrupt does not wait for a slow server
+            pool.shutdown(wait=False, cancel_futures=True)
 
     def _answer(self, query: Query) -> Action:
         body = self.settings | {"messages": query.conversation, "seed": int(2**31 * uniform(self.seed, *query.rng_key))}
@@ -234,6 +237,8 @@ class Roster:
     def _server(self, address: str) -> Contestant:
         if not self.model:
             raise ConfigError(f"{address}: --model must name the model that the server is to be asked for")
+        if not ADDRESS.fullmatch(address):  # which is shown, and kept in results
+            raise ConfigError("a server's address is like http://127.0.0.1:8000/v1, without user, password or query")
         config = load_sections([*DEFAULT_FILES, *self.files], self.sets)
         temperature = 0.0 if self.greedy else config.ppo.temperature
         player = ChatPlayer(address, self.model, temperature, config.ppo.max_new_tokens, self.seed)

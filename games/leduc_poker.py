@@ -35,7 +35,8 @@ def _describe(state: State, seat: int) -> str:
         words = [f"{'you' if i % 2 == seat else 'opponent'} {WORDS[a]}" for i, a in enumerate(actions)]
         if number == 1 or public is not None:
             lines.append(f"Round {number} betting: {', '.join(words) or 'none yet'}")
-    lines.append(f"Chips put in: you {put_in[seat]}, opponent {put_in[1 - seat]}; pot {sum(put_in)}")
+    if not state.is_terminal():  # the pot has been paid out then
+        lines.append(f"Chips put in: you {put_in[seat]}, opponent {put_in[1 - seat]}; pot {sum(put_in)}")
     return "\n".join(lines)
 
 

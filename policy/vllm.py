@@ -23,6 +23,7 @@ from policy.player import Policy
 from policy.servers import FIRST_WAIT, LONGEST_WAIT, PLAIN, Server, addresses
 from utils import ConfigError, uniform, write_directory
 
+LISTEN_SECONDS = 0.5  # between two looks whether the run is to stop
 CALLS_AT_ONCE = 512  # questions under way; what servers cannot take yet waits there
 FAULTS_AT_MOST = 5  # answers that are errors or make no sense, to one question; then its episode has failed
 LEAST_LOGPROB = -1e4  # of a token that was sampled: no server tells less
@@ -176,9 +177,15 @@ class Engine:
     async def _ask(self, server: Server, body: dict[str, Any], left: float) -> tuple[int, Any]:
         seconds = min(left, self.env.env_timeout / ATTEMPTS_IN_TIME)
         server.in_flight += 1
+        body = body | {"model": self.name(server.version or 0)}
+        call = asyncio.ensure_future(server.call("completions", body, seconds))
         try:
-            return await server.call("completions", body | {"model": self.name(server.version or 0)}, seconds)
+            while not (await asyncio.wait({call}, timeout=LISTEN_SECONDS))[0]:
+                if self.stop():
+                    raise InterruptedRolloutError
+            return call.result()
         finally:
+            call.cancel()
             server.in_flight -= 1
 
     async def _choose(self) -> Server | None:

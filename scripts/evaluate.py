@@ -53,7 +53,7 @@ from evaluation.measure import (
 )
 from evaluation.players import AFFINETES, Contestant, Roster, player_flags
 from training.console import Console
-from training.process import at_least, run_program
+from training.process import at_least, leave, run_program
 from utils import ConfigError
 
 log = logging.getLogger(__name__)
@@ -405,4 +405,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    leave(main())

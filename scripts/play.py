@@ -23,7 +23,7 @@ from envs.openspiel import position, table
 from envs.protocol import Action, Episode, Query, Task
 from evaluation.measure import game_sets
 from evaluation.players import Contestant, Roster, Seats, player_flags
-from training.process import ProgramError, run_program
+from training.process import ProgramError, leave, run_program
 
 
 class QuitError(Exception):
@@ -149,4 +149,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    leave(main())

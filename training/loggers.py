@@ -71,7 +71,7 @@ class Loggers:
     def _keep(self, sent: int) -> None:
         self._sent = sent
         with contextlib.suppress(OSError, CheckpointError):
-            if self._open:
+            if not all(logger.takes_back for logger in self._open.values()):
                 write_file(self._kept, f"{self._id} {sent}".encode())
 
     def _begin(self, name: str, kind: Callable[..., Any], *about: Any) -> None:

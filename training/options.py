@@ -10,6 +10,7 @@ import json
 import math
 import os
 import re
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from os.path import expanduser
@@ -207,10 +208,14 @@ def narrowed(curriculum: CurriculumConfig, env: EnvConfig) -> CurriculumConfig:
 
     def narrow(stage: Stage) -> Stage:
         own, weights = homes | pool(stage.games), stage.weights
-        usual = sum(weights.values()) / len(weights)
+        usual = sum(weights.values()) / len(weights)  # of a game that the stage does not name
         games: Any = [list(part) for i in named for part in own[i]]
         if isinstance(stage.games, dict):
-            games = {f"{a}-{b}": weights.get(i, usual) / len(own[i]) for i in named for a, b in own[i]}
+            games = defaultdict(float)
+            for i in named:
+                split = stage.range_weights.get(i, [usual / len(own[i])] * len(own[i]))
+                for (a, b), weight in zip(own[i], split, strict=True):
+                    games[f"{a}-{b}"] += weight
         with blaming(f"stage {stage.name!r}: ", raising=ValueError):
             return replace(stage, games=games if named else stage.games, **opponent)
 

@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
+from config.reader import blaming
 from envs.protocol import Sequence
 from policy.player import Evaluation, Policy
 from utils import ConfigError
@@ -38,11 +39,12 @@ class Ranks:
             ConfigError: a launcher that started fewer processes than it was asked for.
         """
         _refuse_lone_launch()
-        if int(os.environ.get("WORLD_SIZE", "1")) == 1:
-            return cls()
-        from accelerate import PartialState
+        with blaming("WORLD_SIZE and its like, which a launcher sets: "):
+            if int(os.environ.get("WORLD_SIZE", "1")) == 1:
+                return cls()
+            from accelerate import PartialState
 
-        state = PartialState(cpu=device == "cpu", timeout=PATIENCE)
+            state = PartialState(cpu=device == "cpu", timeout=PATIENCE)
         return cls(state.process_index, state.num_processes)
 
     @property

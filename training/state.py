@@ -7,7 +7,7 @@ import logging
 import os
 import time
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field
+from dataclasses import MISSING, asdict, dataclass, field, fields
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -25,6 +25,7 @@ from policy.player import Policy
 from policy.vllm import Engine
 from training.loggers import Loggers
 from training.metrics import MetricsLog, finite
+from training.options import SECTIONS
 from training.process import StoppablePlayer, StopSignal
 from training.ranks import Ranks
 from training.sizes import checkpoint_bytes
@@ -329,7 +330,7 @@ def find_checkpoint(run_dir: Path, resume: str | None, resolved: dict[str, Any],
             ways = "--resume goes on" if resume is None else f"--resume {run_dir} goes on"
             ways += ", --output-dir starts another"
             raise ConfigError(f"run.output_dir: {run_dir} holds checkpoints; {ways}")
-        left = [path for name in (METRICS, *AT_THE_END) if (path := run_dir / name).exists()]
+        left = [path for name in (METRICS, "wandb_id", *AT_THE_END) if (path := run_dir / name).exists()]
         if names := [set_aside(path) for path in left if path.is_dir() or path.stat().st_size]:
             log.warning("%s holds no checkpoint: what a run left there is set aside as %s", run_dir, ", ".join(names))
     if resume is None:
@@ -339,6 +340,9 @@ def find_checkpoint(run_dir: Path, resume: str | None, resolved: dict[str, Any],
         saved = load_checkpoint(path).json("run_config")
     if not isinstance(saved, dict):
         raise ConfigError(f"--resume: {path / 'run_config.json'}: is no configuration")
+    for section, cls in SECTIONS.items():  # knobs that are newer than the checkpoint had their defaults
+        known = {f.name: f.default for f in fields(cls) if f.default is not MISSING}
+        saved[section] = json.loads(json.dumps(known)) | saved.get(section, {})
     changed = config_diff(saved, redact(resolved, words=False))
     refused = [line for line in changed if not line.startswith(CONTINUES)]
     if refused and not force_config:

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import pyspiel
 import pytest
-from players import random_player
+from players import FunctionPlayer, random_player
 
 import games
-from env_wrapper import EnvConfig, Task, make_env, parse_action, play
+from env_wrapper import Action, EnvConfig, Task, make_env, parse_action, play
 from envs import exact, openspiel, opponents
 from envs.contract import check_contract, random_legal, transcript
 from envs.openspiel import OpenSpielEnv, derive_seed
@@ -223,6 +223,20 @@ def test_earlier_adapters_answer_for_the_other_seats():
     steps = transcript(new_env()(), Task(task_id("euchre"), 3, "past:checkpoint-000500"), random_legal)
     adapters = {step.info["seat"]: step.info["adapter"] for step in steps[:-1]}
     assert adapters == {0: "checkpoint-000500", 1: None, 2: "checkpoint-000500", 3: "checkpoint-000500"}
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize("opponents", [True, False])
+def test_a_prompt_that_no_longer_fits_costs_whose_it_is(seed, opponents):
+    """An opponent's leaves the game undecided; the row is that of the task's own seat either way."""
+
+    def choose(query):
+        long = len(query.history) > 2 and (query.adapter is not None) == opponents
+        return Action("", truncated=True) if long else next(iter(query.legal))
+
+    [episode] = play(EnvConfig(), FunctionPlayer(choose), [Task(task_id("connect_four"), seed, "past:other")])
+    assert (episode.outcome, episode.score) == ("truncated", 0.5 if opponents else 0.0)
+    assert episode.info["seat"] == seed
 
 
 def test_simultaneous_seats_choose_unseen_and_move_together():

@@ -533,7 +533,7 @@ def test_the_smol_preset_begins(tmp_path, capsys):
 
 
 def test_what_became_of_the_english_is_told_of_models_that_know_any(monkeypatch):
-    policy = tiny_policy(Path(base_model()))
+    policy = tiny_policy(Path(base_model()), ppo={"max_seq_length": 24})
     assert english.unlearned(policy) is None  # 529 tokens made for games
     monkeypatch.setattr(english, "MIN_VOCABULARY", 0)
     monkeypatch.setattr(english, "ANSWER_TOKENS", 4)
@@ -549,6 +549,7 @@ def test_what_became_of_the_english_is_told_of_models_that_know_any(monkeypatch)
         assert measured == pytest.approx(float(torch.cat(logps).mean().neg().exp()), rel=1e-4)
     assert [question for question, _, _ in found["answers"]] == list(english.QUESTIONS)
     assert any(before != after for _, before, after in found["answers"])
+    assert sum(bool(before and after) for _, before, after in found["answers"]) > 10
     same = sum(before == after for _, before, after in found["answers"])
     assert f"; {same} of 20 answers" in english.told(found)
 

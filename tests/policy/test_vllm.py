@@ -637,6 +637,17 @@ def test_a_signal_ends_the_wait_for_a_dead_server(policy, server, tmp_path):
             games(engine)
 
 
+def test_a_signal_ends_the_wait_for_a_silent_server(policy, server, tmp_path, monkeypatch):
+    with engine_of(policy, tmp_path, server, env_timeout=60.0) as engine:
+        asked = time.monotonic()
+        engine.stop = lambda: time.monotonic() > asked + 0.2
+        with monkeypatch.context() as silent:
+            silent.setattr("policy.servers.exchange", lambda *_: asyncio.sleep(50))
+            with pytest.raises(train_ppo.InterruptedRolloutError):
+                games(engine)
+        assert time.monotonic() - asked < 10
+
+
 @pytest.mark.parametrize(("rank", "taken"), [("4", "8"), ("16", "16"), ("20", "32"), ("300", "320")])
 def test_the_server_is_started_with_the_learners_bits_a_rank_that_it_takes_and_a_share(tmp_path, rank, taken):
     (tmp_path / "vllm").write_text('#!/bin/sh\necho "$@"\n')

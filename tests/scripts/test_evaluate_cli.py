@@ -2,9 +2,14 @@
 
 import contextlib
 import json
+import os
 import re
 import shutil
+import signal
+import subprocess
+import sys
 import threading
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -111,6 +116,67 @@ def test_a_file_of_other_settings_or_with_damage_is_refused(checkpoint, tmp_path
     output.write_bytes(b"\n".join([*lines[:3], b"{", *lines[4:]]))
     assert evaluate.main(command(*args)) == 2
     assert "line 4 is damaged" in capsys.readouterr().err
+
+
+def test_an_interrupt_while_games_are_kept_loses_none_of_those_before(checkpoint, tmp_path, capsys, monkeypatch):
+    output = tmp_path / "games.jsonl"
+    args = ("--checkpoint", checkpoint, "--output", str(output))
+    whole, sizes, write = table(capsys, *args), [], Path.write_bytes
+    output.unlink()
+
+    def torn(path, data):
+        sizes.append(len(data))
+        write(path, data[: len(data) // 2] if len(sizes) == 4 else data)
+        if len(sizes) == 4:
+            raise KeyboardInterrupt
+        return len(data)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "write_bytes", torn)
+        assert evaluate.main(command(*args)) == 130
+    assert len(output.read_bytes()) == sizes[2] > 1000
+    assert table(capsys, *args) == whole
+
+
+@pytest.mark.parametrize(("key", "value"), [("score", 7.0), ("score", "x"), ("score", None), ("outcome", None),
+                         ("outcome", "won"), ("legal_mass", 2), ("decisions", -1), ("decisions", "1")])  # fmt: skip
+def test_a_row_that_is_no_result_is_not_counted(checkpoint, tmp_path, capsys, key, value):
+    output = tmp_path / "games.jsonl"
+    args = ("--checkpoint", checkpoint, "--output", str(output))
+    table(capsys, *args)
+    lines = output.read_text().splitlines()
+    row = json.dumps(json.loads(lines[4]) | {key: value})
+    output.write_text("\n".join([*lines[:4], row, *lines[5:], ""]))
+    assert evaluate.main(command(*args)) == 2
+    assert "line 5 is no result of a game" in capsys.readouterr().err
+
+
+def test_games_are_not_kept_in_a_pipe(checkpoint, tmp_path, capsys):
+    os.mkfifo(tmp_path / "pipe")
+    assert evaluate.main(command("--checkpoint", checkpoint, "--output", str(tmp_path / "pipe"))) == 2
+    assert "is no regular file" in capsys.readouterr().err
+
+
+def test_an_interrupt_does_not_wait_for_a_silent_server(tmp_path):
+    came = threading.Event()
+
+    def silent(path, request, headers):
+        came.set()
+        gone.wait(60)
+
+    gone = threading.Event()
+    with http_server(silent) as url:
+        args = ["--base-url", f"{url}/v1", "--model", "m", "--games", "tic_tac_toe", "--episodes", "2"]
+        with subprocess.Popen([sys.executable, evaluate.__file__, *args], stderr=subprocess.PIPE, text=True) as process:
+            assert came.wait(60)
+            process.send_signal(signal.SIGINT)
+            started = time.monotonic()
+            _, said = process.communicate(timeout=30)
+            gone.set()
+    assert process.returncode == 130
+    assert time.monotonic() - started < 10
+    assert said.splitlines()[-1] == "error: interrupted"
+    assert "Traceback" not in said
 
 
 def test_a_row_of_another_game_is_not_taken_for_this_one(checkpoint, tmp_path, capsys):
@@ -593,6 +659,10 @@ def test_flags_mean_the_same_in_every_program(capsys):
         (["--checkpoint", "base"], "base: the base of what?"),
         (["--checkpoint", "http://127.0.0.1:1/v1"], "--model must name the model"),
         (["--base_url", "http://127.0.0.1:1/v1", "--checkpoint", "random"], "--model must name the model"),
+        (
+            ["--base-url", "http://me:hunter2@127.0.0.1:1/v1", "--model", "m"],
+            "a server's address is like http://127.0.0.1:8000/v1, without user, password or query",
+        ),
         (["--model", "./nowhere", "--set", "model.use_4bit=false"], "there is no folder"),
         (["--compare", "random"], "expected 2 arguments"),
         (["--ladder", "random", "mcts:2x1", "--games", "hearts"], "--ladder: hearts#* is not for two players"),

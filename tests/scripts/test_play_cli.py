@@ -156,6 +156,15 @@ def test_hidden_cards_stay_hidden_until_the_end(person, capsys):
     assert f"Dealt, to Player 0 first: {names[own]}, {names[other]}" in play.ending(episode)
 
 
+def test_a_paid_out_pot_is_not_shown_as_chips_put_in(person, capsys):
+    person(*["1"] * 8)
+    opponent = Contestant("first", {}, EnvConfig(), FirstLegal())
+    episode = play.play_one(opponent, Task(task_of("leduc_poker"), 0, opponent.opponent))
+    assert "Chips put in: you 1, opponent 1; pot 2" in capsys.readouterr().out
+    assert "Chips" not in play.ending(episode)
+    assert "Round 1 betting: " in play.ending(episode)
+
+
 @pytest.mark.parametrize("seat", [0, 1])
 def test_a_bot_can_be_played_against_in_either_seat(person, seat, capsys):
     person(*[str(square) for _ in range(5) for square in range(9)])

@@ -15,7 +15,7 @@ from config.manual import manual
 from config.reader import ConfigError, config_dict, config_diff, knob, load_config, read_json
 from curriculum import CurriculumConfig, pool
 from env_wrapper import EnvConfig
-from games import NAMES
+from games import CONFIGS_PER_GAME, NAMES
 
 CONFIG = Path(__file__).parents[2] / "config"
 
@@ -329,6 +329,19 @@ def test_games_that_are_named_are_what_every_stage_plays(options, named, played)
             assert ranges == next((h[game] for h in [own, *homes] if game in h), pool([NAMES[game]])[game])
         assert (stage.name, stage.opponent, stage.threshold) == (was.name, was.opponent, was.threshold)
     assert stages[1].weights == {game: {6: 6.0, 2: 2.0}.get(game, 4.0) for game in pool(stages[1].games)}
+
+
+def test_ranges_of_a_game_that_is_named_keep_their_weights(options):
+    one = 'curriculum.stages=[{"name": "a", "games": {"hex#0": 9, "hex#0-0": 2, "hex#1": 1, "leduc_poker": 10}}]'
+    [stage] = read(options, one, "env.allowed_game_indices=hex,leduc_poker,clobber")
+    found = {(NAMES[i], *r): w for i, ranges in pool(stage.games).items()
+             for r, w in zip(ranges, stage.range_weights[i], strict=True)}  # fmt: skip
+    size = CONFIGS_PER_GAME
+    hexes, leduc, clobber = (NAMES.index(name) * size for name in ("hex", "leduc_poker", "clobber"))
+    assert found == {
+        ("hex", hexes, hexes): 11, ("hex", hexes + 1, hexes + 1): 1, ("leduc_poker", leduc, leduc + size - 1): 10,
+        ("clobber", clobber, clobber + size - 1): 11,
+    }  # fmt: skip
 
 
 def test_an_opponent_that_is_named_is_that_of_every_stage(options):

@@ -104,6 +104,15 @@ def test_a_launcher_that_starts_one_process_only_is_refused(monkeypatch):
         Ranks.join("cpu")
 
 
+@pytest.mark.parametrize("size", ["", "two", "2"])
+def test_a_launchers_variable_that_makes_no_sense_is_told(monkeypatch, size):
+    for name in ("MASTER_ADDR", "MASTER_PORT", "RANK", "LOCAL_RANK"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("WORLD_SIZE", size)
+    with pytest.raises(ConfigError, match=r"^WORLD_SIZE and its like"):
+        Ranks.join("cpu")
+
+
 def test_shares_are_put_together_in_their_order(monkeypatch):
     """Three processes, whose messages are handed over here."""
     items = list(range(8))

@@ -11,9 +11,11 @@ import sys
 import textwrap
 import types
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from training import loggers
 from training.console import Console, Pace
 from training.loggers import Loggers
 from training.metrics import MetricsLog
@@ -402,6 +404,13 @@ def test_wandb_takes_a_login_and_goes_on_with_the_same_run(wandb, tmp_path):
     assert first == second != third
     rows = [(step, {"step": step, "stage": "hard", "stage_number": 1}) for step in (1, 2, 3, 1)]
     assert wandb.run.rows == rows
+
+
+def test_what_tensorboard_alone_was_sent_wandb_is_sent_when_it_comes(wandb, tmp_path, monkeypatch):
+    monkeypatch.setattr(loggers, "_TensorBoard", lambda *_: SimpleNamespace(takes_back=True, log=lambda row: None))
+    Loggers("tensorboard", tmp_path, {}).log({"step": 50})
+    Loggers("offline", tmp_path, {}, 30).log({"step": 31})
+    assert wandb.run.rows == [(31, {"step": 31})]
 
 
 @pytest.mark.parametrize("kept", ["", "a b", "../x 3", "1234567 -1", "\xff", "x" * 200, None])

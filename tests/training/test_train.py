@@ -26,6 +26,7 @@ from tiny_runs import (
 
 import env_wrapper
 import train_ppo
+import utils
 from curriculum import EVAL_SEEDS, TRAIN_SEEDS
 from env_wrapper import Task
 from evaluation import measure as evaluation
@@ -356,6 +357,22 @@ def test_a_past_self_that_its_checkpoint_does_not_hold_is_not_made_up(undisturbe
     monkeypatch.setattr(Checkpoint, "tensors", lambda saved, name: lost if name == "past" else read(saved, name))
     with pytest.raises(CheckpointError, match=f"past.safetensors holds no {name}"):
         trainer.load(folder)
+
+
+def test_a_run_of_an_older_configuration_goes_on(tmp_path):
+    """A knob that came since has its default; one that went is left out."""
+    assert train(tmp_path, "--set", "ppo.num_train_steps=1") == 0
+    path = tmp_path / "run" / "checkpoint-000001" / "run_config.json"
+    config = json.loads(path.read_text())
+    del config["ppo"]["rehearsal_coef"]
+    config["run"]["keep_best"] = True
+    path.write_text(json.dumps(config))
+    manifest = json.loads((path.parent / "manifest.json").read_text())
+    del manifest["digest"]
+    manifest["files"][path.name] = utils._fingerprint(path)
+    (path.parent / "manifest.json").write_text(utils._seal(manifest))
+    assert train(tmp_path, "--resume", "--set", "ppo.num_train_steps=2") == 0
+    assert [row["step"] for row in rows(tmp_path)] == [1, 2]
 
 
 def test_a_forced_resume_takes_a_smaller_batch_and_a_magnet_that_was_not_there(tmp_path):
