@@ -246,7 +246,7 @@ def play(env_config: EnvConfig | dict[str, Any], player: Player, tasks: Seq[Task
                 _release(player, [run.number for run in half if not run.running])
                 stepping[i] = step_all(active, _act(player, active))
     finally:
-        left = sys.exc_info()[0] is protocol.InterruptedRolloutError
+        left = sys.exc_info()[0] in (protocol.InterruptedRolloutError, KeyboardInterrupt)
         if pool:  # after a signal nobody waits for a search, which may take minutes
             pool.shutdown(wait=not left, cancel_futures=True)
         _abandon([run for run in runs if run.running], LEAVING_SECONDS if left else None)

@@ -361,7 +361,7 @@ class Trainer(Checkpointed):
         self.curriculum = Curriculum(config.curriculum, config.run.seed)
         self.evaluated = first_tasks(config.curriculum, config.env.env_type)  # task ids, before and after
         self.state = TrainerState(kl_coef=self.ppo.init_kl_coef, tokens_per_batch=self.policy.tokens_per_batch)
-        self.metrics = MetricsLog(run_dir / "metrics.jsonl")
+        self.metrics, self.texts = MetricsLog(run_dir / "metrics.jsonl"), list[list[int]]()
         self.engine = Engine(self.policy, config.env, run_dir) if config.env.use_vllm else None
 
     def step(self, stop: StopSignal) -> dict[str, Any]:
@@ -402,9 +402,9 @@ class Trainer(Checkpointed):
         step = self.state.step
         rate = self.ppo.learning_rate * decay(self.ppo, step, self.ppo.lr_final)
         self.optimizer.param_groups[0]["lr"] = rate * self.state.lr_scale
-        if self.ppo.rehearsal_coef and not self.state.texts:
-            self.state.texts = write(self.policy, self.config.run.seed)
-        batch.texts = texts_of(self.state.texts, step)
+        if self.ppo.rehearsal_coef:
+            self.texts = self.texts or write(self.policy, self.config.run.seed)  # the same after a resume
+            batch.texts = texts_of(self.texts, step)
         ppo = replace(self.ppo, entropy_coef=self.ppo.entropy_coef * decay(self.ppo, step, self.ppo.entropy_final))
         key = (self.config.run.seed, step)
         return ppo_update(self.policy, self.optimizer, batch, ppo, key, self.state.bad_updates, self.ranks)

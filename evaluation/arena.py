@@ -40,6 +40,7 @@ class Arena:
         self._kept: list[Row] = []  # from before, not taken yet
         if path is None:
             return
+        self._path = path = path.resolve()  # what a link leads to is written
         with blaming("--output ", (ConfigError, CheckpointError)):
             text = read_file(path, MOST_BYTES).decode(errors="replace") if path.exists() else ""
             if text and not text.startswith(self._head):

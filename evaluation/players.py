@@ -235,10 +235,10 @@ class Roster:
         return Contestant(label, _origin(config, digest), config.env, ModelPlayer(policy, adapter))
 
     def _server(self, address: str) -> Contestant:
-        if not self.model:
-            raise ConfigError(f"{address}: --model must name the model that the server is to be asked for")
         if not ADDRESS.fullmatch(address):  # which is shown, and kept in results
             raise ConfigError("a server's address is like http://127.0.0.1:8000/v1, without user, password or query")
+        if not self.model:
+            raise ConfigError(f"{address}: --model must name the model that the server is to be asked for")
         config = load_sections([*DEFAULT_FILES, *self.files], self.sets)
         temperature = 0.0 if self.greedy else config.ppo.temperature
         player = ChatPlayer(address, self.model, temperature, config.ppo.max_new_tokens, self.seed)

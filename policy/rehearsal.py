@@ -38,7 +38,7 @@ def write(policy: Any, seed: int) -> list[list[int]]:
 
 def texts_of(texts: Seq[list[int]], step: int) -> list[list[int]]:
     """Those of a step; all have their turn."""
-    return [texts[(AT_ONCE * step + i) % len(texts)] for i in range(AT_ONCE)] if texts else []
+    return [texts[(AT_ONCE * step + i) % len(texts)] for i in range(AT_ONCE)]
 
 
 def divergence(policy: Any, texts: Seq[list[int]]) -> Tensor:

@@ -63,9 +63,8 @@ class TrainerState:
     row: dict[str, Any] | None = None  # metrics of a step whose evaluation a signal cut short
     lr_scale: float = knob(1.0, above=0, max=1)  # on the learning rate: what alarms made of it
     alarms: dict[str, Any] = field(default_factory=dict)  # what the alarms remember
-    texts: list[list[int]] = field(default_factory=list)  # token ids of what is rehearsed
 
-    def check(self, step: int, vocabulary: int) -> None:
+    def check(self, step: int) -> None:
         """Make sure of what types do not say, before a step is lost to it.
 
         Raises:
@@ -82,7 +81,6 @@ class TrainerState:
             "before": all(type(r.get("game")) is str and holds(r, "value", "exact", "share") for r in self.before)
             and all(type(f) is dict and is_number(f.get("value")) and is_number(f.get("legal_rate")) for f in free),
             "alarms": holds(self.alarms, *self.alarms),
-            "texts": all(text and min(text) >= 0 and max(text) < vocabulary for text in self.texts),
             "row": row.get("step") == step
             and (self.row is None or (holds(row, *SHOWN) and type(row.get("stage")) is str))
             and type(row.get("alarms", [])) is list
@@ -239,7 +237,7 @@ class Checkpointed:
             utils.unpack_optimizer(self.optimizer, saved.tensors("optimizer"), state.pop("optimizer"), self.names)
             threads = state.pop("threads")
             self.state = make(TrainerState, state, "trainer_state")
-            self.state.check(saved.step, len(self.policy.tokenizer))
+            self.state.check(saved.step)
             if self.state.row:
                 self.state.row = _numbers(self.state.row)
             self.state.alarms = _numbers(self.state.alarms)

@@ -67,4 +67,3 @@ def test_every_text_has_its_turn():
     steps = [texts_of(texts, step) for step in range(TEXTS // AT_ONCE + 1)]
     assert list(chain(*steps[:-1])) == texts
     assert steps[-1] == steps[0]
-    assert texts_of([], 5) == []

@@ -363,10 +363,12 @@ def test_an_interrupt_and_a_failure_tell_the_command_that_goes_on(tmp_path, monk
 def test_metrics_of_a_run_that_left_no_checkpoint_are_set_aside(tmp_path, capsys):
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "metrics.jsonl").write_text('{"step": 1}\n')
+    (tmp_path / "run" / "wandb_id").write_text("12345678 400")
     (tmp_path / "run" / "final").mkdir()
     (tmp_path / "run" / "final" / "adapter_config.json").write_text("{}")
     assert train(tmp_path, "--set", "ppo.num_train_steps=1") == 0
-    told = "holds no checkpoint: what a run left there is set aside as abandoned-metrics.jsonl, abandoned-final"
+    told = "holds no checkpoint: what a run left there is set aside as abandoned-metrics.jsonl, abandoned-wandb_id, "
+    told += "abandoned-final"
     assert f"WARNING: {tmp_path / 'run'} {told}\n" in capsys.readouterr().err
     assert (tmp_path / "run" / "abandoned-metrics.jsonl").read_text() == '{"step": 1}\n'
     assert (tmp_path / "run" / "abandoned-final" / "adapter_config.json").read_text() == "{}"

@@ -157,6 +157,33 @@ def test_games_are_not_kept_in_a_pipe(checkpoint, tmp_path, capsys):
     assert "is no regular file" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("player", ["checkpoint", "mcts:2x1"])
+def test_an_interrupt_does_not_wait_for_a_search(checkpoint, tmp_path, monkeypatch, player):
+    searching, over = threading.Event(), threading.Event()
+
+    def search(self, *_):
+        searching.set()
+        over.wait(30)
+
+    def interrupt():
+        searching.wait(60)
+        signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+
+    monkeypatch.setattr(OpenSpielEnv, "_bot_action", search)
+    monkeypatch.setattr(arena, "play_bot", search)
+    sender = threading.Thread(target=interrupt)
+    sender.start()
+    started = time.monotonic()
+    name = checkpoint if player == "checkpoint" else player
+    try:
+        args = command("--checkpoint", name, "--opponent", "mcts:2x1", games=["tic_tac_toe"], episodes=2)
+        assert evaluate.main(args) == 130
+        assert time.monotonic() - started < 20
+    finally:
+        over.set()
+        sender.join()
+
+
 def test_an_interrupt_does_not_wait_for_a_silent_server(tmp_path):
     came = threading.Event()
 
@@ -662,6 +689,10 @@ def test_flags_mean_the_same_in_every_program(capsys):
         (
             ["--base-url", "http://me:hunter2@127.0.0.1:1/v1", "--model", "m"],
             "a server's address is like http://127.0.0.1:8000/v1, without user, password or query",
+        ),
+        (
+            ["--opponent", "https://me:hunter2@127.0.0.1/v1", "--checkpoint", "random"],
+            "without user, password or query",
         ),
         (["--model", "./nowhere", "--set", "model.use_4bit=false"], "there is no folder"),
         (["--compare", "random"], "expected 2 arguments"),

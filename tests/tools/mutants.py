@@ -187,6 +187,13 @@ MUTANTS = {
         Mutant("rehearsal rewards drifting", TRAIN, "(ppo.rehearsal_coef * kl).backward()",
                "(-ppo.rehearsal_coef * kl).backward()"),
     ],
+    UPDATE + "what_is_rehearsed_counts_by_its_mean_token_and_is_told_so": [
+        Mutant("rehearsal: by the text", TRAIN, "/ sum(map(len, batch.texts))", "/ len(batch.texts)"),
+        Mutant("rehearsal: told of one decision", TRAIN, "kl.detach() * count", "kl.detach()"),
+    ],
+    RUN + "each_step_rehearses_texts_of_its_own_and_none_with_a_weight_of_zero": [
+        Mutant("rehearsal: the same texts for ever", TRAIN, "texts_of(self.texts, step)", "texts_of(self.texts, 0)"),
+    ],
     REHEARSAL + "texts_are_the_bases_own_whatever_the_adapter_has_become": [
         Mutant("rehearsal: texts of the policy's own", REHEARSE, "    with policy.using(\"base\"):\n        for t",
                "    with policy.using(None):\n        for t"),

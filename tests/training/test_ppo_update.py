@@ -14,6 +14,7 @@ from transformers.models.qwen2.modeling_qwen2 import Qwen2RMSNorm
 import train_ppo
 from env_wrapper import Sequence
 from policy import network
+from policy.rehearsal import divergence
 from train_ppo import Trainer, TrainingError, _backward, collate, minibatches, ppo_loss, ppo_update
 from training.options import PPOConfig
 from training.process import StopSignal
@@ -120,6 +121,18 @@ def test_the_whole_losss_gradient_is_that_of_finite_differences(tmp_path):
         slope = sum(float((g * d).sum()) for g, d in zip(gradients, direction, strict=True))
         assert (above - below) / (2 * h) == pytest.approx(slope, rel=1e-5, abs=1e-8), name
         assert slope != 0, name
+
+
+def test_what_is_rehearsed_counts_by_its_mean_token_and_is_told_so(tmp_path):
+    policy, texts = tiny_policy(tmp_path), [[5, 1, 4, 4, 2], [3, 9, 2]]
+    kl = divergence(policy, texts).item() / 8
+    batch = replace(played(policy), texts=texts)
+    assert ppo_update(policy, Recorder(policy), batch, replace(WHOLE, rehearsal_coef=0.7), (0,))["rehearsal_kl"] == (
+        pytest.approx(kl, rel=1e-4))  # fmt: skip
+    members = list(range(len(batch.sequences)))
+    with_texts, without = (_backward(policy, b, members, replace(WHOLE, rehearsal_coef=0.7))[0]
+                           for b in (batch, replace(batch, texts=())))  # fmt: skip
+    assert float(with_texts - without) == pytest.approx(0.7 * kl, rel=1e-3)
 
 
 @pytest.mark.usefixtures("float64")

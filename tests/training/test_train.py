@@ -359,6 +359,24 @@ def test_a_past_self_that_its_checkpoint_does_not_hold_is_not_made_up(undisturbe
         trainer.load(folder)
 
 
+def test_each_step_rehearses_texts_of_its_own_and_none_with_a_weight_of_zero(tmp_path, monkeypatch):
+    rehearsed = []
+
+    def update(policy, optimizer, batch, *args):
+        rehearsed.append(list(batch.texts))
+        return ppo_update(policy, optimizer, batch, *args)
+
+    ppo_update = train_ppo.ppo_update
+    monkeypatch.setattr(train_ppo, "ppo_update", update)
+    assert train(tmp_path, "--set", "ppo.num_train_steps=3", ppo={"rehearsal_coef": 0.5}) == 0
+    texts = [tuple(text) for step in rehearsed for text in step]
+    assert len(set(texts)) == len(texts) == 6
+    rehearsed.clear()
+    again = ["--resume", "--force-config", "--set", "ppo.num_train_steps=4", "--set"]
+    assert train(tmp_path, *again, "ppo.rehearsal_coef=0", ppo={"rehearsal_coef": 0.5}) == 0
+    assert rehearsed == [[]]
+
+
 def test_a_run_of_an_older_configuration_goes_on(tmp_path):
     """A knob that came since has its default; one that went is left out."""
     assert train(tmp_path, "--set", "ppo.num_train_steps=1") == 0
