@@ -40,7 +40,7 @@ from evaluation.english import told, unlearned
 from evaluation.measure import GameResult, Progress, evaluate, record, result_table
 from policy.model import device_of, identity
 from policy.player import Policy, load_policy
-from policy.rehearsal import divergence, texts_of, write
+from policy.rehearsal import Rehearsal, divergence
 from policy.vllm import Engine, EngineError
 from training import alarms, preflight, process
 from training.about import begin, end, headline
@@ -361,7 +361,7 @@ class Trainer(Checkpointed):
         self.curriculum = Curriculum(config.curriculum, config.run.seed)
         self.evaluated = first_tasks(config.curriculum, config.env.env_type)  # task ids, before and after
         self.state = TrainerState(kl_coef=self.ppo.init_kl_coef, tokens_per_batch=self.policy.tokens_per_batch)
-        self.metrics, self.texts = MetricsLog(run_dir / "metrics.jsonl"), list[list[int]]()
+        self.metrics, self.rehearsal = MetricsLog(run_dir / "metrics.jsonl"), Rehearsal(self.policy, config.run.seed)
         self.engine = Engine(self.policy, config.env, run_dir) if config.env.use_vllm else None
 
     def step(self, stop: StopSignal) -> dict[str, Any]:
@@ -403,8 +403,7 @@ class Trainer(Checkpointed):
         rate = self.ppo.learning_rate * decay(self.ppo, step, self.ppo.lr_final)
         self.optimizer.param_groups[0]["lr"] = rate * self.state.lr_scale
         if self.ppo.rehearsal_coef:
-            self.texts = self.texts or write(self.policy, self.config.run.seed)  # the same after a resume
-            batch.texts = texts_of(self.texts, step)
+            batch.texts = self.rehearsal.texts(step)
         ppo = replace(self.ppo, entropy_coef=self.ppo.entropy_coef * decay(self.ppo, step, self.ppo.entropy_final))
         key = (self.config.run.seed, step)
         return ppo_update(self.policy, self.optimizer, batch, ppo, key, self.state.bad_updates, self.ranks)

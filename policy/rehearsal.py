@@ -21,24 +21,38 @@ TEXTS, TOKENS = 64, 64
 AT_ONCE = 2  # texts a step
 
 
+class Rehearsal:
+    """Texts for each step, never seen before and the same after a resume; a round of ``TEXTS`` is written at a time.
+
+    A text that was rehearsed once is read worse later than one that never was: Adam's steps along what only that text
+    says go too far (docs/log.md).
+    """
+
+    def __init__(self, policy: Any, seed: int) -> None:
+        self.policy, self.seed = policy, seed
+        self._round, self._texts = -1, list[list[int]]()
+
+    def texts(self, step: int) -> list[list[int]]:
+        """Those of a step."""
+        number, place = divmod(AT_ONCE * step, TEXTS)
+        if number != self._round:
+            self._round, self._texts = number, write(self.policy, (self.seed, number))
+        return self._texts[place : place + AT_ONCE]
+
+
 @torch.no_grad()
-def write(policy: Any, seed: int) -> list[list[int]]:
+def write(policy: Any, key: Seq[int]) -> list[list[int]]:
     """``TEXTS`` texts of ``TOKENS`` tokens: any token, and what the base draws after it at temperature 1."""
-    texts = [[int(uniform(seed, i, 0) * len(policy.tokenizer))] for i in range(TEXTS)]
+    texts = [[int(uniform(*key, i, 0) * len(policy.tokenizer))] for i in range(TEXTS)]
     kept: list[Any] = [None] * TEXTS
     with policy.using("base"):
         for t in range(1, TOKENS):
             reads = [Read(text, kv, keep=True) for text, kv in zip(texts, kept, strict=True)]
             hidden_ND, kept = policy.reader.read(reads)
-            u_N = torch.tensor([uniform(seed, i, t) for i in range(TEXTS)], dtype=torch.float64, device=policy.device)
+            u_N = torch.tensor([uniform(*key, i, t) for i in range(TEXTS)], dtype=torch.float64, device=policy.device)
             for text, token in zip(texts, draw(hidden_ND, policy.lm_head.weight, u_N, 1.0)[0].tolist(), strict=True):
                 text.append(token)
     return texts
-
-
-def texts_of(texts: Seq[list[int]], step: int) -> list[list[int]]:
-    """Those of a step; all have their turn."""
-    return [texts[(AT_ONCE * step + i) % len(texts)] for i in range(AT_ONCE)]
 
 
 def divergence(policy: Any, texts: Seq[list[int]]) -> Tensor:

@@ -7,8 +7,8 @@ import pytest
 import torch
 from tiny import micro_config, tiny_policy
 
-from policy import load_policy
-from policy.rehearsal import AT_ONCE, TEXTS, TOKENS, divergence, texts_of, write
+from policy import load_policy, rehearsal
+from policy.rehearsal import AT_ONCE, TEXTS, TOKENS, Rehearsal, divergence, write
 from utils import uniform
 
 
@@ -28,16 +28,16 @@ def move(policy, by=0.05):
 
 def test_texts_are_the_bases_own_whatever_the_adapter_has_become(tmp_path):
     policy = tiny_policy(tmp_path)
-    texts = write(policy, 3)
+    texts = write(policy, (3, 1))
     move(policy)
-    assert write(policy, 3) == texts != write(policy, 4)
+    assert write(policy, (3, 1)) == texts != write(policy, (3, 2))
     assert policy.reader.store.held == 0
     assert {len(text) for text in texts} == {TOKENS}
     assert len(texts) == TEXTS
     assert len({text[0] for text in texts}) > TEXTS / 2
     for i, text in enumerate(texts[:8]):  # each token is where its random number falls in the library's distribution
         below = library(policy, [text], adapter=False).exp().cumsum(-1).numpy()
-        u = np.array([uniform(3, i, t) for t in range(1, TOKENS)])
+        u = np.array([uniform(3, 1, i, t) for t in range(1, TOKENS)])
         rows, tokens = np.arange(TOKENS - 1), np.array(text[1:])
         assert (u < below[rows, tokens] + 1e-5).all()
         assert (u > np.where(tokens > 0, below[rows, tokens - 1], 0.0) - 1e-5).all()
@@ -62,8 +62,11 @@ def test_the_divergence_is_the_librarys_and_vanishes_with_its_gradient_at_the_ba
         assert float(divergence(policy, texts)) < moved.item()
 
 
-def test_every_text_has_its_turn():
-    texts = [[i] for i in range(TEXTS)]
-    steps = [texts_of(texts, step) for step in range(TEXTS // AT_ONCE + 1)]
-    assert list(chain(*steps[:-1])) == texts
-    assert steps[-1] == steps[0]
+def test_every_text_has_its_turn_and_no_other(monkeypatch):
+    monkeypatch.setattr(rehearsal, "write", lambda policy, key: [[*key, i] for i in range(TEXTS)])
+    steps = range(2 * TEXTS // AT_ONCE)
+    found = Rehearsal(None, 7)
+    texts = [found.texts(step) for step in steps]
+    assert list(chain(*texts)) == [[7, number, i] for number in (0, 1) for i in range(TEXTS)]
+    assert {len(of_step) for of_step in texts} == {AT_ONCE}
+    assert [Rehearsal(None, 7).texts(step) for step in steps] == texts
