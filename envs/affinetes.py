@@ -190,7 +190,7 @@ class RemoteEnv(OpenSpielEnv):
         reply = self._call("reset", **asked)
         self._state = reply.episode_id
         self._check_echo(asked, reply.info)
-        self._seat = reply.info["llm_player_id"]
+        self._seat = self._own_seat = reply.info["llm_player_id"]
         rules, found, _ = reply.observation.partition("\n\n# Current Game State\n")
         self._ours, self._head = reply.info.get("path") == EVALUATE_PATH, rules + found if found else ""
         ours = full_system(self._table.game.name, rules.removeprefix("# Game Rules\n"))
