@@ -638,14 +638,24 @@ def test_a_signal_ends_the_wait_for_a_dead_server(policy, server, tmp_path):
 
 
 def test_a_signal_ends_the_wait_for_a_silent_server(policy, server, tmp_path, monkeypatch):
+    cancelled = []
+
+    async def exchange(*_):
+        try:
+            await asyncio.sleep(50)
+        except asyncio.CancelledError:
+            cancelled.append(True)
+            raise
+
     with engine_of(policy, tmp_path, server, env_timeout=60.0) as engine:
         asked = time.monotonic()
         engine.stop = lambda: time.monotonic() > asked + 0.2
         with monkeypatch.context() as silent:
-            silent.setattr("policy.servers.exchange", lambda *_: asyncio.sleep(50))
+            silent.setattr("policy.servers.exchange", exchange)
             with pytest.raises(train_ppo.InterruptedRolloutError):
                 games(engine)
         assert time.monotonic() - asked < 10
+    assert cancelled
 
 
 @pytest.mark.parametrize(("rank", "taken"), [("4", "8"), ("16", "16"), ("20", "32"), ("300", "320")])

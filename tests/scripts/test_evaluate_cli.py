@@ -4,12 +4,14 @@ import contextlib
 import json
 import os
 import re
+import runpy
 import shutil
 import signal
 import subprocess
 import sys
 import threading
 import time
+from dataclasses import fields
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -30,6 +32,7 @@ from policy import load_policy
 from scripts import evaluate, merge, play
 from scripts.exploit import train as exploit
 from training.console import Console
+from training.options import PPOConfig
 
 
 @pytest.fixture(scope="module")
@@ -149,6 +152,46 @@ def test_a_row_that_is_no_result_is_not_counted(checkpoint, tmp_path, capsys, ke
     output.write_text("\n".join([*lines[:4], row, *lines[5:], ""]))
     assert evaluate.main(command(*args)) == 2
     assert "line 5 is no result of a game" in capsys.readouterr().err
+
+
+def test_games_are_kept_where_a_link_leads(checkpoint, tmp_path, capsys):
+    link, target = tmp_path / "link.jsonl", tmp_path / "games.jsonl"
+    link.symlink_to(target)
+    table(capsys, "--checkpoint", checkpoint, "--output", str(link))
+    assert link.is_symlink()
+    assert len(played(target)) == 40
+
+
+def test_a_best_response_is_drawn_to_nothing_but_winning():
+    pulls = {f.name for f in fields(PPOConfig) if f.name.endswith("_coef")} - {"vf_coef", "entropy_coef"}
+    assert {name: exploit.SEARCH[name] for name in pulls} == dict.fromkeys(pulls, 0.0)
+
+
+@pytest.mark.parametrize("program", [evaluate, play])
+def test_programs_that_search_end_without_waiting_for_it(program, monkeypatch):
+    left = []
+    monkeypatch.setattr("training.process.leave", left.append)
+    monkeypatch.setattr(sys, "argv", [program.__file__, "--model", "./nowhere", "--set", "model.use_4bit=false"])
+    runpy.run_path(program.__file__, run_name="__main__")
+    assert left == [2]
+
+
+def test_after_an_interrupt_a_server_is_asked_nothing_more(monkeypatch):
+    asked, over = [], threading.Event()
+
+    def answer(self, query):
+        asked.append(query)
+        if len(asked) == 1:
+            raise KeyboardInterrupt
+        over.wait(30)
+
+    monkeypatch.setattr(ChatPlayer, "_answer", answer)
+    player = ChatPlayer("http://127.0.0.1:1/v1", "m", 1.0, 8, 0)
+    with pytest.raises(KeyboardInterrupt):
+        player.act(range(10 * players.CALLS_AT_ONCE))
+    over.set()
+    time.sleep(0.3)
+    assert len(asked) <= 2 * players.CALLS_AT_ONCE
 
 
 def test_games_are_not_kept_in_a_pipe(checkpoint, tmp_path, capsys):

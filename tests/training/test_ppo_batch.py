@@ -267,3 +267,12 @@ def test_a_steps_summary_tells_it_of_games_that_did_not_fail():
     good, other = answers("a", [4] * ALIKE, 0.0), answers("a", [5] * ALIKE, 0.0)
     assert summarise([good, other])["mutual_information"] == pytest.approx(math.log(2), abs=0.02)
     assert summarise([good, replace(other, outcome="failed")])["mutual_information"] == 0
+
+
+@pytest.mark.parametrize(("sequences", "read"), [(1, 1), (20, 3), (800, 64)])
+def test_the_legal_mass_of_the_log_is_that_of_an_eighth_of_a_step(sequences, read):
+    policy = SimpleNamespace(constrained=True, log_legal_mass=lambda seen: torch.tensor([float(len(seen))]).log())
+    assert Batch.legal_mass(SimpleNamespace(sequences=[None] * sequences), policy) == {
+        "legal_mass": pytest.approx(read)
+    }
+    assert Batch.legal_mass(SimpleNamespace(sequences=[]), SimpleNamespace(constrained=False)) == {}
