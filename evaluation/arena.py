@@ -87,7 +87,7 @@ def _episodes(own: Contestant, opponent: Contestant, tasks: Sequence[Task]) -> l
         try:
             return list(pool.map(lambda task: play_bot(own.label, task), tasks))
         finally:  # an interrupt does not wait for searches
-            pool.shutdown(wait=False, cancel_futures=True)
+            pool.shutdown(wait=False)
     if isinstance(opponent.player, ModelPlayer):
         differing = [f"env.{key}" for key in PLAYED_BY if getattr(own.env, key) != getattr(opponent.env, key)]
         if differing:

@@ -88,7 +88,7 @@ class ChatPlayer:
         try:
             return list(pool.map(self._answer, queries))
         finally:  # an interrupt does not wait for a slow server
-            pool.shutdown(wait=False, cancel_futures=True)
+            pool.shutdown(wait=False)
 
     def _answer(self, query: Query) -> Action:
         body = self.settings | {"messages": query.conversation, "seed": int(2**31 * uniform(self.seed, *query.rng_key))}

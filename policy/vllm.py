@@ -185,7 +185,6 @@ class Engine:
                     raise InterruptedRolloutError
             return call.result()
         finally:
-            call.cancel()
             server.in_flight -= 1
 
     async def _choose(self) -> Server | None:
