@@ -49,14 +49,18 @@ from training.console import Console
 from training.loggers import Loggers
 from training.metrics import MetricsLog, summarise, timing
 from training.options import SECTIONS, PPOConfig, RunConfig, parse_args, read_config  # noqa: F401, public names
+from training.positions import known_states, state_shapes
 from training.process import ProgramError, StopSignal, TrainingError
 from training.ranks import Ranks
 from training.state import DEVICE_ERRORS, Checkpointed, TrainerState, dump_batch, find_checkpoint, is_finished
+from training.sums import add_up, means
 from utils import ConfigError
 
 GAPS = ("logprob_gap_mean", "logprob_gap_max")  # |learner's - sampler's| log-probability
 STATS = ("policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction", "legal_mass", "rehearsal_kl",
-         "ratio_max", *GAPS)  # fmt: skip
+         "state_loss", "ratio_max", *GAPS)  # fmt: skip
+OPTIONAL = {"legal_mass": "legal_mass_coef", "rehearsal_kl": "rehearsal_coef", "state_loss": "state_coef"}
+UNCLIPPED = "state_head."  # its gradient would be most of the norm, and Adam does not mind its length
 LONE = Ranks()
 Key = tuple[int, ...]  # of a stream of random numbers
 MAX_FAILED_SHARE = 0.2  # of a step's episodes lost to infrastructure; above it the run ends
@@ -150,6 +154,7 @@ def collate(
         kl_ref=float(kl_M.mean()),
         kl_average=float(pull_M.mean()),
         gap_M=gap_M,
+        states=known_states(rows) if ppo.state_coef else (),
     )
 
 
@@ -241,22 +246,19 @@ def _backward(
         if new.legal_mass is not None:
             loss = loss - ppo.legal_mass_coef * (weights_M * new.legal_mass).sum()
             stats["legal_mass"] = (weights_M * new.legal_mass.detach().exp()).sum()
+        if ppo.state_coef:
+            nats = (weights_M * policy.state_head(new.prompts, [batch.states[i] for i in at_M.tolist()])).sum()
+            loss, stats["state_loss"] = loss + ppo.state_coef * nats, nats.detach()
         loss = loss / count.clamp(min=1e-8)
         loss.backward()
         loss_sum += loss.detach()
-        _add(sums, stats)
+        add_up(sums, stats)
     if mine := ranks.share(batch.texts):
         kl = divergence(policy, mine) / sum(map(len, batch.texts))
         (ppo.rehearsal_coef * kl).backward()
         loss_sum += ppo.rehearsal_coef * kl.detach()
         sums["rehearsal_kl"] = kl.detach() * count
     return loss_sum, sums
-
-
-def _add(sums: dict[str, Any], stats: dict[str, Any]) -> None:
-    for name, value in stats.items():  # as tensors: nobody waits for a GPU
-        join = torch.maximum if name.endswith("_max") else torch.add
-        sums[name] = join(*map(torch.as_tensor, (sums[name], value)))
 
 
 def ppo_update(
@@ -270,7 +272,7 @@ def ppo_update(
     at a time. ``key`` seeds the shuffling. The weights are still those that played when the first minibatch is read:
     what it says of them is the gap between sampler and learner.
     """
-    parameters, games, first = list(policy.trainable().values()), batch.games, dict[str, Any]()
+    named, games, first = policy.trainable(), batch.games, dict[str, Any]()
     totals: dict[str, Any] = dict.fromkeys((*STATS, "decisions"), 0.0)
     policy.weights_changed()
     stats = {"skipped": 0.0, "grad_norm": 0.0, "updates": 0.0, "epochs": 0.0, "bad_updates": bad}
@@ -279,16 +281,17 @@ def ppo_update(
         for chosen in minibatches(len(games), ppo, (*key, epoch)):
             members = [i for game in chosen for i in games[game]]
             loss, sums = _with_less_memory(policy, optimizer, partial(_backward, policy, batch, members, ppo, ranks))
-            ranks.add_up_gradients(parameters, loss, sums)
+            ranks.add_up_gradients(named.values(), loss, sums)
             if not sums["decisions"]:  # all its games were cut off: momentum alone would move the weights
                 optimizer.zero_grad(set_to_none=True)
                 continue
             first = first or sums
-            norm = torch.nn.utils.clip_grad_norm_([p for p in parameters if p.grad is not None], ppo.max_grad_norm)
+            clipped = [p for n, p in named.items() if p.grad is not None and not n.startswith(UNCLIPPED)]
+            norm = torch.nn.utils.clip_grad_norm_(clipped, ppo.max_grad_norm)
             sound = bool(torch.isfinite(loss) and torch.isfinite(norm))
             if sound:
                 optimizer.step()
-                _add(totals, sums)
+                add_up(totals, sums)
                 stats["grad_norm"] += float(norm)
             stats["updates" if sound else "skipped"] += 1
             stats["bad_updates"] = 0 if sound else stats["bad_updates"] + 1
@@ -300,17 +303,9 @@ def ppo_update(
         if epoch_kl > (ppo.target_kl or math.inf) or stats["bad_updates"] >= MAX_BAD_UPDATES:
             break
     stats["grad_norm"] /= max(stats["updates"], 1)
-    for name, coef in (("legal_mass", ppo.legal_mass_coef), ("rehearsal_kl", ppo.rehearsal_coef)):
-        if not coef:
-            del totals[name]
-    return stats | _means(totals) | _means({name: first.get(name, 0.0) for name in (*GAPS, "decisions")})
-
-
-def _means(totals: dict[str, Any]) -> dict[str, float]:
-    device = getattr(totals["decisions"], "device", "cpu")
-    values = torch.stack([torch.as_tensor(total, device=device) for total in totals.values()]).tolist()  # one wait
-    count = (means := dict(zip(totals, values, strict=True))).pop("decisions")
-    return {n: x if n.endswith("_max") else x / count if count else np.nan for n, x in means.items()}
+    for name in [name for name, coef in OPTIONAL.items() if not getattr(ppo, coef)]:
+        del totals[name]
+    return stats | means(totals) | means({name: first.get(name, 0.0) for name in (*GAPS, "decisions")})
 
 
 def _with_less_memory(policy: Policy, optimizer: Optimizer, work: Any) -> tuple[Tensor, dict[str, Any]]:
@@ -354,6 +349,8 @@ class Trainer(Checkpointed):
         self.config, self.ppo, self.run_dir, self.ranks = config, config.ppo, run_dir, ranks
         self.policy = load_policy(config)
         self.base = identity(config.model, self.policy.base, self.policy.tokenizer)
+        if self.ppo.state_coef:
+            self.policy.learn_states(state_shapes(config.curriculum))
         self.names = list(self.policy.trainable())
         self.optimizer = torch.optim.AdamW(
             self.policy.trainable().values(), lr=self.ppo.learning_rate, weight_decay=0.0

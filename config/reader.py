@@ -41,14 +41,9 @@ def blaming(
         raise raising(line) from error
 
 
-def knob(
-    default: Any, *, min: Any = None, max: Any = None, above: Any = None, choices: Iterable[Any] = (), why: str = ""
-) -> Any:
-    """Return a dataclass field with limits. They hold for the value, or for each item of a list or object.
-
-    ``why`` is told with the limits to whoever oversteps them.
-    """
-    limits = {"min": min, "max": max, "above": above, "choices": tuple(choices), "why": why}
+def knob(default: Any, *, min: Any = None, max: Any = None, above: Any = None, choices: Iterable[Any] = ()) -> Any:
+    """Return a dataclass field with limits. They hold for the value, or for each item of a list or object."""
+    limits = {"min": min, "max": max, "above": above, "choices": tuple(choices)}
     if isinstance(default, list | dict):
         return dataclasses.field(default_factory=lambda: copy.deepcopy(default), metadata=limits)
     return dataclasses.field(default=default, metadata=limits)
@@ -210,8 +205,9 @@ class _Checker:
             outside = section not in self.sections
             for key, value in ({name: part} if outside else part).items():
                 typed = name if outside else f"{name}.{key}"
-                if typed in synonyms.GONE:
-                    log.info("%s%s is left out: %s", self.source, typed, synonyms.GONE[typed])
+                told, why = synonyms.GONE.get(typed, ((), ""))
+                if value in told:
+                    log.info("%s%s is left out: %s", self.source, typed, why)
                     continue
                 path = self.place(typed, value, section)
                 if path in laid:
@@ -288,8 +284,7 @@ class _Checker:
         raise self.wrong(path, value, hint, limits)
 
     def wrong(self, path: str, value: Any, hint: Any, limits: Mapping[str, Any]) -> ConfigError:
-        why = f" ({limits['why']})" if limits.get("why") else ""
-        return ConfigError(f"{self.source}{_name(path)} = {_show(value)}: expected {describe_field(hint, limits)}{why}")
+        return ConfigError(f"{self.source}{_name(path)} = {_show(value)}: expected {describe_field(hint, limits)}")
 
     def unknown(self, path: str, value: Any, siblings: Iterable[str]) -> ConfigError:
         everywhere = [f"{name}.{key}" for name, cls in self.sections.items() for key in _knobs(cls)]

@@ -24,7 +24,6 @@ _SYNONYMS = {
     "dtype": "torch_dtype",
     "r": "lora_r rank lora_rank",
     "lora_alpha": "alpha",
-    "lora_dropout": "dropout",
     "allowed_game_indices": "game games allowed_games game_indices",
     "opponent": "opponent_type",
     "env_mode": "mode",
@@ -43,9 +42,12 @@ SECTIONS = {"train": "ppo", "training": "ppo", "trainer": "ppo", "environment": 
 
 _STAGES = "a stage has it: curriculum.stages, a list of objects"
 _GAMES = "a run plays ppo.num_train_steps * ppo.batch_size games"
-GONE = {"run.keep_best": "the best is always kept"}  # in configurations of older runs
+# In configurations of older runs: what may be left out, and why.
+GONE = {"run.keep_best": ((True, False), "the best is always kept"), "lora.lora_dropout": ((0.0,), "there is none")}
 # What has no key of its own here.
 HINTS = dict.fromkeys(("progression_threshold", "success_threshold", "threshold", "min_episodes", "min_games"), _STAGES)
 HINTS |= dict.fromkeys(("total_timesteps", "total_episodes", "num_episodes", "num_games"), _GAMES)
+_DROPOUT = "there is no dropout: with it the ratio is not 1 before the first update"
+HINTS |= dict.fromkeys(("dropout", "lora_dropout"), _DROPOUT)
 HINTS |= dict.fromkeys(("warmup_steps", "warmup_ratio"), "there is no warm-up: it taught nothing (docs/log.md)")
 HINTS |= dict.fromkeys(("lr_scheduler_type", "lr_schedule", "scheduler"), "ppo.lr_final sets the linear decay")

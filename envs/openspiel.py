@@ -225,6 +225,22 @@ def query_at(task_id: int, state: Any, seat: int, config: EnvConfig) -> Query:
     return Query(0, seat, [system, *past, asked], legal, (0, seat, 0, 1))
 
 
+def known(state: Any, seat: int) -> list[float]:
+    """What a seat knows of a position, as OpenSpiel's numbers: its information state, else its observation, or none."""
+    kind = state.get_game().get_type()
+    if kind.provides_information_state_tensor:
+        return state.information_state_tensor(seat)
+    return state.observation_tensor(seat) if kind.provides_observation_tensor else []
+
+
+def known_size(spiel: Any) -> int:
+    """How many numbers ``known`` tells of a game; 0: OpenSpiel has no tensor of it."""
+    kind = spiel.get_type()
+    if kind.provides_information_state_tensor:
+        return spiel.information_state_tensor_size()
+    return spiel.observation_tensor_size() if kind.provides_observation_tensor else 0
+
+
 class OpenSpielEnv:
     """One episode at a time of any game against any opponent; see ``env_wrapper.Env``.
 

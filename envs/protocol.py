@@ -77,6 +77,7 @@ class Decision:
     ``allowed[t]`` (``allowed`` None: from the whole vocabulary); tokens without an alternative are left out.
     ``start`` and ``stop`` delimit the whole answer in ``Sequence.ids``, end-of-turn token included.
     ``logprob`` is the sum over the tokens, in nats; ``value`` was read at ``start - 1``, the last prompt token.
+    ``ply``: how many moves had been made, those of chance included.
     """
 
     start: int = 0
@@ -87,6 +88,7 @@ class Decision:
     token_logprobs: list[float] = field(default_factory=list)
     logprob: float = 0.0
     value: float = 0.0
+    ply: int = 0
     version: int | None = None  # of the adapter that answered, where a server did
 
 

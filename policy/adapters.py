@@ -17,20 +17,21 @@ AVERAGE_DECAY = 0.98  # share of the moving average that a step leaves: it is th
 
 
 class Adapters:
-    """The adapter ``default`` with the value head, both trained; others, frozen, beside it on the same base.
+    """The adapter ``default`` and the ``heads`` (value_head, ...), all trained; others, frozen, on the same base.
 
     ``active`` names the one in use; ``"base"`` is none at all.
     """
 
     def __init__(self, peft_model: Any, tokenizer: Any, value_head: nn.Linear, model_name: str) -> None:
         self.peft_model, self.tokenizer = peft_model, tokenizer
-        self.value_head, self.model_name = value_head, model_name
+        self.heads: dict[str, nn.Module] = {"value_head": value_head}
+        self.model_name = model_name
         self.active = "default"
 
     def trainable(self) -> dict[str, nn.Parameter]:
-        """Name -> parameter of everything PPO moves: the adapter ``default`` and the value head."""
+        """Name -> parameter of everything PPO moves: the adapter ``default`` and the heads."""
         named = {n: p for n, p in self.peft_model.named_parameters() if ".default." in n and "lora_" in n}
-        return named | {f"value_head.{n}": p for n, p in self.value_head.named_parameters()}
+        return named | {f"{name}.{n}": p for name, head in self.heads.items() for n, p in head.named_parameters()}
 
     @contextmanager
     def using(self, adapter: str | None) -> Iterator[None]:
@@ -66,7 +67,7 @@ class Adapters:
     # -- files ---------------------------------------------------------------------------------------------------
 
     def save(self, folder: Path, adapter: str = "default") -> None:
-        """Write an adapter as PEFT, vLLM and the Hub load it, with tokenizer, chat template and value head."""
+        """Write an adapter as PEFT, vLLM and the Hub load it, with tokenizer, chat template and heads."""
         from safetensors.torch import save_file
 
         self.peft_model.save_pretrained(folder, selected_adapters=["default"], save_embedding_layers=False)
@@ -74,11 +75,12 @@ class Adapters:
             save_file(self.past_adapter(adapter), folder / "adapter_model.safetensors", {"format": "pt"})
         (folder / "README.md").unlink(missing_ok=True)  # PEFT's empty model card
         self.tokenizer.save_pretrained(folder)
-        head = {name: p.detach().cpu().contiguous() for name, p in self.value_head.named_parameters()}
-        save_file(head, folder / "value_head.safetensors")
+        for name, head in self.heads.items():
+            numbers = {n: p.detach().cpu().contiguous() for n, p in head.named_parameters()}
+            save_file(numbers, folder / f"{name}.safetensors")
 
     def load(self, folder: Path) -> None:
-        """Read what ``save`` wrote into ``default`` and the value head, bit for bit.
+        """Read what ``save`` wrote into ``default`` and the heads, bit for bit.
 
         Raises:
             ConfigError: they are of another model or another LoRA configuration.
@@ -86,13 +88,14 @@ class Adapters:
         from peft import get_peft_model_state_dict, set_peft_model_state_dict
         from safetensors.torch import load_file
 
-        adapter, head = (load_file(folder / f"{name}.safetensors") for name in ("adapter_model", "value_head"))
+        adapter, *heads = (load_file(folder / f"{name}.safetensors") for name in ("adapter_model", *self.heads))
         mine = get_peft_model_state_dict(self.peft_model, save_embedding_layers=False)
-        pairs = ((adapter, mine), (head, self.value_head.state_dict()))
+        pairs = [(adapter, mine), *zip(heads, (head.state_dict() for head in self.heads.values()), strict=True)]
         if any({n: t.shape for n, t in a.items()} != {n: t.shape for n, t in b.items()} for a, b in pairs):
             raise ConfigError(f"{folder}: its adapter does not fit {self.model_name} with this lora section")
         set_peft_model_state_dict(self.peft_model, adapter)
-        self.value_head.load_state_dict(head)
+        for head, numbers in zip(self.heads.values(), heads, strict=True):
+            head.load_state_dict(numbers)
 
     # -- frozen ones ---------------------------------------------------------------------------------------------
 

@@ -53,7 +53,7 @@ class Turn:
         """The answer as training sees it."""
         allowed = None if self.trie is None else self.allowed
         return Decision(self.start, len(self.ids), self.positions, self.chosen, allowed, self.token_logprobs,
-                        sum(self.token_logprobs), self.value, version)  # fmt: skip
+                        sum(self.token_logprobs), self.value, len(self.query.history), version)  # fmt: skip
 
 
 _Held = tuple[list[Message], Sequence, Any]  # the messages, their tokens, and what the player keeps of those

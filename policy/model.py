@@ -52,14 +52,11 @@ class ModelConfig:
 
 @dataclass(frozen=True)
 class LoraConfig:
-    """The adapter, in PEFT's terms. Dropout is fixed at 0: with it the ratio is not 1 before the first update."""
+    """The adapter, in PEFT's terms. Without dropout: with it the ratio is not 1 before the first update."""
 
     r: int = knob(16, min=1, max=1024)  # rank
     lora_alpha: int = knob(32, min=1, max=2**20)  # the adapter is scaled by lora_alpha / r
     target_modules: tuple[str, ...] = knob(LINEARS, choices=LINEARS)  # linear layers that get an adapter
-    lora_dropout: float = knob(
-        0.0, min=0.0, max=0.0, why="with dropout the ratio is not 1 before the first update"
-    )  # fixed: with dropout the first ratio is not 1
 
 
 def why_no_cuda() -> str:
@@ -286,7 +283,7 @@ def _put_adapter_on(base: Any, config: ModelConfig, lora: LoraConfig) -> Any:
 
     if config.adapter is None:
         fresh = peft.LoraConfig(
-            r=lora.r, lora_alpha=lora.lora_alpha, lora_dropout=lora.lora_dropout, bias="none", task_type="CAUSAL_LM",
+            r=lora.r, lora_alpha=lora.lora_alpha, lora_dropout=0.0, bias="none", task_type="CAUSAL_LM",
             target_modules=list(lora.target_modules),
         )  # fmt: skip
         return peft.get_peft_model(base, fresh)

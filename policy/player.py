@@ -6,6 +6,7 @@ D hidden size, V columns of the output layer, N rows of hidden states, M decisio
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as Seq
 from functools import lru_cache, partial
 from itertools import chain
@@ -25,6 +26,7 @@ from policy.chat import ANSWER_CHARS, END, ChatFormat, answer_trie
 from policy.conversations import Conversations, Turn
 from policy.model import LINEARS, ModelConfig, load_model
 from policy.network import SHARED_PREFIX_MIN, Read, Reader, activation_bytes
+from policy.state_head import StateHead
 from policy.vocabulary import draw, invert, score
 from utils import ConfigError, RuinedWeightsError, uniform
 
@@ -37,12 +39,14 @@ class Evaluation(NamedTuple):
 
     ``legal_mass``, where it was asked for: log of the unrestricted, untempered probability that the answer stays
     legal. The product runs over all its tokens, the end of the turn and those that left no choice included.
+    ``prompts``, of ``evaluate_batch``: the hidden states (M, D) where values are read, at the prompts' last tokens.
     """
 
     logprobs: Tensor
     entropies: Tensor
     values: Tensor
     legal_mass: Tensor | None = None
+    prompts: Tensor | None = None
 
 
 @lru_cache(maxsize=4096)
@@ -98,6 +102,11 @@ class Policy:
         self.trainable, self.using, self.save = adapters.trainable, adapters.using, adapters.save
         self.keep_past, self.past_adapter = adapters.keep_past, adapters.past_adapter
         self.forget_past, self.add_adapter, self.follow = adapters.forget_past, adapters.add_adapter, adapters.follow
+
+    def learn_states(self, shapes: Mapping[str, Iterable[int]]) -> None:
+        """Train a ``state_head`` too, for these sizes of games' tensors."""
+        self.state_head = StateHead(self.base.config.hidden_size, shapes, self.device)
+        self.adapters.heads["state_head"] = self.state_head
 
     @property
     def tokens_per_batch(self) -> int:
@@ -270,26 +279,18 @@ class Policy:
             legal_mass: read it too, which needs ``answer_mode: constrained``.
         """
         with self.using(adapter):
-            read = partial(self._evaluate, entropy_grad=True, legal_mass=legal_mass)
-            return Evaluation(*self.reader.in_micro_batches(read, sequences))
+            return Evaluation(*self.reader.in_micro_batches(partial(self._columns, legal_mass=legal_mass), sequences))
+
+    def _columns(self, sequences: list[Sequence], legal_mass: bool) -> tuple[Tensor, ...]:
+        return tuple(x for x in self.evaluate_batch(sequences, True, legal_mass)[:4] if x is not None)
 
     def evaluate_batch(
         self, sequences: list[Sequence], entropy_grad: bool = True, legal_mass: bool = False
     ) -> Evaluation:
-        """``evaluate_decisions`` of sequences that are one micro-batch already: a group of ``micro_batches``.
+        """``evaluate_decisions`` of sequences that are one micro-batch already, a group of ``micro_batches``: one pass.
 
         ``entropy_grad``: whether gradients flow from the entropies too, which costs time over a whole vocabulary.
         """
-        return Evaluation(*self._evaluate(sequences, entropy_grad, legal_mass))
-
-    def log_legal_mass(self, sequences: Seq[Sequence]) -> Tensor:
-        """The log legal mass of each decision (M), see ``Evaluation``, with gradients."""
-        mass_M = self.evaluate_decisions(sequences, legal_mass=True).legal_mass
-        assert mass_M is not None
-        return mass_M
-
-    def _evaluate(self, sequences: list[Sequence], entropy_grad: bool, legal_mass: bool) -> tuple[Tensor, ...]:
-        """One forward pass: the columns of an Evaluation, the legal mass only where it is asked for."""
         decisions = [d for s in sequences for d in s.decisions]
 
         def answer(d: Decision) -> Seq[int]:
@@ -302,19 +303,27 @@ class Policy:
         value_rows = (lengths + 1).cumsum(0) - lengths - 1
         is_answer = torch.ones(len(hidden_ND), dtype=torch.bool)
         is_answer[value_rows] = False
-        values_M = self.value_head(hidden_ND[value_rows.to(self.device)].float())[:, 0]
+        prompts_MD = hidden_ND[value_rows.to(self.device)].float()
+        values_M = self.value_head(prompts_MD)[:, 0]
         answers_ND = hidden_ND[is_answer.nonzero()[:, 0].to(self.device)]
-        masses = (self._log_masses(answers_ND, sequences, lengths),) if legal_mass else ()
+        mass_M = self._log_masses(answers_ND, sequences, lengths) if legal_mass else None
         if legal_mass:  # tokens that left no choice are no part of the log-probability
             is_choice = torch.tensor([p in d.positions for d in decisions for p in answer(d)])
             answers_ND = answers_ND[is_choice.nonzero()[:, 0].to(self.device)]
         zeros_M = torch.zeros(len(decisions), device=self.device)
         if not len(answers_ND):
-            return zeros_M, zeros_M, values_M, *masses
+            return Evaluation(zeros_M, zeros_M, values_M, mass_M, prompts_MD)
         logp_N, entropy_N = self._choices(answers_ND, decisions, entropy_grad)
         counts = torch.tensor([len(d.positions) for d in decisions])
         owner_N = torch.repeat_interleave(torch.arange(len(decisions)), counts).to(self.device)
-        return zeros_M.index_add(0, owner_N, logp_N), zeros_M.index_add(0, owner_N, entropy_N), values_M, *masses
+        logp_M, entropy_M = (zeros_M.index_add(0, owner_N, x_N) for x_N in (logp_N, entropy_N))
+        return Evaluation(logp_M, entropy_M, values_M, mass_M, prompts_MD)
+
+    def log_legal_mass(self, sequences: Seq[Sequence]) -> Tensor:
+        """The log legal mass of each decision (M), see ``Evaluation``, with gradients."""
+        mass_M = self.evaluate_decisions(sequences, legal_mass=True).legal_mass
+        assert mass_M is not None
+        return mass_M
 
     def _choices(self, hidden_ND: Tensor, decisions: list[Decision], entropy_grad: bool) -> tuple[Tensor, Tensor]:
         """Log-probability of what was chosen and entropy, per token-level choice (N)."""

@@ -72,6 +72,7 @@ PANELS = (
     Panel("Gradient norm", ("grad_norm",)),
     Panel("Legal mass", ("legal_mass",), "unrestricted probability of legal answers"),
     Panel("Drift on the base's own text", ("rehearsal_kl",), "nats a token"),
+    Panel("Reading the position", ("state_loss",), "nats a decision"),
     Panel("Learning rate", ("learning_rate",)),
     Panel("Throughput", ("games_per_s", "decisions_per_s"), "per second"),
     Panel("Time of a step", ("time_rollout", "time_update", "time_total"), "seconds"),

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from envs.protocol import Decision, Episode, Sequence
 from policy.player import Policy
+from policy.state_head import State
 from policy.vllm import EngineError
 from training.options import PPOConfig
 from training.ranks import Ranks
@@ -78,6 +79,7 @@ class Batch:
     kl_ref: float  # mean of log p - log p_ref over the decisions, in nats
     kl_average: float = 0.0  # the same of the policy's moving average, where one is kept
     gap_M: Tensor | None = None  # |learner's - sampler's| log-probability before the update, where both were computed
+    states: Seq[State] = ()  # of each decision, where they are learnt
     texts: Seq[list[int]] = ()  # what is rehearsed in each update
 
     def __post_init__(self) -> None:

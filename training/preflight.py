@@ -32,6 +32,7 @@ from policy.network import ATTENDED
 from policy.servers import check_servers
 from training import memory
 from training.console import duration
+from training.positions import state_shapes
 from training.prompts import Prompts, count_tokens
 from training.sizes import GB, Parameters, checkpoint_bytes, count_parameters
 from utils import CheckpointError, ConfigError, need_space
@@ -117,7 +118,7 @@ def check_card(config: SimpleNamespace, parameters: Parameters) -> None:
 def check_prompts(config: SimpleNamespace) -> None:
     """Raise ConfigError where a game would always be cut off before its first answer, or the disk is too small."""
     architecture = load_architecture(config.model)  # first: it tells a folder that is missing from a name on the Hub
-    parameters = count_parameters(config.model, config.lora, architecture)
+    parameters = _parameters(config, architecture)
     check_disk(config, parameters)
     check_card(config, parameters)
     chat = ChatFormat(load_tokenizer(config.model))
@@ -302,6 +303,8 @@ def check(config: SimpleNamespace, processes: int = 1, dry_run: bool = False) ->
     """
     if config.env.env_type == "trace" and config.env.answer_mode != "free":
         raise ConfigError(f'env.answer_mode = "{config.env.answer_mode}": expected "free" with env_type trace')
+    if config.ppo.state_coef and (config.env.env_type, config.env.env_mode) != ("openspiel", "local"):
+        raise ConfigError("ppo.state_coef: only positions of games that are played here are known; 0 elsewhere")
     if config.env.env_type == "trace" and config.env.env_mode == "local":
         from envs.trace import check_config
 
@@ -319,11 +322,19 @@ def check(config: SimpleNamespace, processes: int = 1, dry_run: bool = False) ->
         check_servers(config, processes)
 
 
+def _parameters(config: SimpleNamespace, architecture: Any) -> Parameters:
+    """What the network has, the readouts of ``ppo.state_coef`` included."""
+    counted, shapes = count_parameters(config.model, config.lora, architecture), dict[str, set[int]]()
+    if config.ppo.state_coef:
+        shapes = state_shapes(config.curriculum)
+    return replace(counted, state_head=(architecture.hidden_size + 1) * sum(map(sum, shapes.values())))
+
+
 def describe(config: SimpleNamespace) -> str:
     """What ``--dry-run`` prints; ConfigError for what would stop the run at its start or make a game useless."""
     architecture = load_architecture(config.model)
     chat = ChatFormat(load_tokenizer(config.model))
-    parameters = count_parameters(config.model, config.lora, architecture)
+    parameters = _parameters(config, architecture)
     check_disk(config, parameters)
     measured = measure_prompts(config, chat)
     here = SimpleNamespace(**vars(config))
@@ -331,9 +342,10 @@ def describe(config: SimpleNamespace) -> str:
         here.model = replace(config.model, device=device_of(config.model))
     parts = memory.estimate(here, parameters, architecture, measured)
     sections = [f"{name}: {json.dumps(dataclasses.asdict(part))}" for name, part in vars(config).items()]
+    told = f", state head {parameters.state_head:,}" if parameters.state_head else ""
     counts = (
         f"{parameters.trainable:,} trainable parameters (adapter {parameters.adapter:,}, value head "
-        f"{parameters.value_head:,}) of {parameters.total:,} in all"
+        f"{parameters.value_head:,}{told}) of {parameters.total:,} in all"
     )
     search = say_search(config, search_seconds(config, measured), os.cpu_count() or 1)
     evaluation = say_evaluation(config, chat, parameters, architecture)

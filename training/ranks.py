@@ -105,13 +105,17 @@ class Ranks:
         if self.world == 1:
             return
         trained = [p for p in parameters if p.requires_grad]
+        reached = torch.tensor([p.grad is not None for p in trained], dtype=torch.float32, device=loss.device)
         for parameter in trained:
             if parameter.grad is None:  # this process had no share, or none that reaches it
                 parameter.grad = torch.zeros_like(parameter)
         largest = {name: self.largest(float(sums.pop(name))) for name in [*sums] if name.endswith("_max")}
         for name, value in sums.items():
             sums[name] = torch.as_tensor(value, device=loss.device, dtype=torch.float32).clone()
-        self.add_up([*(p.grad for p in trained if p.grad is not None), loss, *sums.values()])
+        self.add_up([*(p.grad for p in trained if p.grad is not None), reached, loss, *sums.values()])
+        for parameter, shares in zip(trained, reached.tolist(), strict=True):
+            if not shares:  # as in one process: a gradient of zero would let momentum move it
+                parameter.grad = None
         sums |= largest
 
     def score(

@@ -28,11 +28,12 @@ class Parameters:
     other: int  # embedding, output layer (once if tied), norms, biases
     adapter: int
     value_head: int
+    state_head: int = 0
 
     @property
     def trainable(self) -> int:
         """What PPO moves."""
-        return self.adapter + self.value_head
+        return self.adapter + self.value_head + self.state_head
 
     @property
     def total(self) -> int:

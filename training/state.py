@@ -18,6 +18,7 @@ import torch
 
 import utils
 from config.reader import blaming, make
+from config.synonyms import GONE
 from curriculum import Curriculum
 from envs.client import is_number
 from envs.protocol import Episode
@@ -340,7 +341,8 @@ def find_checkpoint(run_dir: Path, resume: str | None, resolved: dict[str, Any],
         raise ConfigError(f"--resume: {path / 'run_config.json'}: is no configuration")
     for section, cls in SECTIONS.items():  # knobs that are newer than the checkpoint had their defaults
         known = {f.name: f.default for f in fields(cls) if f.default is not MISSING}
-        saved[section] = json.loads(json.dumps(known)) | saved.get(section, {})
+        held = {key: x for key, x in saved.get(section, {}).items() if f"{section}.{key}" not in GONE}
+        saved[section] = json.loads(json.dumps(known)) | held
     changed = config_diff(saved, redact(resolved, words=False))
     refused = [line for line in changed if not line.startswith(CONTINUES)]
     if refused and not force_config:

@@ -17,9 +17,9 @@ import train_ppo
 
 # Keys of a row that differ between identical runs.
 VOLATILE = {"time_rollout", "time_update", "time_total", "games_per_s", "decisions_per_s", "memory_mb"}
-TENSORS = ("adapter_model.safetensors", "value_head.safetensors", "optimizer.safetensors")
 STEPS = 6
-# Everything that adapts is in play: stages, replays, self-play, past selves, an evaluation, the magnet, rehearsal.
+# Everything that adapts is in play: stages, replays, self-play, past selves, an evaluation, the magnet, rehearsal, the
+# state head.
 CLIMB: dict[str, Any] = {
     "stages": [
         {"name": "low", "games": [[KUHN, KUHN], [LEDUC, LEDUC]], "threshold": 0.0, "min_episodes": 30},
@@ -29,7 +29,7 @@ CLIMB: dict[str, Any] = {
     "past_every": 1,
 }
 ADAPTIVE: dict[str, dict[str, Any]] = {
-    "ppo": {"eval_freq": 4, "magnet_coef": 0.1, "rehearsal_coef": 0.5},
+    "ppo": {"eval_freq": 4, "magnet_coef": 0.1, "rehearsal_coef": 0.5, "state_coef": 0.02},
     "curriculum": CLIMB,
 }
 ROOT = Path(train_ppo.__file__).parent
@@ -60,8 +60,9 @@ def rows(folder: Path) -> list[dict[str, Any]]:
 
 
 def final_bytes(folder: Path, step: int = STEPS) -> list[bytes]:
-    """What was learnt: adapter, value head and optimizer in the checkpoint of a step."""
-    return [(folder / "run" / f"checkpoint-{step:06d}" / name).read_bytes() for name in TENSORS]
+    """What was learnt: adapter, heads and optimizer in the checkpoint of a step."""
+    found = sorted((folder / "run" / f"checkpoint-{step:06d}").glob("*.safetensors"))
+    return [path.read_bytes() for path in found]
 
 
 def summary(folder: Path) -> dict[str, Any]:

@@ -314,9 +314,7 @@ def test_a_folder_without_weights_is_told_in_one_line(tiny_models, tmp_path):
         load_model(config, LoraConfig(), 0)
 
 
-@pytest.mark.parametrize(
-    ("key", "value"), [("lora_dropout", 0.1), ("target_modules", ["q_proj", "lm_head"]), ("r", 0), ("lora_alpha", -1)]
-)
+@pytest.mark.parametrize(("key", "value"), [("target_modules", ["q_proj", "lm_head"]), ("r", 0), ("lora_alpha", -1)])
 def test_adapters_that_ppo_cannot_train_are_refused(key, value):
     with pytest.raises(ConfigError, match=f"lora.{key}"):
         load_config({"lora": LoraConfig}, sets=[f"lora.{key}={json.dumps(value)}"])

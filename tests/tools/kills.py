@@ -34,7 +34,14 @@ import utils
 
 STEPS = 10
 SECTIONS: dict[str, dict[str, Any]] = {
-    "ppo": {"num_train_steps": STEPS, "magnet_coef": 0.1, "rehearsal_coef": 0.5, "eval_freq": 4, "save_freq": 1},
+    "ppo": {
+        "num_train_steps": STEPS,
+        "magnet_coef": 0.1,
+        "rehearsal_coef": 0.5,
+        "state_coef": 0.02,
+        "eval_freq": 4,
+        "save_freq": 1,
+    },
     "curriculum": CLIMB,
     "run": {"logger": "none", "keep_last": 2},
 }

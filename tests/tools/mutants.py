@@ -29,6 +29,8 @@ TRAIN, POLICY, ADAPTERS, NETWORK, TREE, ATTENTION, FUSED = (
 STEP, STATE, PROCESS, LOGGERS = (f"training/{name}.py" for name in ("batch", "state", "process", "loggers"))
 PPO, BATCH = "tests/training/test_ppo.py::test_", "tests/training/test_ppo_batch.py::test_"
 MODEL, UPDATE = "tests/policy/test_model.py::test_", "tests/training/test_ppo_update.py::test_"
+POSITIONS, KNEW = "tests/training/test_positions.py::test_", "training/positions.py"
+TURNS = "policy/conversations.py"
 REHEARSE, REHEARSAL = "policy/rehearsal.py", "tests/policy/test_rehearsal.py::test_"
 RUN, FAULTS = "tests/training/test_train.py::test_", "tests/faults/test_train_faults.py::test_"
 
@@ -153,16 +155,14 @@ MUTANTS = {
     UPDATE + "every_epoch_has_a_shuffle_of_its_own": [
         Mutant("every epoch in the same order", TRAIN, "(*key, epoch)", "key"),
     ],
-    UPDATE + "warming_up_the_critic_moves_nothing_else": [
-    ],
     BATCH + "old_log_probabilities_are_the_rollouts_or_the_learners": [
         Mutant("old log-probabilities never recomputed", STEP, "if not ppo.recompute_logprobs and not served:",
                "if not served:"),
     ],
     # ---- the policy
     UPDATE + "the_first_ratio_is_one": [
-        Mutant("mean over a decision's tokens", POLICY, "return zeros_M.index_add(0, owner_N, logp_N),",
-               "return zeros_M.index_add(0, owner_N, logp_N / counts[owner_N]),"),
+        Mutant("mean over a decision's tokens", POLICY, "for x_N in (logp_N, entropy_N))",
+               "for x_N in (logp_N / counts[owner_N].to(logp_N), entropy_N))"),
         Mutant("choices read one token late", POLICY,
                "(d.start - 1, *answer(d))]", "(d.start - 1, *(p + 1 for p in answer(d)))]"),
         Mutant("temperature in the rollout only", POLICY,
@@ -186,6 +186,22 @@ MUTANTS = {
                "value_rows.to(self.device)].detach().float()"),
         Mutant("rehearsal rewards drifting", TRAIN, "(ppo.rehearsal_coef * kl).backward()",
                "(-ppo.rehearsal_coef * kl).backward()"),
+    ],
+    UPDATE + "states_count_as_decisions_do_and_are_told_so": [
+        Mutant("states: all decisions alike", TRAIN, "(weights_M * policy.state_head(", "(policy.state_head("),
+        Mutant("states: another decision's", TRAIN, "batch.states[i] for i in at_M",
+               "batch.states[i - 1] for i in at_M"),
+    ],
+    UPDATE + "the_state_heads_own_gradient_is_no_part_of_the_norm": [
+        Mutant("states: a part of the norm", TRAIN, "not n.startswith(UNCLIPPED)", "True"),
+    ],
+    POSITIONS + "what_a_seat_knew_is_that_of_its_questions": [
+        Mutant("states: of the other seat", KNEW, "known(state, row.seat)", "known(state, 0)"),
+        Mutant("states: one ply late", KNEW, "            ply += len(moves)\n", "            ply += 1\n"),
+    ],
+    POSITIONS + "decisions_of_the_policy_say_at_which_ply_they_were_asked": [
+        Mutant("states: of the beginning", TURNS, "self.value, len(self.query.history), version)",
+               "self.value, 0, version)"),
     ],
     UPDATE + "what_is_rehearsed_counts_by_its_mean_token_and_is_told_so": [
         Mutant("rehearsal: by the text", TRAIN, "/ sum(map(len, batch.texts))", "/ len(batch.texts)"),

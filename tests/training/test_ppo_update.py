@@ -83,6 +83,15 @@ def weights(policy):
     return {name: p.detach().numpy().tobytes() for name, p in policy.trainable().items()}
 
 
+def states_of(policy):
+    """A state head for the games of ``rollout``, with opinions."""
+    policy.learn_states({"tic_tac_toe": [27], "leduc_poker": [30], "hex_small": [144]})
+    with torch.no_grad():
+        for parameter in policy.state_head.parameters():
+            parameter.normal_(std=0.02, generator=torch.Generator().manual_seed(2))
+    return policy.state_head
+
+
 def adam(policy, lr=1e-2):
     return torch.optim.AdamW(list(policy.trainable().values()), lr=lr, weight_decay=0.0)
 
@@ -94,7 +103,9 @@ def adam(policy, lr=1e-2):
 def test_the_whole_losss_gradient_is_that_of_finite_differences(tmp_path):
     """Through the network, all terms on: along random directions, and for one coordinate of every tensor."""
     policy = policy64(tmp_path)
-    batch, ppo = played(policy), replace(WHOLE, legal_mass_coef=0.05, rehearsal_coef=0.7)
+    ppo = replace(WHOLE, legal_mass_coef=0.05, rehearsal_coef=0.7, state_coef=0.01)
+    states_of(policy).double()
+    batch = played(policy, ppo=ppo)
     batch = replace(batch, texts=[[5, 1, 4, 4, 2], [3, 9, 2]])
     members = list(range(len(batch.sequences)))
     names, parameters = zip(*policy.trainable().items(), strict=True)
@@ -121,6 +132,38 @@ def test_the_whole_losss_gradient_is_that_of_finite_differences(tmp_path):
         slope = sum(float((g * d).sum()) for g, d in zip(gradients, direction, strict=True))
         assert (above - below) / (2 * h) == pytest.approx(slope, rel=1e-5, abs=1e-8), name
         assert slope != 0, name
+
+
+def test_states_count_as_decisions_do_and_are_told_so(tmp_path):
+    policy, ppo = tiny_policy(tmp_path), replace(WHOLE, state_coef=0.7)
+    head = states_of(policy)
+    batch = played(policy, ppo=ppo)
+    weights_M = torch.linspace(0, 1, len(batch.values_M))
+    batch = replace(batch, weights_M=weights_M)
+    with torch.no_grad():
+        nats_M = head(policy.evaluate_batch(batch.sequences).prompts, batch.states)
+    mean = float((weights_M * nats_M).sum() / weights_M.sum())
+    stats = ppo_update(policy, Recorder(policy), batch, ppo, (0,))
+    assert stats["state_loss"] == pytest.approx(mean, rel=1e-4)
+    members = list(range(len(batch.sequences)))
+    with_states, without = (_backward(policy, batch, members, ppo)[0] for ppo in (ppo, WHOLE))
+    assert float(with_states - without) == pytest.approx(0.7 * mean, rel=1e-4)
+    assert "state_loss" not in ppo_update(policy, Recorder(policy), batch, WHOLE, (0,))
+
+
+def test_the_state_heads_own_gradient_is_no_part_of_the_norm(tmp_path):
+    policy, ppo = tiny_policy(tmp_path), replace(WHOLE, state_coef=0.1, max_grad_norm=0.01)
+    states_of(policy)
+    batch, norms = played(policy, ppo=ppo), []
+    clipped, whole = (Recorder(policy), Recorder(policy))
+    for recorder, limit in ((clipped, 0.01), (whole, 1e9)):
+        norms.append(ppo_update(policy, recorder, batch, replace(ppo, max_grad_norm=limit), (0,))["grad_norm"])
+    own = sum(p.numel() for p in policy.state_head.parameters())
+    [cut], [full] = clipped.gradients, whole.gradients
+    assert float(cut[:-own].norm()) == pytest.approx(0.01, rel=1e-4)
+    assert norms == pytest.approx([float(full[:-own].norm())] * 2, rel=1e-4)
+    assert_close(cut[-own:], full[-own:])
+    assert full[-own:].norm() > 1
 
 
 def test_what_is_rehearsed_counts_by_its_mean_token_and_is_told_so(tmp_path):

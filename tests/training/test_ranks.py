@@ -36,7 +36,8 @@ def run(folder, *words):
 
 def parameters(folder, step):
     checkpoint = folder / "run" / f"checkpoint-{step:06d}"
-    return load_file(checkpoint / "adapter_model.safetensors") | load_file(checkpoint / "value_head.safetensors")
+    names = ("adapter_model", "value_head", "state_head")
+    return {key: x for name in names for key, x in load_file(checkpoint / f"{name}.safetensors").items()}
 
 
 def test_two_processes_make_the_run_of_one(tmp_path, monkeypatch):
@@ -64,6 +65,7 @@ def test_two_processes_make_the_run_of_one(tmp_path, monkeypatch):
             "ratio_max",
             "clip_fraction",
             "rehearsal_kl",
+            "state_loss",
         ):
             assert one[name] == pytest.approx(two[name], rel=1e-3, abs=1e-5), name
 

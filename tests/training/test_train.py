@@ -60,6 +60,7 @@ def test_a_run_leaves_a_row_a_step_a_summary_and_an_adapter(undisturbed):
         "updates", "epochs", "legal_mass", "ratio_max", "policy_loss", "value_loss", "entropy", "approx_kl",
         "clip_fraction", "kl_coef", "learning_rate", "buffer_size", "window_success", "gate_success",
         "logprob_gap_mean", "logprob_gap_max", "mutual_information", "rehearsal_kl",
+        "state_loss",
     }  # fmt: skip
     for row in rows(undisturbed):
         extra = {key for key in row if key not in expected and not key.startswith(("score/", "eval/"))}
@@ -383,7 +384,7 @@ def test_a_run_of_an_older_configuration_goes_on(tmp_path):
     path = tmp_path / "run" / "checkpoint-000001" / "run_config.json"
     config = json.loads(path.read_text())
     del config["ppo"]["rehearsal_coef"]
-    config["run"]["keep_best"] = True
+    config["run"]["keep_best"], config["lora"]["lora_dropout"] = True, 0.0
     path.write_text(json.dumps(config))
     manifest = json.loads((path.parent / "manifest.json").read_text())
     del manifest["digest"]

@@ -1,0 +1,49 @@
+"""What a position is, told from the hidden state that an answer is drawn from: a task beside the game, for training.
+
+A value is one noisy number a decision. OpenSpiel's tensor of what the seat knows (cards, board, bets) is dozens of
+exact ones, and a model that was never shown such a board has to learn to read it before it can play. Features that the
+program knows, told from layers that the policy shares: https://arxiv.org/abs/1609.05521, section 4.2.
+"""
+
+from collections.abc import Iterable, Mapping
+from collections.abc import Sequence as Seq
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+GAIN = 10.0  # length of a hidden number, at which Adam's steps of the adapter's rate move a logit far enough
+
+State = tuple[str, Tensor]  # game, and what the seat knows: numbers in [0, 1]
+
+
+class StateHead(nn.Module):
+    """A linear layer for each game and size of its tensor, all zero at first."""
+
+    def __init__(self, hidden_size: int, shapes: Mapping[str, Iterable[int]], device: torch.device) -> None:
+        super().__init__()
+        self.length = GAIN * hidden_size**0.5
+        layers = {
+            f"{game}-{size}": nn.Linear(hidden_size, size, dtype=torch.float32, device=device)
+            for game in sorted(shapes) for size in sorted(shapes[game])
+        }  # fmt: skip
+        for parameter in (p for layer in layers.values() for p in layer.parameters()):
+            nn.init.zeros_(parameter)
+        self.layers = nn.ModuleDict(layers)
+
+    def forward(self, hidden_MD: Tensor, states: Seq[State]) -> Tensor:
+        """-log P of each decision's state (M), in nats, its numbers told apart from each other; 0 where none is known.
+
+        Args:
+            hidden_MD: hidden states at the last tokens of the prompts.
+            states: of those decisions.
+        """
+        hidden_MD = hidden_MD * (self.length / hidden_MD.norm(dim=1, keepdim=True))
+        nats_M, names = hidden_MD.new_zeros(len(states)), [f"{game}-{len(x)}" for game, x in states]
+        for name in sorted({*names} & {*self.layers}):
+            at_K = torch.tensor([i for i, other in enumerate(names) if other == name], device=hidden_MD.device)
+            wanted = torch.stack([states[i][1] for i in at_K.tolist()]).to(hidden_MD)
+            told = self.layers[name](hidden_MD[at_K])
+            nats_K = F.binary_cross_entropy_with_logits(told, wanted, reduction="none").sum(1)
+            nats_M = nats_M.index_add(0, at_K, nats_K)
+        return nats_M
