@@ -88,6 +88,8 @@ class Adapters:
         from peft import get_peft_model_state_dict, set_peft_model_state_dict
         from safetensors.torch import load_file
 
+        if missing := [name for name in self.heads if not (folder / f"{name}.safetensors").exists()]:
+            raise ConfigError(f"{folder} holds no {missing[0]}.safetensors: it was trained without it")
         adapter, *heads = (load_file(folder / f"{name}.safetensors") for name in ("adapter_model", *self.heads))
         mine = get_peft_model_state_dict(self.peft_model, save_embedding_layers=False)
         pairs = [(adapter, mine), *zip(heads, (head.state_dict() for head in self.heads.values()), strict=True)]
