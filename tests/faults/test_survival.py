@@ -186,7 +186,7 @@ def test_any_damage_to_the_newest_checkpoint_is_found_and_the_run_goes_on_exactl
             tried += 1
         file.write_bytes(data)
     assert latest_checkpoint(tmp_path / "run") == newest
-    assert (len(files), tried) == (12, 12 * 24)
+    assert (len(files), tried) == (13, 13 * 24)
     damaged_file = newest / "optimizer.safetensors"
     damaged_file.write_bytes(next(damages(damaged_file.read_bytes())))
     assert train(tmp_path, "--resume", **ADAPTIVE) == 0

@@ -306,7 +306,7 @@ MUTANTS = {
     ],
     "tests/training/test_ranks.py::test_two_processes_make_the_run_of_one": [
         Mutant("each process follows its own gradient", TRAIN,
-               "            ranks.add_up_gradients(parameters, loss, sums)\n", "            pass\n"),
+               "            ranks.add_up_gradients(named.values(), loss, sums)\n", "            pass\n"),
         Mutant("a minibatch's mean is taken per process", TRAIN,
                "    members = ranks.share(members)\n",
                "    members = ranks.share(members)\n    count = count / ranks.world\n"),
