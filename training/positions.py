@@ -18,9 +18,9 @@ def known_states(rows: list[Trajectory]) -> list[State]:
 
     found = []
     for row in rows:
-        asked, ply = dict[int, Tensor](), 0
+        asked, ply, plies = dict[int, Tensor](), 0, {d.ply for d in row.decisions}
         for state, moves in replay(load_game(row.episode.task.task_id), row.episode.info["history"]):
-            if ply in {d.ply for d in row.decisions}:
+            if ply in plies:
                 asked[ply] = torch.tensor(known(state, row.seat)).clamp(0, 1)
             ply += len(moves)
         found += [(row.episode.game, asked[d.ply]) for d in row.decisions]
