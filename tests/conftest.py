@@ -17,9 +17,7 @@ WORDS = """You are playing a game. Rules: two players take turns; the player wit
 wins the pot. Your move must be the id of one legal action: answer with the number only, nothing else. Legal actions:
 board round cards hand chips raise call fold pass bid dice face row column x o empty state player private public"""
 
-signal.signal(
-    signal.SIGINT, signal.default_int_handler
-)  # nohup and a shell that runs tests aside ignore them
+signal.signal(signal.SIGINT, signal.default_int_handler)  # nohup and a shell that runs tests aside ignore them
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
