@@ -45,10 +45,10 @@ from policy.vllm import Engine, EngineError
 from training import alarms, preflight, process
 from training.about import begin, end, headline
 from training.batch import Batch, Moments, Trajectory, game_groups, log_ratios, rollout_scores, terminal_rewards
+from training.config import SECTIONS, PPOConfig, RunConfig, parse_args, read_config  # noqa: F401, public names
 from training.console import Console
 from training.loggers import Loggers
 from training.metrics import MetricsLog, summarise, timing
-from training.options import SECTIONS, PPOConfig, RunConfig, parse_args, read_config  # noqa: F401, public names
 from training.positions import known_states, state_shapes
 from training.process import ProgramError, StopSignal, TrainingError
 from training.ranks import Ranks

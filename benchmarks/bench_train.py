@@ -24,7 +24,7 @@ import torch
 import train_ppo
 from benchmarks.common import Clock, Row, table, write
 from policy import tree
-from training.options import parse_args, read_config
+from training.config import parse_args, read_config
 from training.process import StopSignal
 from utils import rest_collector
 

@@ -35,7 +35,7 @@ from benchmarks.recorded import play_recorded, tasks
 from envs.protocol import Episode
 from policy import Policy
 from train_ppo import collate, ppo_update
-from training.options import PPOConfig
+from training.config import PPOConfig
 
 CARDS = ["leduc_poker", "liars_dice"]
 FIVE = [*CARDS, "goofspiel", "hex-5", "clobber-5"]

@@ -12,7 +12,7 @@ from benchmarks.recorded import play_recorded
 from envs.protocol import Episode, Sequence, Task
 from policy import Policy
 from train_ppo import collate, ppo_update
-from training.options import PPOConfig
+from training.config import PPOConfig
 
 TOP_KERNELS = 12
 

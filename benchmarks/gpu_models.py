@@ -18,7 +18,7 @@ from benchmarks.recorded import tokenizer
 from envs.config import EnvConfig
 from policy import Policy
 from policy.model import LoraConfig, ModelConfig, _put_adapter_on, guard_4bit_on_cpu
-from training.options import PPOConfig, RunConfig
+from training.config import PPOConfig, RunConfig
 
 INIT_STD = 0.02
 

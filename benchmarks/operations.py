@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
-from policy import attention, layers
+from policy import attention, layers, lora
 from policy.model import LoraConfig, ModelConfig, _put_adapter_on
 
 FUSED_ROWS = 8  # up to so many rows bitsandbytes 0.50 multiplies 4-bit weights without unpacking them first
@@ -145,7 +145,7 @@ def gpu_kernels(counter: Counter) -> Iterator[None]:
         for owner, name, stand_in in (
             (attention.F, "scaled_dot_product_attention", sdpa),
             (layers.F, "rms_norm", lambda x, *_: _Fused.apply(counter, 0, x)),
-            (layers, "_weight", lambda base, dtype: base.unpacked() if hasattr(base, "unpacked") else base.weight),
+            (lora, "_weight", lambda base, dtype: base.unpacked() if hasattr(base, "unpacked") else base.weight),
         ):
             stack.enter_context(mock.patch.object(owner, name, stand_in))
         yield

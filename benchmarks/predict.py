@@ -46,9 +46,9 @@ from policy.tree import Row as TreeRow
 from policy.tree import Tree, grow
 from scripts.make_tiny_model import make_model
 from training import memory, preflight
-from training.options import parse_args, read_config
+from training.config import parse_args, read_config
+from training.memory import count_parameters
 from training.process import StopSignal
-from training.sizes import count_parameters
 from utils import rest_collector
 
 

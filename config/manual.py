@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[1]
 EVIDENCE = ("results.md", "log.md", "scaling.md", "trace.md", "guide.md")
 HEAD = """# Configuration
 
-Made by `python -m training.options > docs/configuration.md`; a test holds it equal to the code. The defaults of a run
+Made by `python -m training.config > docs/configuration.md`; a test holds it equal to the code. The defaults of a run
 are in `config/train_config.json`, `env_config.json` and `curriculum_config.json`, which agree with these but for the
 stages, `env.games_at_once` (8) and `curriculum.replay_seed` (fresh). "Moved by" are the presets that name the knob,
 "told in" the pages that say what came of it. What is no knob any more, and why: [log.md](log.md), 2026-11-22.

@@ -17,8 +17,9 @@ from typing import Any
 from config.reader import ConfigError, blaming
 from envs.client import NO_ANSWER, NOT_SENT, HttpClient, one_line, parse, wait_for
 from envs.config import EnvConfig
-from envs.openspiel import OpenSpielEnv, derive_seed, full_system, full_user, score, table
+from envs.openspiel import OpenSpielEnv, derive_seed, score, table
 from envs.opponents import SEEDS, parse_opponent
+from envs.prompts import full_system, full_user
 from envs.protocol import Step, Task
 from envs.replies import Reply, ServerError, close, read_position, read_reply
 

@@ -23,23 +23,13 @@ import games
 from envs.config import EnvConfig
 from envs.opponents import Bot, RandomBot, Stream, make_bot, parse_opponent
 from envs.parser import parse_action
+from envs.prompts import RETRY, full_system, user_message
 from envs.protocol import Query, Step, Task
 from games.base import Game
 
 CHANCE = int(pyspiel.PlayerId.CHANCE)
 SIMULTANEOUS = int(pyspiel.PlayerId.SIMULTANEOUS)
 INVALID = pyspiel.INVALID_ACTION
-
-ANSWER_FORMAT = (
-    "# Output Format\n"
-    "Answer with ONLY the action ID number of one legal action: no words, no punctuation.\n"
-    'Example: to choose "5 -> pass", answer: 5'
-)
-RETRY = (
-    "Invalid response format. You must respond with ONLY the action ID number (e.g., '5'). "
-    "This is attempt {attempt} of {attempts}."
-)
-
 
 ATTEMPTS = 3  # answers to a decision before the episode is forfeited, as in the public environment
 
@@ -77,6 +67,10 @@ class Table:
     players: int
     system_full: str
     utilities: tuple[float, float] | None  # see ``_utilities``
+
+    def system(self, prompt: str) -> str:
+        """The system message: rules and answer format (``full``) or the game's name (``compact``)."""
+        return self.system_full if prompt == "full" else self.game.name
 
 
 @functools.cache
@@ -169,32 +163,6 @@ def _place(returns: list[float], seat: int, utilities: tuple[float, float] | Non
     return 1 - sorted(returns, reverse=True).index(own) / (len(returns) - 1)
 
 
-def full_system(name: str, rules: str) -> str:
-    """Return the system message of the full prompt."""
-    return f"You are playing {name}.\n\n# Game Rules\n{rules}\n\n{ANSWER_FORMAT}"
-
-
-def full_user(description: str, seat: int, legal: dict[int, str]) -> str:
-    """Return the user message of the full prompt."""
-    lines = "\n".join([f"{action} -> {name}" for action, name in legal.items()])
-    return f"Current State:\n{description}\n\nYou are Player {seat}.\nLegal Actions:\n{lines}\n\nYour choice (ID only):"
-
-
-def system_message(table: Table, prompt: str) -> str:
-    """Return the system message: rules and answer format (``full``) or the game's name (``compact``)."""
-    return table.system_full if prompt == "full" else table.game.name
-
-
-def user_message(game: Game, state: Any, seat: int, legal: dict[int, str], prompt: str) -> str:
-    """Return the user message of a decision: what the seat may know and its legal actions."""
-    if prompt == "full":
-        return full_user(game.describe(state, seat), seat, legal)
-    if not game.compact_actions:
-        return game.compact(state, seat)
-    choices = ";".join([f"{action} {name}" for action, name in legal.items()])
-    return f"{game.compact(state, seat)}\n{choices}"
-
-
 def query_at(task_id: int, state: Any, seat: int, config: EnvConfig) -> Query:
     """What a seat is asked in a position: after its past turns, as in play, where an information state implies them.
 
@@ -221,7 +189,7 @@ def query_at(task_id: int, state: Any, seat: int, config: EnvConfig) -> Query:
             joint.append(move.action)
     legal, asked = ask(state)
     past = turns if past_turns is None else turns[-2 * past_turns :] if past_turns else []
-    system = {"role": "system", "content": system_message(shared, prompt)}
+    system = {"role": "system", "content": shared.system(prompt)}
     return Query(0, seat, [system, *past, asked], legal, (0, seat, 0, 1))
 
 
@@ -265,7 +233,7 @@ class OpenSpielEnv:
         self.close()
         opponent = parse_opponent(task.opponent)
         self._table = table(task.task_id)
-        self._system = system_message(self._table, self.config.prompt)
+        self._system = self._table.system(self.config.prompt)
         seed = derive_seed(task.task_id) if task.seed is None else task.seed
         players = self._table.players
         self._own_seat = (seed % 2) % players

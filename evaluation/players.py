@@ -17,7 +17,7 @@ from envs.client import HttpClient, bearer, one_line, parse, problem_of
 from envs.config import ADDRESS, EnvConfig
 from envs.opponents import parse_opponent
 from envs.protocol import Action, Player, Query
-from training.options import DEFAULT_FILES, load_sections
+from training.config import DEFAULT_FILES, load_sections
 from training.process import ProgramError, at_least
 from utils import ConfigError, latest_checkpoint, read_json, uniform, verify_checkpoint
 

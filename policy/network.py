@@ -22,7 +22,8 @@ from envs.protocol import Sequence
 from policy import cpu_memory
 from policy.attention import PaddedRows, attend, prepare
 from policy.cache import Kept, Store
-from policy.layers import gated, linear, linears, norm, rotate
+from policy.layers import gated, norm, rotate
+from policy.lora import linear, linears
 from policy.tree import NOTHING, Cut, Row, Tree, grow, new_tokens
 
 SHARED_PREFIX_MIN = 32  # tokens; a shorter system message costs less to read again than to keep

@@ -36,9 +36,9 @@ from policy.chat import ChatFormat
 from policy.model import load_architecture, load_tokenizer
 from scripts.export.publish import licence_of, licence_warning
 from training import memory, preflight
-from training.options import DEFAULT_FILES, load_sections
+from training.config import DEFAULT_FILES, load_sections
+from training.memory import GB, count_parameters
 from training.process import at_least, run_program
-from training.sizes import GB, count_parameters
 from utils import ConfigError, read_json
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -30,7 +30,7 @@ from evaluation.players import WEIGHTS, check_base, find_adapter, run_config_fil
 from policy.model import LoraConfig, quietly
 from scripts.export import publish
 from scripts.export.proof import compare, observe, record_decisions, say
-from training.options import load_sections
+from training.config import load_sections
 from training.process import at_least, run_program
 from utils import ConfigError, must_be_writable, naming, read_json
 

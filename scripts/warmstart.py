@@ -36,8 +36,8 @@ from policy import Policy, load_policy
 from policy.chat import END
 from policy.conversations import Conversations
 from policy.model import device_of
+from training.config import DEFAULT_FILES, load_sections, narrowed
 from training.console import Console
-from training.options import DEFAULT_FILES, load_sections, narrowed
 from training.preflight import exact_tasks
 from training.process import at_least, run_program
 from utils import ConfigError, config_dict, must_be_writable, uniform, write_directory

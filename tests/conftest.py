@@ -10,7 +10,7 @@ from env_wrapper import EnvConfig
 from policy import load_policy
 from policy.model import LoraConfig, ModelConfig
 from scripts import make_tiny_model
-from training.options import PPOConfig, RunConfig
+from training.config import PPOConfig, RunConfig
 
 # The tokenizer's words. Not the games' own: a change of their texts would make another model of every seed.
 WORDS = """You are playing a game. Rules: two players take turns; the player with the higher card or the longest line

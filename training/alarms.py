@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
-    from training.options import PPOConfig
+    from training.config import PPOConfig
     from training.state import TrainerState
 
 log = logging.getLogger(__name__)

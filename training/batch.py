@@ -15,7 +15,7 @@ from envs.protocol import Decision, Episode, Sequence
 from policy.player import Policy
 from policy.state_head import State
 from policy.vllm import EngineError
-from training.options import PPOConfig
+from training.config import PPOConfig
 from training.ranks import Ranks
 
 MAX_GAP = 0.2  # nats: a server whose answers are further from the learner's, in the median, has other weights

@@ -32,9 +32,9 @@ from policy.network import ATTENDED
 from policy.servers import check_servers
 from training import memory
 from training.console import duration
+from training.memory import GB, Parameters, checkpoint_bytes, count_parameters
 from training.positions import state_shapes
-from training.prompts import Prompts, count_tokens
-from training.sizes import GB, Parameters, checkpoint_bytes, count_parameters
+from training.token_counts import Prompts, count_tokens
 from utils import CheckpointError, ConfigError, need_space
 
 SEARCH_SECONDS = 0.02  # that a search is measured for, at least, or all of its simulations

@@ -24,12 +24,12 @@ from envs.client import is_number
 from envs.protocol import Episode
 from policy.player import Policy
 from policy.vllm import Engine
+from training.config import SECTIONS
 from training.loggers import Loggers
+from training.memory import checkpoint_bytes
 from training.metrics import MetricsLog, finite
-from training.options import SECTIONS
 from training.process import StoppablePlayer, StopSignal
 from training.ranks import Ranks
-from training.sizes import checkpoint_bytes
 from utils import CheckpointError, ConfigError, config_diff, knob, latest_checkpoint, load_checkpoint, read_json, redact
 
 log = logging.getLogger(__name__)

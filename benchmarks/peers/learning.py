@@ -19,7 +19,7 @@ sys.path.insert(0, str(ROOT))
 import torch  # noqa: E402
 
 from games import CONFIGS_PER_GAME, NAMES  # noqa: E402
-from training.options import parse_args, read_config  # noqa: E402
+from training.config import parse_args, read_config  # noqa: E402
 
 GAMES, MINIBATCH, EVERY = 64, 32, 60.0
 

@@ -15,7 +15,7 @@ from policy import load_policy
 from policy.chat import ChatFormat
 from policy.model import LoraConfig, ModelConfig
 from train_ppo import collate, ppo_update
-from training.options import PPOConfig, RunConfig
+from training.config import PPOConfig, RunConfig
 
 
 class IdChat(ChatFormat):

@@ -54,7 +54,7 @@ def theirs():
 def ours():
     """The same by this program."""
     from train_ppo import ppo_loss, turn_gae, whiten
-    from training.options import PPOConfig
+    from training.config import PPOConfig
 
     mask, rewards, values, old, change, moved = batch()
     ppo = PPOConfig(cliprange=CLIP, vf_coef=VF)

@@ -35,7 +35,7 @@ def _number(value: Any) -> str:
 
 def differing(config: dict[str, Any]) -> list[str]:
     """The settings that are not the default files', as ``key: default -> value``."""
-    from training.options import DEFAULT_FILES, SECTIONS
+    from training.config import DEFAULT_FILES, SECTIONS
     from utils import config_dict, config_diff, load_config
 
     defaults = config_dict(load_config(SECTIONS, DEFAULT_FILES))

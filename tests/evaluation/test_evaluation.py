@@ -42,7 +42,7 @@ from policy.chat import ChatFormat
 from policy.model import load_tokenizer
 from scripts.make_tiny_model import make_model
 from training import preflight
-from training.options import parse_args, read_config
+from training.config import parse_args, read_config
 from utils import uniform
 
 KUHN, LEDUC, TIC_TAC_TOE = (
@@ -56,7 +56,7 @@ class TablePlayer:
 
     def __init__(self, task_id, table, seed=0):
         from envs.openspiel import table as shared_table
-        from envs.openspiel import user_message
+        from envs.prompts import user_message
 
         shared, self.seed = shared_table(task_id), seed
         self.probs = {}

@@ -24,7 +24,7 @@ from envs.trace.prints import leading_share, score
 from evaluation.players import _content
 from scripts.serve import Actor, make_app
 from train_ppo import Trainer
-from training.options import parse_args, read_config
+from training.config import parse_args, read_config
 from utils import CheckpointError
 
 FEW_OR_MANY = pytest.mark.parametrize("many", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["few", "many"])

@@ -12,7 +12,8 @@ from games_support import acting, from_history, load, playthrough
 from test_prompts import swapped, unseen_pairs
 
 import games
-from envs.openspiel import system_message, table, user_message
+from envs.openspiel import table
+from envs.prompts import user_message
 
 PAIRS = 200
 
@@ -22,7 +23,7 @@ def rendered(name, config_id, state, seat):
     shared = table(games.NAMES.index(name) * games.CONFIGS_PER_GAME + config_id)
     legal = {action: state.action_to_string(seat, action) for action in state.legal_actions(seat)}
     return [
-        system_message(shared, prompt) + "\n\n" + user_message(shared.game, state, seat, legal, prompt)
+        shared.system(prompt) + "\n\n" + user_message(shared.game, state, seat, legal, prompt)
         for prompt in ("full", "compact")
     ]
 

@@ -15,7 +15,7 @@ from env_wrapper import EnvConfig, Episode, Task, play
 from games import CONFIGS_PER_GAME, NAMES
 from policy import Policy, load_policy
 from scripts.make_tiny_model import make_model, make_tokenizer, prompts
-from training.options import SECTIONS
+from training.config import SECTIONS
 from utils import load_config
 
 KUHN, LEDUC = (NAMES.index(name) * CONFIGS_PER_GAME for name in ("kuhn_poker", "leduc_poker"))

@@ -10,7 +10,7 @@ from env_wrapper import EnvConfig, Task, play
 from games import CONFIGS_PER_GAME, NAMES
 from policy import Policy, model
 from scripts.make_tiny_model import make_model
-from training.options import PPOConfig
+from training.config import PPOConfig
 
 BOTH = pytest.mark.parametrize("architecture", ["qwen2", "qwen3"])
 PPO = PPOConfig(learning_rate=1e-3, batch_size=24, mini_batch_size=12, ppo_epochs=1)

@@ -12,7 +12,7 @@ import train_ppo
 from policy import model
 from policy.model import LoraConfig, ModelConfig, device_of
 from training import preflight
-from training.sizes import Parameters
+from training.memory import Parameters
 from utils import ConfigError
 
 QWEN3_4B = Parameters((5_000_000,) * 720, 400_000_000, 33_000_000, 2561)

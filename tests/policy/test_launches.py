@@ -8,7 +8,7 @@ from shapes import SHAPES, write_model
 from benchmarks import predict
 from benchmarks.gpu_models import config_of
 from policy.tree import Row, grow
-from training.options import parse_args, read_config
+from training.config import parse_args, read_config
 
 CUT = predict.network.CUTS[1]
 

@@ -341,7 +341,7 @@ def test_an_adapter_that_does_not_fit_is_told_in_one_line(new_policy, tmp_path, 
 
 def test_loading_says_nothing(tiny_models):
     program = (
-        "from types import SimpleNamespace as S; from policy.model import *; from training.options import *\n"
+        "from types import SimpleNamespace as S; from policy.model import *; from training.config import *\n"
         "from policy import *\n"
         f"load_policy(S(model=ModelConfig({str(tiny_models['qwen2'])!r}, use_4bit=False, device='cpu'),\n"
         "  lora=LoraConfig(), ppo=PPOConfig(), env=EnvConfig(), run=RunConfig()))"

@@ -13,7 +13,7 @@ from games import CONFIGS_PER_GAME, NAMES
 from policy import Policy, network
 from policy.model import LoraConfig, ModelConfig, load_model
 from scripts.make_tiny_model import make_model
-from training.options import PPOConfig, RunConfig
+from training.config import PPOConfig, RunConfig
 
 KUHN, LEDUC = (NAMES.index(name) * CONFIGS_PER_GAME for name in ("kuhn_poker", "leduc_poker"))
 PPO = PPOConfig(batch_size=2, mini_batch_size=2, ppo_epochs=1, entropy_coef=0.01, max_new_tokens=2, target_kl=None)

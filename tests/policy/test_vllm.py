@@ -25,7 +25,7 @@ from policy.model import ModelConfig
 from policy.servers import Server, addresses, check_servers
 from policy.vllm import FAULTS_AT_MOST, Engine, EngineError
 from training import alarms
-from training.options import PPOConfig
+from training.config import PPOConfig
 from utils import ConfigError
 
 TTT, HEX = NAMES.index("tic_tac_toe") * CONFIGS_PER_GAME, NAMES.index("hex_small") * CONFIGS_PER_GAME + 1

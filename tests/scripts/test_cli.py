@@ -23,7 +23,7 @@ import train_ppo
 import utils
 from envs import affinetes
 from games import NAMES
-from training.options import parse_args, read_config
+from training.config import parse_args, read_config
 
 ROOT = Path(train_ppo.__file__).parent
 PAGE = (ROOT / "docs" / "compatibility.md").read_text()

@@ -11,8 +11,8 @@ from shapes import write_model
 import train_ppo
 from policy.model import load_architecture
 from scripts import configure
-from training import memory, preflight, sizes
-from training.options import parse_args, read_config
+from training import memory, preflight
+from training.config import parse_args, read_config
 from utils import ConfigError, read_json
 
 GB = 1e9
@@ -43,7 +43,7 @@ def config_of(file):
 
 def peak_of(config):
     architecture = load_architecture(config.model)
-    parameters = sizes.count_parameters(config.model, config.lora, architecture)
+    parameters = memory.count_parameters(config.model, config.lora, architecture)
     measured = preflight.measure_prompts(config, preflight.ChatFormat(preflight.load_tokenizer(config.model)))
     return memory.peak(memory.estimate(config, parameters, architecture, measured)) / GB
 

@@ -31,8 +31,8 @@ from evaluation.players import ChatPlayer, Roster
 from policy import load_policy
 from scripts import evaluate, merge, play
 from scripts.exploit import train as exploit
+from training.config import PPOConfig
 from training.console import Console
-from training.options import PPOConfig
 
 
 @pytest.fixture(scope="module")

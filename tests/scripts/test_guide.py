@@ -26,7 +26,7 @@ from serving import http_server, said
 from shapes import write_model
 
 from games import NAMES
-from training.options import SECTIONS
+from training.config import SECTIONS
 
 ROOT = Path(__file__).parents[2]
 PAGES = ("README.md", "docs/guide.md")
@@ -67,7 +67,7 @@ def test_commands_name_files_and_flags_that_exist(page):
     for command in commands:
         words = command.split()
         if words[0] == "python":
-            files = (words[1], "training/options.py", "evaluation/players.py")
+            files = (words[1], "training/config.py", "evaluation/players.py")
             source = "".join((ROOT / file).read_text() for file in files)
             unknown = [word for word in words if word.startswith("--") and f'"{word}"' not in source]
             assert not unknown, command

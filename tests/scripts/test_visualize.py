@@ -16,7 +16,8 @@ import pytest
 from chromium import CHROMIUM, Browser
 
 import games
-from envs.openspiel import load_game, score, user_message
+from envs.openspiel import load_game, score
+from envs.prompts import user_message
 from scripts import visualize
 from scripts.report import markdown
 from scripts.report.replay import replayable

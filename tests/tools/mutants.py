@@ -17,13 +17,14 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[2]
-TRAIN, POLICY, ADAPTERS, NETWORK, TREE, ATTENTION, FUSED = (
+TRAIN, POLICY, ADAPTERS, NETWORK, TREE, ATTENTION, LORA, LAYERS = (
     "train_ppo.py",
     "policy/player.py",
     "policy/adapters.py",
     "policy/network.py",
     "policy/tree.py",
     "policy/attention.py",
+    "policy/lora.py",
     "policy/layers.py",
 )
 STEP, STATE, PROCESS, LOGGERS = (f"training/{name}.py" for name in ("batch", "state", "process", "loggers"))
@@ -232,14 +233,14 @@ MUTANTS = {
         Mutant("attention: a gradient of another temperature", ATTENTION,
                "lse, 0.0, False, attn_mask=mask, scale=scale", "lse, 0.0, False, attn_mask=mask, scale=1.0"),
         Mutant("attention: the last path's gradient only", ATTENTION, "by.index_add_(", "by.index_copy_("),
-        Mutant("adapter: gradient of B without its scale", FUSED,
+        Mutant("adapter: gradient of B without its scale", LORA,
                ".to(factors[0].dtype) * scale", ".to(factors[0].dtype)"),
-        Mutant("adapter: the first one's inner part for all", FUSED,
+        Mutant("adapter: the first one's inner part for all", LORA,
                "                start += B_OR.shape[1]\n                by_inner", "                by_inner"),
-        Mutant("adapter: frozen weights only", FUSED,
+        Mutant("adapter: frozen weights only", LORA,
                "if B_OR is not None:\n                out_NO", "if False:\n                out_NO"),
-        Mutant("SwiGLU: gate and up change places", FUSED, "F.silu(gate).mul_(grads[0])", "F.silu(up).mul_(grads[0])"),
-        Mutant("norm: no gradient through the mean square", FUSED,
+        Mutant("SwiGLU: gate and up change places", LAYERS, "F.silu(gate).mul_(grads[0])", "F.silu(up).mul_(grads[0])"),
+        Mutant("norm: no gradient through the mean square", LAYERS,
                "g.mul_(inverse).addcmul_(x, along)", "g.mul_(inverse)"),
     ],
     MODEL + "gradients_of_a_key_in_many_paths_are_added_up_in_fp32": [

@@ -50,7 +50,7 @@ def test_every_room_has_its_floor():
     [
         ("games/base.py", "", ""),
         ("games/base.py", "from envs.protocol import Task", "games is not allowed to import envs"),
-        ("training/options.py", "import train_ppo", "training is not allowed to import train_ppo"),
+        ("training/config.py", "import train_ppo", "training is not allowed to import train_ppo"),
         ("curriculum.py", "import env_wrapper", "curriculum is not allowed to import env_wrapper"),
         ("evaluation/measure.py", "import pyspiel", "evaluation is not allowed to import pyspiel"),
     ],

@@ -276,7 +276,7 @@ def test_any_set_gives_a_configuration_or_one_line(item):
 
 @pytest.fixture(scope="module")
 def options():
-    from training import options  # here, because it imports torch
+    from training import config as options  # here, because it imports torch
 
     return options
 

@@ -15,8 +15,8 @@ from curriculum import Curriculum
 from env_wrapper import Task
 from policy.chat import ChatFormat
 from policy.model import load_architecture, load_tokenizer
-from training import memory, preflight, prompts, sizes
-from training.options import parse_args, read_config
+from training import memory, preflight, token_counts
+from training.config import parse_args, read_config
 
 ROOT = Path(__file__).parents[2]
 PRESETS = ROOT / "config" / "presets"
@@ -35,7 +35,7 @@ def config_of(folder, preset, stage, shape, *sets):
 
 def estimated(config):
     architecture = load_architecture(config.model)
-    parameters = sizes.count_parameters(config.model, config.lora, architecture)
+    parameters = memory.count_parameters(config.model, config.lora, architecture)
     measured = preflight.measure_prompts(config, ChatFormat(load_tokenizer(config.model)))
     return memory.estimate(config, parameters, architecture, measured)
 
@@ -136,7 +136,7 @@ def test_what_is_read_at_a_later_turn_is_only_what_is_new(tmp_path):
     """A conversation grows, but what is held already is not read again: the first prompt is the most of all rounds."""
     config = config_of(tmp_path, "default", 0, "Qwen3-4B")
     tic_tac_toe = Task(2_300_000_000, 0, "random")
-    counted = prompts.count_tokens(config, ChatFormat(load_tokenizer(config.model)), [tic_tac_toe], False)
+    counted = token_counts.count_tokens(config, ChatFormat(load_tokenizer(config.model)), [tic_tac_toe], False)
     assert len(counted.later) > 1
     assert counted.at_work == counted.first[0] < counted.slots
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from train_ppo import adapt_kl_coef, decay, minibatches, ppo_loss, turn_gae, whiten
-from training.options import PPOConfig
+from training.config import PPOConfig
 
 settings.register_profile("formulas", max_examples=60, deadline=None, derandomize=True)
 settings.load_profile("formulas")

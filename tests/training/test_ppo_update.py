@@ -16,7 +16,7 @@ from env_wrapper import Sequence
 from policy import network
 from policy.rehearsal import divergence
 from train_ppo import Trainer, TrainingError, _backward, collate, minibatches, ppo_loss, ppo_update
-from training.options import PPOConfig
+from training.config import PPOConfig
 from training.process import StopSignal
 from utils import pack_optimizer
 

@@ -31,7 +31,7 @@ from curriculum import EVAL_SEEDS, TRAIN_SEEDS
 from env_wrapper import Task
 from evaluation import measure as evaluation
 from training import console, state
-from training.options import parse_args, read_config
+from training.config import parse_args, read_config
 from training.process import lock_run
 from utils import Checkpoint, CheckpointError, verify_checkpoint
 

@@ -20,8 +20,8 @@ from curriculum import Curriculum
 from env_wrapper import Action, EnvConfig, Task, play
 from envs.trace import TASKS_PER_LEVEL
 from envs.trace.sandbox import Sandbox
-from training.options import DEFAULT_FILES
-from training.options import SECTIONS as KNOBS
+from training.config import DEFAULT_FILES
+from training.config import SECTIONS as KNOBS
 
 TRACE: dict[str, Any] = {"env_type": "trace", "answer_mode": "free", "protocol": "affinetes"}
 LEVELS = {"stages": [{"name": "sums", "games": [[0, 2 * TASKS_PER_LEVEL - 1]]}]}
