@@ -73,10 +73,7 @@ class Stage:
     @property
     def weights(self) -> dict[int, float]:
         """Game index -> how often it is drawn, in proportion."""
-        found = dict.fromkeys(pool(self.games), 0.0 if isinstance(self.games, dict) else 1.0)
-        for item, weight in self.games.items() if isinstance(self.games, dict) else ():
-            found |= {game: found[game] + weight for game in pool([item])}
-        return found
+        return {game: sum(weights) if weights else 1.0 for game, weights in self.range_weights.items()}
 
     @property
     def range_weights(self) -> dict[int, list[float]]:

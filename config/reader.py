@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 import dataclasses
 import difflib
 import json
@@ -44,8 +43,6 @@ def blaming(
 def knob(default: Any, *, min: Any = None, max: Any = None, above: Any = None, choices: Iterable[Any] = ()) -> Any:
     """Return a dataclass field with limits. They hold for the value, or for each item of a list or object."""
     limits = {"min": min, "max": max, "above": above, "choices": tuple(choices)}
-    if isinstance(default, list | dict):
-        return dataclasses.field(default_factory=lambda: copy.deepcopy(default), metadata=limits)
     return dataclasses.field(default=default, metadata=limits)
 
 
@@ -343,8 +340,6 @@ def describe_field(hint: Any, limits: Mapping[str, Any]) -> str:
     choices = kinds if origin is typing.Literal else limits.get("choices")
     if choices and hint is not type(None):
         return f"one of {', '.join(map(_show, choices))}"
-    if limits.get("min") is not None and limits.get("min") == limits.get("max"):
-        return _show(limits["min"])
     names = {int: "an integer", float: "a number", str: "a string", bool: "true or false", type(None): "null"}
     if hint not in (int, float):
         return names.get(hint, "any value")

@@ -176,17 +176,11 @@ def query_at(task_id: int, state: Any, seat: int, config: EnvConfig) -> Query:
         legal = {a: at.action_to_string(seat, a) for a in at.legal_actions(seat)}
         return legal, {"role": "user", "content": user_message(shared.game, at, seat, legal, prompt)}
 
-    turns, joint, walk = list[dict[str, str]](), list[int](), shared.spiel.new_initial_state()
-    for move in state.full_history() if past_turns != 0 else []:
-        if move.player == seat and move.action != INVALID:
-            turns += [ask(walk)[1], {"role": "assistant", "content": str(move.action)}]
-        if not walk.is_simultaneous_node():
-            walk.apply_action(move.action)
-        elif len(joint) == shared.players - 1:
-            walk.apply_actions([*joint, move.action])
-            joint.clear()
-        else:
-            joint.append(move.action)
+    turns = list[dict[str, str]]()
+    history = [(move.player, move.action) for move in state.full_history()] if past_turns != 0 else []
+    for before, moves in replay(shared.spiel, history):
+        turns += [message for player, action in moves if player == seat and action != INVALID
+                  for message in (ask(before)[1], {"role": "assistant", "content": str(action)})]  # fmt: skip
     legal, asked = ask(state)
     past = turns if past_turns is None else turns[-2 * past_turns :] if past_turns else []
     system = {"role": "system", "content": shared.system(prompt)}

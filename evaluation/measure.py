@@ -15,10 +15,14 @@ import tabulate
 
 from curriculum import TaskRange, eval_tasks, pool
 from env_wrapper import play
+from envs import exact
 from envs.config import EnvConfig
+from envs.openspiel import load_game, position, query_at
 from envs.parser import parse_action
 from envs.protocol import Action, Episode, Player, Query, Task
+from envs.trace import TASKS_PER_LEVEL
 from evaluation.intervals import mean_interval, pair_means, paired_difference
+from games import CONFIGS_PER_GAME, decode_task_id
 from training.process import ProgramError
 
 tabulate.MIN_PADDING = 0  # columns no wider than they need to be
@@ -155,8 +159,6 @@ def between(low: float, high: float) -> str:
 
 def label(task_id: int) -> str:
     """The game's name, with its configuration where that is not the first: ``hex#1``."""
-    from games import CONFIGS_PER_GAME, decode_task_id
-
     game, _ = decode_task_id(task_id)
     config_id = task_id % CONFIGS_PER_GAME
     return game.name + (f"#{config_id}" if config_id else "")
@@ -179,8 +181,6 @@ def game_sets(items: Seq[Any]) -> dict[str, list[TaskRange]]:
 
 def _range_label(first: int, last: int) -> str:
     """A game's name and its configurations; the name alone where only the first one is meant, or there is but one."""
-    from games import CONFIGS_PER_GAME, decode_task_id
-
     if first == last:
         return label(first)
     game, _ = decode_task_id(first)
@@ -201,11 +201,7 @@ def paired_tasks(game_sets: Seq[Seq[TaskRange]], games: int, seed: int, opponent
     return [[replace(task, index=-next(number)) for task in tasks] for tasks in drawn]
 
 
-def no_progress(what: str, done: int, total: int) -> None:
-    """Tell nobody."""
-
-
-def exact_table(player: Any, env_config: EnvConfig, task_id: int, progress: Progress = no_progress) -> dict | None:
+def exact_table(player: Any, env_config: EnvConfig, task_id: int, progress: Progress = lambda *_: None) -> dict | None:
     """The player's policy at every information state, asked as in play.
 
     With hidden information a state says what the seat has read and answered before. Where nothing is hidden many
@@ -214,9 +210,6 @@ def exact_table(player: Any, env_config: EnvConfig, task_id: int, progress: Prog
 
     ``player`` needs ``action_probs(queries)``.
     """
-    from envs import exact
-    from envs.openspiel import load_game, query_at
-
     if env_config.env_mode != "local" or not exact.feasible(load_game(task_id)):
         return None
 
@@ -236,9 +229,6 @@ def table_values(table: dict, task_id: int, nash: bool = False) -> dict[str, flo
 
     ``nash``: and what both seats together would gain by their best answers to the policy.
     """
-    from envs import exact
-    from envs.openspiel import load_game
-
     game = load_game(task_id)
     values = exact.value_against_random(game, table), exact.random_values(game), exact.best_response_values(game)
     means = [sum(seats) / (2 * game.max_utility()) for seats in values]
@@ -254,7 +244,7 @@ def evaluate(
     opponent: str = "random",
     seed: int = 0,
     exact_tasks: Collection[int] | None = None,
-    progress: Progress = no_progress,
+    progress: Progress = lambda *_: None,
     nash: bool = False,
 ) -> list[GameResult]:
     """Play ``games`` games of each task id, half in each seat, and summarise; failed ones are left out and counted.
@@ -305,8 +295,6 @@ def _drawn_from(task_id: int, trace: bool) -> list[tuple[int, int]]:
     """Which tasks an evaluation of one task id draws: it alone, or of trace, where seeds choose no row, its level."""
     if not trace:
         return [(task_id, task_id)]
-    from envs.trace import TASKS_PER_LEVEL
-
     return [(task_id, task_id // TASKS_PER_LEVEL * TASKS_PER_LEVEL + TASKS_PER_LEVEL - 1)]
 
 
@@ -353,12 +341,12 @@ class _Transcript:
 
     def __init__(self, player: Any, tasks: Seq[Task], with_states: bool) -> None:
         self.player, self.tasks, self.with_states = player, tasks, with_states
+        self.leave_if_stopped = getattr(player, "leave_if_stopped", lambda: None)
+        self.release = getattr(player, "release", lambda episodes: None)
         self.turns: dict[int, list[dict[str, Any]]] = {}
 
     def act(self, queries: Seq[Query]) -> list[Action]:
         """Answer as the player does."""
-        from envs.openspiel import position
-
         probs = self.player.action_probs(queries) if queries[0].legal else [{} for _ in queries]
         actions = self.player.act(queries)
         for query, action, p in zip(queries, actions, probs, strict=True):

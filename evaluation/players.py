@@ -17,6 +17,8 @@ from envs.client import HttpClient, bearer, one_line, parse, problem_of
 from envs.config import ADDRESS, EnvConfig
 from envs.opponents import parse_opponent
 from envs.protocol import Action, Player, Query
+from policy import load_policy
+from policy.model import identity
 from training.config import DEFAULT_FILES, load_sections
 from training.process import ProgramError, at_least
 from utils import ConfigError, latest_checkpoint, read_json, uniform, verify_checkpoint
@@ -203,8 +205,6 @@ class Roster:
         return load_sections([*files, *self.files], [*sets, *self.sets], skip_unknown_sections=True)
 
     def _policy(self, config: SimpleNamespace) -> Any:
-        from policy import load_policy
-
         held = SimpleNamespace(**vars(config) | {"model": replace(config.model, adapter=None),
                                                  "run": replace(config.run, seed=self.seed)})  # fmt: skip
         key = repr((held.model, held.lora, held.env, held.ppo))
@@ -292,8 +292,6 @@ def check_base(name: str, config: SimpleNamespace, policy: Any) -> None:
     Raises:
         ConfigError: the model of that name has changed since.
     """
-    from policy.model import identity
-
     if not (manifest := find_adapter(name) / "manifest.json").exists():
         return
     trained, found = read_json(manifest).get("base", {}), identity(config.model, policy.base, policy.tokenizer)

@@ -33,7 +33,10 @@ import numpy as np
 from config.flags import FlagParser
 from config.reader import blaming
 from curriculum import TaskRange
+from envs import exact
+from envs.openspiel import load_game, table
 from envs.opponents import CFR_ITERATIONS, make_bot, parse_opponent, solution
+from envs.ratings import rate
 from evaluation.arena import Arena
 from evaluation.measure import (
     OVERALL,
@@ -51,7 +54,7 @@ from evaluation.measure import (
     summary,
     table_values,
 )
-from evaluation.players import AFFINETES, Contestant, Roster, player_flags
+from evaluation.players import AFFINETES, Contestant, Roster, find_adapter, player_flags
 from training.console import Console
 from training.process import at_least, leave, run_program
 from utils import ConfigError
@@ -71,9 +74,6 @@ def exact_results(player: Contestant, task_ids: set[int]) -> dict[str, float]:
 
     Over a server they are not: of positions that were not met, nobody knows its prompt.
     """
-    from envs import exact
-    from envs.openspiel import load_game, table
-
     task_id = min(task_ids)
     game = load_game(task_id)
     if any(load_game(other) is not game for other in task_ids) or not exact.feasible(game):
@@ -175,8 +175,6 @@ class Contest:
 
     def check(self, players: Sequence[Contestant], games: Sequence[str] = ()) -> None:
         """Raise ConfigError where a bot cannot play all games, or some; who solves games does so now."""
-        from envs.openspiel import table
-
         shared = [table(self.rows[game][0][0]) for game in games or self.rows] if self.boards else []
         with blaming():
             for bot, at in product([p for p in players if p.player is None], shared):
@@ -223,9 +221,6 @@ class Contest:
 
     def ladder(self) -> dict[str, Any]:
         """Play everyone against everyone and rate them, over all games and in each."""
-        from envs.openspiel import table
-        from envs.ratings import rate
-
         for game, [(first, _)] in self.rows.items():
             if table(first).players != 2:
                 raise ConfigError(f"--ladder: {game} is not for two players; choose others with --games")
@@ -261,7 +256,6 @@ class Contest:
 
     def _exploited(self, arena: Arena, name: str, player: Contestant, game: str) -> dict[str, Any]:
         """The result of the best response in one game, with the scores of all."""
-        from evaluation.players import find_adapter
         from scripts.exploit.train import best_response
 
         config, ranges = self.roster.config(name), self.rows[game]

@@ -17,8 +17,13 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from config.flags import FlagParser
+from env_wrapper import play
+from envs.config import EnvConfig
+from envs.protocol import Action, Task
+from games import CONFIGS_PER_GAME, NAMES
 from training.process import at_least, run_program
-from utils import ConfigError, must_be_writable, naming, read_json, write_directory
+from utils import ConfigError, must_be_writable, naming, read_json, uniform, write_directory
 
 PAD, END = 0, 1  # ids of <|endoftext|> and <|im_end|>
 # Two tokens a message instead of ChatML's five: at 8 to 18 tokens a prompt the difference is felt.
@@ -32,12 +37,6 @@ TEACHING_GAMES = ("leduc_poker", "tic_tac_toe", "kuhn_poker", "connect_four", "l
 
 def prompts(games: tuple[str, ...], episodes: int) -> Iterator[str]:
     """Yield what a model reads in random play of ``games``, compact form."""
-    from env_wrapper import play
-    from envs.config import EnvConfig
-    from envs.protocol import Action, Task
-    from games import CONFIGS_PER_GAME, NAMES
-    from utils import uniform
-
     seen: list[str] = []
 
     class PromptCollector:
@@ -92,8 +91,6 @@ def make_model(vocab_size: int, hidden: int, layers: int, init_range: float, see
 
 def main(argv: list[str] | None = None) -> int:
     """Write model, tokenizer and a note of the recipe to a folder; keep what is already there and the same."""
-    from config.flags import FlagParser
-
     parser = FlagParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("output", type=Path, nargs="?", default=Path("models/tiny"))
     parser.add_argument("--hidden", type=int, default=64, help="hidden size, a multiple of 8")

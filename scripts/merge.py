@@ -27,6 +27,7 @@ import torch
 from config.flags import FlagParser
 from evaluation.measure import EvaluationError
 from evaluation.players import WEIGHTS, check_base, find_adapter, run_config_file
+from policy import load_policy
 from policy.model import LoraConfig, quietly
 from scripts.export import publish
 from scripts.export.proof import compare, observe, record_decisions, say
@@ -52,8 +53,6 @@ STATE = (
 
 def load(config: SimpleNamespace, **model: Any) -> Any:
     """The policy of a run with differences in its model section."""
-    from policy import load_policy
-
     lora = LoraConfig(r=1) if model.get("adapter", config.model.adapter) is None else config.lora
     return load_policy(SimpleNamespace(**vars(config) | {"model": replace(config.model, **model), "lora": lora}))
 

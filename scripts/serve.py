@@ -12,7 +12,6 @@ import argparse
 import asyncio
 import inspect
 import json
-import math
 import os
 import signal
 import socket
@@ -38,6 +37,7 @@ from config.reader import blaming, load_config
 from env_wrapper import check_games
 from envs.config import EnvConfig
 from scripts.serving.actor import CLIENT, Actor, RequestError, read_task
+from training.process import at_least
 
 MAX_BODY_BYTES = 2**20
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
@@ -167,27 +167,19 @@ class GameServer(uvicorn.Server):
 def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     assert __doc__
     parser = FlagParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--port", type=int, default=8765, help="0: a free one (default 8765)")
+    parser.add_argument("--port", type=at_least(0, 65535), default=8765, help="0: a free one (default 8765)")
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: this machine only)")
     parser.add_argument("--run", metavar="RUN", help="whose own games are served, too (its env.games_path)")
     parser.add_argument("--games-path", metavar="DIR", help="the same without a run: docs/adding_a_game.md")
     parser.add_argument("--opponent", default="mcts", help="of a reset that names none (default mcts)")
-    parser.add_argument("--max-episodes", type=int, default=1000, help="at a time (default 1000)")
-    parser.add_argument("--idle-seconds", type=float, default=3600, help="until an episode is forgotten (default 3600)")
-    parser.add_argument("--search-threads", type=int, default=0, help="of searching opponents (default: one per core)")
-    parser.add_argument("--max-search", type=float, default=1, help="largest search that clients may ask for, times "
-                        "the game's own budget (default 1)")  # fmt: skip
+    parser.add_argument("--max-episodes", type=at_least(1), default=1000, help="at a time (default 1000)")
+    parser.add_argument("--idle-seconds", type=at_least(0.001), default=3600,
+                        help="until an episode is forgotten (default 3600)")  # fmt: skip
+    parser.add_argument("--search-threads", type=at_least(0), default=0,
+                        help="of searching opponents (default: one per core)")  # fmt: skip
+    parser.add_argument("--max-search", type=at_least(0.001), default=1,
+                        help="most that clients may search, times the game's own budget (default 1)")  # fmt: skip
     args = parser.parse_args(argv)
-    limits = (
-        ("--port", args.port, 0 <= args.port < 65536, "0 to 65535"),
-        ("--max-episodes", args.max_episodes, args.max_episodes > 0, "1 or more"),
-        ("--idle-seconds", args.idle_seconds, 0 < args.idle_seconds < math.inf, "more than 0"),
-        ("--max-search", args.max_search, 0 < args.max_search < math.inf, "more than 0"),
-        ("--search-threads", args.search_threads, args.search_threads >= 0, "0 or more"),
-    )
-    for name, value, sound, allowed in limits:
-        if not sound:
-            parser.error(f"{name} {value} is not allowed: {allowed}")
     files = [Path(args.run) / "run_config.json"] if args.run else []
     sets = [f"env.games_path={json.dumps(args.games_path)}"] if args.games_path else []
     try:

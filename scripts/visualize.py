@@ -131,7 +131,8 @@ def load_run(directory: Path) -> RunData:
 
 def _opponent_shares(rows: list[dict[str, Any]]) -> None:
     """Turn the games against each opponent into shares of a step's games, where there are several opponents."""
-    mixes = [row.get("opponents") or {} for row in rows]
+    mixes = [{name: n for name, n in mix.items() if is_number(n) and n > 0} if isinstance(mix, dict) else {}
+             for mix in (row.get("opponents") for row in rows)]  # fmt: skip
     names = dict.fromkeys(name for mix in mixes for name in mix)
     for row, mix in zip(rows, mixes, strict=True):
         if mix and len(names) > 1:

@@ -29,6 +29,7 @@ from config.flags import FlagParser
 from config.reader import blaming
 from curriculum import Curriculum, first_tasks
 from env_wrapper import play
+from envs.openspiel import position, table
 from envs.opponents import RandomBot, make_bot, parse_opponent
 from envs.protocol import Action, Episode, Query, Sequence, Task
 from evaluation.measure import GameResult, evaluate, result_table
@@ -48,8 +49,6 @@ GAMES_AT_ONCE = 256
 
 def check_teacher(spec: str, task_ids: Seq[int]) -> None:
     """Raise ConfigError, in one line, for a teacher that does not exist or cannot play one of the games."""
-    from envs.openspiel import table
-
     with blaming("--teacher: "):
         teacher = parse_opponent(spec)
     if not (teacher.searches or teacher.solves):
@@ -88,8 +87,6 @@ class Teacher:
         legal, u = list(query.legal), uniform(self.seed, _MOVE, *query.rng_key)
         if uniform(self.seed, _EXPLORE, *query.rng_key) < self.explore:
             return legal[int(u * len(legal))], False
-        from envs.openspiel import position, table
-
         task_id = self.tasks[query.episode].task_id
         state, shared = position(task_id, query.history), table(task_id)
         bot = make_bot(shared.game, shared.spiel, parse_opponent(self.spec), query.seat, int(u * 2**31))

@@ -234,9 +234,3 @@ def _named_games(env: EnvConfig) -> list[int]:
     except ValueError as error:
         raise ConfigError(f"env.allowed_game_indices: {error}; or an index, 0 to {count - 1}") from error
     return [NAMES.index(name) for name in dict.fromkeys(names)]
-
-
-if __name__ == "__main__":
-    from config.manual import manual
-
-    print(manual(TABLES), end="")

@@ -14,12 +14,10 @@ import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, Any
 
+from envs.protocol import Episode
 from utils import naming, read_file, redact, write_file
-
-if TYPE_CHECKING:
-    from envs.protocol import Episode
 
 log = logging.getLogger(__name__)
 

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from curriculum import CurriculumConfig, pool
+from envs.openspiel import known, known_size, load_game, replay, table
 from policy.state_head import State
 from training.batch import Trajectory
 
@@ -14,8 +15,6 @@ SHAPE_TASKS = 64  # of each range, whose tensors are measured before a run; what
 
 def known_states(rows: list[Trajectory]) -> list[State]:
     """What its seat knew at each decision (M): the game is played again from its history, which ``ply`` counts in."""
-    from envs.openspiel import known, load_game, replay
-
     found = []
     for row in rows:
         asked, ply, plies = dict[int, Tensor](), 0, {d.ply for d in row.decisions}
@@ -29,8 +28,6 @@ def known_states(rows: list[Trajectory]) -> list[State]:
 
 def state_shapes(curriculum: CurriculumConfig) -> dict[str, set[int]]:
     """The sizes of what ``known_states`` tells of each game: of the first ``SHAPE_TASKS`` tasks of each range."""
-    from envs.openspiel import known_size, table
-
     shapes: dict[str, set[int]] = {}
     for first, last in chain.from_iterable(r for stage in curriculum.stages for r in pool(stage.games).values()):
         for task_id in range(first, min(last + 1, first + SHAPE_TASKS)):

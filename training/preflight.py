@@ -23,7 +23,10 @@ from tabulate import tabulate
 
 from config.reader import blaming
 from curriculum import CurriculumConfig, eval_tasks, first_tasks, pool
+from envs import exact
 from envs.config import EnvConfig
+from envs.openspiel import load_game, position, query_at, table
+from envs.opponents import RandomBot, make_bot, parse_opponent
 from envs.protocol import Episode, Task
 from games import CONFIGS_PER_GAME, GAMES
 from policy.chat import ChatFormat, answer_trie
@@ -80,9 +83,6 @@ def measure_prompts(config: SimpleNamespace, chat: ChatFormat, peek: bool = Fals
 
 def check_opponents(curriculum: CurriculumConfig) -> None:
     """Raise ConfigError where a bot of a stage cannot play one of its games; ``cfr`` shows it in one iteration."""
-    from envs.openspiel import table
-    from envs.opponents import make_bot, parse_opponent
-
     for stage in curriculum.stages:
         names = [*stage.mixture, stage.gate_opponent or "random"]
         specs = [parse_opponent(name) for name in names if name != "past"]
@@ -167,9 +167,6 @@ def say_answers(config: SimpleNamespace, chat: ChatFormat) -> list[str]:
 
 def exact_operations(task_id: int, env: EnvConfig, chat: ChatFormat, weights: int) -> float:
     """Operations that a game's exact values take: two a weight and token read. Infinite where it is too large."""
-    from envs import exact
-    from envs.openspiel import load_game, query_at
-
     if not exact.feasible(load_game(task_id)):
         return float("inf")
     states = exact.information_states(load_game(task_id))
@@ -255,8 +252,6 @@ def say_evaluation(config: SimpleNamespace, chat: ChatFormat, parameters: Parame
 
 def search_seconds(config: SimpleNamespace, measured: dict[int, Prompts]) -> dict[tuple[str, int], tuple[float, float]]:
     """(opponent, game index) -> CPU seconds of search a move and a game, from a move of each random game."""
-    from envs.opponents import parse_opponent
-
     pairs = {(o, i) for stage in config.curriculum.stages for o in stage.mixture for i in pool(stage.games)}
     seconds = {}
     for opponent, index in sorted((o, i) for o, i in pairs if o != "past" and parse_opponent(o).searches):
@@ -274,9 +269,6 @@ def _replies(episode: Episode) -> list[int]:
 
 def _move_seconds(opponent: str, episode: Episode, place: float) -> float:
     """CPU seconds of one move, ``place`` of the way through its game, scaled from fewer simulations; 0: no search."""
-    from envs.openspiel import position, table
-    from envs.opponents import RandomBot, make_bot, parse_opponent
-
     shared, spec, replies = table(episode.task.task_id), parse_opponent(opponent), _replies(episode)
     limit, history = spec.budget_in(shared.game), episode.info["history"]
     if limit is None or not replies or isinstance(make_bot(shared.game, shared.spiel, spec, 0, 0), RandomBot):

@@ -14,6 +14,7 @@ from curriculum import first_tasks, pool
 from env_wrapper import make_env
 from envs.protocol import Task
 from evaluation.measure import VALUE, between
+from games import GAMES
 from scripts.export.proof import say
 from training.process import ProgramError
 from utils import ConfigError, redact
@@ -155,8 +156,6 @@ def _example(config: SimpleNamespace) -> dict[str, str]:
 
 
 def _task(config: SimpleNamespace) -> str:
-    from games import GAMES
-
     if config.env.env_type != "openspiel":
         return "predict what Python programs print"
     played = sorted({i for stage in config.curriculum.stages for i in pool(stage.games)})

@@ -34,6 +34,7 @@ from evaluation.measure import (
     game_sets,
     legal_rate,
     paired_tasks,
+    record,
     result_table,
     table_values,
 )  # fmt: skip
@@ -557,6 +558,9 @@ def test_what_became_of_the_english_is_told_of_models_that_know_any(monkeypatch)
 class Leaving:
     """A player whose run is to stop."""
 
+    def action_probs(self, queries):
+        return [dict.fromkeys(query.legal, 1.0) for query in queries]
+
     def act(self, queries):
         return [Action(str(query.legal and next(iter(query.legal)))) for query in queries]
 
@@ -568,6 +572,17 @@ def test_an_evaluation_that_waits_for_threads_can_be_left(monkeypatch):
     monkeypatch.setattr(env_wrapper, "POLL_SECONDS", 0.0)
     with pytest.raises(InterruptedRolloutError):
         evaluate(Leaving(), EnvConfig(), [TIC_TAC_TOE], 4, "mcts:100x100")
+    with pytest.raises(InterruptedRolloutError):
+        record(Leaving(), EnvConfig(), [Task(TIC_TAC_TOE, 0, "mcts:100x100", 0)], 1)
+
+
+def test_games_that_were_recorded_are_not_kept_by_the_player():
+    ended: list[int] = []
+    player = FunctionPlayer(lambda query: str(next(iter(query.legal))))
+    player.action_probs = lambda queries: [dict.fromkeys(query.legal, 1.0) for query in queries]
+    player.release = ended.extend
+    record(player, EnvConfig(), [Task(TIC_TAC_TOE, seed, "random", seed) for seed in range(3)], 1)
+    assert sorted(ended) == [0, 1, 2]
 
 
 def test_a_question_without_an_answer_is_no_legal_answer():

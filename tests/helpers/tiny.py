@@ -77,7 +77,7 @@ def tiny_policy(folder: Path, seed: int = 0, **sections: dict[str, Any]) -> Poli
     return policy
 
 
-def rollout(policy: Policy, games: int = 8, opponent: str = "random", history: int | str = 0) -> list[Episode]:
+def rollout(policy: Policy, games: int = 8, opponent: str = "random", history: Any = 0) -> list[Episode]:
     """Episodes of tic_tac_toe (many decisions), leduc_poker and hex on 4x4 (answers of two choices) in turn."""
     ids = [NAMES.index("tic_tac_toe") * CONFIGS_PER_GAME, LEDUC, NAMES.index("hex_small") * CONFIGS_PER_GAME + 1]
     tasks = [Task(ids[i % 3], seed=i, opponent=opponent, index=i) for i in range(games)]

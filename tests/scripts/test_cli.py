@@ -65,8 +65,8 @@ BROKEN = {
     "model.device=cuda": "model.device: 'cuda' was asked for, but torch finds no CUDA device",
     "model.use_4bit=true": "model.use_4bit: Qwen/Qwen3-4B in 4 bits needs a CUDA device and there is none; "
     "to try it on this machine: make train, or --config config/presets/tiny.json",
-    "env.prompt=short": "env: prompt 'short' is not allowed: choose full or compact",
-    "env.history_turns=-2": 'env: history_turns -2 is not allowed: "auto", "all" or an integer >= 0',
+    "env.prompt=short": '--set: env.prompt = "short": expected one of "full", "compact"',
+    "env.history_turns=-2": '--set: env.history_turns = -2: expected one of "auto", "all" or an integer >= 0',
     games("99"): "--set: curriculum.stages[0].games[0] = 99: expected a string or a list of [an integer, an integer]",
     games("[9900000000, 9900000000]"): "--set: curriculum.stages[0]: tasks [9900000000, 9900000000] are out of range: "
     "0 <= first <= last < 2800000000",

@@ -372,13 +372,13 @@ def test_episodes_expire_and_are_limited():
 @pytest.mark.parametrize(
     ("arguments", "code", "says"),
     [
-        (["--port", "70000"], 2, "--port 70000 is not allowed: 0 to 65535"),
+        (["--port", "70000"], 2, "--port: 70000: expected at least 0 and at most 65535"),
         (["--opponent", "stockfish"], 2, "--opponent: opponent 'stockfish' is not known"),
         (["--opponent", "self"], 2, "bots only"),
-        (["--max-episodes", "0"], 2, "--max-episodes 0"),
-        (["--idle-seconds", "nan"], 2, "--idle-seconds nan"),
-        (["--max-search", "0"], 2, "--max-search 0.0"),
-        (["--search-threads", "-1"], 2, "--search-threads -1"),
+        (["--max-episodes", "0"], 2, "--max-episodes: 0: expected at least 1"),
+        (["--idle-seconds", "nan"], 2, "--idle-seconds: nan: expected at least 0.001"),
+        (["--max-search", "0"], 2, "--max-search: 0: expected at least 0.001"),
+        (["--search-threads", "-1"], 2, "--search-threads: -1: expected at least 0"),
     ],
 )
 def test_bad_usage_is_one_line(arguments, code, says):

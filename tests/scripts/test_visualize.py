@@ -192,6 +192,9 @@ def test_opponent_shares_of_games(tmp_path):
 
     assert shares(rows) == [("mcts", [1, 2], [0.0, 0.25]), ("random", [1, 2], [1.0, 0.75])]
     assert shares(rows[:1]) == []
+    mixes = (["random"], "mcts", {"a": 0, "b": 0}, {"a": "x"}, {"a": -1, "random": 2})
+    odd = [{"step": 5 + n, "opponents": mix} for n, mix in enumerate(mixes)]
+    assert [(label, steps) for label, steps, _ in shares([*rows, *odd])] == [("mcts", [1, 2, 9]), ("random", [1, 2, 9])]
 
 
 # --- Replays -----------------------------------------------------------------------------------------------------

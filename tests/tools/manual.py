@@ -1,4 +1,7 @@
-"""The page about every knob, made from the dataclasses: default, range, the comment beside the field, and evidence."""
+"""The page about every knob, made from the dataclasses: default, range, the comment beside the field, and evidence.
+
+python tests/tools/manual.py > docs/configuration.md
+"""
 
 import ast
 import dataclasses
@@ -6,6 +9,7 @@ import inspect
 import io
 import json
 import re
+import sys
 import textwrap
 import tokenize
 import typing
@@ -13,13 +17,16 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from config.reader import describe_field, read_json
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT))
 
-ROOT = Path(__file__).parents[1]
+from config.reader import describe_field, read_json  # noqa: E402
+from training.config import TABLES  # noqa: E402
+
 EVIDENCE = ("results.md", "log.md", "scaling.md", "trace.md", "guide.md")
 HEAD = """# Configuration
 
-Made by `python -m training.config > docs/configuration.md`; a test holds it equal to the code. The defaults of a run
+Made by `python tests/tools/manual.py > docs/configuration.md`; a test holds it equal to the code. The defaults of a run
 are in `config/train_config.json`, `env_config.json` and `curriculum_config.json`, which agree with these but for the
 stages, `env.games_at_once` (8) and `curriculum.replay_seed` (fresh). "Moved by" are the presets that name the knob,
 "told in" the pages that say what came of it. What is no knob any more, and why: [log.md](log.md), 2026-11-22.
@@ -75,3 +82,7 @@ def _comments(cls: type) -> dict[str, str]:
             lines = range(node.lineno, (node.end_lineno or node.lineno) + 1)
             found[node.target.id] = " ".join(t.string.lstrip("# ") for t in spoken if t.start[0] in lines)
     return found
+
+
+if __name__ == "__main__":
+    print(manual(TABLES), end="")
