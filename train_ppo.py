@@ -286,8 +286,8 @@ def ppo_update(
                 optimizer.zero_grad(set_to_none=True)
                 continue
             first = first or sums
-            clipped = [p for n, p in named.items() if p.grad is not None and not n.startswith(UNCLIPPED)]
-            norm = torch.nn.utils.clip_grad_norm_(clipped, ppo.max_grad_norm)
+            bounded = [p for n, p in named.items() if p.grad is not None and not n.startswith(UNCLIPPED)]
+            norm = torch.nn.utils.clip_grad_norm_(bounded, ppo.max_grad_norm)
             sound = bool(torch.isfinite(loss) and torch.isfinite(norm))
             if sound:
                 optimizer.step()
@@ -305,7 +305,8 @@ def ppo_update(
     stats["grad_norm"] /= max(stats["updates"], 1)
     for name in [name for name, coef in OPTIONAL.items() if not getattr(ppo, coef)]:
         del totals[name]
-    return stats | means(totals) | means({name: first.get(name, 0.0) for name in (*GAPS, "decisions")})
+    gaps = means({name: first.get(name, 0.0) for name in (*GAPS, "decisions")})
+    return stats | means(totals) | gaps
 
 
 def _with_less_memory(policy: Policy, optimizer: Optimizer, work: Any) -> tuple[Tensor, dict[str, Any]]:
@@ -494,7 +495,7 @@ def training_loop(trainer: Trainer, stop: StopSignal, console: Console) -> int:
         announcement = partial(trainer.curriculum.announcement, trainer.config.env.env_type)
         console.say(announcement())
         while state.step < ppo.num_train_steps or state.row:
-            row = state.row = state.row or trainer.step(stop)
+            row = state.row = state.row or trainer.step(stop)  # a resumed run may have a step left to evaluate
             score = None
             if ppo.eval_freq and state.step % ppo.eval_freq == 0 and state.step < ppo.num_train_steps:
                 results = trainer.ranks.alone(lambda: trainer.evaluate(stop, console.progress))

@@ -66,15 +66,17 @@ class Trajectory:
 
 @dataclass
 class Batch:
-    """The decisions of a step, seat by seat. ``unit[i]`` is the game that sequence i belongs to."""
+    """The decisions of a step, seat by seat; sequence i holds those of ``spans[i]``."""
 
     sequences: list[Sequence]
-    unit: list[int]
-    old_logprobs_M: Tensor
-    values_M: Tensor
-    advantages_M: Tensor
+    unit: list[int]  # the game, of the step's, that each sequence belongs to: minibatches are made of whole games
+    old_logprobs_M: (
+        Tensor  # by the policy that played, as it noted them or (``rollout_scores``) as the learner reads them
+    )
+    values_M: Tensor  # by the same policy
+    advantages_M: Tensor  # whitened, less the magnet's pull
     returns_M: Tensor
-    weights_M: Tensor  # 0 for decisions that are not trained
+    weights_M: Tensor  # in the loss: 0 for decisions that are not trained, not 1 where another program sampled
     reward_mean: float  # terminal reward of a seat, in [-1, 1]
     kl_ref: float  # mean of log p - log p_ref over the decisions, in nats
     kl_average: float = 0.0  # the same of the policy's moving average, where one is kept
