@@ -216,6 +216,11 @@ class Curriculum:
         return sum(success for _, success in self._window) / max(1, len(self._window))
 
     @property
+    def settled(self) -> bool:
+        """Whether the stage has had the games after which its success rate counts."""
+        return self._episodes >= self.stage.min_episodes
+
+    @property
     def gate_rate(self) -> float:
         """What the stage's threshold is compared with: the success rate of the game won least.
 
@@ -266,7 +271,8 @@ class Curriculum:
             weights = [1 - score for _, score, _ in self._buffer.values()]
             entry = _choose(list(self._buffer.items()), weights, uniform(_ENTRY, self.run_seed, index))
             (task_id, _, opponent), (seed, _, _) = entry
-            return Task(task_id, seed if self.config.replay_seed == "same" else fresh_seed, opponent, index)
+            seed = seed if self.config.replay_seed == "same" else fresh_seed
+            return Task(task_id, seed, opponent, index, replay=True)
         ranges = self._pools[self._stage]
         cells = [(game, opponent) for game in ranges for opponent in self.stage.mixture]
         game, opponent = _choose(cells, [self._weight(*cell) for cell in cells], uniform(_CELL, self.run_seed, index))
@@ -309,10 +315,9 @@ class Curriculum:
         if not 0 <= score <= 1:
             raise ValueError(f"score {score!r} of task {task.task_id} is not in [0, 1]")
         success = score > SUCCESS
-        replay = self._is_replay(task.index) and self._key(task) in self._buffer
         counts = task.opponent == self.stage.gate
         self._update_buffer(task, score, may_enter=counts)
-        if replay:
+        if task.replay:
             return None
         kind, _, name = task.opponent.partition(":")
         if kind == "past" and name in self.past:
@@ -393,7 +398,7 @@ class Curriculum:
 
     def _maybe_advance(self, index: int) -> dict[str, Any] | None:
         last = self._stage == len(self.config.stages) - 1
-        if last or self._episodes < self.stage.min_episodes or (rate := self.gate_rate) < self.stage.threshold:
+        if last or not self.settled or (rate := self.gate_rate) < self.stage.threshold:
             return None
         before, episodes = self.stage.name, self._episodes
         self._stage, self._episodes = self._stage + 1, 0

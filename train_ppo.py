@@ -211,7 +211,8 @@ def ppo_loss(
             "logprob_gap_mean": gap_M,
         }
         stats = {name: (weights_M * part).sum() for name, part in parts.items()}
-        stats |= {"ratio_max": (weights_M * (ratio_M - 1).abs()).max(), "logprob_gap_max": (weights_M * gap_M).max()}
+        trained_M = weights_M > 0
+        stats |= {"ratio_max": (trained_M * (ratio_M - 1).abs()).max(), "logprob_gap_max": (trained_M * gap_M).max()}
     return loss, stats
 
 
@@ -274,7 +275,7 @@ def ppo_update(
     """
     named, games, first = policy.trainable(), batch.games, dict[str, Any]()
     totals: dict[str, Any] = dict.fromkeys((*STATS, "decisions"), 0.0)
-    policy.weights_changed()
+    policy.forget()
     stats = {"skipped": 0.0, "grad_norm": 0.0, "updates": 0.0, "epochs": 0.0, "bad_updates": bad}
     for epoch in range(ppo.ppo_epochs):
         before = (totals["approx_kl"], totals["decisions"])
@@ -366,7 +367,9 @@ class Trainer(Checkpointed):
         """Draw tasks, play them, update, tell the curriculum; return the row of metrics."""
         state, ppo, started = self.state, self.ppo, time.perf_counter()
         tasks = [self.curriculum.next(state.step * ppo.batch_size + i) for i in range(ppo.batch_size)]
+        self.policy.forget()
         episodes = self.ranks.gather(play(self.config.env, self.player(stop), self.ranks.share(tasks)))
+        self.policy.forget()
         played = time.perf_counter()
 
         valid = self.without_failed(episodes)

@@ -29,7 +29,7 @@ def _gaps(policy: Policy, games: list[Task]) -> tuple[Row, list[Sequence]]:
     with torch.no_grad():
         learner_M = policy.evaluate_decisions(sequences).logprobs.cpu()
     gap_M = (sampled_M - learner_M).abs()
-    policy.weights_changed()
+    policy.forget()
     return {"decisions": len(gap_M), "gap_max": float(gap_M.max()), "gap_mean": float(gap_M.mean())}, sequences
 
 
@@ -43,7 +43,7 @@ def gradients_and_gaps(policy: Policy, games: list[Task]) -> list[Row]:
     with torch.no_grad():
         for parameter in lora.values():
             parameter.add_(torch.randn(parameter.shape, generator=generator, device=parameter.device), alpha=0.01)
-    policy.weights_changed()
+    policy.forget()
     gap, sequences = _gaps(policy, games)
     for sequence in sequences[::4]:
         new = policy.evaluate_decisions([sequence])
@@ -92,7 +92,7 @@ def prompts(policy: Policy, games: dict[str, list[Task]]) -> list[Row]:
         decisions, tokens = sum(len(s.decisions) for s in sequences), sum(len(s.ids) for s in sequences)
         rows.append({"game": name, "decisions_a_game": decisions / count, "tokens_a_game": tokens / count,
                      "longest": max(len(s.ids) for s in sequences), "system_tokens": sequences[0].shared})  # fmt: skip
-    policy.weights_changed()
+    policy.forget()
     return rows
 
 

@@ -68,10 +68,15 @@ def mean_interval(strata: Sequence[np.ndarray], games: int) -> Interval:
 
 
 def _moments(strata: Sequence[np.ndarray]) -> tuple[float, float, int]:
-    """Mean over strata, the variance of that mean, and its degrees of freedom."""
+    """Mean over strata, the variance of that mean, and its degrees of freedom.
+
+    A stratum of a single unit does not show its variance: it is taken to be the others' mean.
+    """
     mean = float(np.mean([units.mean() for units in strata]))
-    seen = [units.var(ddof=1) / len(units) for units in strata if len(units) > 1]
-    return mean, sum(seen) / len(strata) ** 2, sum(len(units) - 1 for units in strata)
+    seen = [units.var(ddof=1) if len(units) > 1 else None for units in strata]
+    others = np.mean([v for v in seen if v is not None] or [0.0])
+    variances = [(others if v is None else v) / len(units) for v, units in zip(seen, strata, strict=True)]
+    return mean, float(sum(variances)) / len(strata) ** 2, sum(len(units) - 1 for units in strata)
 
 
 def paired_difference(strata: Sequence[np.ndarray], seed: int = 0) -> Difference:

@@ -129,7 +129,7 @@ class Policy:
             ConfigError: they are of another model or another LoRA configuration.
         """
         self.adapters.load(folder)
-        self.weights_changed()
+        self.forget()
 
     @torch.no_grad()
     def check(self) -> None:
@@ -141,8 +141,11 @@ class Policy:
         _must_be_finite(self.lm_head(hidden_D))
         _must_be_finite(self.value_head(hidden_D.to(self.value_head.weight.dtype)))
 
-    def weights_changed(self) -> None:
-        """Forget what was read with the old weights; to be called with every update, which wants the memory."""
+    def forget(self) -> None:
+        """Forget all that was read; to be called with every update, whose weights are others, and around a rollout.
+
+        What an evaluation had read would save a rollout work, and cost it its bits: a resumed run has not read it.
+        """
         self._prefixes.clear()
         self.conversations.clear()
         self.reader.store.empty()

@@ -43,7 +43,8 @@ class Rehearsal:
 @torch.no_grad()
 def write(policy: Any, key: Seq[int]) -> list[list[int]]:
     """``TEXTS`` texts of ``TOKENS`` tokens: any token, and what the base draws after it at temperature 1."""
-    texts = [[int(uniform(*key, i, 0) * len(policy.tokenizer))] for i in range(TEXTS)]
+    vocabulary = min(len(policy.tokenizer), len(policy.lm_head.weight))
+    texts = [[int(uniform(*key, i, 0) * vocabulary)] for i in range(TEXTS)]
     kept: list[Any] = [None] * TEXTS
     with policy.using("base"):
         for t in range(1, TOKENS):

@@ -32,7 +32,9 @@ class StateHead(nn.Module):
         self.layers = nn.ModuleDict(layers)
 
     def forward(self, hidden_MD: Tensor, states: Seq[State]) -> Tensor:
-        """-log P of each decision's state (M), in nats, its numbers told apart from each other; 0 where none is known.
+        """KL of each decision's state (M) to what is told of it, in nats, number by number; 0 where none is known.
+
+        For numbers that are 0 or 1 that is -log P of the state; what lies between counts as a probability.
 
         Args:
             hidden_MD: hidden states at the last tokens of the prompts.
@@ -45,5 +47,6 @@ class StateHead(nn.Module):
             wanted = torch.stack([states[i][1] for i in at_K.tolist()]).to(hidden_MD)
             told = self.layers[name](hidden_MD[at_K])
             nats_K = F.binary_cross_entropy_with_logits(told, wanted, reduction="none").sum(1)
+            nats_K = nats_K + (torch.xlogy(wanted, wanted) + torch.xlogy(1 - wanted, 1 - wanted)).sum(1)
             nats_M = nats_M.index_add(0, at_K, nats_K)
         return nats_M

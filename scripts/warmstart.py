@@ -1,7 +1,8 @@
-"""Clone the moves of a strong bot into an adapter, for PPO to start from (``model.adapter``).
+"""Clone a teacher's answers into an adapter, for PPO to start from (``model.adapter``).
 
     python scripts/warmstart.py --config config/presets/leduc_selfplay.json --teacher cfr --output runs/warm
     python scripts/warmstart.py --config config/presets/tiny.json --teacher mcts:100x1 --episodes 500 --output runs/m
+    python scripts/warmstart.py --config config/presets/trace_smol.json --episodes 3000 --epochs 1 --output runs/t
     python train_ppo.py --config config/presets/leduc_selfplay.json --set model.adapter=runs/warm
 
 A model that never answers legally, or never wins, learns nothing from rewards. The teacher plays the games of the
@@ -9,6 +10,7 @@ curriculum's stages through the same episode loop, prompts and tokens as trainin
 answers among the legal ones, and to answer legally without that constraint. PPO goes on from there, and is held to it
 by ppo.init_kl_coef. Teachers are opponents that think: searches (mcts sees hidden cards, ismcts does not), cfr and
 cfr:ITERATIONS (near an equilibrium of small games that hide something), perfect (small games that hide nothing).
+Of programs (``env.env_type`` trace) the teacher is ``output``: what they print.
 """
 
 import argparse
@@ -29,9 +31,12 @@ from config.flags import FlagParser
 from config.reader import blaming
 from curriculum import Curriculum, first_tasks
 from env_wrapper import play
+from envs.config import EnvConfig
 from envs.openspiel import position, table
 from envs.opponents import RandomBot, make_bot, parse_opponent
 from envs.protocol import Action, Episode, Query, Sequence, Task
+from envs.trace import check_config
+from envs.trace.env import expected_output
 from evaluation.measure import GameResult, evaluate, result_table
 from policy import Policy, load_policy
 from policy.chat import END
@@ -39,16 +44,21 @@ from policy.conversations import Conversations
 from policy.model import device_of
 from training.config import DEFAULT_FILES, load_sections, narrowed
 from training.console import Console
-from training.preflight import exact_tasks
+from training.preflight import exact_tasks, say_answers
 from training.process import at_least, run_program
 from utils import ConfigError, config_dict, must_be_writable, uniform, write_directory
 
 _MOVE, _EXPLORE = 201, 202  # first keys of random streams
 GAMES_AT_ONCE = 256
+OUTPUT = "output"  # the teacher of programs
 
 
-def check_teacher(spec: str, task_ids: Seq[int]) -> None:
+def check_teacher(spec: str, task_ids: Seq[int], env: EnvConfig | None = None) -> None:
     """Raise ConfigError, in one line, for a teacher that does not exist or cannot play one of the games."""
+    if env and env.env_type == "trace":
+        if spec != OUTPUT:
+            raise ConfigError(f"--teacher {spec}: of programs it is {OUTPUT}, what they print")
+        return check_config(env, task_ids)
     with blaming("--teacher: "):
         teacher = parse_opponent(spec)
     if not (teacher.searches or teacher.solves):
@@ -63,27 +73,37 @@ def check_teacher(spec: str, task_ids: Seq[int]) -> None:
 
 
 class Teacher:
-    """A player whose answers are a bot's, written down as the policy's own would be.
+    """A player whose answers are a bot's, or what a program prints, written down as the policy's own would be.
 
     With probability ``explore`` a random move is played instead, which is not learnt from: the adapter must know
     what to do after moves that the teacher would not make.
     """
 
-    def __init__(self, policy: Policy, tasks: Seq[Task], spec: str, seed: int, explore: float) -> None:
+    def __init__(
+        self, policy: Policy, tasks: Seq[Task], spec: str, seed: int, explore: float, env: EnvConfig | None = None
+    ) -> None:
         self.conversations, self.max_seq_length = Conversations(policy.chat), policy.max_seq_length
+        self.max_new_tokens, self.env = policy.max_new_tokens, env or EnvConfig()
         self.tasks, self.spec, self.seed, self.explore = tasks, spec, seed, explore
         self.pool = ThreadPoolExecutor()
 
     def act(self, queries: Seq[Query]) -> list[Action]:
         """Answer each query."""
-        return [self._write(q, *move) for q, move in zip(queries, self.pool.map(self._move, queries), strict=True)]
+        answers = self.pool.map(self._answer, queries)
+        return [self._write(query, *answer) for query, answer in zip(queries, answers, strict=True)]
 
     def release(self, episodes: Seq[int]) -> None:
         """Forget the conversations of finished episodes."""
         self.conversations.release(episodes)
 
+    def _answer(self, query: Query) -> tuple[str, bool]:
+        """The answer to give, and whether it is the teacher's."""
+        if not query.legal:
+            return expected_output(self.env, self.tasks[query.episode]), True
+        move, learn = self._move(query)
+        return str(move), learn
+
     def _move(self, query: Query) -> tuple[int, bool]:
-        """The move to play, and whether it is the teacher's."""
         legal, u = list(query.legal), uniform(self.seed, _MOVE, *query.rng_key)
         if uniform(self.seed, _EXPLORE, *query.rng_key) < self.explore:
             return legal[int(u * len(legal))], False
@@ -92,17 +112,23 @@ class Teacher:
         bot = make_bot(shared.game, shared.spiel, parse_opponent(self.spec), query.seat, int(u * 2**31))
         return bot.step(state), True
 
-    def _write(self, query: Query, move: int, learn: bool) -> Action:
-        turn = self.conversations.open(query, self.max_seq_length, free_tokens=None)
-        if turn is None:
+    def _write(self, query: Query, text: str, learn: bool) -> Action:
+        chat, limit = self.conversations.chat, None if query.legal else self.max_new_tokens
+        turn = self.conversations.open(query, self.max_seq_length, limit)
+        tokens = chat.answers_of(text + END) if query.legal else list(chat.encode(text))
+        if turn is None or len(tokens) > (limit or len(tokens)):
             return Action("", truncated=True)
-        tokens = self.conversations.chat.answers_of(str(move) + END)
+        if len(tokens) < (limit or 0):
+            tokens.append(chat.end_id)
         self.conversations.write(turn, tokens, [0.0] * len(tokens))
         return self.conversations.close(turn, learn=learn)
 
 
 def clone(policy: Policy, sequences: list[Sequence], config: SimpleNamespace, args: argparse.Namespace) -> None:
-    """Maximise the log-probability of the teacher's answers: among the legal ones, and of being legal at all."""
+    """Maximise the log-probability of the teacher's answers: among the legal ones, and of being legal at all.
+
+    Free answers have no legal ones: their log-probability is that over the whole vocabulary.
+    """
     parameters = [p for name, p in policy.trainable().items() if not name.startswith("value_head.")]
     optimizer = torch.optim.AdamW(parameters, lr=args.learning_rate or config.ppo.learning_rate, weight_decay=0.0)
     total, rng = args.epochs * -(-len(sequences) // args.batch), np.random.default_rng(config.run.seed)
@@ -113,23 +139,25 @@ def clone(policy: Policy, sequences: list[Sequence], config: SimpleNamespace, ar
     for step, picked in enumerate(batches, 1):
         batch = [sequences[i] for i in picked]
         count = sum(len(s.decisions) for s in batch)
-        sums = torch.zeros(2)
+        unlikely = illegal = 0.0  # -log p of the answers, -log of their legal mass
         for micro in policy.micro_batches(batch):
             part = [batch[i] for i in micro]
-            read = policy.evaluate_batch(part, entropy_grad=False, legal_mass=True)
-            assert read.legal_mass is not None
-            answers, legal = read.logprobs.sum(), read.legal_mass.sum()
-            (-(answers + args.legal_mass * legal) / count).backward()
-            sums += torch.tensor([float(answers.detach()), float(legal.detach())]) / count
+            read = policy.evaluate_batch(part, entropy_grad=False, legal_mass=policy.constrained)
+            loss = -read.logprobs.sum() / count
+            unlikely += float(loss.detach())
+            if read.legal_mass is not None:
+                illegal -= float(read.legal_mass.detach().sum()) / count
+                loss = loss - args.legal_mass * read.legal_mass.sum() / count
+            loss.backward()
         torch.nn.utils.clip_grad_norm_(parameters, config.ppo.max_grad_norm)
         optimizer.step()
         schedule.step()
         optimizer.zero_grad(set_to_none=True)
         if step % max(1, total // 20) == 0:
-            console.update(step, f"Update {step}/{total} | -log p of the teacher's answer {-sums[0]:.3f} | legal mass "
-                                 f"{sums[1].exp():.3f}")  # fmt: skip
+            legal = f" | legal mass {np.exp(-illegal):.3f}" if policy.constrained else ""
+            console.update(step, f"Update {step}/{total} | -log p of the teacher's answer {unlikely:.3f}{legal}")
     console.close()
-    policy.weights_changed()
+    policy.forget()
 
 
 def parse_args(argv: Seq[str] | None) -> argparse.Namespace:
@@ -138,7 +166,8 @@ def parse_args(argv: Seq[str] | None) -> argparse.Namespace:
     add = parser.add_argument
     add("--config", action="append", default=[], metavar="FILE", help="as for train_ppo.py")
     add("--set", nargs="+", action="extend", default=[], metavar="KEY=VALUE", help="as for train_ppo.py")
-    add("--teacher", default="mcts", help="an opponent that searches, or cfr, cfr:ITERATIONS, perfect; %(default)s")
+    add("--teacher", help="of games an opponent that searches, or cfr, cfr:ITERATIONS, perfect (default mcts); "
+        "of programs output")  # fmt: skip
     add("--episodes", type=at_least(1), default=2048, help="that the teacher plays, over all stages; %(default)s")
     add("--explore", type=float, default=0.2, help="share of moves played at random; %(default)s")
     add("--epochs", type=at_least(1), default=4, help="%(default)s")
@@ -165,31 +194,35 @@ def _measure(policy: Policy, config: SimpleNamespace, tasks: list[int]) -> list[
 def run(args: argparse.Namespace) -> None:
     """Play, learn, evaluate before and after, write the adapter; ConfigError in one line."""
     config = load_sections([*DEFAULT_FILES, *args.config], args.set)
-    if config.env.env_type != "openspiel" or config.env.env_mode != "local":
-        raise ConfigError("env.env_type, env.env_mode: teachers play local openspiel games only")
+    if config.env.env_mode != "local":
+        raise ConfigError(f'env.env_mode = "{config.env.env_mode}": expected "local", which teachers know')
+    trace = config.env.env_type == "trace"
+    spec = args.teacher or (OUTPUT if trace else "mcts")
     config.curriculum = narrowed(config.curriculum, config.env)
-    config.env = replace(config.env, answer_mode="constrained")
-    tasks_shown = first_tasks(config.curriculum)
-    check_teacher(args.teacher, tasks_shown)
+    config.env = replace(config.env, answer_mode="free" if trace else "constrained")
+    tasks_shown = first_tasks(config.curriculum, config.env.env_type)
+    check_teacher(spec, tasks_shown, config.env)
     device_of(config.model)
     must_be_writable(Path(args.output).absolute().parent)
     if config.run.threads:
         torch.set_num_threads(config.run.threads)
     policy = load_policy(config)
+    say_answers(config, policy.chat)
     before = _measure(policy, config, tasks_shown)
-    curriculum = Curriculum(config.curriculum, config.run.seed)
-    tasks = [curriculum.next(i) for i in range(args.episodes)]
+    stages = [replace(config.curriculum, stages=(stage,)) for stage in config.curriculum.stages]
+    drawn = [Curriculum(stage, config.run.seed) for stage in stages]
+    tasks = [drawn[i % len(drawn)].next(i) for i in range(args.episodes)]
     episodes: list[Episode] = []
     console = Console(len(tasks))
     for start in range(0, len(tasks), GAMES_AT_ONCE):
         part = tasks[start : start + GAMES_AT_ONCE]
-        teacher = Teacher(policy, part, args.teacher, config.run.seed, args.explore)
+        teacher = Teacher(policy, part, spec, config.run.seed, args.explore, config.env)
         episodes += play(replace(config.env, games_at_once=0), teacher, part)
-        console.update(len(episodes), f"{args.teacher}: {len(episodes)}/{len(tasks)} games played")
+        console.update(len(episodes), f"{spec}: {len(episodes)}/{len(tasks)} games played")
     console.close()
     sequences = [s for e in episodes for seat in e.sequences.values() for s in seat if s.decisions]
     answers, score = sum(len(s.decisions) for s in sequences), np.mean([e.score for e in episodes])
-    print(f"{args.teacher} played {len(episodes)} games, mean score {score:.3f}: {answers} to learn")
+    print(f"{spec} played {len(episodes)} games, mean score {score:.3f}: {answers} to learn")
     if not sequences:
         raise ConfigError("--episodes: the teacher had nothing to decide")
     clone(policy, sequences, config, args)

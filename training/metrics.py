@@ -154,14 +154,15 @@ def mutual_information(episodes: Sequence[Episode]) -> float | None:
     """What an answer's first choice tells about the position, nats: I(A; S) = H(A) - H(A | S).
 
     0 is a player that answers alike whatever it sees, surely or at random. Only decisions of one game with the same
-    choice are compared, ``ALIKE`` of them at least; None: there are none. H(A) is counted and corrected as Miller's
+    choice are compared, ``ALIKE`` of them at least; None: there are none, as of free answers, which have too many first
+    tokens to be counted. H(A) is counted and corrected as Miller's
     "Note on the bias of information estimates" (1955) says; H(A | S) is the mean of -log p of what was chosen.
     """
     groups: dict[tuple[Any, ...], list[tuple[int, float]]] = {}
     for episode in episodes:
         for d in (d for chain in episode.sequences.values() for sequence in chain for d in sequence.decisions):
-            if d.chosen:
-                alike = (episode.game, *(d.allowed[0] if d.allowed else ()))
+            if d.chosen and d.allowed:
+                alike = (episode.game, *d.allowed[0])
                 groups.setdefault(alike, []).append((d.chosen[0], d.token_logprobs[0]))
     compared = [group for group in groups.values() if len(group) >= ALIKE]
     if not compared:

@@ -162,7 +162,8 @@ class Checkpointed:
         utils.need_space(self.run_dir, checkpoint_bytes(trained * (1 + len(self.frozen))))
         if not self.config.ppo.eval_freq:  # the best is then that of the latest stage, by the window of its games
             stages = [stage.name for stage in self.curriculum.config.stages]
-            score = stages.index(self.curriculum.stage.name) + self.curriculum.success_rate
+            rate = self.curriculum.success_rate if self.curriculum.settled else 0.0  # of three games it may be luck
+            score = stages.index(self.curriculum.stage.name) + rate
         elif score is None and self.scored[0] == self.state.step:  # saved again: what is known of it stays known
             score = self.scored[1]
         self.scored = (self.state.step, score)
@@ -251,7 +252,7 @@ class Checkpointed:
         self.policy.tokens_per_batch = min(self.state.tokens_per_batch, self.config.model.tokens_per_batch)
         if self.ranks.first:
             abandon_after(self.run_dir, self.state.step)
-            self.metrics.truncate_to(self.state.step)
+            self.metrics.truncate_to(self.state.step - (self.state.row is not None))
 
     def _load_frozen(self, saved: utils.Checkpoint) -> None:
         held = self.curriculum.past or "past.safetensors" in saved.manifest["files"]

@@ -245,6 +245,14 @@ def test_deals_that_were_all_alike_do_not_make_a_difference_certain():
     assert paired_difference([np.zeros(2000)]).high < 0.004
 
 
+def test_a_game_of_a_single_deal_is_not_known_for_certain():
+    """It is taken to vary as the others do: half of the mean hangs on it."""
+    many = np.random.default_rng(0).normal(0, 0.3, 100)
+    found = paired_difference([many, np.array([1.0])])
+    assert found.high - found.low > 0.9 * 1.96 * many.std()
+    assert paired_difference([many, many]).high - paired_difference([many, many]).low < 0.2
+
+
 def test_no_difference_is_greater_than_values_allow():
     assert paired_difference([np.array([2.0, 2.0, 2.0, -1.0])]).high == 2.0
     assert paired_difference([np.array([-2.0, -2.0, -2.0, 1.0])]).low == -2.0

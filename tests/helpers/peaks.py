@@ -107,7 +107,7 @@ def _peaks(config: SimpleNamespace, tasks: list[Task], layers: int) -> dict[str,
         episodes = play(config.env, policy, tasks)
         found["rollout"], peak.most = peak.most, peak.now
         batch = collate(episodes, policy, config.ppo, 0.0)
-        policy.weights_changed()
+        policy.forget()
         for chosen in minibatches(len(batch.games), config.ppo, (0,)):
             _backward(policy, batch, [i for game in chosen for i in batch.games[game]], config.ppo)
             optimizer.zero_grad(set_to_none=True)

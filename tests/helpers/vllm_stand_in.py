@@ -158,7 +158,7 @@ class StandIn:
             return _error(404, f"The lora adapter '{name}' cannot be found.")
         await self._quiet()
         self.policy.forget_past(name)
-        self.policy.weights_changed()
+        self.policy.forget()
         del self.adapters[name]
         return PlainTextResponse(f"Success: LoRA adapter '{name}' removed successfully.")
 

@@ -55,7 +55,7 @@ def test_an_empty_store_gives_its_memory_back_and_gets_as_much_again(qwen2):
     assert [len(x) for pair in store.layers for x in pair] == rooms
     qwen2.reader.read([Read([*ids, 7], kv, True)])
     del kv
-    qwen2.weights_changed()
+    qwen2.forget()
     assert store.held == len(store.layers[0][0]) == 0
     store.take(3)
     assert len(store.layers[0][0]) == 3, "as many as are wanted now, not as many as there ever were"

@@ -305,7 +305,7 @@ def test_new_weights_read_everything_again(qwen2):
     before = [a.logprob for a in qwen2.act(MIXED)]
     for parameter in qwen2.trainable().values():
         parameter.data *= 1.1
-    qwen2.weights_changed()
+    qwen2.forget()
     actions = qwen2.act(MIXED)
     check_scores(qwen2, [a.sequence for a in actions])
     assert [a.logprob for a in actions] != pytest.approx(before, abs=1e-3)
@@ -345,7 +345,7 @@ def free(new_policy):
     row = end.clone()
     for factor in (1, 2, 3, 4, 6, 8, -1, -2, -3, -4, -6, -8):
         end.copy_(factor * row)
-        policy.weights_changed()
+        policy.forget()
         if 10 < len(ends(policy, policy.act(FREE))) < 50:
             return policy
     raise AssertionError("no factor leaves some answers open")

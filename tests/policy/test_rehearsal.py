@@ -23,7 +23,7 @@ def move(policy, by=0.05):
     with torch.no_grad():
         for parameter in policy.trainable().values():
             parameter.add_(by * torch.randn(parameter.shape, generator=generator))
-    policy.weights_changed()
+    policy.forget()
 
 
 def test_texts_are_the_bases_own_whatever_the_adapter_has_become(tmp_path):
@@ -41,6 +41,13 @@ def test_texts_are_the_bases_own_whatever_the_adapter_has_become(tmp_path):
         rows, tokens = np.arange(TOKENS - 1), np.array(text[1:])
         assert (u < below[rows, tokens] + 1e-5).all()
         assert (u > np.where(tokens > 0, below[rows, tokens - 1], 0.0) - 1e-5).all()
+
+
+def test_words_that_the_model_has_no_place_for_begin_no_text(tmp_path):
+    policy = tiny_policy(tmp_path)
+    known = len(policy.lm_head.weight)
+    policy.tokenizer.add_tokens([f"<extra-{i}>" for i in range(2 * known)])
+    assert max(text[0] for text in write(policy, (0, 0))) < known
 
 
 def test_the_divergence_is_the_librarys_and_vanishes_with_its_gradient_at_the_base(tmp_path):

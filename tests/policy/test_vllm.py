@@ -186,7 +186,7 @@ def test_new_weights_play_after_they_are_published(policy, server, tmp_path):
         with torch.no_grad():
             for parameter in policy.trainable().values():
                 parameter += 0.3 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1))
-        policy.weights_changed()
+        policy.forget()
         try:
             engine.publish(1)
             episodes = games(engine)
@@ -195,7 +195,7 @@ def test_new_weights_play_after_they_are_published(policy, server, tmp_path):
         finally:
             for name, p in policy.trainable().items():
                 p.data.copy_(before[name])
-            policy.weights_changed()
+            policy.forget()
     told = torch.tensor([d.logprob for d in decisions(episodes)])
     assert (read.logprobs - told).abs().max() < 1e-4
     assert {d.version for d in decisions(episodes)} == {1}

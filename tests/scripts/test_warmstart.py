@@ -13,6 +13,7 @@ from curriculum import eval_tasks
 from env_wrapper import EnvConfig, Query, Task, play
 from envs import exact
 from envs.openspiel import load_game
+from envs.trace.env import expected_output
 from evaluation.players import Roster
 from games import CONFIGS_PER_GAME, NAMES
 from scripts import evaluate, warmstart
@@ -131,6 +132,61 @@ def test_a_warm_start_is_legal_and_better_and_ppo_goes_on_from_it(tmp_path, caps
         main([*words, "--output", str(out)])
     assert stopped.value.code == 2
     assert f"--output {out}: is there already" in capsys.readouterr().err
+
+
+def test_every_stage_is_taught(tmp_path, monkeypatch):
+    stages = [{"name": game, "games": [game]} for game in ("kuhn_poker", "leduc_poker")]
+    seen: list[int] = []
+
+    class Noting(Teacher):
+        def __init__(self, policy, tasks, *rest):
+            seen.extend(task.task_id // CONFIGS_PER_GAME * CONFIGS_PER_GAME for task in tasks)
+            super().__init__(policy, tasks, *rest)
+
+    monkeypatch.setattr(warmstart, "Teacher", Noting)
+    config = micro_file(tmp_path, ppo={"eval_games": 2}, curriculum={"stages": stages})
+    words = ["--config", config, "--teacher", "cfr:5", "--episodes", "20", "--epochs", "1"]
+    assert main([*words, "--output", str(tmp_path / "out")]) == 0
+    assert {task_id: seen.count(task_id) for task_id in seen} == {KUHN: 10, LEDUC: 10}
+
+
+PROGRAMS = {
+    "env": {"env_type": "trace", "prompt": "compact", "answer_mode": "free", "protocol": "affinetes"},
+    "curriculum": {"stages": [{"name": "sums", "games": [[0, 19_999_999]]}]},
+    "ppo": {"eval_games": 2, "max_new_tokens": 24},
+}
+
+
+def test_of_programs_what_they_print_is_taught(tmp_path):
+    """A stop is part of the answer where there is room for it; an answer that does not fit is none."""
+    policy, env = tiny_policy(tmp_path, **PROGRAMS), EnvConfig(**PROGRAMS["env"])
+    tasks = [Task(level * 10_000_000 + i, index=i) for level in (0, 1) for i in range(4)]
+    for most in (24, 1):
+        policy.max_new_tokens = most
+        episodes = play(env, Teacher(policy, tasks, "output", 0, 0.0, env), tasks)
+        for episode in episodes:
+            answer = policy.chat.encode(expected_output(env, episode.task))
+            assert episode.outcome == ("finished" if len(answer) <= most else "truncated")
+            for sequence in episode.sequences.get(0, []):
+                assert episode.score == 1
+                [decision] = sequence.decisions
+                assert decision.allowed is None
+                assert decision.chosen == [*answer, policy.chat.end_id][:most]
+                assert sequence.ids[-1] == policy.chat.end_id
+        outcomes = {episode.outcome for episode in episodes}
+        assert outcomes == ({"finished"} if most == 24 else {"finished", "truncated"})
+
+
+def test_a_model_that_never_answered_learns_to(tmp_path, capsys):
+    out, config = tmp_path / "out", micro_file(tmp_path, **PROGRAMS)
+    words = ["--config", config, "--episodes", "64", "--epochs", "2", "--batch", "16", "--learning-rate", "1e-2"]
+    assert main([*words, "--output", str(out)]) == 0
+    text = capsys.readouterr().out
+    lost = [float(x) for x in re.findall(r"-log p of the teacher's answer (\S+)", text)]
+    assert lost[-1] < 0.8 * lost[0]
+    assert "legal mass" not in text
+    assert main([*words[:-1], "1e-2", "--teacher", "mcts", "--output", str(tmp_path / "other")]) == 2
+    assert "--teacher mcts: of programs it is output" in capsys.readouterr().err
 
 
 def test_games_are_narrowed_as_in_training(tmp_path, capsys):

@@ -299,6 +299,10 @@ MUTANTS = {
                "partial(evaluate, self.player(stop), env,", "partial(evaluate, self.policy, env,"),
         Mutant("the row of an interrupted evaluation is lost", TRAIN, "row = state.row = state.row or", "row ="),
     ],
+    RUN + "what_an_evaluation_had_read_does_not_reach_the_next_step": [
+        Mutant("what an evaluation had read reaches the next step", TRAIN,
+               "        self.policy.forget()\n        episodes", "        episodes"),
+    ],
     FAULTS + "no_memory_in_the_middle_of_a_step_leaves_the_last_checkpoint_alone": [
         Mutant("half a step is saved as a whole one", TRAIN, "self.midway = True", "pass"),
     ],

@@ -321,6 +321,21 @@ def test_replays_do_not_feed_the_window():
     assert len(curriculum._window) == 3
 
 
+def test_what_was_drawn_afresh_counts_although_the_same_task_was_lost_meanwhile():
+    """All of a step is drawn before any of it is told; here every draw is of one task."""
+    stage = Stage("only", [[LEDUC * SIZE, LEDUC * SIZE]])
+    curriculum = Curriculum(CurriculumConfig(stages=(stage,), failure_replay_prob=0.5, replay_seed="fresh"), 0)
+    drawn = [curriculum.next(i) for i in range(64)]
+    for t in drawn:
+        curriculum.update(t, 0.0)
+    assert len(curriculum._window) == 64
+    again = [curriculum.next(i) for i in range(64, 128)]
+    for t in again:
+        curriculum.update(t, 1.0)  # the entry is forgiven after two of them
+    assert len(curriculum._window) == min(100, 64 + sum(not t.replay for t in again))
+    assert 10 < sum(t.replay for t in again) < 54
+
+
 def test_replays_of_an_earlier_stage_can_still_leave_the_buffer():
     curriculum = Curriculum(two_stages(Stage("first", ["leduc_poker"], threshold=0.5, min_episodes=4)), 0)
     feed(curriculum, [0, 1, 1, 1])

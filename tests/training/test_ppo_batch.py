@@ -244,6 +244,9 @@ def test_answers_that_follow_the_position_tell_of_it_and_mixtures_or_constants_t
     assert mutual_information([answers("a", [4] * n, 0.0), answers("b", [5] * n, 0.0)]) == 0
     assert mutual_information([answers("a", [4] * n, 0.0), answers("a", [5] * n, 0.0, (5, 6))]) == 0
     assert mutual_information([answers("a", [4, 5], 0.0)]) is None  # too few to say
+    [[free]] = answers("a", list(range(n)), -math.log(n)).sequences.values()
+    free = Sequence(free.ids, [replace(d, allowed=None) for d in free.decisions])
+    assert mutual_information([Episode(Task(0), "a", 0.0, "finished", {0: [free]})]) is None  # most were never seen
     mixed = [*told, answers("b", [4] * 2 * n, 0.0)]
     assert mutual_information(mixed) == pytest.approx(math.log(2) / 2, abs=0.01)  # a mean over decisions
 

@@ -8,6 +8,7 @@ import time
 import pytest
 import torch
 from safetensors.torch import load_file
+from tiny import base_model
 from tiny_runs import (
     ADAPTIVE,
     CLIMB,
@@ -23,6 +24,7 @@ from tiny_runs import (
     train,
     undisturbed_run,
 )  # fmt: skip
+from transformers import AutoTokenizer
 
 import env_wrapper
 import train_ppo
@@ -30,6 +32,7 @@ import utils
 from curriculum import EVAL_SEEDS, TRAIN_SEEDS
 from env_wrapper import Task
 from evaluation import measure as evaluation
+from scripts.make_tiny_model import make_model
 from training import console, state
 from training.config import parse_args, read_config
 from training.process import lock_run
@@ -259,6 +262,34 @@ def test_resuming_after_any_step_is_exact(undisturbed, tmp_path, step):
     copy_of(undisturbed / "run", tmp_path, step)
     assert train(tmp_path, "--resume", **ADAPTIVE) == 0
     assert_same_run(tmp_path, undisturbed)
+
+
+def wider_model(folder):
+    """Whose sums depend on how many rows are multiplied at once; those of 32 hidden units do not."""
+    tokenizer = AutoTokenizer.from_pretrained(base_model())
+    make_model(len(tokenizer), 64, 2, 0.15, 0).save_pretrained(folder / "wider")
+    tokenizer.save_pretrained(folder / "wider")
+    return folder / "wider"
+
+
+def test_what_an_evaluation_had_read_does_not_reach_the_next_step(tmp_path):
+    """Full prompts have system messages long enough to be kept; here each step meets one or two of four games."""
+    options = {
+        "model": {"model_name": str(wider_model(tmp_path))},
+        "ppo": {"batch_size": 2, "mini_batch_size": 2, "num_train_steps": 3, "eval_freq": 1, "eval_games": 2,
+                "max_seq_length": 2048, "eval_exact": "never"},
+        "env": {"prompt": "full"},
+        "curriculum": {"stages": [{"name": "all", "games": ["kuhn_poker", "leduc_poker", "tic_tac_toe", "hex_small"]}]},
+    }  # fmt: skip
+    whole, resumed, without = (tmp_path / name for name in ("whole", "resumed", "without"))
+    for folder in (whole, resumed, without):
+        folder.mkdir()
+    assert train(whole, **options) == 0
+    copy_of(whole / "run", resumed, 1)
+    assert train(resumed, "--resume", **options) == 0
+    assert_same_run(resumed, whole)
+    assert train(without, **options | {"ppo": options["ppo"] | {"eval_freq": 0}}) == 0
+    assert final_bytes(without) == final_bytes(whole)
 
 
 def test_resuming_from_an_earlier_checkpoint_sets_the_later_ones_aside(undisturbed, tmp_path):
