@@ -8,7 +8,6 @@ template and configuration.
 """
 
 import argparse
-import importlib.util
 import sys
 from pathlib import Path
 from typing import Any
@@ -34,8 +33,6 @@ def load(file: Path, dtype: str) -> tuple[Any, Any]:
 
     if not file.is_file():
         raise ConfigError(f"{file}: no such file")
-    if importlib.util.find_spec("gguf") is None:
-        raise ConfigError("the package gguf is missing: pip install gguf")
     load_architecture(ModelConfig(str(file.parent)), gguf_file=file.name)
     try:
         with quietly():

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from config.reader import blaming
+from envs.client import one_line
 from envs.config import EnvConfig, TraceConfig
 from envs.protocol import Step, Task
 from envs.trace.prints import MAX_PRINTS, inject_safe, leading_share, score
@@ -165,7 +166,8 @@ class _Workshop:
         else:
             if task_id < 0:
                 raise ValueError(f"task_id {task_id} is out of range: 0 or more")
-            row, name, injection_seed = self.rows[task_id % len(self.rows)], "trace", task_id
+            found = self.rows[task_id % len(self.rows)]
+            row, name, injection_seed = found if isinstance(found, Program) else _row(found), "trace", task_id
             max_prints, run = MAX_PRINTS, self.sandbox.run
 
         try:
@@ -194,8 +196,8 @@ def level_starts(first: int, last: int) -> list[int]:
     return [max(first, level * size) for level in range(first // size, last // size + 1)]
 
 
-def load_programs(source: str) -> Sequence[Program]:
-    """Return the programs of a folder (its .jsonl and .py files, by name), a .jsonl file, or a Hub dataset.
+def load_programs(source: str) -> Sequence[Any]:
+    """The programs of a folder (its .jsonl and .py files, by name) or a .jsonl file, or the rows of a Hub dataset.
 
     A .jsonl line is ``{"program": text, "inputs": text}``; ``inputs`` may be missing. The standard input of
     ``name.py`` is ``name.in``, if there is such a file.
@@ -210,7 +212,13 @@ def load_programs(source: str) -> Sequence[Program]:
     elif path.suffix == ".jsonl" and path.is_file():
         rows = _read(path)
     elif source.count("/") == 1 and not source.startswith((".", "/", "~")) and not path.suffix:
-        return _HubPrograms(source)
+        import datasets  # which comes with trl: half a second and a network client, for this source alone
+
+        try:
+            return datasets.load_dataset(source, split="train")
+        except Exception as error:  # of the network, the Hub, the data set's own files
+            cause = one_line(f"{type(error).__name__} {error}")
+            raise ValueError(f"trace.source {source!r} cannot be read from the Hub: {cause}") from error
     else:
         allowed = 'generator, a folder, a .jsonl file, or the name of a Hub dataset ("owner/name")'
         raise ValueError(f"trace.source {source!r} is not there: {allowed}")
@@ -239,20 +247,3 @@ def _row(data: Any) -> Program:
     if not isinstance(program, str) or not isinstance(inputs, str):
         raise ValueError('expected {"program": text, "inputs": text}')
     return Program(program, inputs)
-
-
-class _HubPrograms(Sequence):
-    """A dataset of the Hub with the columns ``program`` and ``inputs``, read row by row."""
-
-    def __init__(self, name: str):
-        try:
-            import datasets
-        except ImportError as error:
-            raise ValueError(f"trace.source {name!r} needs the package datasets: pip install datasets") from error
-        self.data = datasets.load_dataset(name, split="train")
-
-    def __len__(self) -> int:
-        return len(self.data)
-
-    def __getitem__(self, index: Any) -> Any:
-        return _row(self.data[index])
