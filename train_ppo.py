@@ -306,8 +306,7 @@ def ppo_update(
     stats["grad_norm"] /= max(stats["updates"], 1)
     for name in [name for name, coef in OPTIONAL.items() if not getattr(ppo, coef)]:
         del totals[name]
-    gaps = means({name: first.get(name, 0.0) for name in (*GAPS, "decisions")})
-    return stats | means(totals) | gaps
+    return stats | means(totals) | means({name: first.get(name, 0.0) for name in (*GAPS, "decisions")})
 
 
 def _with_less_memory(policy: Policy, optimizer: Optimizer, work: Any) -> tuple[Tensor, dict[str, Any]]:

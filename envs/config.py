@@ -71,8 +71,10 @@ class EnvConfig:
 
     def _check_server(self) -> None:
         docker = self.env_mode == "docker"
+        timed = isinstance(self.env_timeout, int | float) and 0 < self.env_timeout < float("inf")
         checks = (
             ("prompt", self.prompt == "full", "only the full prompt can be made from what servers show"),
+            ("env_timeout", timed, "a number of seconds > 0"),
             ("env_url", docker or self.env_url, "env_mode url needs an address that starts with http:// or https://"),
             ("env_image", not docker or self.env_image, "env_mode docker needs the name of an image"),
         )

@@ -317,11 +317,11 @@ def test_nothing_to_play():
 def test_unknown_keys_and_values_are_one_line():
     cases: list[tuple[dict, str]] = [
         ({"env_typ": "openspiel"}, "env.env_typ .*nearest is env.env_type"),
-        ({"env_type": "atari"}, "env_type 'atari'.*openspiel or trace"),
-        ({"prompt": "long"}, "prompt 'long'.*full or compact"),
-        ({"history_turns": -1}, "history_turns -1.*integer >= 0"),
-        ({"history_turns": True}, "history_turns = true: expected an integer or a string"),
-        ({"games_at_once": -1}, "games_at_once -1.*>= 0"),
+        ({"env_type": "atari"}, 'env.env_type = "atari".*"openspiel", "trace"'),
+        ({"prompt": "long"}, 'env.prompt = "long".*"full", "compact"'),
+        ({"history_turns": -1}, "env.history_turns = -1.*integer >= 0"),
+        ({"history_turns": True}, 'history_turns = true: expected one of "auto", "all" or an integer'),
+        ({"games_at_once": -1}, "games_at_once = -1.*>= 0"),
         ({"games_at_once": 1.5}, "games_at_once = 1.5: expected an integer"),
     ]
     for config, message in cases:

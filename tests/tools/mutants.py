@@ -261,7 +261,8 @@ MUTANTS = {
                "make(TrainerState, state,", "make(TrainerState, state | {'kl_coef': self.ppo.init_kl_coef},"),
         Mutant("reward moments not restored", STATE,
                "make(TrainerState, state,", "make(TrainerState, state | {'moments': {}},"),
-        Mutant("rows of metrics twice", STATE, "self.metrics.truncate_to(self.state.step)", "pass"),
+        Mutant("rows of metrics twice", STATE,
+               "self.metrics.truncate_to(self.state.step - (self.state.row is not None))", "pass"),
     ],
     RUN + "resuming_a_finished_run_does_nothing": [
         Mutant("a finished run ends again", TRAIN,

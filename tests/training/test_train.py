@@ -120,12 +120,12 @@ def test_a_run_says_what_it_is_and_keeps_its_start_and_its_time(tmp_path, capsys
 def test_a_change_of_stage_is_in_its_row_and_announced(tmp_path, capsys):
     assert train(tmp_path, "--set", "ppo.num_train_steps=4", curriculum=CLIMB) == 0
     changes = [(row["stage"], row.get("stage_change")) for row in rows(tmp_path)]
-    assert changes == [("low", None), ("low", None), ("low", "high"), ("high", None)]
-    *rates, third, fourth = [(row["gate_success"], row["window_success"]) for row in rows(tmp_path)]
-    assert third == fourth == (None, None)  # no games count in the second stage
+    assert changes == [("low", None), ("low", "high"), ("high", None), ("high", None)]
+    *rates, second, third, fourth = [(row["gate_success"], row["window_success"]) for row in rows(tmp_path)]
+    assert second == third == fourth == (None, None)  # no games count in the second stage
     assert all(gate <= window for gate, window in rates)
     assert any(gate < window for gate, window in rates)  # of the game won least, and of all
-    reason = rows(tmp_path)[2]["stage_reason"]
+    reason = rows(tmp_path)[1]["stage_reason"]
     shown = capsys.readouterr().out
     assert shown.index("Stage 1/2, low: kuhn_poker, leduc_poker against random\n") < shown.index("Step 1/4")
     assert f"Stage 2/2, high: leduc_poker against random, self, past (low is passed: {reason})" in shown
