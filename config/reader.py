@@ -90,6 +90,11 @@ def make(cls: type, data: Any, path: str) -> Any:
     return reader.make(cls, reader.arguments(cls, data, path), path)
 
 
+def check_values(config: Any, path: str) -> None:
+    """Raise ConfigError where a dataclass that was made in Python holds what its knobs do not allow."""
+    _Checker("", {}).arguments(type(config), vars(config), path)
+
+
 def config_dict(configs: Mapping[str, Any]) -> dict[str, Any]:
     """Return the resolved configuration as JSON-able objects; ``load_config`` reads them back to equal instances."""
     return json.loads(json.dumps({name: dataclasses.asdict(config) for name, config in configs.items()}))

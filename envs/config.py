@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import games
-from config.reader import blaming, knob, make
+from config.reader import blaming, check_values, knob, make
 
 # Without user and password, which would be written down with the configuration: run_config.json, reports, logs.
 ADDRESS = re.compile(r"https?://[^\s/@?#]+(/[^\s@?#]*)?")
@@ -26,12 +26,10 @@ class EnvConfig:
     opponent: str = ""  # instead of the stages' own; empty: theirs
     env_mode: str = knob("local", choices=("local", "url", "docker"))  # the latter two: public affinetes servers
     prompt: str = knob("full", choices=("full", "compact"))  # compact: no rules, a terse state
-    answer_mode: str = knob("constrained", choices=("constrained", "free"))  # to legal answers, or any text
-    history_turns: Literal["auto", "all"] | int = knob(
-        "auto", min=0
-    )  # past turns that are kept; "auto": the game's own number
+    answer_mode: str = knob("constrained", choices=("constrained", "free"))  # constrained to legal answers, or free
+    history_turns: Literal["auto", "all"] | int = knob("auto", min=0)  # past turns kept; "auto": the game's own
     protocol: str = knob("native", choices=("native", "affinetes"))  # affinetes: forced moves are asked, too
-    games_at_once: int = knob(0, min=0)  # open together, while what was read of them is kept; 0: all of a call
+    games_at_once: int = knob(0, min=0)  # games open together, each with what was read of it; 0: all
     env_url: str = ""  # url: the server, for example http://127.0.0.1:8765
     env_timeout: float = knob(600.0, above=0)  # seconds a call to a game or model server may take, repetitions included
     env_image: str = "affinefoundation/game:openspiel"  # docker: the image of the server
@@ -49,9 +47,7 @@ class EnvConfig:
     def __post_init__(self) -> None:
         if self.games_path:
             self._add_games()
-        for name, value in vars(self).items():  # whoever makes one in Python is told, too
-            if (choices := self.__dataclass_fields__[name].metadata.get("choices")) and value not in choices:
-                raise ValueError(f"{name} {value!r} is not allowed: choose {' or '.join(choices)}")
+        check_values(self, "env")  # whoever makes one in Python is told, too
         for name, (form, allowed) in SECRET_FREE.items():
             value = getattr(self, name)
             if value and not form.fullmatch(value):
@@ -71,10 +67,8 @@ class EnvConfig:
 
     def _check_server(self) -> None:
         docker = self.env_mode == "docker"
-        timed = isinstance(self.env_timeout, int | float) and 0 < self.env_timeout < float("inf")
         checks = (
             ("prompt", self.prompt == "full", "only the full prompt can be made from what servers show"),
-            ("env_timeout", timed, "a number of seconds > 0"),
             ("env_url", docker or self.env_url, "env_mode url needs an address that starts with http:// or https://"),
             ("env_image", not docker or self.env_image, "env_mode docker needs the name of an image"),
         )

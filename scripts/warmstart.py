@@ -2,7 +2,8 @@
 
     python scripts/warmstart.py --config config/presets/leduc_selfplay.json --teacher cfr --output runs/warm
     python scripts/warmstart.py --config config/presets/tiny.json --teacher mcts:100x1 --episodes 500 --output runs/m
-    python scripts/warmstart.py --config config/presets/trace_smol.json --episodes 3000 --epochs 1 --output runs/t
+    python scripts/warmstart.py --config config/presets/trace_smol.json --episodes 3000 --epochs 1 \
+        --learning-rate 1e-3 --output runs/trace-warm
     python train_ppo.py --config config/presets/leduc_selfplay.json --set model.adapter=runs/warm
 
 A model that never answers legally, or never wins, learns nothing from rewards. The teacher plays the games of the
@@ -39,9 +40,9 @@ from envs.trace import check_config
 from envs.trace.env import expected_output
 from evaluation.measure import GameResult, evaluate, result_table
 from policy import Policy, load_policy
-from policy.chat import END
+from policy.chat import END, ChatFormat
 from policy.conversations import Conversations
-from policy.model import device_of
+from policy.model import device_of, load_tokenizer
 from training.config import DEFAULT_FILES, load_sections, narrowed
 from training.console import Console
 from training.preflight import exact_tasks, say_answers
@@ -169,11 +170,11 @@ def parse_args(argv: Seq[str] | None) -> argparse.Namespace:
     add("--teacher", help="of games an opponent that searches, or cfr, cfr:ITERATIONS, perfect (default mcts); "
         "of programs output")  # fmt: skip
     add("--episodes", type=at_least(1), default=2048, help="that the teacher plays, over all stages; %(default)s")
-    add("--explore", type=float, default=0.2, help="share of moves played at random; %(default)s")
+    add("--explore", type=float, default=0.2, help="share of a game's moves played at random; %(default)s")
     add("--epochs", type=at_least(1), default=4, help="%(default)s")
     add("--batch", type=at_least(1), default=64, help="sequences an optimizer step; %(default)s")
     add("--legal-mass", type=at_least(0.0), default=1.0,
-        help="weight of being legal at all, %(default)s; 0 where answers stay constrained")  # fmt: skip
+        help="weight of being legal at all in games, %(default)s; 0 where answers stay constrained")  # fmt: skip
     add("--learning-rate", type=at_least(1e-12), default=None, help="falls linearly to 0; default: ppo.learning_rate")
     add("--output", required=True, metavar="DIR", help="where the adapter is written")
     args = parser.parse_args(argv)
@@ -195,7 +196,7 @@ def run(args: argparse.Namespace) -> None:
     """Play, learn, evaluate before and after, write the adapter; ConfigError in one line."""
     config = load_sections([*DEFAULT_FILES, *args.config], args.set)
     if config.env.env_mode != "local":
-        raise ConfigError(f'env.env_mode = "{config.env.env_mode}": expected "local", which teachers know')
+        raise ConfigError(f'env.env_mode = "{config.env.env_mode}": expected "local": teachers play here')
     trace = config.env.env_type == "trace"
     spec = args.teacher or (OUTPUT if trace else "mcts")
     config.curriculum = narrowed(config.curriculum, config.env)
@@ -206,8 +207,8 @@ def run(args: argparse.Namespace) -> None:
     must_be_writable(Path(args.output).absolute().parent)
     if config.run.threads:
         torch.set_num_threads(config.run.threads)
+    say_answers(config, ChatFormat(load_tokenizer(config.model)))  # refuses what an answer cannot hold
     policy = load_policy(config)
-    say_answers(config, policy.chat)
     before = _measure(policy, config, tasks_shown)
     stages = [replace(config.curriculum, stages=(stage,)) for stage in config.curriculum.stages]
     drawn = [Curriculum(stage, config.run.seed) for stage in stages]

@@ -70,9 +70,7 @@ class Batch:
 
     sequences: list[Sequence]
     unit: list[int]  # the game, of the step's, that each sequence belongs to: minibatches are made of whole games
-    old_logprobs_M: (
-        Tensor  # by the policy that played, as it noted them or (``rollout_scores``) as the learner reads them
-    )
+    old_logprobs_M: Tensor  # by the policy that played, as noted or as the learner reads them (``rollout_scores``)
     values_M: Tensor  # by the same policy
     advantages_M: Tensor  # whitened, less the magnet's pull
     returns_M: Tensor

@@ -315,8 +315,8 @@ def test_a_server_that_starts_late_is_waited_for(monkeypatch):
         ({"env_image": "https://me:secret@registry/games:1"}, "^env_image is not allowed: the name of an image"),
         ({"env_mode": "docker", "env_image": ""}, "env_image '' is not allowed"),
         ({"env_mode": "url", "env_url": "http://x", "prompt": "compact"}, "prompt 'compact'"),
-        ({"env_mode": "url", "env_url": "http://x", "env_timeout": 0}, "env_timeout 0"),
-        ({"env_mode": "url", "env_url": "http://x", "env_timeout": "9"}, "env_timeout '9'"),
+        ({"env_mode": "url", "env_url": "http://x", "env_timeout": 0}, "env.env_timeout = 0"),
+        ({"env_mode": "url", "env_url": "http://x", "env_timeout": "9"}, 'env.env_timeout = "9"'),
     ],
 )
 def test_what_a_server_needs_is_checked_before_anything_is_called(changes, message):

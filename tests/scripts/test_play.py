@@ -328,6 +328,9 @@ def test_unknown_keys_and_values_are_one_line():
         with pytest.raises(ValueError, match=message) as error:
             make_env(config)
         assert "\n" not in str(error.value)
+    for values in ({"prompt": "long"}, {"history_turns": -1}, {"history_turns": "x"}, {"games_at_once": -1}):
+        with pytest.raises(ValueError, match=f"env.{next(iter(values))} = .*: expected"):
+            EnvConfig(**values)
     assert isinstance(make_env(EnvConfig()), OpenSpielEnv)
     assert dataclasses.asdict(EnvConfig())["history_turns"] == "auto"
 
