@@ -189,6 +189,21 @@ def test_a_model_that_never_answered_learns_to(tmp_path, capsys):
     assert "--teacher mcts: of programs it is output" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("item", "message"),
+    [
+        ("ppo.max_new_tokens=1", "ppo.max_new_tokens = 1: too short for the output of level 1"),
+        ("env.trace.source=nowhere", "env.trace: trace.source 'nowhere' is not there"),
+        ("env.env_mode=url env.env_url=http://127.0.0.1:1 env.prompt=full", 'env.env_mode = "url": expected "local"'),
+    ],
+)
+def test_programs_that_cannot_be_taught_are_told_before_a_model_is_loaded(tmp_path, capsys, monkeypatch, item, message):
+    monkeypatch.setattr(warmstart, "load_policy", lambda config: pytest.fail("weights were loaded"))
+    config = micro_file(tmp_path, **PROGRAMS)
+    assert main(["--config", config, "--set", *item.split(), "--output", str(tmp_path / "out")]) == 2
+    assert message in capsys.readouterr().err
+
+
 def test_games_are_narrowed_as_in_training(tmp_path, capsys):
     words = ["--config", micro_file(tmp_path), "--output", str(tmp_path / "out")]
     assert main([*words, "--set", "games=2048", "--teacher", "cfr"]) == 2

@@ -292,6 +292,26 @@ def test_what_an_evaluation_had_read_does_not_reach_the_next_step(tmp_path):
     assert final_bytes(without) == final_bytes(whole)
 
 
+def test_what_a_rollout_had_read_takes_no_memory_from_the_update(tmp_path, monkeypatch):
+    real, slots, played = train_ppo.collate, [], []
+    play = train_ppo.play
+
+    def playing(config, player, tasks):
+        episodes = play(config, player, tasks)
+        played.append(len(player.policy.reader.store.layers[0][0]))
+        return episodes
+
+    def collate(episodes, policy, *rest):
+        slots.append(len(policy.reader.store.layers[0][0]))
+        return real(episodes, policy, *rest)
+
+    monkeypatch.setattr(train_ppo, "play", playing)
+    monkeypatch.setattr(train_ppo, "collate", collate)
+    assert train(tmp_path, "--set", "ppo.num_train_steps=2", env={"history_turns": "all"}) == 0
+    assert min(played) > 0
+    assert slots == [0, 0]
+
+
 def test_resuming_from_an_earlier_checkpoint_sets_the_later_ones_aside(undisturbed, tmp_path):
     copy_of(undisturbed / "run", tmp_path, 4)
     assert train(tmp_path, "--resume", str(tmp_path / "run" / "checkpoint-000002"), **ADAPTIVE) == 0
