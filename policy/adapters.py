@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from policy.model import ADAPTER_BYTES, ADAPTER_SECONDS, check_folder
 from utils import ConfigError, bounded
 
-AVERAGE_DECAY = 0.98  # share of the moving average that a step leaves: it is that of about the last 50 steps
+AVERAGE_POWER = 7  # of polynomial-decay averaging: the average is that of about the last eighth of a run so far
 
 
 class Adapters:
@@ -120,14 +120,19 @@ class Adapters:
         return {key: tensor.detach().cpu().clone() for key, tensor in state.items()}
 
     @torch.no_grad()
-    def follow(self) -> None:
-        """Move the adapter ``average`` a step towards the current one, of which it is a copy the first time."""
+    def follow(self, step: int) -> None:
+        """Move the adapter ``average`` towards the current one after step ``step`` (1, ...); the first time it is a copy.
+
+        Polynomial-decay averaging (https://arxiv.org/abs/1212.1824): a magnet that follows closely while much
+        changes, and an average that grows longer as less does.
+        """
         if "average" not in self.peft_model.peft_config:
             return self.keep_past("average")
+        weight = (AVERAGE_POWER + 1) / (step + AVERAGE_POWER)
         parameters = dict(self.peft_model.named_parameters())
         for name, parameter in self.trainable().items():
             if name in parameters:
-                parameters[name.replace(".default.", ".average.")].lerp_(parameter, 1 - AVERAGE_DECAY)
+                parameters[name.replace(".default.", ".average.")].lerp_(parameter, weight)
 
     def forget_past(self, name: str) -> None:
         """Take a past self off the base."""

@@ -128,7 +128,7 @@ class Checkpointed:
     def keep_past(self) -> None:
         """Let the average follow the policy, which every ``past_every`` steps becomes an opponent called ``past``."""
         if self.config.ppo.magnet_coef:
-            self.policy.follow()
+            self.policy.follow(self.state.step)
         if "past" in self.config.curriculum.opponents and self.state.step % self.config.curriculum.past_every == 0:
             name = f"step-{self.state.step:06d}"
             for gone in self.curriculum.add_past(name):
