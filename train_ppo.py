@@ -354,7 +354,7 @@ class Trainer(Checkpointed):
             self.policy.learn_states(state_shapes(config.curriculum))
         self.names = list(self.policy.trainable())
         self.optimizer = torch.optim.AdamW(
-            self.policy.trainable().values(), lr=self.ppo.learning_rate, weight_decay=0.0
+            self.policy.trainable().values(), lr=self.ppo.learning_rate, weight_decay=0.0, fused=True
         )
         self.curriculum = Curriculum(config.curriculum, config.run.seed)
         self.evaluated = first_tasks(config.curriculum, config.env.env_type)  # task ids, before and after

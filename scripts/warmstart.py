@@ -131,7 +131,8 @@ def clone(policy: Policy, sequences: list[Sequence], config: SimpleNamespace, ar
     Free answers have no legal ones: their log-probability is that over the whole vocabulary.
     """
     parameters = [p for name, p in policy.trainable().items() if not name.startswith("value_head.")]
-    optimizer = torch.optim.AdamW(parameters, lr=args.learning_rate or config.ppo.learning_rate, weight_decay=0.0)
+    rate = args.learning_rate or config.ppo.learning_rate
+    optimizer = torch.optim.AdamW(parameters, lr=rate, weight_decay=0.0, fused=True)
     total, rng = args.epochs * -(-len(sequences) // args.batch), np.random.default_rng(config.run.seed)
     schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.0, total)
     orders = [rng.permutation(len(sequences)) for _ in range(args.epochs)]
