@@ -121,7 +121,7 @@ class Adapters:
 
     @torch.no_grad()
     def follow(self, step: int) -> None:
-        """Move the adapter ``average`` towards the current one after step ``step`` (1, ...); the first time it is a copy.
+        """Move the adapter ``average`` towards the current one after step ``step`` (1, 2, ...); at first it is a copy.
 
         Polynomial-decay averaging (https://arxiv.org/abs/1212.1824): a magnet that follows closely while much
         changes, and an average that grows longer as less does.
