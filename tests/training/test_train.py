@@ -456,3 +456,13 @@ def test_a_forced_resume_takes_a_smaller_batch_and_a_magnet_that_was_not_there(t
     mine, average = (trainer.policy.past_adapter(name) for name in ("default", "average"))
     assert any(tensor.abs().max() > 0 for key, tensor in mine.items() if "lora_B" in key)
     assert all(torch.equal(mine[key], average[key]) for key in mine)
+
+
+def test_the_average_is_of_the_steps_so_far(tmp_path):
+    """After two steps: 8/9 of the second, as polynomial decay has it; ``follow`` is told which step it is."""
+    assert train(tmp_path, "--set", "ppo.num_train_steps=2", "ppo.save_freq=1", "ppo.magnet_coef=0.1") == 0
+    folders = ("checkpoint-000001", "checkpoint-000002", "average")
+    first, second, average = (load_file(tmp_path / "run" / name / "adapter_model.safetensors") for name in folders)
+    assert any((second[key] - first[key]).abs().max() > 1e-4 for key in first)
+    for key in first:
+        torch.testing.assert_close(average[key], first[key].lerp(second[key], 8 / 9), rtol=0, atol=1e-7)
