@@ -15,7 +15,7 @@ SEED ?= 0
 ARGS ?=
 NAME := $(basename $(notdir $(CONFIG)))-seed$(SEED)
 # The first name that is free: runs/tiny-seed0, runs/tiny-seed0-2, ...
-OUT ?= $(shell out=runs/$(NAME) n=1; while [ -e $$out ]; do n=$$((n + 1)); out=runs/$(NAME)-$$n; done; echo $$out)
+OUT ?= $(shell out="runs/$(NAME)" n=1; while [ -e "$$out" ]; do n=$$((n + 1)); out="runs/$(NAME)-$$n"; done; echo "$$out")
 PYTHON := .venv/bin/python
 # Two processes of one thread each: with more, threads of the small models wait for each other.
 test test-all: export OMP_NUM_THREADS = 1
@@ -26,7 +26,7 @@ help:
 	@sed -n 's/^# \(make .*\)/\1/p' Makefile
 
 train: .venv/requirements.installed models/tiny/recipe.json
-	$(PYTHON) train_ppo.py --config $(CONFIG) --seed $(SEED) --output-dir $(OUT) $(ARGS)
+	$(PYTHON) train_ppo.py --config "$(CONFIG)" --seed $(SEED) --output-dir "$(OUT)" $(ARGS)
 
 smol: $(SMOL)/config.json
 	@$(MAKE) --no-print-directory train CONFIG=config/presets/smol.json ARGS="--set model.dtype=$(SMOL_DTYPE) $(ARGS)"

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import games
 from envs.opponents import parse_opponent
-from envs.protocol import Task
+from envs.types import Task
 from utils import ConfigError, knob, uniform
 
 # The environment derives seat, deal and opponent from the seed. Half of the seeds NumPy takes are for training; the
@@ -267,7 +267,7 @@ class Curriculum:
     def next(self, index: int) -> Task:
         """Return the task of draw ``index``: from the failure buffer or from the stage."""
         fresh_seed = int(uniform(_SEED, self.run_seed, index) * len(TRAIN_SEEDS))
-        if self._buffer and self._is_replay(index):
+        if self._buffer and uniform(_REPLAY, self.run_seed, index) < self.config.failure_replay_prob:
             weights = [1 - score for _, score, _ in self._buffer.values()]
             entry = _choose(list(self._buffer.items()), weights, uniform(_ENTRY, self.run_seed, index))
             (task_id, _, opponent), (seed, _, _) = entry
@@ -365,9 +365,6 @@ class Curriculum:
         self._buffer, self.past = buffer, past
         self._trim_buffer()
 
-    def _is_replay(self, index: int) -> bool:
-        return uniform(_REPLAY, self.run_seed, index) < self.config.failure_replay_prob
-
     def _weight(self, game: int, opponent: str) -> float:
         weight = self.stage.mixture[opponent] * self._weights[self._stage][game]
         if self.config.sampling == "uniform":
@@ -375,11 +372,8 @@ class Curriculum:
         rate = self._rates.get((game, opponent), 0.5)
         return weight * max(rate * (1 - rate), LEARNABILITY_FLOOR)
 
-    def _key(self, task: Task) -> Key:
-        return task.task_id, task.seed if self.config.replay_seed == "same" else None, task.opponent
-
     def _update_buffer(self, task: Task, score: float, may_enter: bool) -> None:
-        key = self._key(task)
+        key = task.task_id, task.seed if self.config.replay_seed == "same" else None, task.opponent
         entry = self._buffer.get(key)
         if score <= SUCCESS:
             if entry or may_enter:

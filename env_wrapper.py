@@ -14,10 +14,21 @@ from typing import Any
 
 import games
 from config.reader import make
-from envs import protocol
 from envs.config import EnvConfig
 from envs.parser import parse_action
-from envs.protocol import Action, Decision, Env, Episode, Message, Player, Query, Sequence, Step, Task
+from envs.types import (
+    Action,
+    Decision,
+    Env,
+    Episode,
+    InterruptedRolloutError,
+    Message,
+    Player,
+    Query,
+    Sequence,
+    Step,
+    Task,
+)
 
 __all__ = [
     "Action", "Decision", "Env", "EnvConfig", "Episode", "Message", "Player", "Query", "Sequence", "Step", "Task",
@@ -243,10 +254,11 @@ def play(env_config: EnvConfig | dict[str, Any], player: Player, tasks: Seq[Task
             for i, half in enumerate(halves):
                 _wait(stepping[i], player)
                 halves[i] = active = [run for run in half if run.running]
-                _release(player, [run.number for run in half if not run.running])
+                if (ended := [run.number for run in half if not run.running]) and hasattr(player, "release"):
+                    player.release(ended)
                 stepping[i] = step_all(active, _act(player, active))
     finally:
-        left = sys.exc_info()[0] in (protocol.InterruptedRolloutError, KeyboardInterrupt)
+        left = sys.exc_info()[0] in (InterruptedRolloutError, KeyboardInterrupt)
         if pool:  # after a signal nobody waits for a search, which may take minutes
             pool.shutdown(wait=not left, cancel_futures=True)
         _abandon([run for run in runs if run.running], LEAVING_SECONDS if left else None)
@@ -286,8 +298,3 @@ def _act(player: Player, runs: list[_Ongoing]) -> list[Action]:
     if len(actions) != len(runs):
         raise ValueError(f"the player answered {len(actions)} of {len(runs)} queries: one action a query, in order")
     return actions
-
-
-def _release(player: Player, episodes: list[int]) -> None:
-    if episodes and (release := getattr(player, "release", None)):
-        release(episodes)

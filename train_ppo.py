@@ -35,13 +35,13 @@ from torch.optim import Optimizer
 import utils
 from curriculum import Curriculum, eval_tasks, first_tasks
 from env_wrapper import play
-from envs.protocol import Episode, InterruptedRolloutError
+from envs.types import Episode, InterruptedRolloutError
 from evaluation.english import told, unlearned
 from evaluation.measure import GameResult, Progress, evaluate, record, result_table
 from policy.model import device_of, identity
 from policy.player import Policy, load_policy
 from policy.rehearsal import Rehearsal, divergence
-from policy.vllm import Engine, EngineError
+from policy.vllm_player import Engine, EngineError
 from training import alarms, preflight, process
 from training.about import begin, end, headline
 from training.batch import Batch, Moments, Trajectory, game_groups, log_ratios, rollout_scores, terminal_rewards
@@ -51,9 +51,8 @@ from training.loggers import Loggers
 from training.metrics import MetricsLog, summarise, timing
 from training.positions import known_states, state_shapes
 from training.process import ProgramError, StopSignal, TrainingError
-from training.ranks import Ranks
+from training.ranks import Ranks, add_up, means
 from training.state import DEVICE_ERRORS, Checkpointed, TrainerState, dump_batch, find_checkpoint, is_finished
-from training.sums import add_up, means
 from utils import ConfigError
 
 GAPS = ("logprob_gap_mean", "logprob_gap_max")  # |learner's - sampler's| log-probability
@@ -104,6 +103,8 @@ def whiten(x_M: Tensor, groups_M: Tensor | None = None) -> Tensor:
     """Shift and scale to mean 0 and standard deviation 1 (population), per group; group -1 by the statistics of all."""
     if not len(x_M):
         return x_M
+    if x_M.std(correction=0) <= 1e-6 * x_M.abs().max():  # equal but for rounding, which is not to be blown up
+        return torch.zeros_like(x_M)
     out_M = (x_M - x_M.mean()) / (x_M.std(correction=0) + 1e-8)
     for group in [] if groups_M is None else groups_M.unique():
         if group >= 0:
@@ -470,7 +471,7 @@ def train(config: SimpleNamespace, resume: str | None, force_config: bool = Fals
     trainer.about = begin(run_dir, config, start is not None) if ranks.first else {}
     console.say(headline(trainer.about))
     utils.rest_collector()
-    step = trainer.state.step if start else None
+    step = trainer.state.step - bool(trainer.state.row) if start else None  # its row was not sent before it was whole
     trainer.loggers = Loggers(config.run.logger if ranks.first else "none", run_dir, resolved, step)
     code = 1
     try:
@@ -489,19 +490,19 @@ def train(config: SimpleNamespace, resume: str | None, force_config: bool = Fals
 
 def training_loop(trainer: Trainer, stop: StopSignal, console: Console) -> int:
     """Step until done, interrupted or unable to go on; checkpoint between steps only."""
-    ppo, state, trainer.saved_at = trainer.ppo, trainer.state, time.monotonic()
+    ppo, state, results, trainer.saved_at = trainer.ppo, trainer.state, None, time.monotonic()
     try:
         if not state.before:
             state.before = [r.row for r in trainer.ranks.alone(lambda: trainer.evaluate(stop, console.progress))]
-            trainer.save_if_possible(None)  # what was measured once is not measured again
+            trainer.save_if_possible()  # what was measured once is not measured again
         announcement = partial(trainer.curriculum.announcement, trainer.config.env.env_type)
         console.say(announcement())
         while state.step < ppo.num_train_steps or state.row:
             row = state.row = state.row or trainer.step(stop)  # a resumed run may have a step left to evaluate
-            score = None
-            if ppo.eval_freq and state.step % ppo.eval_freq == 0 and state.step < ppo.num_train_steps:
+            results = None
+            if ppo.eval_freq and state.step % ppo.eval_freq == 0:
                 results = trainer.ranks.alone(lambda: trainer.evaluate(stop, console.progress))
-                score = float(np.mean([r.grade for r in results]))
+                trainer.scored = state.step, float(np.mean([r.grade for r in results]))
                 row |= {f"eval/{r.game}": r.grade for r in results}
             state.row = None
             if trainer.ranks.first:
@@ -511,12 +512,12 @@ def training_loop(trainer: Trainer, stop: StopSignal, console: Console) -> int:
             if "stage_change" in row:
                 console.say(f"{announcement()} ({row['stage']} is passed: {row['stage_reason']})")
             trainer.refuse_to_go_on(row)
-            if trainer.is_due(score):
-                trainer.save_if_possible(score)
+            if trainer.is_due():
+                trainer.save_if_possible()
             if agreed := int(trainer.ranks.largest(stop.received)):  # what comes meanwhile counts the next time
                 stop.received = agreed
                 raise InterruptedRolloutError
-        trainer.ranks.alone(lambda: finish(trainer, stop, console))
+        trainer.ranks.alone(lambda: finish(trainer, stop, console, results))
         return 0
     except InterruptedRolloutError:
         console.say(f"interrupted after step {state.step}; checkpoint: {trainer.save_at_the_end()}")
@@ -527,11 +528,11 @@ def training_loop(trainer: Trainer, stop: StopSignal, console: Console) -> int:
         raise TrainingError(f"{when}: {cause}; checkpoint: {trainer.save_at_the_end()}") from error
 
 
-def finish(trainer: Trainer, stop: StopSignal, console: Console) -> None:
+def finish(trainer: Trainer, stop: StopSignal, console: Console, results: list[GameResult] | None) -> None:
     """Save, evaluate and write the summary; what is shown of it comes when nothing can be lost any more."""
     checkpoint = trainer.save()
     final = trainer.save_players()
-    table, summary = result_table(trainer.state.before, trainer.evaluate(stop, console.progress))
+    table, summary = result_table(trainer.state.before, results or trainer.evaluate(stop, console.progress))
     summary |= {"steps": trainer.state.step, "seed": trainer.config.run.seed, "checkpoint": checkpoint.name}
     utils.write_file(trainer.run_dir / "summary.json", json.dumps(summary, indent=1).encode())
     console.close()

@@ -27,9 +27,9 @@ from transformers import AutoTokenizer
 
 from benchmarks.common import Row, table, write
 from envs.config import EnvConfig
-from envs.protocol import Query
+from envs.types import Query
 from policy.chat import ChatFormat
-from policy.vllm import Engine
+from policy.vllm_player import Engine
 from utils import write_directory
 
 ROOT = Path(__file__).resolve().parents[1]

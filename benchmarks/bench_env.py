@@ -17,7 +17,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks.common import write
 from envs.config import EnvConfig
 from envs.openspiel import OpenSpielEnv, load_game
-from envs.protocol import Task
+from envs.types import Task
 
 WORKLOADS = {
     "leduc_poker": 200_000_000,

@@ -24,7 +24,7 @@ from benchmarks.bench_train import make_trainer, measure
 from benchmarks.common import Clock, Row, table, write
 from benchmarks.gpu_models import SHAPES, config_of
 from benchmarks.recorded import Games, play_recorded
-from envs.protocol import Task
+from envs.types import Task
 from games import CONFIGS_PER_GAME, NAMES
 from train_ppo import Trainer, collate, ppo_update
 from utils import uniform

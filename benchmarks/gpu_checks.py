@@ -9,12 +9,17 @@ import torch
 
 from benchmarks.common import Row
 from benchmarks.recorded import play_recorded
-from envs.protocol import Episode, Sequence, Task
+from envs.types import Episode, Sequence, Task
 from policy import Policy
 from train_ppo import collate, ppo_update
 from training.config import PPOConfig
 
 TOP_KERNELS = 12
+
+
+def adamw(policy: Policy) -> torch.optim.Optimizer:
+    """The trainer's optimizer."""
+    return torch.optim.AdamW(policy.trainable().values(), lr=1e-3, weight_decay=0.0, fused=True)
 
 
 def sequences_of(episodes: list[Episode]) -> list[Sequence]:
@@ -64,7 +69,7 @@ def self_test(policy: Policy, games: list[Task], cuda: bool) -> list[Row]:
     """One step under the profiler: which attention ran, what was held, launches a second; then gradients and gaps."""
     from torch.profiler import ProfilerActivity
 
-    optimizer = torch.optim.AdamW(policy.trainable().values(), lr=1e-5)
+    optimizer = adamw(policy)
     ppo = PPOConfig(batch_size=2, mini_batch_size=2, ppo_epochs=1, target_kl=None)
     kinds = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * cuda
     with torch.profiler.profile(activities=kinds) as profiler:
@@ -76,10 +81,17 @@ def self_test(policy: Policy, games: list[Task], cuda: bool) -> list[Row]:
         wall = time.perf_counter() - start
     calls = {event.key: event.count for event in profiler.key_averages()}
     attention = [name for name in calls if name.startswith("aten::_scaled_dot_product_") and "backward" not in name]
-    launches = calls.get("cudaLaunchKernel", 0) if cuda else sum(calls.values())
+    launches = sum(n for name, n in calls.items() if not cuda or name.startswith(("cudaLaunch", "cuLaunch")))
     row = {"attention": ", ".join(sorted(name.removeprefix("aten::_scaled_dot_product_") for name in attention)),
            "seconds": wall, "launches": launches, "launches_per_s": launches / wall,
            "reserved_gb": torch.cuda.max_memory_reserved() / 1e9 if cuda else None}  # fmt: skip
+    if "cudnn" in row["attention"]:
+        raise RuntimeError(f"attention ran as {row['attention']}: cuDNN's builds a graph for each new shape")
+    with torch.no_grad():
+        before_M = policy.evaluate_decisions(batch.sequences).logprobs
+        ppo_update(policy, optimizer, batch, ppo, (0, 1))
+        if torch.equal(before_M, policy.evaluate_decisions(batch.sequences).logprobs):
+            raise RuntimeError("an update has changed nothing of what the model answers")
     return [row, *gradients_and_gaps(policy, games)]
 
 
@@ -99,7 +111,7 @@ def prompts(policy: Policy, games: dict[str, list[Task]]) -> list[Row]:
 def flat_memory(policy: Policy, games: list[Task], steps: int) -> list[Row]:
     """Memory over many small steps: the highest peak, and what was held, in their first and in their last fifth."""
     ppo = PPOConfig(batch_size=2, mini_batch_size=2, ppo_epochs=1, target_kl=None)
-    optimizer = torch.optim.AdamW(policy.trainable().values(), lr=1e-5)
+    optimizer = adamw(policy)
     cuda, peaks, held = torch.cuda.is_available(), [], []
     for step in range(steps):
         if cuda:
@@ -117,7 +129,7 @@ def flat_memory(policy: Policy, games: list[Task], steps: int) -> list[Row]:
 
 def profile(policy: Policy, games: list[Task], cuda: bool) -> list[Row]:
     """The kernels that take most time in a rollout and in one optimizer step of its games; the device's idle share."""
-    optimizer = torch.optim.AdamW(policy.trainable().values(), lr=1e-5)
+    optimizer = adamw(policy)
     episodes: list[Episode] = []
     rows = _profiled("rollout", lambda: episodes.extend(play_recorded(policy, games)), cuda)
     one = PPOConfig(batch_size=2, mini_batch_size=2, ppo_epochs=1, target_kl=None, recompute_logprobs=False)

@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from env_wrapper import make_env
 from envs.config import EnvConfig
-from envs.protocol import Task
+from envs.types import Task
 from utils import uniform
 
 HERE = Path(__file__).resolve().parent

@@ -11,7 +11,7 @@ from unittest import mock
 import env_wrapper
 from benchmarks.record_prompts import GAMES
 from envs.config import EnvConfig
-from envs.protocol import Episode, Player, Step, Task
+from envs.types import Episode, Player, Step, Task
 from games import decode_task_id
 
 HERE = Path(__file__).resolve().parent

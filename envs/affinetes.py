@@ -20,8 +20,8 @@ from envs.config import EnvConfig
 from envs.openspiel import OpenSpielEnv, derive_seed, score, table
 from envs.opponents import SEEDS, parse_opponent
 from envs.prompts import full_system, full_user
-from envs.protocol import Step, Task
 from envs.replies import Reply, ServerError, close, read_position, read_reply
+from envs.types import Step, Task
 
 CHECK_SECONDS = 10.0  # for a server to say anything at all, before a run
 START_SECONDS = 600.0  # of a container, its image loaded
@@ -127,9 +127,7 @@ class ContainerConnection:
         wait_for(self._env.cleanup(), self._loop, STOP_SECONDS)
 
 
-@functools.cache
-def _container(image: str) -> ContainerConnection:
-    return ContainerConnection(image)
+_container = functools.cache(ContainerConnection)
 
 
 def connect(config: EnvConfig) -> HttpConnection | ContainerConnection:

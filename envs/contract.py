@@ -15,7 +15,7 @@ import games
 from config.reader import ConfigError
 from envs.config import EnvConfig
 from envs.openspiel import OpenSpielEnv, table
-from envs.protocol import Env, Step, Task
+from envs.types import Env, Step, Task
 from games.custom import place
 
 MANY_LEGAL = 30  # of more legal actions a sample is tried

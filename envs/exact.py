@@ -126,13 +126,11 @@ def random_values(pyspiel_game: SpielGame) -> tuple[float, float]:
 
 def best_response_values(pyspiel_game: SpielGame) -> tuple[float, float]:
     """Expected return, per seat, of the best player there is against uniform random: the ceiling."""
-    information_states(pyspiel_game)
     return _best_against_random(str(pyspiel_game))[0]
 
 
 def best_response_table(pyspiel_game: SpielGame) -> TabularPolicy:
     """A deterministic policy, for both seats, that attains ``best_response_values``."""
-    information_states(pyspiel_game)
     return _best_against_random(str(pyspiel_game))[1]
 
 

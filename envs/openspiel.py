@@ -24,7 +24,7 @@ from envs.config import EnvConfig
 from envs.opponents import Bot, RandomBot, Stream, make_bot, parse_opponent
 from envs.parser import parse_action
 from envs.prompts import RETRY, full_system, user_message
-from envs.protocol import Query, Step, Task
+from envs.types import Query, Step, Task
 from games.base import Game
 
 CHANCE = int(pyspiel.PlayerId.CHANCE)

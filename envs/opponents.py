@@ -318,9 +318,7 @@ def _reroll_dice(state: Any, seat: int, stream: Stream) -> Any:
     return world
 
 
-@functools.cache
-def _say_once(message: str) -> None:
-    logger.warning(message)
+_say_once = functools.cache(logger.warning)
 
 
 def _signed(seed: int) -> int:

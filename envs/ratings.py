@@ -20,9 +20,7 @@ class Rating(NamedTuple):
     high: float
 
 
-def rate(
-    matches: Mapping[tuple[int, int], Sequence[np.ndarray]], players: int, anchor: int, seed: int = 0
-) -> list[Rating]:
+def rate(matches: Mapping[tuple[int, int], Sequence[np.ndarray]], players: int, anchor: int) -> list[Rating]:
     """Return each player's rating relative to player ``anchor``, whose rating is 0.
 
     The fit is that of Hunter 2004, "MM Algorithms for Generalized Bradley-Terry Models"; a draw is half a win for each.
@@ -34,9 +32,8 @@ def rate(
         matches: (i, j) -> for each game an array (units, games of a unit) of i's results: 1 won, 0.5 drawn, 0 lost.
         players: how many there are.
         anchor: the player whose rating is fixed.
-        seed: of the resampling.
     """
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(0)
     fitted = _fit(matches, players, anchor)
     samples = []
     for _ in range(RESAMPLES):

@@ -13,7 +13,7 @@ from envs.client import is_number
 from envs.config import EnvConfig
 from envs.openspiel import OpenSpielEnv, position, table
 from envs.opponents import make_bot, parse_opponent
-from envs.protocol import Episode, Task
+from envs.types import Episode, Task
 from evaluation.measure import Row, outcome
 from evaluation.players import Contestant, ModelPlayer, Seats
 from training.console import Console

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from envs.protocol import Decision, Query, Sequence
+from envs.types import Decision, Query, Sequence
 
 TEXT = Path(__file__).parent / "english.txt"
 WINDOW = 512  # tokens that are read with what stands before them in sight

@@ -19,8 +19,8 @@ from envs import exact
 from envs.config import EnvConfig
 from envs.openspiel import load_game, position, query_at
 from envs.parser import parse_action
-from envs.protocol import Action, Episode, Player, Query, Task
 from envs.trace import TASKS_PER_LEVEL
+from envs.types import Action, Episode, Player, Query, Task
 from evaluation.intervals import mean_interval, pair_means, paired_difference
 from games import CONFIGS_PER_GAME, decode_task_id
 from training.process import ProgramError

@@ -16,7 +16,7 @@ from env_wrapper import Sequence as Tokens
 from envs.client import HttpClient, bearer, one_line, parse, problem_of
 from envs.config import ADDRESS, EnvConfig
 from envs.opponents import parse_opponent
-from envs.protocol import Action, Player, Query
+from envs.types import Action, Player, Query
 from policy import load_policy
 from policy.model import identity
 from training.config import DEFAULT_FILES, load_sections
@@ -45,7 +45,7 @@ class ModelPlayer:
     """A policy with one of its adapters (``"base"``: none)."""
 
     def __init__(self, policy: Any, adapter: str | None) -> None:
-        self.policy, self.adapter = policy, adapter
+        self.policy, self.adapter, self.release = policy, adapter, policy.release
 
     def act(self, queries: Sequence[Query]) -> list[Action]:
         """Answer with the adapter."""
@@ -65,10 +65,6 @@ class ModelPlayer:
             return []
         with self.policy.using(self.adapter):
             return self.policy.log_legal_mass(sequences).exp().tolist()
-
-    def release(self, episodes: Sequence[int]) -> None:
-        """Forget finished episodes."""
-        self.policy.release(episodes)
 
 
 class ChatPlayer:

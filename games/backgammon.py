@@ -24,12 +24,8 @@ def _view(state: State, seat: int) -> tuple[str, list[list[int]], list[int], lis
     off = [int(count) for count in re.findall(r"\d+", scores)]
     dice = _field(state, "Dice") + ("+" if _field(state, "Extra turn") == "1" else "")
     players = (seat, 1 - seat)
-    return (
-        dice,
-        [_points(state, p, seat) for p in players],
-        [bar.count("xo"[p]) for p in players],
-        [off[p] for p in players],
-    )
+    points = [_points(state, p, seat) for p in players]
+    return dice, points, [bar.count("xo"[p]) for p in players], [off[p] for p in players]
 
 
 def _describe(state: State, seat: int) -> str:

@@ -16,6 +16,10 @@ from policy.tree import Bucket
 
 aten = torch.ops.aten
 
+# cuDNN's kernel, torch's first choice on sm90, builds a graph for each new shape; with a mask, and 64 keys more than a
+# multiple of 128, it has returned NaN as the gradient of the queries (pytorch/pytorch#196678).
+torch.backends.cuda.enable_cudnn_sdp(False)
+
 
 class PaddedRows(NamedTuple):
     """A bucket on the device of the model; ``mask`` (R, 1, T G, S) is added to the scores."""

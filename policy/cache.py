@@ -66,8 +66,3 @@ class Kept:
 
     def __del__(self) -> None:
         self._store.hold(self.path, -1)
-
-    @property
-    def length(self) -> int:
-        """How many tokens."""
-        return len(self.path)

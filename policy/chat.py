@@ -7,7 +7,7 @@ from functools import lru_cache
 from typing import Any
 
 from envs.client import one_line
-from envs.protocol import Message
+from envs.types import Message
 from utils import ConfigError, bounded
 
 TEMPLATE_SECONDS, TEMPLATE_BYTES = 5.0, 2**31  # to render a few words in

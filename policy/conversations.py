@@ -10,7 +10,7 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from typing import Any
 
-from envs.protocol import Action, Decision, Message, Query, Sequence
+from envs.types import Action, Decision, Message, Query, Sequence
 from policy.chat import END, AnswerTrie, ChatFormat, answer_trie
 
 

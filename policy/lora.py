@@ -13,6 +13,15 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+
+def _count_the_write(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+    """Count a step as a write to what was trained, which a fused one is not: ``_Adapted.cast`` goes by that count."""
+    torch.autograd.graph.increment_version([p for group in optimizer.param_groups for p in group["params"]])
+
+
+register_optimizer_step_post_hook(_count_the_write)
 
 
 def _weight(base: Any, dtype: torch.dtype) -> Tensor:

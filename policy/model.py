@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import importlib.util
 import logging
 import subprocess
 import warnings
@@ -80,8 +81,13 @@ def device_of(config: ModelConfig) -> str:
     """The device to use; refuses a 4-bit base on a CPU unless it was asked for by name.
 
     Raises:
-        ConfigError: no CUDA device for what the configuration needs, or one that lacks its arithmetic.
+        ConfigError: no CUDA device for what the configuration needs, or without its arithmetic, or no bitsandbytes.
     """
+    if config.use_4bit and importlib.util.find_spec("bitsandbytes") is None:
+        raise ConfigError(
+            f"model.use_4bit: {config.model_name} in 4 bits needs bitsandbytes, which is not installed: "
+            "pip install bitsandbytes, or --set model.use_4bit=false"
+        )
     if config.device == "cpu":
         return "cpu"
     if torch.cuda.is_available():
@@ -329,13 +335,11 @@ def _sha256(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
-def guard_4bit_on_cpu(model: nn.Module) -> int:
-    """Keep bitsandbytes from repacking 4-bit weights for inference on CPUs with AVX512-BF16; return how many.
+def guard_4bit_on_cpu(model: nn.Module) -> None:
+    """Keep bitsandbytes from repacking 4-bit weights for inference on CPUs with AVX512-BF16.
 
     The repacked form has no gradient: after the first rollout a base without biases would go on training
     with a normal looking loss and not one LoRA gradient. Must run before the first forward pass.
     """
-    layers = [m for m in model.modules() if hasattr(m, "support_avx512bf16_for_cpu")]
-    for layer in layers:
+    for layer in (m for m in model.modules() if hasattr(m, "support_avx512bf16_for_cpu")):
         layer.support_avx512bf16_for_cpu = False  # type: ignore[assignment]
-    return len(layers)

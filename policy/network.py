@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from envs.protocol import Sequence
+from envs.types import Sequence
 from policy import cpu_memory
 from policy.attention import PaddedRows, attend, prepare
 from policy.cache import Kept, Store
@@ -152,7 +152,7 @@ class Read(NamedTuple):
     @property
     def cached(self) -> int:
         """How many tokens need not be read again."""
-        return 0 if self.kv is None else self.kv.length
+        return 0 if self.kv is None else len(self.kv.path)
 
 
 class Reader:

@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from envs.protocol import Action, Decision, Query, Sequence
+from envs.types import Action, Decision, Query, Sequence
 from policy.adapters import Adapters
 from policy.cache import Kept
 from policy.chat import ANSWER_CHARS, END, ChatFormat, answer_trie
@@ -65,20 +65,13 @@ def _unread(turn: Turn) -> Read:
     return Read(turn.ids, turn.cached, keep)
 
 
-# --------------------------------------------------------------------------------------------------------------
-# The player
-# --------------------------------------------------------------------------------------------------------------
-
-
-class Policy:
+class Policy(Adapters):
     """Answers queries (``act``) and scores what was answered (``evaluate_decisions``), with one set of weights.
 
-    ``reader`` reads tokens, ``adapters`` holds the weights, ``conversations`` what was said; what callers need of the
-    first two is handed on under their names.
+    The weights are those of ``Adapters``; ``reader`` reads tokens, and ``conversations`` holds what was said.
     """
 
     def __init__(self, peft_model: Any, tokenizer: Any, config: Any) -> None:
-        self.peft_model, self.tokenizer = peft_model, tokenizer
         self.config: ModelConfig = config.model
         self.base = peft_model.get_base_model()
         self.trunk, self.lm_head = self.base.model, self.base.lm_head
@@ -86,6 +79,7 @@ class Policy:
         self.value_head = nn.Linear(self.base.config.hidden_size, 1, dtype=torch.float32, device=self.device)
         nn.init.zeros_(self.value_head.weight)
         nn.init.zeros_(self.value_head.bias)
+        super().__init__(peft_model, tokenizer, self.value_head, config.model.model_name)
         self.temperature, self.greedy = config.ppo.temperature, False
         self.max_seq_length, self.max_new_tokens = config.ppo.max_seq_length, config.ppo.max_new_tokens
         self.constrained, self.seed = config.env.answer_mode == "constrained", config.run.seed
@@ -98,15 +92,11 @@ class Policy:
         layer *= config.model.gradient_checkpointing
         self.reader = Reader(self.trunk, self.device, config.model.tokens_per_batch, layer)
         self.halve_batches, self.micro_batches = self.reader.halve_batches, self.reader.micro_batches
-        self.adapters = adapters = Adapters(peft_model, tokenizer, self.value_head, config.model.model_name)
-        self.trainable, self.using, self.save = adapters.trainable, adapters.using, adapters.save
-        self.keep_past, self.past_adapter = adapters.keep_past, adapters.past_adapter
-        self.forget_past, self.add_adapter, self.follow = adapters.forget_past, adapters.add_adapter, adapters.follow
+        self.release = self.conversations.release
 
     def learn_states(self, shapes: Mapping[str, Iterable[int]]) -> None:
         """Train a ``state_head`` too, for these sizes of games' tensors."""
-        self.state_head = StateHead(self.base.config.hidden_size, shapes, self.device)
-        self.adapters.heads["state_head"] = self.state_head
+        self.state_head = self.heads["state_head"] = StateHead(self.base.config.hidden_size, shapes, self.device)
 
     @property
     def tokens_per_batch(self) -> int:
@@ -123,12 +113,8 @@ class Policy:
         return "average" if "average" in self.peft_model.peft_config else None
 
     def load(self, folder: Path) -> None:
-        """Read adapter and value head written by ``save`` into this policy, bit for bit.
-
-        Raises:
-            ConfigError: they are of another model or another LoRA configuration.
-        """
-        self.adapters.load(folder)
+        """As ``Adapters.load``; what was read with other weights is forgotten."""
+        super().load(folder)
         self.forget()
 
     @torch.no_grad()
@@ -149,10 +135,6 @@ class Policy:
         self._prefixes.clear()
         self.conversations.clear()
         self.reader.store.empty()
-
-    def release(self, episodes: Seq[int]) -> None:
-        """Forget the conversations of finished episodes."""
-        self.conversations.release(episodes)
 
     # -- acting --------------------------------------------------------------------------------------------------
 
@@ -187,7 +169,7 @@ class Policy:
         Args:
             prompts: (tokens, how many of them are the system message).
         """
-        keys = [(self.adapters.active, tuple(ids[:n])) if n >= SHARED_PREFIX_MIN else None for ids, n in prompts]
+        keys = [(self.active, tuple(ids[:n])) if n >= SHARED_PREFIX_MIN else None for ids, n in prompts]
         if missing := list(dict.fromkeys(key for key in keys if key and key not in self._prefixes)):
             _, kept = self.reader.read([Read(prefix, None, keep=True) for _, prefix in missing])
             self._prefixes |= zip(missing, kept, strict=True)

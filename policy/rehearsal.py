@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from envs.protocol import Sequence
+from envs.types import Sequence
 from policy.network import Read
 from policy.vocabulary import draw
 from utils import uniform

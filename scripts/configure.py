@@ -36,12 +36,11 @@ from policy.chat import ChatFormat
 from policy.model import load_architecture, load_tokenizer
 from scripts.export.publish import licence_of, licence_warning
 from training import memory, preflight
-from training.config import DEFAULT_FILES, load_sections
+from training.config import DEFAULT_FILES, ROOT, load_sections
 from training.memory import GB, count_parameters
 from training.process import at_least, run_program
 from utils import ConfigError, read_json
 
-ROOT = Path(__file__).resolve().parents[1]
 TINY = ROOT / "config" / "presets" / "tiny.json"
 TINY_MODEL = "models/tiny"
 MODELS = {

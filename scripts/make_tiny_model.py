@@ -20,7 +20,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from config.flags import FlagParser
 from env_wrapper import play
 from envs.config import EnvConfig
-from envs.protocol import Action, Task
+from envs.types import Action, Task
 from games import CONFIGS_PER_GAME, NAMES
 from training.process import at_least, run_program
 from utils import ConfigError, must_be_writable, naming, read_json, uniform, write_directory

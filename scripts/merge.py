@@ -38,14 +38,9 @@ from utils import ConfigError, must_be_writable, naming, read_json
 REPORT = "merge_report.json"
 ROUNDING = {"float32": 1e-4, "float16": 0.01, "bfloat16": 0.02}  # nats a decision that arithmetic alone may cost
 LOSS = 0.02  # share of the adapter's own effect that may be lost where that is more
-STATE = (
-    "optimizer.safetensors",
-    "trainer_state.json",
-    "curriculum.json",
-    "run_config.json",
-    "manifest.json",
-    "past.safetensors",
-)
+STATE = {"optimizer.safetensors", "past.safetensors"} | {  # of a checkpoint, and of no use to others
+    f"{name}.json" for name in ("trainer_state", "curriculum", "run_config", "manifest")
+}
 
 
 # --------------------------------------------------------------------------------------------------------- the merge

@@ -20,7 +20,7 @@ from config.flags import FlagParser
 from config.reader import ConfigError, blaming
 from env_wrapper import make_env, play
 from envs.openspiel import position, table
-from envs.protocol import Action, Episode, Query, Task
+from envs.types import Action, Episode, Query, Task
 from evaluation.measure import game_sets
 from evaluation.players import Contestant, Roster, Seats, player_flags
 from training.process import ProgramError, leave, run_program

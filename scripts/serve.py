@@ -165,7 +165,6 @@ class GameServer(uvicorn.Server):
 
 
 def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
-    assert __doc__
     parser = FlagParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--port", type=at_least(0, 65535), default=8765, help="0: a free one (default 8765)")
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: this machine only)")

@@ -229,14 +229,16 @@ def panel_lines(panel: Panel, runs: Sequence[RunData]) -> list[dict[str, Any]]:
 
 def draw_curves(runs: Sequence[RunData], path: Path) -> Path:
     """Draw the panels of the runs into a PNG file."""
+    from matplotlib import rcParams
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
+    rcParams["text.parse_math"] = False  # what stands between two dollars in a run's name is no formula
     drawn, columns = panels(runs), 3
     rows = max(1, math.ceil(len(drawn) / columns))
     figure = Figure(figsize=(16, 3.1 * rows), dpi=100, layout="constrained")
     FigureCanvasAgg(figure)
-    figure.suptitle(_literal(" · ".join(run.name for run in runs)), fontsize=13)
+    figure.suptitle(" · ".join(run.name for run in runs), fontsize=13)
     axes = list(figure.subplots(rows, columns, squeeze=False).flat)
     for axis, panel in zip(axes, drawn, strict=False):
         _draw_lines(axis, panel, runs)
@@ -245,11 +247,6 @@ def draw_curves(runs: Sequence[RunData], path: Path) -> Path:
         axis.set_axis_off()
     figure.savefig(path)
     return path
-
-
-def _literal(text: str) -> str:
-    """Text that matplotlib does not read as a formula."""
-    return text.replace("$", r"\$")
 
 
 def _draw_lines(axis: Any, panel: dict[str, Any], runs: Sequence[RunData]) -> None:
@@ -261,12 +258,12 @@ def _draw_lines(axis: Any, panel: dict[str, Any], runs: Sequence[RunData]) -> No
                 axis.plot(x, line["y"], color=colour, alpha=0.25, linewidth=0.8)
             if len(lines) <= 8:
                 axis.fill_between(x, line["low"], line["high"], color=colour, alpha=0.15, linewidth=0)
-        axis.plot(x, line["mean"] or line["y"], label=_literal(line["label"]), marker="o" if panel["marks"] else "",
+        axis.plot(x, line["mean"] or line["y"], label=line["label"], marker="o" if panel["marks"] else "",
                   markersize=4, color=colour, linestyle=DASHES[line["dash"] % len(DASHES)])  # fmt: skip
     for step, text in (stage for run in runs for stage in run.stages):
         axis.axvline(step, color="#777777", linewidth=0.8, linestyle=":")
         if panel["title"] == "Score":
-            name = _literal(text.partition(":")[0])
+            name = text.partition(":")[0]
             axis.annotate(name, (step, 1), xycoords=("data", "axes fraction"), rotation=90, fontsize=7, va="top")
     if limits := panel["limits"]:
         axis.set_ylim(limits[0] - 0.02, limits[1] + 0.02)

@@ -16,6 +16,7 @@ Of programs (``env.env_type`` trace) the teacher is ``output``: what they print.
 
 import argparse
 import json
+import os
 import sys
 from collections.abc import Sequence as Seq
 from concurrent.futures import ThreadPoolExecutor
@@ -24,6 +25,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")  # torch reads it when it is imported
 
 import numpy as np
 import torch
@@ -35,9 +37,9 @@ from env_wrapper import play
 from envs.config import EnvConfig
 from envs.openspiel import position, table
 from envs.opponents import RandomBot, make_bot, parse_opponent
-from envs.protocol import Action, Episode, Query, Sequence, Task
 from envs.trace import check_config
 from envs.trace.env import expected_output
+from envs.types import Action, Episode, Query, Sequence, Task
 from evaluation.measure import GameResult, evaluate, result_table
 from policy import Policy, load_policy
 from policy.chat import END, ChatFormat
@@ -86,16 +88,12 @@ class Teacher:
         self.conversations, self.max_seq_length = Conversations(policy.chat), policy.max_seq_length
         self.max_new_tokens, self.env = policy.max_new_tokens, env or EnvConfig()
         self.tasks, self.spec, self.seed, self.explore = tasks, spec, seed, explore
-        self.pool = ThreadPoolExecutor()
+        self.pool, self.release = ThreadPoolExecutor(), self.conversations.release
 
     def act(self, queries: Seq[Query]) -> list[Action]:
         """Answer each query."""
         answers = self.pool.map(self._answer, queries)
         return [self._write(query, *answer) for query, answer in zip(queries, answers, strict=True)]
-
-    def release(self, episodes: Seq[int]) -> None:
-        """Forget the conversations of finished episodes."""
-        self.conversations.release(episodes)
 
     def _answer(self, query: Query) -> tuple[str, bool]:
         """The answer to give, and whether it is the teacher's."""

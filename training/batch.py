@@ -11,10 +11,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from envs.protocol import Decision, Episode, Sequence
+from envs.types import Decision, Episode, Sequence
 from policy.player import Policy
 from policy.state_head import State
-from policy.vllm import EngineError
+from policy.vllm_player import EngineError
 from training.config import PPOConfig
 from training.ranks import Ranks
 
@@ -196,4 +196,5 @@ def game_groups(rows: list[Trajectory]) -> Tensor:
     """
     names = sorted({row.episode.game for row in rows})
     game_S = torch.tensor([names.index(row.episode.game) for row in rows])
-    return torch.where(torch.bincount(game_S)[game_S] < WHITEN_ALONE, -1, game_S)
+    trained_S = torch.tensor([float(len(row.decisions) > row.cut) for row in rows])
+    return torch.where(torch.bincount(game_S, trained_S)[game_S] < WHITEN_ALONE, -1, game_S)

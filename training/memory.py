@@ -115,10 +115,8 @@ def estimate(
     kept = architecture.hidden_size * size if model.gradient_checkpointing else layer
     chat = next(iter(measured.values())).chat
     played = [play_step(config, chat, stage) for stage in config.curriculum.stages]
-    evaluated, at_once = (
-        ppo.eval_games * len(first_tasks(config.curriculum, config.env.env_type)),
-        config.env.games_at_once,
-    )
+    evaluated = ppo.eval_games * len(first_tasks(config.curriculum, config.env.env_type))
+    at_once = config.env.games_at_once
 
     def reading(games: int) -> float:
         more = max(min(games, at_once or games) / min(ppo.batch_size, at_once or ppo.batch_size), 1)

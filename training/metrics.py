@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
-from envs.protocol import Episode
+from envs.types import Episode
 from utils import naming, read_file, redact, write_file
 
 log = logging.getLogger(__name__)
@@ -122,10 +122,10 @@ def finite(value: Any) -> Any:
 
 
 def peak_memory_mb() -> float:
-    """Peak memory so far: what the allocator holds of the GPU where there is one, else of the process."""
+    """Peak memory so far: what the allocator holds of the GPU where one is used, else of the process."""
     torch = sys.modules.get("torch")
-    if torch and torch.cuda.is_available():
-        return torch.cuda.max_memory_reserved() / 2**20
+    if torch and torch.cuda.is_available() and (held := torch.cuda.max_memory_reserved()):
+        return held / 2**20
     if peak := PEAK.search(STATUS.read_text() if STATUS.exists() else ""):
         return int(peak[1]) / 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024  # which starts at the peak of whoever started it

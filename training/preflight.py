@@ -27,12 +27,12 @@ from envs import exact
 from envs.config import EnvConfig
 from envs.openspiel import load_game, position, query_at, table
 from envs.opponents import RandomBot, make_bot, parse_opponent
-from envs.protocol import Episode, Task
+from envs.types import Episode, Task
 from games import CONFIGS_PER_GAME, GAMES
 from policy.chat import ChatFormat, answer_trie
 from policy.model import device_of, load_architecture, load_tokenizer
 from policy.network import ATTENDED
-from policy.servers import check_servers
+from policy.vllm_server import check_servers
 from training import memory
 from training.console import duration
 from training.memory import GB, Parameters, checkpoint_bytes, count_parameters

@@ -18,7 +18,7 @@ from pathlib import Path
 from types import FrameType
 from typing import IO, Any, NoReturn
 
-from envs.protocol import Action, InterruptedRolloutError, Query
+from envs.types import Action, InterruptedRolloutError, Query
 from utils import CheckpointError, ConfigError, redact, sweep
 
 

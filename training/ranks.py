@@ -16,13 +16,27 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from config.reader import blaming
-from envs.protocol import Sequence
+from config.reader import ConfigError, blaming
+from envs.types import Sequence
 from policy.player import Evaluation, Policy
-from utils import ConfigError
 
 T = TypeVar("T")
 PATIENCE = timedelta(hours=12)  # the first process evaluates and draws alone while the others wait
+
+
+def add_up(sums: dict[str, Any], stats: dict[str, Any]) -> None:
+    """Add statistics of a part of a minibatch to its sums; of those called ``_max`` the larger."""
+    for name, value in stats.items():  # as tensors: nobody waits for a GPU
+        join = torch.maximum if name.endswith("_max") else torch.add
+        sums[name] = join(*map(torch.as_tensor, (sums[name], value)))
+
+
+def means(totals: dict[str, Any]) -> dict[str, float]:
+    """Sums over ``totals["decisions"]`` decisions as means; what is called ``_max`` as it is."""
+    device = getattr(totals["decisions"], "device", "cpu")
+    values = torch.stack([torch.as_tensor(total, device=device) for total in totals.values()]).tolist()  # one wait
+    count = (read := dict(zip(totals, values, strict=True))).pop("decisions")
+    return {n: x if n.endswith("_max") else x / count if count else float("nan") for n, x in read.items()}
 
 
 class Ranks:
@@ -62,10 +76,7 @@ class Ranks:
             return mine
         parts: list[Any] = [None] * self.world
         torch.distributed.all_gather_object(parts, mine)
-        out = [None] * sum(map(len, parts))
-        for rank, part in enumerate(parts):
-            out[rank :: self.world] = part
-        return out  # type: ignore[return-value]
+        return [part[i] for i in range(len(parts[0])) for part in parts if i < len(part)]
 
     def add_up(self, tensors: Iterable[Tensor]) -> None:
         """Sum each tensor over the processes, in place and in one message."""

@@ -21,9 +21,9 @@ from config.reader import blaming, make
 from config.synonyms import GONE
 from curriculum import Curriculum
 from envs.client import is_number
-from envs.protocol import Episode
+from envs.types import Episode
 from policy.player import Policy
-from policy.vllm import Engine
+from policy.vllm_player import Engine
 from training.config import SECTIONS
 from training.loggers import Loggers
 from training.memory import checkpoint_bytes
@@ -110,7 +110,7 @@ class Checkpointed:
     failed_saves = 0
     midway = False  # whether the weights are between two steps: not to be saved
     saved_at = 0.0  # by time.monotonic
-    scored: tuple[int, float | None] = (0, None)  # the step last evaluated and saved, and its score
+    scored: tuple[int, float | None] = (0, None)  # the step last evaluated or loaded, and its score
 
     # -- who plays -----------------------------------------------------------------------------------------------
 
@@ -148,7 +148,7 @@ class Checkpointed:
 
     # -- checkpoints ---------------------------------------------------------------------------------------------
 
-    def save(self, score: float | None = None) -> Path:
+    def save(self) -> Path:
         """Write a checkpoint of everything; the metrics are on disk first, so that a resume finds no gap.
 
         Raises:
@@ -160,13 +160,11 @@ class Checkpointed:
         self.policy.check()
         trained = sum(parameter.numel() for parameter in self.policy.trainable().values())
         utils.need_space(self.run_dir, checkpoint_bytes(trained * (1 + len(self.frozen))))
+        score = self.score
         if not self.config.ppo.eval_freq:  # the best is then that of the latest stage, by the window of its games
             stages = [stage.name for stage in self.curriculum.config.stages]
             rate = self.curriculum.success_rate if self.curriculum.settled else 0.0  # of three games it may be luck
             score = stages.index(self.curriculum.stage.name) + rate
-        elif score is None and self.scored[0] == self.state.step:  # saved again: what is known of it stays known
-            score = self.scored[1]
-        self.scored = (self.state.step, score)
         self.metrics.sync()
         tensors, rest = utils.pack_optimizer(self.optimizer, self.names)
         past = {f"{name}/{key}": tensor for name in self.frozen
@@ -186,15 +184,21 @@ class Checkpointed:
             utils.write_directory(self.run_dir / "average", partial(self.policy.save, adapter="average"))
         return utils.write_directory(self.run_dir / "final", self.policy.save)
 
-    def is_due(self, score: float | None) -> bool:
+    @property
+    def score(self) -> float | None:
+        """What the evaluation of this step came to; None: there was none."""
+        step, score = self.scored
+        return score if step == self.state.step else None
+
+    def is_due(self) -> bool:
         """Whether a checkpoint is to be written now: so many steps, after an evaluation, or by the clock."""
         overdue = time.monotonic() - self.saved_at > SAVE_SECONDS
-        return self.state.step % self.config.ppo.save_freq == 0 or score is not None or overdue
+        return self.state.step % self.config.ppo.save_freq == 0 or self.score is not None or overdue
 
-    def save_if_possible(self, score: float | None) -> None:
+    def save_if_possible(self) -> None:
         """Save at a boundary. Where that fails, training goes on to the next one, unless it has failed too often."""
         try:
-            self.save(score)
+            self.save()
             self.failed_saves = 0
         except utils.RuinedWeightsError:
             raise

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 from curriculum import Curriculum, Stage
 from env_wrapper import play
-from envs.protocol import Action, Episode, Query, Task
+from envs.types import Action, Episode, Query, Task
 from policy.chat import ChatFormat, answer_trie
 from policy.network import batches
 from policy.tree import Row, new_tokens

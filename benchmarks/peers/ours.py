@@ -10,7 +10,7 @@ import torch
 from workloads import KL, LORA, LR, WORKLOADS, Clock, model_folder, report, reward
 
 from envs.config import EnvConfig
-from envs.protocol import Episode, Query, Task
+from envs.types import Episode, Query, Task
 from policy import load_policy
 from policy.chat import ChatFormat
 from policy.model import LoraConfig, ModelConfig

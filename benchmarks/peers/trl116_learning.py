@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
 from env_wrapper import Task, play
-from envs.protocol import Action
+from envs.types import Action
 from policy.chat import ChatFormat
 
 warnings.filterwarnings("ignore")

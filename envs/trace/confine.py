@@ -108,12 +108,6 @@ def mount(source: str, target: str, kind: str | None, flags: int, data: str | No
     check(libc.mount(args[0], args[1], args[2], ctypes.c_ulong(flags), args[3]), f"mount {target}")
 
 
-def write_file(path: str, text: str) -> None:
-    """Write a small text file."""
-    with open(path, "w") as file:
-        file.write(text)
-
-
 def new_root(scratch_bytes: int) -> None:
     """Exchange the root for a small tmpfs that shows the standard library, libraries and devices, and ``/tmp``."""
     mount("none", "/", None, MS_REC | MS_PRIVATE)
@@ -123,7 +117,7 @@ def new_root(scratch_bytes: int) -> None:
         target = "/tmp" + path
         if path in DEVICES:
             os.makedirs(os.path.dirname(target), exist_ok=True)
-            write_file(target, "")
+            open(target, "w").close()
             mount(f"/proc/self/fd/{handle}", target, None, MS_BIND)
         else:
             os.makedirs(target, exist_ok=True)

@@ -52,10 +52,8 @@ def _read_numbers(w: Writer) -> None:
 
 
 def _read_commands(w: Writer) -> None:
-    stack, lines = (
-        w.fresh("list"),
-        [w.one_of(f"push {w.small()}", f"add {w.small()}", "pop", "double") for _ in range(w.small(3, 6))],
-    )
+    stack = w.fresh("list")
+    lines = [w.one_of(f"push {w.small()}", f"add {w.small()}", "pop", "double") for _ in range(w.small(3, 6))]
     w.stdin += [str(len(lines)), *lines]
     w.emit(f"{stack} = [{w.small()}]")
     with w.block("for _ in range(int(input())):", loop=True):

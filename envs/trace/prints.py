@@ -99,17 +99,9 @@ def _without_fence(program: str) -> str:
     return program[max(program.find("\n"), 0) :].strip().removesuffix("```").strip()
 
 
-def _injected(program: str, seed: int, max_prints: int, trial: bool = False, skip: Set[str] = frozenset()) -> str:
-    program = _without_fence(program)
-    try:
-        tree = ast.parse(program)
-    except SyntaxError as error:
-        return f"# Syntax Error in source: {error}\n{program}"
-    tree.body = _Injector(seed, max_prints, trial, skip).block(tree.body)
-    return ast.unparse(ast.fix_missing_locations(tree))
-
-
-def inject(program: str, seed: int, max_prints: int = MAX_PRINTS) -> str:
+def inject(
+    program: str, seed: int, max_prints: int = MAX_PRINTS, trial: bool = False, skip: Set[str] = frozenset()
+) -> str:
     """Return ``program`` as the public environment shows it: re-formatted, with up to ``max_prints`` debug prints.
 
     Each print is tagged ``__DBG_0__``, ``__DBG_1__``, ... and shows one to three names bound before it: the
@@ -117,7 +109,13 @@ def inject(program: str, seed: int, max_prints: int = MAX_PRINTS) -> str:
     where. A print may raise where its names are not bound (a branch not taken, ``del``); see ``inject_safe``.
     A program that is no Python comes back below a comment that says so.
     """
-    return _injected(program, seed, max_prints)
+    program = _without_fence(program)
+    try:
+        tree = ast.parse(program)
+    except SyntaxError as error:
+        return f"# Syntax Error in source: {error}\n{program}"
+    tree.body = _Injector(seed, max_prints, trial, skip).block(tree.body)
+    return ast.unparse(ast.fix_missing_locations(tree))
 
 
 def _compiles(program: str) -> bool:
@@ -143,12 +141,12 @@ def inject_safe(program: str, seed: int, execute: Execute, max_prints: int = MAX
     broken = frozenset[str]()
     if not _compiles(shown) and _compiles(_without_fence(program)):  # a print before ``global``
         tags = {f"__DBG_{n}__" for n in range(max_prints)}
-        broken = frozenset(t for t in tags if not _compiles(_injected(program, seed, max_prints, skip=tags - {t})))
-    trial = execute(_injected(program, seed, max_prints, trial=True, skip=broken))
+        broken = frozenset(t for t in tags if not _compiles(inject(program, seed, max_prints, skip=tags - {t})))
+    trial = execute(inject(program, seed, max_prints, trial=True, skip=broken))
     broken |= frozenset(re.findall(r"^__DBG_\d+__$", trial.stderr, re.MULTILINE))
     if not broken:
         return shown, run
-    shown = _injected(program, seed, max_prints, skip=broken)
+    shown = inject(program, seed, max_prints, skip=broken)
     return shown, execute(shown)
 
 

@@ -6,6 +6,7 @@ file decides what the machine can do, and keeps some waiting. What is contained 
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import logging
@@ -24,7 +25,7 @@ LEVELS = ("rlimits", "seccomp and one of landlock, namespaces", "seccomp, landlo
 MECHANISMS = ("namespaces+landlock+seccomp", "landlock+seccomp", "namespaces+seccomp", "seccomp", "landlock", "none")
 
 
-class Sandbox:
+class Sandbox(contextlib.AbstractContextManager["Sandbox"]):
     """Runs programs. Use as a context manager, or ``close()`` it.
 
     Args:
@@ -58,9 +59,6 @@ class Sandbox:
         self._waiting: deque[Future[Interpreter]] = deque()
         self._server: Interpreter | None = None
         self._take_lock, self._server_lock = threading.Lock(), threading.Lock()
-
-    def __enter__(self) -> Sandbox:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()

@@ -10,7 +10,7 @@ import torch
 
 from curriculum import first_tasks
 from env_wrapper import Sequence, play
-from envs.protocol import Task
+from envs.types import Task
 from evaluation.measure import EvaluationError, Row, differences, outcome, paired_tasks
 
 RECORDED = 40  # deals whose decisions are recorded

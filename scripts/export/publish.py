@@ -12,7 +12,7 @@ from tabulate import tabulate
 
 from curriculum import first_tasks, pool
 from env_wrapper import make_env
-from envs.protocol import Task
+from envs.types import Task
 from evaluation.measure import VALUE, between
 from games import GAMES
 from scripts.export.proof import say

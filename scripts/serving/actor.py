@@ -26,7 +26,7 @@ from envs.affinetes import EVALUATE_PATH
 from envs.config import EnvConfig
 from envs.openspiel import OpenSpielEnv, derive_seed
 from envs.opponents import parse_opponent
-from envs.protocol import Step, Task
+from envs.types import Step, Task
 
 ILLEGAL_REWARD = -0.01
 MAX_SHOWN = 100  # characters of what a client sent, in a message

@@ -20,7 +20,7 @@ from tiny import micro_config
 from env_wrapper import EnvConfig, Task, make_env, play
 from envs import affinetes, client
 from envs.affinetes import ServerError
-from envs.protocol import InterruptedRolloutError
+from envs.types import InterruptedRolloutError
 from training.preflight import check_prompts
 from utils import ConfigError
 

@@ -23,8 +23,8 @@ from curriculum import EVAL_SEEDS, first_tasks
 from env_wrapper import Action, EnvConfig, Episode, Task, play
 from envs import exact
 from envs.openspiel import load_game, position, query_at
-from envs.protocol import InterruptedRolloutError
 from envs.ratings import rate
+from envs.types import InterruptedRolloutError
 from evaluation import english
 from evaluation.intervals import mean_interval, pair_means, paired_difference, student, wilson
 from evaluation.measure import (

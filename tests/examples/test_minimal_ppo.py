@@ -15,7 +15,7 @@ from tiny import LEDUC, micro_config, tiny_policy
 
 import train_ppo
 from env_wrapper import play
-from envs.protocol import Task
+from envs.types import Task
 from examples import minimal_ppo as example
 
 KEY = (3, 1)

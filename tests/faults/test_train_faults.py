@@ -6,6 +6,7 @@ import re
 import signal
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -31,6 +32,7 @@ from tiny_runs import (
 import train_ppo
 import utils
 from evaluation.measure import EvaluationError
+from training import loggers
 
 
 @pytest.fixture(autouse=True)
@@ -251,14 +253,19 @@ def test_an_evaluation_that_fails_costs_no_step(undisturbed, tmp_path, monkeypat
             raise EvaluationError("every game of kuhn_poker failed; the first: no answer")
         return real(*args, **options)
 
+    sent = []
+    wandb = partial(SimpleNamespace, takes_back=False, log=sent.append, games=print, close=print)
+    monkeypatch.setattr(loggers, "_Wandb", lambda *_: wandb())
+    offline = ("--set", "run.logger=offline")
     with monkeypatch.context() as patch:
         patch.setattr(train_ppo, "evaluate", evaluate)
-        assert train(tmp_path, **ADAPTIVE) == 1
+        assert train(tmp_path, *offline, **ADAPTIVE) == 1
     line = capsys.readouterr().err.splitlines()[-1]
     assert line.startswith("training failed: after step 4: every game of kuhn_poker failed; the first: no answer")
     assert line.endswith(f"checkpoint: {tmp_path / 'run' / 'checkpoint-000004'}")
-    assert train(tmp_path, "--resume", **ADAPTIVE) == 0
+    assert train(tmp_path, "--resume", *offline, **ADAPTIVE) == 0
     assert_same_run(tmp_path, undisturbed)
+    assert [row["step"] for row in sent] == list(range(1, 1 + len(rows(tmp_path))))
 
 
 def test_a_checkpoint_that_is_saved_again_keeps_its_score(tmp_path, monkeypatch):

@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM
 
 from benchmarks import operations
 from env_wrapper import play
-from envs.protocol import Task
+from envs.types import Task
 from policy.model import _put_adapter_on, load_architecture, load_tokenizer
 from policy.player import Policy, _may_follow
 from train_ppo import _backward, collate, minibatches

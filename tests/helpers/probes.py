@@ -17,7 +17,7 @@ import pytest
 from tiny import KUHN, micro_config
 
 import env_wrapper
-from envs.protocol import Query, Step, Task
+from envs.types import Query, Step, Task
 from train_ppo import Trainer
 from training.process import StopSignal
 

@@ -22,7 +22,7 @@ def test_a_slot_is_used_again_once_nobody_holds_it(qwen2):
     slots = store.take(10)
     whole, part = Kept(store, slots), Kept(store, slots[:4])
     store.hold(slots, -1)
-    assert (store.held, whole.length) == (10, 10)
+    assert (store.held, len(whole.path)) == (10, 10)
     assert not {*store.take(5)} & {*slots}
     del whole
     assert store.held == 4 + 5

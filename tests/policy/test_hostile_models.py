@@ -15,8 +15,8 @@ from tiny import tiny_policy
 from env_wrapper import EnvConfig, Query
 from envs import client
 from evaluation.players import ChatError, ChatPlayer
-from policy.servers import check_servers
-from policy.vllm import Engine, EngineError
+from policy.vllm_player import Engine, EngineError
+from policy.vllm_server import check_servers
 from utils import ConfigError
 
 CARD, CHOICE = "data.0", "choices.0"
@@ -118,9 +118,9 @@ def use_it(server, policy, folder, mode, seconds=1.5 * SECONDS):
 
 @pytest.mark.parametrize("many", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["few", "many"])
 def test_no_misbehaviour_is_believed_or_waited_for(policy, tmp_path, monkeypatch, many):
-    for name in ("envs.client.FIRST_WAIT", "policy.servers.FIRST_WAIT", "policy.vllm.FIRST_WAIT"):
+    for name in ("envs.client.FIRST_WAIT", "policy.vllm_server.FIRST_WAIT", "policy.vllm_player.FIRST_WAIT"):
         monkeypatch.setattr(name, 0.01)
-    monkeypatch.setattr("policy.servers.LONGEST_WAIT", 0.1)
+    monkeypatch.setattr("policy.vllm_server.LONGEST_WAIT", 0.1)
     monkeypatch.setattr("evaluation.players.ANSWER_SECONDS", SECONDS)
     assert sum(map(len, MISBEHAVIOURS.values())) >= 60
     ends = Counter()

@@ -320,6 +320,13 @@ def test_adapters_that_ppo_cannot_train_are_refused(key, value):
         load_config({"lora": LoraConfig}, sets=[f"lora.{key}={json.dumps(value)}"])
 
 
+def test_four_bits_without_bitsandbytes_are_refused_by_name(monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match=r"^model\.use_4bit: Qwen/Qwen3-4B .* bitsandbytes, which is not installed: "):
+        device_of(ModelConfig(device="cpu"))
+    assert device_of(ModelConfig(device="cpu", use_4bit=False)) == "cpu"
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
 def test_what_needs_a_cuda_device_is_refused_without_one():
     with pytest.raises(ConfigError, match=r"^model\.use_4bit: .* needs a CUDA device .*tiny\.json$"):

@@ -22,8 +22,8 @@ import train_ppo
 from env_wrapper import EnvConfig, Query, Task, play
 from games import CONFIGS_PER_GAME, NAMES
 from policy.model import ModelConfig
-from policy.servers import Server, addresses, check_servers
-from policy.vllm import FAULTS_AT_MOST, Engine, EngineError
+from policy.vllm_player import FAULTS_AT_MOST, Engine, EngineError
+from policy.vllm_server import Server, addresses, check_servers
 from training import alarms
 from training.config import PPOConfig
 from utils import ConfigError
@@ -545,7 +545,7 @@ def test_a_server_that_dies_in_a_rollout(server, tmp_path, drawing, capsys, come
 
 
 def test_one_question_that_a_server_cannot_answer_fails_its_game_alone(policy, server, tmp_path, monkeypatch):
-    monkeypatch.setattr("policy.vllm.FIRST_WAIT", 0.02)
+    monkeypatch.setattr("policy.vllm_player.FIRST_WAIT", 0.02)
     seen = []
 
     def poison(path, body):
@@ -582,7 +582,7 @@ def test_a_bad_answer_is_asked_again_with_another_seed_and_what_was_lost_with_th
 
 @pytest.mark.parametrize("status", [429, 503])
 def test_a_busy_server_is_asked_more_often_than_a_broken_one(policy, server, tmp_path, monkeypatch, status):
-    monkeypatch.setattr("policy.vllm.FIRST_WAIT", 0.02)
+    monkeypatch.setattr("policy.vllm_player.FIRST_WAIT", 0.02)
     seen = []
 
     def busy(path, body):
@@ -651,7 +651,7 @@ def test_a_signal_ends_the_wait_for_a_silent_server(policy, server, tmp_path, mo
         asked = time.monotonic()
         engine.stop = lambda: time.monotonic() > asked + 0.2
         with monkeypatch.context() as silent:
-            silent.setattr("policy.servers.exchange", exchange)
+            silent.setattr("policy.vllm_server.exchange", exchange)
             with pytest.raises(train_ppo.InterruptedRolloutError):
                 games(engine)
         assert time.monotonic() - asked < 10

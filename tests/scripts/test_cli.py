@@ -376,7 +376,7 @@ def test_metrics_of_a_run_that_left_no_checkpoint_are_set_aside(tmp_path, capsys
 
 
 @pytest.mark.usefixtures("_undrawn")
-@pytest.mark.parametrize(("every", "scored"), [(0, [True, True]), (1, [True, False])])
+@pytest.mark.parametrize(("every", "scored"), [(0, [True, True]), (1, [True, True])])
 def test_without_evaluations_the_best_checkpoint_is_that_of_the_best_window(tmp_path, every, scored):
     settled = {"stages": [STAGE | {"min_episodes": 20}]}  # after the second step of 16 games
     assert train(tmp_path, "--set", "ppo.num_train_steps=2", "--set", f"eval_freq={every}", curriculum=settled) == 0

@@ -2,6 +2,8 @@
 
 import os
 import re
+import shlex
+import subprocess
 import tomllib
 
 import house
@@ -16,6 +18,15 @@ def test_the_workflow_runs_what_every_change_must_pass():
     assert [step["run"] for step in workflow["jobs"]["check"]["steps"] if "run" in step] == [".ci/run"]
     assert os.access(house.ROOT / ".ci/run", os.X_OK)
     assert workflow["permissions"] == {"contents": "read"}
+
+
+@pytest.mark.parametrize("name", ["my config.json", "tiny.json"])
+def test_a_run_gets_a_folder_of_its_configurations_name(name):
+    command = ["make", "--dry-run", "--assume-old=.venv/requirements.installed", "train", f"CONFIG=config/{name}"]
+    shown = subprocess.run(command, cwd=house.ROOT, capture_output=True, text=True, timeout=20, check=True).stdout
+    words = shlex.split(shown.splitlines()[-1])
+    assert words[words.index("--config") + 1] == f"config/{name}"
+    assert words[words.index("--output-dir") + 1].startswith(f"runs/{name.removesuffix('.json')}-seed0")
 
 
 def test_the_citation_is_of_this_version():

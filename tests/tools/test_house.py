@@ -49,7 +49,7 @@ def test_every_room_has_its_floor():
     ("file", "planted", "broken"),
     [
         ("games/base.py", "", ""),
-        ("games/base.py", "from envs.protocol import Task", "games is not allowed to import envs"),
+        ("games/base.py", "from envs.types import Task", "games is not allowed to import envs"),
         ("training/config.py", "import train_ppo", "training is not allowed to import train_ppo"),
         ("curriculum.py", "import env_wrapper", "curriculum is not allowed to import env_wrapper"),
         ("evaluation/measure.py", "import pyspiel", "evaluation is not allowed to import pyspiel"),

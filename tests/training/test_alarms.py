@@ -120,10 +120,12 @@ def test_an_alarm_may_slow_the_run_down(tmp_path, monkeypatch):
 
 def test_an_alarm_may_stop_the_run_with_a_checkpoint(tmp_path, monkeypatch, capsys):
     alarmed(monkeypatch, "score_drop")
-    assert train(tmp_path, "--set", "ppo.alarms=act") == 1
+    assert train(tmp_path, "--set", "ppo.alarms=act", "ppo.eval_freq=2") == 1
     message = capsys.readouterr().err.splitlines()[-1]
     assert message.startswith("training failed: after step 2: alarm score_drop: the score has fallen far below")
     assert message.endswith("checkpoint-000002")
+    manifest = json.loads((tmp_path / "run/checkpoint-000002/manifest.json").read_text())
+    assert manifest["score"] is not None  # it was evaluated before
 
 
 def test_what_alarms_remember_survives_a_resume(tmp_path):

@@ -17,6 +17,7 @@ from policy.chat import ChatFormat
 from policy.model import load_architecture, load_tokenizer
 from training import memory, preflight, token_counts
 from training.config import parse_args, read_config
+from training.metrics import peak_memory_mb
 
 ROOT = Path(__file__).parents[2]
 PRESETS = ROOT / "config" / "presets"
@@ -63,6 +64,14 @@ def test_a_step_takes_the_memory_that_was_estimated(tmp_path, case):
     for part, turns in {"rollout": ["rollout"], "update": ["update: layers", "update: logits"]}.items():
         told = memory.peak(parts | none | {turn: parts[turn] for turn in turns})
         assert told == pytest.approx(counted[part], rel=0.2), part
+
+
+def test_a_run_on_the_cpu_of_a_machine_with_a_gpu_tells_the_memory_of_its_process(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "max_memory_reserved", lambda: 0)
+    assert peak_memory_mb() > 1
+    monkeypatch.setattr(torch.cuda, "max_memory_reserved", lambda: 2**30)
+    assert peak_memory_mb() == 1024
 
 
 @pytest.mark.parametrize("preset", ["tiny", pytest.param("smol", marks=pytest.mark.slow)])

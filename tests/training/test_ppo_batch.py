@@ -141,6 +141,8 @@ def test_a_long_game_that_is_alone_in_its_step_is_still_won_or_lost(others, won)
     batch = gathered([episode("a", {0: [0] * 13}, {0: won}), *short])
     sign = 2 * won - 1
     assert (sign * batch.advantages_M[:13] > 0.3).all()
+    untrained = [episode("a", {0: [0]}, {}, "truncated")] * 8  # of which no decision is left: "a" is still alone
+    assert (sign * gathered([episode("a", {0: [0] * 13}, {0: won}), *untrained, *short]).advantages_M[:13] > 0.3).all()
 
 
 def test_a_step_without_a_single_decision_is_an_error():

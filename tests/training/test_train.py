@@ -429,6 +429,19 @@ def test_each_step_rehearses_texts_of_its_own_and_none_with_a_weight_of_zero(tmp
     assert rehearsed == [[]]
 
 
+def test_a_finished_run_that_goes_on_has_evaluated_what_a_longer_one_has(tmp_path):
+    level = ("--set", "ppo.eval_freq=2", "ppo.lr_final=1.0", "ppo.num_train_steps=4")
+    folders = (tmp_path / "a", tmp_path / "b")
+    for folder, words in zip(folders, ([], ["ppo.num_train_steps=2"]), strict=True):
+        folder.mkdir()
+        assert train(folder, *level, *words) == 0
+    assert train(folders[1], "--resume", *level) == 0
+    for folder in folders:
+        assert [row["step"] for row in rows(folder) if any("eval/" in key for key in row)] == [2, 4]
+        manifest = json.loads((folder / "run/checkpoint-000002/manifest.json").read_text())
+        assert manifest["score"] is not None
+
+
 def test_a_run_of_an_older_configuration_goes_on(tmp_path):
     """A knob that came since has its default; one that went is left out."""
     assert train(tmp_path, "--set", "ppo.num_train_steps=1") == 0

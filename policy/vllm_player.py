@@ -17,10 +17,10 @@ from typing import Any
 
 from envs.client import is_number, one_line, problem_of
 from envs.config import EnvConfig
-from envs.protocol import Action, InterruptedRolloutError, Query, Sequence
+from envs.types import Action, InterruptedRolloutError, Query, Sequence
 from policy.conversations import Conversations, Turn
 from policy.player import Policy
-from policy.servers import FIRST_WAIT, LONGEST_WAIT, PLAIN, Server, addresses
+from policy.vllm_server import FIRST_WAIT, LONGEST_WAIT, PLAIN, Server, addresses
 from utils import ConfigError, uniform, write_directory
 
 LISTEN_SECONDS = 0.5  # between two looks whether the run is to stop

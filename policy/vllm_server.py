@@ -114,12 +114,9 @@ COSTS = {  # of what a server lacks
 }
 
 
-async def probe(server: Server, model: str, prompt: Any, seconds: float = 60.0) -> list[str]:
-    """What a server lacks, each with what that costs: seen from a short completion and an adapter without a name.
-
-    ``prompt``: text, or token ids where training will send such.
-    """
-    body = {"model": model, "prompt": prompt, "max_tokens": len(PROBE_CHOICE) + 1, "temperature": 1.0, "logprobs": 0,
+async def probe(server: Server, model: str, seconds: float) -> list[str]:
+    """What a server lacks, each with what that costs: seen from a short completion and an adapter without a name."""
+    body = {"model": model, "prompt": [0, 1], "max_tokens": len(PROBE_CHOICE) + 1, "temperature": 1.0, "logprobs": 0,
             "return_token_ids": True, "structured_outputs": {"choice": [PROBE_CHOICE]}, **PLAIN}  # fmt: skip
     status, answer = await server.call("completions", body, seconds)
     adapters, _ = await server.call("load_lora_adapter", {}, seconds)
@@ -169,7 +166,7 @@ async def _unfit(server: Server, config: Any, seconds: float) -> str:
         return f"max_model_len {one_line(repr(longest))} of its model is no number"
     if longest < config.ppo.max_seq_length:
         return f"it takes {longest} tokens, ppo.max_seq_length is {config.ppo.max_seq_length}"
-    lacks = await probe(server, fits[0], [0, 1], seconds)
+    lacks = await probe(server, fits[0], seconds)
     if config.env.answer_mode == "free":
         lacks = [lack for lack in lacks if not lack.startswith("structured")]
     return f"training through it needs {'; '.join(lacks)}" if lacks else ""
