@@ -455,7 +455,7 @@ def train(config: SimpleNamespace, resume: str | None, force_config: bool = Fals
     """Run the training loop; return the exit code."""
     run_dir = Path(config.run.output_dir)
     resolved, lock = utils.config_dict(vars(config)), process.lock_run(run_dir) if ranks.first else None
-    if resume is not None and is_finished(run_dir, Path(resume), config.ppo.num_train_steps):
+    if resume is not None and is_finished(run_dir, resume, resolved, force_config):
         print(f"{run_dir} is finished: see {run_dir / 'summary.json'}; --set ppo.num_train_steps=N goes on to step N")
         return 0
     if ranks.first:
@@ -571,7 +571,7 @@ def main(argv: list[str] | None = None) -> int:
     try:
         config = read_config(args)
         if args.dry_run:
-            preflight.check(config, dry_run=True)
+            preflight.check(config, dry_run=True, resume=args.resume, force_config=args.force_config)
             return 0
         ranks = Ranks.join(device_of(config.model))
         if config.run.threads:

@@ -222,8 +222,8 @@ class Roster:
         policy, adapter = self._policy(config), f"player{len(self._known)}"
         try:
             policy.add_adapter(adapter, folder)
-        except (RuntimeError, ValueError, OSError, KeyError) as error:
-            cause = str(error).splitlines()[0]
+        except Exception as error:  # somebody's files
+            cause = (str(error).strip() or type(error).__name__).splitlines()[0]
             raise ConfigError(f"{name}: does not fit {config.model.model_name} ({cause})") from error
         check_base(name, config, policy)
         digest = hashlib.sha256((folder / WEIGHTS).read_bytes()).hexdigest()

@@ -59,6 +59,10 @@ class LoraConfig:
     lora_alpha: int = knob(32, min=1, max=2**20)  # the adapter is scaled by lora_alpha / r
     target_modules: tuple[str, ...] = knob(LINEARS, choices=LINEARS)  # linear layers that get an adapter
 
+    def __post_init__(self) -> None:
+        if not self.target_modules:
+            raise ValueError(f"target_modules is empty: name at least one of {', '.join(LINEARS)}")
+
 
 def why_no_cuda() -> str:
     """What keeps torch from an NVIDIA card that is there; "" where none is."""
@@ -158,6 +162,18 @@ def check_folder(key: str, name: str) -> None:
                 raise ConfigError(f"{path}: is no regular file")
         except ConfigError as error:
             raise ConfigError(f"model.{key}: cannot load {name!r} ({error})") from error
+
+
+def check_adapter(config: ModelConfig) -> None:
+    """Raise ConfigError where ``model.adapter`` is no folder with an adapter, and can be none of the Hub either."""
+    if config.adapter is None:
+        return
+    check_folder("adapter", config.adapter)
+    folder = Path(config.adapter).expanduser()
+    if folder.is_dir() and not (folder / "adapter_config.json").is_file():
+        raise ConfigError(f"model.adapter: {config.adapter!r} holds no adapter_config.json; expected such as RUN/final")
+    if not folder.is_dir() and (folder.is_absolute() or config.adapter.startswith(".") or _hub_problem()):
+        raise _cannot_load("adapter", config.adapter, FileNotFoundError("no such folder"))
 
 
 def _cannot_load(key: str, name: str, error: Exception) -> ConfigError:
@@ -293,7 +309,7 @@ def _put_adapter_on(base: Any, config: ModelConfig, lora: LoraConfig) -> Any:
             target_modules=list(lora.target_modules),
         )  # fmt: skip
         return peft.get_peft_model(base, fresh)
-    check_folder("adapter", config.adapter)
+    check_adapter(config)
     try:
         with bounded(ADAPTER_SECONDS, ADAPTER_BYTES):
             model = peft.PeftModel.from_pretrained(base, config.adapter, is_trainable=True)

@@ -39,7 +39,7 @@ from training import memory, preflight
 from training.config import DEFAULT_FILES, ROOT, load_sections
 from training.memory import GB, count_parameters
 from training.process import at_least, run_program
-from utils import ConfigError, read_json
+from utils import ConfigError, must_be_writable, read_json
 
 TINY = ROOT / "config" / "presets" / "tiny.json"
 TINY_MODEL = "models/tiny"
@@ -206,6 +206,7 @@ def run(args: argparse.Namespace) -> None:
     resolve({"env": {"games_path": args.games_path}})  # its games may then be named
     if args.output.is_dir():
         raise ConfigError(f"--output {args.output}: is a folder; expected a file")
+    must_be_writable(args.output.absolute().parent)
     try:
         ask_all(args, bool(gpu))
     except EOFError as error:
@@ -226,7 +227,6 @@ def run(args: argparse.Namespace) -> None:
         print(warning)
     if args.output.exists() and not args.yes and not Confirm.ask(f"Replace {args.output}?"):
         raise ConfigError(f"--output {args.output}: is kept; name another file")
-    args.output.parent.mkdir(parents=True, exist_ok=True)
     args.output.write_text(json.dumps(chosen.overlay, indent=1) + "\n", encoding="utf-8")
     command = f"python train_ppo.py --config {shlex.quote(str(args.output))}"
     print(f"{args.output} is written. Go on with\n  {command} --dry-run\n  {command}")

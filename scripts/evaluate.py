@@ -57,7 +57,7 @@ from evaluation.measure import (
 from evaluation.players import AFFINETES, Contestant, Roster, find_adapter, player_flags
 from training.console import Console
 from training.process import at_least, leave, run_program
-from utils import ConfigError
+from utils import ConfigError, must_be_writable, write_file
 
 log = logging.getLogger(__name__)
 LADDER_BOTS = ("random", "mcts:10x1", "mcts:50x1", "mcts:200x1")
@@ -334,6 +334,11 @@ def _check_json(parser: argparse.ArgumentParser, args: argparse.Namespace) -> No
         parser.error(f"--json {args.json}: is a folder; expected a file")
     if args.json and args.output and Path(args.json).resolve() == args.output.resolve():
         parser.error(f"--json {args.json}: is the --output file, which holds the games; name another")
+    try:
+        if args.json:
+            must_be_writable(Path(args.json).resolve().parent)
+    except ConfigError as error:
+        parser.error(f"--json {args.json}: {error}")
 
 
 def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -350,7 +355,7 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--base-url", metavar="URL", help="of an OpenAI-compatible server; its key comes from OPENAI_API_KEY")
     add("--opponent", metavar="PLAYER", help="default random; mcts with --protocol affinetes")
     add("--games", nargs="+", metavar="GAME", help="NAME, NAME#CONFIG, task id or FIRST-LAST; default: the run's")
-    add("--episodes", type=at_least(2), help="a game, half in each seat (default 200, with --strength 1000)")
+    add("--episodes", type=at_least(2, 2**20), help="a game, half in each seat (default 200, with --strength 1000)")
     add("--exact", action="store_true", help="exact values, share of the ceiling and NashConv of small games")
     add("--protocol", choices=("native", "affinetes"), default="native", help="affinetes: as the public environment")
     add("--output", type=Path, metavar="FILE.jsonl", help="a row a game; the command goes on where it was interrupted")
@@ -393,7 +398,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         else:
             report = contest.strength() if args.strength else contest.run()
         if args.json:
-            Path(args.json).write_text(json.dumps(report, indent=1) + "\n")
+            write_file(Path(args.json).resolve(), (json.dumps(report, indent=1) + "\n").encode())
 
     return run_program(run)
 

@@ -17,7 +17,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from config.flags import FlagParser
 from policy.model import ModelConfig, load_architecture, quietly
 from training.process import run_program
-from utils import ConfigError
+from utils import ConfigError, must_be_writable, write_directory
 
 
 def load(file: Path, dtype: str) -> tuple[Any, Any]:
@@ -59,9 +59,14 @@ def main(argv: list[str] | None = None) -> int:
     def run() -> None:
         if args.output.exists() and (not args.output.is_dir() or any(args.output.iterdir())):
             raise ConfigError(f"{args.output} is there already: choose another folder")
+        must_be_writable(args.output.absolute().parent)
         model, tokenizer = load(args.file, args.dtype)
-        model.save_pretrained(args.output)
-        tokenizer.save_pretrained(args.output)
+
+        def fill(folder: Path) -> None:
+            model.save_pretrained(folder)
+            tokenizer.save_pretrained(folder)
+
+        write_directory(args.output.absolute(), fill)  # half a model would pass for one
         size = f"{model.num_parameters():,} parameters, {len(tokenizer)} tokens"
         print(f"{args.output}: {model.config.model_type}, {size}")
 

@@ -25,6 +25,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import torch
 
 from config.flags import FlagParser
+from config.reader import blaming
 from evaluation.measure import EvaluationError
 from evaluation.players import WEIGHTS, check_base, find_adapter, run_config_file
 from policy import load_policy
@@ -135,9 +136,9 @@ def copy_adapter(adapter: Path, base: str, output: Path) -> None:
     must_be_writable(output)
     for path in adapter.iterdir():
         if path.is_file() and path.name not in STATE:
-            shutil.copy2(path, output)
+            shutil.copyfile(path, output / path.name)  # without the rights: a checkpoint's may be read-only
     file = output / "adapter_config.json"
-    settings = json.loads(file.read_text()) | {"base_model_name_or_path": publish.public_name(base)}
+    settings = read_json(file) | {"base_model_name_or_path": publish.public_name(base)}
     file.write_text(json.dumps(settings, indent=2, sort_keys=True))
 
 
@@ -152,7 +153,9 @@ def parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--output", required=True, metavar="DIR", type=Path, help="a new folder")
     parser.add_argument("--base", metavar="B", help="another copy of the base (default: as in the run)")
     parser.add_argument("--dtype", choices=tuple(ROUNDING), help="of the merged weights (default: the run's)")
-    parser.add_argument("--deals", type=at_least(1), default=200, metavar="N", help="played before and after (200)")
+    parser.add_argument(
+        "--deals", type=at_least(1, 2**20), default=200, metavar="N", help="played before and after (200)"
+    )
     parser.add_argument("--tolerance", type=at_least(0.0), metavar="NATS", help="mean difference of log-probabilities "
                         f"to allow (default: {rounding}; 2 %% of the adapter's effect if more)")  # fmt: skip
     parser.add_argument("--adapter-only", action="store_true", help="do not merge: a folder with the adapter alone")
@@ -199,8 +202,10 @@ def judge(report: dict[str, Any], args: argparse.Namespace) -> None:
 def finish(about: publish.Published, args: argparse.Namespace) -> None:
     """Write the card, check the folder, and upload or show it."""
     text, file = publish.card(about), args.output / "README.md"
-    if file.is_file() and not publish.is_unchanged(file.read_text(encoding="utf-8")):
-        text = file.read_text(encoding="utf-8")
+    with blaming(f"{file}: is not UTF-8 text: ", UnicodeDecodeError):
+        kept = file.read_text(encoding="utf-8") if file.is_file() else None
+    if kept is not None and not publish.is_unchanged(kept):
+        text = kept
         print(f"{file} was edited and is kept; delete it to have it written anew")
     file.write_text(text, encoding="utf-8")
     publish.check_public(args.output)
@@ -231,6 +236,8 @@ def run(args: argparse.Namespace) -> None:
         judge(report, args)
     file, base = adapter.parent / "summary.json", config.model.model_name
     summary = read_json(file) if file.is_file() else None
+    if summary is not None and not (isinstance(summary, dict) and isinstance(summary.get("games", {}), dict)):
+        raise ConfigError(f"{file}: is no summary of a run")
     licence = publish.licence_of(base, config.model.revision)
     name = args.push or args.output.resolve().name
     finish(publish.Published(name, base, licence, config, adapter.name, summary, report), args)

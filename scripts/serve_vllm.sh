@@ -18,11 +18,15 @@
 # least --max-num-seqs times MAX_LENGTH: vLLM 0.32 there ends when a prompt of a seeded request is read in two parts.
 set -euo pipefail
 
-model=${1:?usage: bash scripts/serve_vllm.sh MODEL [more arguments of vllm serve]}
-command -v vllm >/dev/null || {
-    echo "serve_vllm: no vllm on the PATH; see the head of $0" >&2
+fail() {
+    echo "serve_vllm: $*" >&2
     exit 2
 }
+(($#)) || fail "usage: bash scripts/serve_vllm.sh MODEL [more arguments of vllm serve]"
+model=$1
+command -v vllm >/dev/null || fail "no vllm on the PATH; see the head of $0"
+[[ "${BITS:-16}" =~ ^(4|16)$ ]] || fail "BITS=$BITS: expected 4 or 16"
+[[ "${LORA_RANK:-16}" =~ ^[1-9][0-9]{0,2}$ ]] && ((${LORA_RANK:-16} <= 512)) || fail "LORA_RANK=$LORA_RANK: expected 1 to 512"
 
 rank=""
 for rank in 8 16 32 64 128 256 320 512; do

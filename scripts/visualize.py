@@ -25,13 +25,13 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from config.flags import FlagParser
-from config.reader import make
+from config.reader import blaming, make
 from envs.client import is_number
 from envs.config import EnvConfig
 from training.console import duration
 from training.metrics import MOST_BYTES, finite
-from training.process import at_least, run_program
-from utils import ConfigError, read_file, read_json, write_file
+from training.process import ProgramError, at_least, run_program
+from utils import ConfigError, must_be_writable, read_file, read_json, write_file
 
 ASSETS = Path(__file__).resolve().parent / "report"
 MAX_POINTS = 1500  # of a line
@@ -369,10 +369,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         if args.watch:
             follow(args.run, output, args.watch)
         runs = [load_run(directory) for directory in args.run]
-        output.mkdir(parents=True, exist_ok=True)
-        print(draw_curves(runs, output / "curves.png"))
+        must_be_writable(output)
         print(write_report(runs, output / "report.html"))
         print(write_markdown(runs, output / "report.md"))
+        with blaming("no curves.png: ", ImportError, ProgramError):
+            print(draw_curves(runs, output / "curves.png"))
 
     return run_program(run)
 

@@ -1,7 +1,8 @@
 """Clone a teacher's answers into an adapter, for PPO to start from (``model.adapter``).
 
     python scripts/warmstart.py --config config/presets/leduc_selfplay.json --teacher cfr --output runs/warm
-    python scripts/warmstart.py --config config/presets/tiny.json --teacher mcts:100x1 --episodes 500 --output runs/m
+    python scripts/warmstart.py --config config/presets/tiny.json --set games=tic_tac_toe,leduc_poker \
+        --teacher mcts:100x1 --episodes 500 --output runs/m
     python scripts/warmstart.py --config config/presets/trace_smol.json --episodes 3000 --epochs 1 \
         --learning-rate 1e-3 --output runs/trace-warm
     python train_ppo.py --config config/presets/leduc_selfplay.json --set model.adapter=runs/warm
@@ -48,7 +49,7 @@ from policy.model import device_of, load_tokenizer
 from training.config import DEFAULT_FILES, load_sections, narrowed
 from training.console import Console
 from training.preflight import exact_tasks, say_answers
-from training.process import at_least, run_program
+from training.process import at_least, leave, run_program
 from utils import ConfigError, config_dict, must_be_writable, uniform, write_directory
 
 _MOVE, _EXPLORE = 201, 202  # first keys of random streams
@@ -72,7 +73,7 @@ def check_teacher(spec: str, task_ids: Seq[int], env: EnvConfig | None = None) -
         except ValueError:
             able = False
         if not able:
-            raise ConfigError(f"--teacher {spec}: cannot play {shared.game.name}; name others with curriculum.stages")
+            raise ConfigError(f"--teacher {spec}: cannot play {shared.game.name}; name others with --set games=...")
 
 
 class Teacher:
@@ -168,7 +169,9 @@ def parse_args(argv: Seq[str] | None) -> argparse.Namespace:
     add("--set", nargs="+", action="extend", default=[], metavar="KEY=VALUE", help="as for train_ppo.py")
     add("--teacher", help="of games an opponent that searches, or cfr, cfr:ITERATIONS, perfect (default mcts); "
         "of programs output")  # fmt: skip
-    add("--episodes", type=at_least(1), default=2048, help="that the teacher plays, over all stages; %(default)s")
+    add(
+        "--episodes", type=at_least(1, 2**20), default=2048, help="that the teacher plays, over all stages; %(default)s"
+    )
     add("--explore", type=float, default=0.2, help="share of a game's moves played at random; %(default)s")
     add("--epochs", type=at_least(1), default=4, help="%(default)s")
     add("--batch", type=at_least(1), default=64, help="sequences an optimizer step; %(default)s")
@@ -218,6 +221,7 @@ def run(args: argparse.Namespace) -> None:
         part = tasks[start : start + GAMES_AT_ONCE]
         teacher = Teacher(policy, part, spec, config.run.seed, args.explore, config.env)
         episodes += play(replace(config.env, games_at_once=0), teacher, part)
+        teacher.pool.shutdown()
         console.update(len(episodes), f"{spec}: {len(episodes)}/{len(tasks)} games played")
     console.close()
     sequences = [s for e in episodes for seat in e.sequences.values() for s in seat if s.decisions]
@@ -244,4 +248,4 @@ def main(argv: Seq[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    leave(main())

@@ -164,12 +164,15 @@ class Console:
 
         shown = [(head, key, form) for head, key, form, narrow in COLUMNS if narrow or width >= WIDE]
         shown = [c for c in shown if any(row.get(c[1]) for row in self._rows)]
+        while (left := width - sum(max(len(head), 6) + 2 for head, *_ in shown) - 2) < 6 and len(shown) > 2:
+            shown.pop()
         table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
         for head, _, _ in shown:
             table.add_column(head, justify="right", no_wrap=True)
         table.add_column("stage", no_wrap=True, overflow="ellipsis")
         for row in self._rows:
             stage = Text(redact(str(row["stage"]))).append("".join(f" !{a}" for a in row.get("alarms", ())), "bold red")
+            stage.truncate(max(left, 1), overflow="ellipsis")
             table.add_row(*(number(row.get(key), form) for _, key, form in shown), stage)
         return table
 

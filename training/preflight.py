@@ -30,15 +30,16 @@ from envs.opponents import RandomBot, make_bot, parse_opponent
 from envs.types import Episode, Task
 from games import CONFIGS_PER_GAME, GAMES
 from policy.chat import ChatFormat, answer_trie
-from policy.model import device_of, load_architecture, load_tokenizer
+from policy.model import check_adapter, device_of, load_architecture, load_tokenizer
 from policy.network import ATTENDED
 from policy.vllm_server import check_servers
 from training import memory
 from training.console import duration
 from training.memory import GB, Parameters, checkpoint_bytes, count_parameters
 from training.positions import state_shapes
+from training.state import find_checkpoint
 from training.token_counts import Prompts, count_tokens
-from utils import CheckpointError, ConfigError, need_space
+from utils import CheckpointError, ConfigError, config_dict, need_space
 
 SEARCH_SECONDS = 0.02  # that a search is measured for, at least, or all of its simulations
 MATMUL_SECONDS = 0.2  # spent on measuring this machine's matrix products
@@ -287,8 +288,10 @@ def _move_seconds(opponent: str, episode: Episode, place: float) -> float:
 # ------------------------------------------------------------------------------------------------------- the report
 
 
-def check(config: SimpleNamespace, processes: int = 1, dry_run: bool = False) -> None:
+def check(config: SimpleNamespace, processes: int = 1, dry_run: bool = False, **start: Any) -> None:
     """Look for what would stop the run at its start, or make a game useless; ``dry_run``: print what it would take.
+
+    ``start``: for a dry run, ``resume`` and ``force_config`` as ``find_checkpoint`` takes them.
 
     Raises:
         ConfigError: programs, servers or prompts that cannot be played with.
@@ -305,13 +308,24 @@ def check(config: SimpleNamespace, processes: int = 1, dry_run: bool = False) ->
         from envs.affinetes import check_server
 
         check_server(config.env)
+    check_adapter(config.model)
     if dry_run:
+        _check_run_folder(config, **start)
         print(describe(config))
         device_of(config.model)
     else:
         check_prompts(config)
     if config.env.use_vllm:
         check_servers(config, processes)
+
+
+def _check_run_folder(config: SimpleNamespace, resume: str | None = None, force_config: bool = False) -> None:
+    """Raise ConfigError for a folder that the run could not start in; nothing is made or set aside."""
+    folder = Path(config.run.output_dir).absolute()
+    there = next(path for path in (folder, *folder.parents) if path.exists())
+    if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
+        raise ConfigError(f"run.output_dir: {there} is no folder that can be written into")
+    find_checkpoint(folder, resume, config_dict(vars(config)), force_config, look_only=True)
 
 
 def _parameters(config: SimpleNamespace, architecture: Any) -> Parameters:

@@ -7,7 +7,9 @@ import atexit
 import contextlib
 import io
 import logging
+import math
 import os
+import select
 import shlex
 import signal
 import sys
@@ -77,6 +79,10 @@ def setup_logging() -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
+    if sys.stdin is None:
+        sys.stdin = open(os.devnull)  # noqa: SIM115, nobody answers, which is told
+    elif isinstance(sys.stdin, io.TextIOWrapper):
+        sys.stdin.reconfigure(errors="replace")
     handler = logging.StreamHandler()
     handler.setLevel(logging.INFO)  # lower ones are for the run's own file
     handler.setFormatter(_Redacted("%(levelname)s: %(message)s"))
@@ -93,8 +99,13 @@ def run_program(body: Callable[[], int | None]) -> int:
     """
     setup_logging()
     try:
-        return body() or 0
+        code = body() or 0
+        sys.stdout.flush()
+        return code
     except (ConfigError, CheckpointError, OSError) as error:
+        if isinstance(error, BrokenPipeError) and _is_unread(sys.stdout):  # head, say, has seen enough
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return 0
         message, code = str(error), 2
     except ProgramError as error:
         message, code = str(error), 1
@@ -102,6 +113,13 @@ def run_program(body: Callable[[], int | None]) -> int:
         message, code = "interrupted", 130
     print(f"error: {redact(message)}", file=sys.stderr)
     return code
+
+
+def _is_unread(stream: IO[str]) -> bool:
+    """Whether a stream leads to a pipe that nobody reads any more."""
+    poll = select.poll()
+    poll.register(stream, 0)
+    return any(event & select.POLLERR for _, event in poll.poll(0))
 
 
 def at_least(least: float, most: float = sys.float_info.max) -> Callable[[str], float]:
@@ -113,6 +131,8 @@ def at_least(least: float, most: float = sys.float_info.max) -> Callable[[str], 
         except ValueError as error:
             kind = "a whole number" if isinstance(least, int) else "a number"
             raise argparse.ArgumentTypeError(f"{text}: expected {kind}") from error
+        if not math.isfinite(value):
+            raise argparse.ArgumentTypeError(f"{text}: expected a finite number")
         if not least <= value <= most:
             end = f" and at most {most}" if most < sys.float_info.max else ""
             raise argparse.ArgumentTypeError(f"{text}: expected at least {least}{end}")

@@ -318,8 +318,12 @@ def abandon_after(run_dir: str | Path, step: int) -> None:
     log.warning("%s: set aside as %s: the run goes on from step %d", directory, ", ".join(names), step)
 
 
-def find_checkpoint(run_dir: Path, resume: str | None, resolved: dict[str, Any], force_config: bool) -> Path | None:
+def find_checkpoint(
+    run_dir: Path, resume: str | None, resolved: dict[str, Any], force_config: bool, look_only: bool = False
+) -> Path | None:
     """The checkpoint to go on from (None: a fresh run; what one without checkpoints left is set aside).
+
+    ``look_only``: nothing is set aside, nothing told.
 
     Raises:
         ConfigError: a run that would be overwritten, or knobs that may not change have changed since.
@@ -335,7 +339,7 @@ def find_checkpoint(run_dir: Path, resume: str | None, resolved: dict[str, Any],
             ways += ", --output-dir starts another"
             raise ConfigError(f"run.output_dir: {run_dir} holds checkpoints; {ways}")
         left = [path for name in (METRICS, "wandb_id", *AT_THE_END) if (path := run_dir / name).exists()]
-        if names := [set_aside(path) for path in left if path.is_dir() or path.stat().st_size]:
+        if not look_only and (names := [set_aside(path) for path in left if path.is_dir() or path.stat().st_size]):
             log.warning("%s holds no checkpoint: what a run left there is set aside as %s", run_dir, ", ".join(names))
     if resume is None:
         return None
@@ -353,6 +357,8 @@ def find_checkpoint(run_dir: Path, resume: str | None, resolved: dict[str, Any],
     if refused and not force_config:
         raise ConfigError(f"--resume: the configuration has changed since {path.name}: {'; '.join(refused)}; "
                           "--force-config goes on with the new one")  # fmt: skip
+    if look_only:
+        return path
     if any(line.startswith("ppo.num_train_steps") for line in changed):
         ends = [key for key in ("lr_final", "entropy_final") if resolved["ppo"][key] != 1]
         changed += [f"ppo.{key} is now reached at the new last step" for key in ends]
@@ -361,9 +367,10 @@ def find_checkpoint(run_dir: Path, resume: str | None, resolved: dict[str, Any],
     return path
 
 
-def is_finished(run_dir: Path, checkpoint: Path, steps: int) -> bool:
-    """Whether a run has come to its end with this checkpoint, and no more steps are asked for."""
+def is_finished(run_dir: Path, checkpoint: str, resolved: dict[str, Any], force_config: bool) -> bool:
+    """Whether a run has come to its end with this checkpoint, and no more steps, nor other knobs, are asked for."""
     step, ended = load_checkpoint(checkpoint).step, None
     with contextlib.suppress(ConfigError, TypeError, KeyError):  # there is none, or it is damaged: it is made again
         ended = read_json(run_dir / "summary.json")["steps"]  # perhaps of an earlier end, from which the run went on
-    return step >= steps and ended == step and (run_dir / "episodes.jsonl").exists()
+    whole = step >= resolved["ppo"]["num_train_steps"] and ended == step and (run_dir / "episodes.jsonl").exists()
+    return whole and bool(find_checkpoint(run_dir, checkpoint, resolved, force_config, look_only=True))

@@ -227,11 +227,16 @@ def load_programs(source: str) -> Sequence[Any]:
     return rows
 
 
+def _text(file: Path, encoding: str = "utf-8") -> str:
+    with blaming(f"{file}: is not UTF-8 text: ", UnicodeDecodeError, ValueError):
+        return file.read_text(encoding=encoding)
+
+
 def _read(file: Path) -> list[Program]:
-    text = file.read_text(encoding="utf-8-sig")
+    text = _text(file, "utf-8-sig")
     if file.suffix == ".py":
         inputs = file.with_suffix(".in")
-        return [Program(text, inputs.read_text(encoding="utf-8") if inputs.exists() else "")]
+        return [Program(text, _text(inputs) if inputs.exists() else "")]
     rows = []
     for number, line in enumerate(text.split("\n"), 1):
         try:

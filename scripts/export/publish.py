@@ -97,7 +97,7 @@ class Published:
     def evaluated(self) -> dict[str, dict[str, Any]] | None:
         """Game -> result, where the run's evaluation is that of this checkpoint."""
         here = self.summary and self.checkpoint in (self.summary.get("checkpoint"), "final")
-        return self.summary["games"] if self.summary and here else None
+        return self.summary.get("games") if self.summary and here else None
 
 
 def card(about: Published) -> str:

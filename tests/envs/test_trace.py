@@ -430,6 +430,8 @@ BAD = [
     ("{folder}/empty", "holds no programs"),
     ("{folder}/bad.jsonl", r'bad.jsonl:2: expected \{"program": text'),
     ("{folder}/broken.jsonl", "broken.jsonl:1: Expecting"),
+    ("{folder}/latin.jsonl", "latin.jsonl: is not UTF-8 text"),
+    ("{folder}/latin", "a.py: is not UTF-8 text"),
 ]
 
 
@@ -438,6 +440,9 @@ def test_bad_sources(source, message, tmp_path):
     (tmp_path / "empty").mkdir()
     (tmp_path / "bad.jsonl").write_text('{"program": "1"}\n{"program": 1}\n')
     (tmp_path / "broken.jsonl").write_text("{\n")
+    (tmp_path / "latin").mkdir()
+    for name in ("latin.jsonl", "latin/a.py"):
+        (tmp_path / name).write_bytes(b"# caf\xe9\n")
     with pytest.raises(ValueError, match=message):
         new_env(source=source.format(folder=tmp_path))
 

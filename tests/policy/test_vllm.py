@@ -669,3 +669,20 @@ def test_the_server_is_started_with_the_learners_bits_a_rank_that_it_takes_and_a
     assert f"--max-lora-rank {taken} " in done.stdout
     assert "--gpu-memory-utilization 0.4 " in done.stdout
     assert done.stdout.endswith("--quantization bitsandbytes --load-format bitsandbytes --x\n")
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ({"BITS": "8"}, "BITS=8: expected 4 or 16"),
+        ({"LORA_RANK": "1000"}, "LORA_RANK=1000: expected 1 to 512"),
+        ({"LORA_RANK": "four"}, "LORA_RANK=four: expected 1 to 512"),
+    ],
+)
+def test_a_server_of_another_kind_is_not_started(tmp_path, settings, told):
+    (tmp_path / "vllm").write_text("#!/bin/sh\necho started\n")
+    (tmp_path / "vllm").chmod(0o755)
+    env = os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}"} | settings
+    script = Path(train_ppo.__file__).parent / "scripts" / "serve_vllm.sh"
+    done = subprocess.run(["bash", script, "Qwen/Qwen3-4B"], capture_output=True, text=True, env=env)
+    assert (done.returncode, done.stdout, done.stderr) == (2, "", f"serve_vllm: {told}\n")

@@ -242,6 +242,24 @@ def test_what_is_plainly_meant_is_taken_else_a_line_helps(refused, tmp_path, mon
     assert utils.redact("key canary-0123456789") == "key [redacted]"
 
 
+@pytest.mark.parametrize(("setting", "told"), [
+    ("run.output_dir={}/file/x", "run.output_dir: {}/file is no folder that can be written into"),
+    ("run.output_dir={}/held", "run.output_dir: {}/held holds checkpoints; --resume goes on"),
+    ("model.adapter={}/file", "model.adapter: '{}/file' is a file; expected a folder"),
+    ("model.adapter={}/held", "model.adapter: '{}/held' holds no adapter_config.json"),
+    ("model.adapter={}/none", "model.adapter: cannot load '{}/none' ("),
+    ("lora.target_modules=[]", "lora: target_modules is empty: name at least one of q_proj"),
+])  # fmt: skip
+def test_a_dry_run_refuses_what_could_not_start_and_touches_nothing(refused, tmp_path, setting, told):
+    (tmp_path / "held" / "checkpoint-000001").mkdir(parents=True)
+    (tmp_path / "held" / "metrics.jsonl").write_text("{}")
+    (tmp_path / "file").write_text("")
+    before = sorted(tmp_path.rglob("*"))
+    line = refused("--config", micro_file(tmp_path.parent), "--dry-run", "--set", setting.format(tmp_path))
+    assert line.startswith(told.format(tmp_path)), line
+    assert sorted(tmp_path.rglob("*")) == before
+
+
 def test_a_model_that_cannot_be_had_is_one_line_at_once(refused, monkeypatch):
     """The Hub's library would try for half a minute, in 23 lines."""
     tried = []

@@ -200,3 +200,11 @@ def test_a_file_that_is_there_is_kept(tiny_models, tmp_path, monkeypatch):
     assert configure.main([*flags, "--gpu-memory", "0", "--output", str(file)]) == 0
     assert read_json(file)["ppo"]["num_train_steps"] == 1
     assert json.loads(file.read_text())["run"]["output_dir"] == "runs/mine"
+
+
+def test_a_place_that_cannot_be_written_is_told_before_the_first_question(tmp_path, capsys):
+    (tmp_path / "file").write_text("")
+    assert configure.main(["--output", str(tmp_path / "file" / "mine.json")]) == 2
+    shown = capsys.readouterr()
+    assert shown.err.startswith(f"error: {tmp_path / 'file'}: cannot be written: ")
+    assert "?" not in shown.out

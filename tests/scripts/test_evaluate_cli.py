@@ -46,6 +46,20 @@ def checkpoint(run):
     return str(run / f"checkpoint-{STEPS:06d}")
 
 
+def test_where_the_report_goes_is_looked_at_first_and_a_cut_off_adapter_is_a_line(run, tmp_path, capsys):
+    with pytest.raises(SystemExit) as ended:
+        evaluate.main(["--checkpoint", "nobody", "--json", "/proc/x.json"])
+    assert ended.value.code == 2
+    assert "--json /proc/x.json: /proc: cannot be written" in capsys.readouterr().err
+    shutil.copytree(run, tmp_path / "run")
+    weights = tmp_path / "run" / "final" / "adapter_model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:1000])
+    assert evaluate.main(["--checkpoint", str(weights.parent)]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith(f"error: {weights.parent}: does not fit ")
+    assert error.count("\n") == 1
+
+
 def command(*args, games=("kuhn_poker", "leduc_poker"), episodes=20):
     return [*args, *(["--games", *games] if games else []), "--num_episodes", str(episodes), "--games_at_once", "8"]
 

@@ -104,3 +104,16 @@ def test_what_cannot_be_used_is_told_in_one_line(source, tmp_path, capsys):
     write_gguf(tmp_path / "merged.gguf", model, words | {"model": both})
     assert "merges digits" in refusal(capsys, tmp_path / "merged.gguf", tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+def test_a_model_that_could_not_be_written_whole_is_not_there(tmp_path, capsys, monkeypatch):
+    class Large:
+        def save_pretrained(self, folder):
+            (folder / "config.json").write_text("{}")
+            raise OSError(27, "File too large")
+
+    monkeypatch.setattr(import_gguf, "load", lambda *_: (Large(), Large()))
+    assert "File too large" in refusal(capsys, tmp_path / "a.gguf", tmp_path / "out")
+    assert not any(tmp_path.iterdir())
+    (tmp_path / "file").write_text("")
+    assert "cannot be written" in refusal(capsys, tmp_path / "a.gguf", tmp_path / "file" / "out")

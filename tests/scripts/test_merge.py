@@ -453,6 +453,41 @@ def test_bad_usage_is_told_in_one_line(run_plain, tmp_path, capsys):
         assert error.count("\n") == 1, error
 
 
+def final_of(run, folder):
+    """The adapter of a run's end, which has no manifest, in a copy of the run."""
+    shutil.copytree(run, folder / "run")
+    (folder / "run" / "checkpoint-000006" / "manifest.json").unlink()
+    return (folder / "run" / "checkpoint-000006").rename(folder / "run" / "final")
+
+
+@pytest.mark.parametrize(("name", "content", "told"), [
+    ("../summary.json", b"[1]", "summary.json: is no summary of a run"),
+    ("adapter_config.json", b"", "adapter_config.json: "),
+])  # fmt: skip
+def test_damaged_files_beside_an_adapter_are_told_in_one_line(run_plain, tmp_path, capsys, name, content, told):
+    final = final_of(run_plain, tmp_path)
+    (final / name).resolve().write_bytes(content)
+    for path in final.iterdir():
+        path.chmod(0o444)
+    assert merge_in(tmp_path / "out", final, "--adapter-only") == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: ")
+    assert told in error
+    assert error.count("\n") == 1
+
+
+def test_a_summary_without_games_and_a_card_in_another_encoding(run_plain, tmp_path, capsys):
+    final = final_of(run_plain, tmp_path)
+    (final.parent / "summary.json").write_text('{"checkpoint": "checkpoint-000006"}')
+    for path in final.iterdir():
+        path.chmod(0o444)
+    for _ in range(2):  # the copies may be written to, whatever the checkpoint's rights
+        assert merge_in(tmp_path / "out", final, "--adapter-only") == 0
+    (tmp_path / "out" / "README.md").write_bytes(b"caf\xe9")
+    assert merge_in(tmp_path / "out", final, "--adapter-only") == 2
+    assert "README.md: is not UTF-8 text: " in capsys.readouterr().err.splitlines()[-1]
+
+
 def test_another_merge_in_the_folder_is_kept(run_plain, merged_4bit, capsys):
     assert merge_in(merged_4bit, run_plain) == 2
     assert "holds another merge" in capsys.readouterr().err

@@ -1,11 +1,17 @@
 """Programs are alike: what --help shows, and what flags are called."""
 
+import argparse
 import contextlib
 import importlib
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+
+from training.process import at_least
 
 ROOT = Path(__file__).parents[2]
 PROGRAMS = ["train_ppo", *(f"scripts.{path.stem}" for path in sorted((ROOT / "scripts").glob("[a-z]*.py")))]
@@ -34,3 +40,54 @@ def test_settings_are_given_one_by_one_or_together(name, others, capsys):
     with contextlib.suppress(SystemExit):
         program.main([*others, "--set", "model.dtype=float32", "ppo.gama=1", "--set", "ppo.gamma=1"])
     assert "--set: ppo.gama = 1: no such key; the nearest is ppo.gamma" in capsys.readouterr().err
+
+
+def program(body, **options):
+    """A program of one line, as the scripts run theirs."""
+    code = f"import sys\nfrom training.process import run_program\nsys.exit(run_program(lambda: {body}))"
+    return subprocess.Popen([sys.executable, "-u", "-c", code], cwd=ROOT, stderr=subprocess.PIPE, text=True, **options)
+
+
+@pytest.mark.parametrize(("body", "code", "told"), [
+    ("print('x' * 99999)", 0, ""),
+    ("(_ for _ in ()).throw(BrokenPipeError(32, 'Broken pipe'))", 0, ""),
+])  # fmt: skip
+def test_a_reader_that_leaves_ends_a_program_in_silence(body, code, told):
+    read, write = os.pipe()
+    os.close(read)
+    with program(body, stdout=write) as done:
+        assert (done.stderr.read(), done.wait()) == (told, code)
+    os.close(write)
+
+
+def test_a_broken_pipe_to_somebody_else_is_told():
+    with program("(_ for _ in ()).throw(BrokenPipeError(32, 'Broken pipe'))", stdout=subprocess.PIPE) as done:
+        assert (done.stderr.read(), done.wait()) == ("error: [Errno 32] Broken pipe\n", 2)
+
+
+@pytest.mark.parametrize("typed", [None, b"", b"\xe9\n"], ids=["closed", "empty", "latin"])
+def test_whoever_asks_and_is_not_answered_says_so(typed):
+    code = "from training.process import run_program; print(run_program(lambda: input() and None))"
+    command = [sys.executable, "-c", code]
+    command = ["sh", "-c", 'exec "$@" <&-', "sh", *command] if typed is None else command
+    done = subprocess.run(command, cwd=ROOT, input=typed, capture_output=True)
+    assert done.stdout == (b"130\n" if not typed else b"0\n")
+    assert done.stderr == (b"error: interrupted\n" if not typed else b"")
+
+
+@pytest.mark.parametrize("typed", ["inf", "nan", "-inf"])
+def test_numbers_are_finite(typed):
+    with pytest.raises(argparse.ArgumentTypeError, match=f"^{typed}: expected a finite number$"):
+        at_least(0.0)(typed)
+
+
+@pytest.mark.parametrize("name", [name for name in PROGRAMS if name != "scripts.make_tiny_model"])
+def test_numbers_without_end_are_refused_before_anything_is_done(name, capsys):
+    module = importlib.import_module(name)
+    with pytest.raises(SystemExit):
+        module.main(["--help"])
+    for flag in set(re.findall(r"--(?:episodes|deals|seed)\b", capsys.readouterr().out)):
+        with pytest.raises(SystemExit) as ended:
+            module.main([flag, "9" * 30])
+        assert ended.value.code == 2
+        assert "at most" in capsys.readouterr().err

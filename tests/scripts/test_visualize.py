@@ -152,6 +152,16 @@ def test_draw_curves_writes_a_picture_that_grows_with_the_keys(run_dir, tmp_path
     assert width >= 1200
 
 
+def test_without_matplotlib_there_is_a_report(run_dir, tmp_path, monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    assert visualize.main(["--run", str(run_dir), "--output", str(tmp_path)]) == 1
+    assert capsys.readouterr().err.startswith("error: no curves.png: import of matplotlib")
+    assert {path.name for path in tmp_path.iterdir()} == {"report.html", "report.md"}
+    (tmp_path / "file").write_text("")
+    assert visualize.main(["--run", str(run_dir), "--output", str(tmp_path / "file")]) == 2
+    assert "file: cannot be written" in capsys.readouterr().err
+
+
 def test_matplotlib_is_imported_only_to_draw():
     code = (
         "import sys; from scripts import visualize; sys.exit('matplotlib' in sys.modules or 'pyspiel' in sys.modules)"

@@ -265,6 +265,14 @@ def test_a_terminal_shows_rows_a_curve_a_bar_and_the_time_left(monkeypatch):
     assert re.search(r" 0\.0000 .* mix", narrow)  # no -0.0000
 
 
+def test_a_small_terminal_shows_fewer_numbers_but_whole_ones(monkeypatch):
+    shown = screen(monkeypatch, 40, lambda console: [console.step(STEP_ROW | {"step": step}) for step in (1, 2)])
+    head, row = shown.rpartition("step ")[2].splitlines()[:2]
+    assert "…" not in head + row.rpartition(" ")[0]
+    assert row.split()[0] == "1"
+    assert head.split()[0] == "score"
+
+
 @pytest.mark.parametrize("variable", [("NO_COLOR", "1"), ("TERM", "dumb")])
 def test_lines_on_a_terminal_that_wants_no_picture(monkeypatch, variable):
     monkeypatch.setenv(*variable)

@@ -442,6 +442,15 @@ def test_a_finished_run_that_goes_on_has_evaluated_what_a_longer_one_has(tmp_pat
         assert manifest["score"] is not None
 
 
+def test_a_finished_run_is_not_finished_with_other_knobs(tmp_path, capsys):
+    once = ("--set", "ppo.num_train_steps=1")
+    assert train(tmp_path, *once) == 0
+    assert train(tmp_path, "--resume", *once) == 0
+    assert "is finished" in capsys.readouterr().out
+    assert train(tmp_path, "--resume", *once, "ppo.gamma=0.5") == 2
+    assert "the configuration has changed since checkpoint-000001: ppo.gamma" in capsys.readouterr().err
+
+
 def test_a_run_of_an_older_configuration_goes_on(tmp_path):
     """A knob that came since has its default; one that went is left out."""
     assert train(tmp_path, "--set", "ppo.num_train_steps=1") == 0
