@@ -1,13 +1,14 @@
 """Programs as an environment: predict what a Python program prints.
 
-``env`` the environment and where its tasks come from · ``programs`` an endless stream of them, by level, written
-with ``writer`` out of ``constructs_easy`` and ``constructs_hard`` · ``prints`` the debug prints put in, and how answers
-are compared · ``sandbox`` runs programs that nobody vetted, each in an ``interpreter`` that ``confine`` locks in.
+``env`` the environment and where its tasks come from · ``programs`` an endless stream of them, by level, written with
+``writer`` out of ``constructs_easy`` and ``constructs_hard`` · ``prints`` the debug prints put in · ``scoring`` answers
+compared · ``sandbox`` runs programs that nobody vetted, each in an ``interpreter`` that ``confine`` locks in.
 """
 
 from envs.config import TraceConfig
 from envs.trace.env import TASKS_PER_LEVEL, TraceEnv, check_config, level_starts, load_programs
-from envs.trace.prints import inject, inject_safe, score
+from envs.trace.prints import inject, inject_safe
+from envs.trace.scoring import score
 
 __all__ = [
     "TASKS_PER_LEVEL", "TraceConfig", "TraceEnv", "check_config", "inject", "inject_safe", "level_starts",

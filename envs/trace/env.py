@@ -23,9 +23,10 @@ from typing import Any, NamedTuple
 from config.reader import blaming
 from envs.client import one_line
 from envs.config import EnvConfig, TraceConfig
-from envs.trace.prints import MAX_PRINTS, inject_safe, leading_share, score
+from envs.trace.prints import MAX_PRINTS, inject_safe
 from envs.trace.programs import LEVELS, Program, generate
 from envs.trace.sandbox import Run, Sandbox, SandboxError
+from envs.trace.scoring import leading_share, score
 from envs.types import Step, Task
 
 TASKS_PER_LEVEL = 10_000_000

@@ -1,7 +1,7 @@
-"""Debug prints put into a program, and answers compared: the rules of the public trace environment.
+"""Debug prints put into a program, as the public trace environment does.
 
-``inject`` and ``score(..., "affinetes")`` reproduce AffineFoundation/affinetes (environments/trace, 345b7bcf);
-``inject_safe`` is the same injection without the prints that break the program.
+``inject`` reproduces AffineFoundation/affinetes (environments/trace, 345b7bcf); ``inject_safe`` is the same injection
+without the prints that break the program.
 """
 
 import ast
@@ -148,51 +148,3 @@ def inject_safe(program: str, seed: int, execute: Execute, max_prints: int = MAX
         return shown, run
     shown = inject(program, seed, max_prints, skip=broken)
     return shown, execute(shown)
-
-
-def clean(prediction: str) -> str:
-    """The answer inside a model's text: what follows its thinking, and of that the first code block if there is one."""
-    text = prediction
-    for tag in ("think", "thinking"):
-        head, end, rest = text.rpartition(f"</{tag}>")  # no block ends later: to look there takes quadratic time
-        text = re.sub(rf"<{tag}>.*?</{tag}>", "", head + end, flags=re.DOTALL) + rest
-    text = re.split(r"</think>|</thinking>", text)[-1].strip()
-    block = re.search(r"```[a-zA-Z]*\s*(.*?)```", text, re.DOTALL)
-    return block[1].strip() if block else text
-
-
-def _squeezed(text: str) -> str:
-    return "".join(text.split()).lower()
-
-
-def score(expected: str, prediction: str, protocol: str = "affinetes") -> float:
-    """1.0 if the prediction is the expected output, else 0.0.
-
-    Args:
-        expected: standard output, without surrounding whitespace.
-        prediction: the model's raw text.
-        protocol: "affinetes" compares the cleaned answer without any whitespace and case ("12 3" equals "1 23");
-            "native" wants the cleaned answer to be the expected text exactly, surrounding whitespace aside.
-
-    Raises:
-        ValueError: unknown protocol.
-    """
-    if protocol == "affinetes":
-        return float(_squeezed(clean(prediction)) == _squeezed(expected))
-    if protocol == "native":
-        return float(clean(prediction).replace("\r\n", "\n").strip() == expected.strip())
-    raise ValueError(f"protocol {protocol!r} is not known: affinetes or native")
-
-
-def leading_share(expected: str, prediction: str, protocol: str = "affinetes") -> float:
-    """Share of lines, from the first on, that are right before the first wrong one; missing and extra lines count."""
-    wanted, given = expected.split("\n"), clean(prediction).split("\n")
-    if score(expected, prediction, protocol):
-        return 1.0
-    right = 0
-    for ours, theirs in zip(wanted, given, strict=False):
-        same = _squeezed(ours) == _squeezed(theirs) if protocol == "affinetes" else ours == theirs
-        if not same:
-            break
-        right += 1
-    return right / max(len(wanted), len(given))

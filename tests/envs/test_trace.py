@@ -17,9 +17,9 @@ from env_wrapper import EnvConfig, Task
 from envs.contract import check_contract
 from envs.trace import TASKS_PER_LEVEL, TraceConfig, TraceEnv, inject, inject_safe, load_programs, programs, score
 from envs.trace.env import NoAnswerError
-from envs.trace.prints import clean, leading_share
 from envs.trace.programs import CONSTRUCTS, LEVELS, generate
 from envs.trace.sandbox import Limits, Run, Sandbox, SandboxError
+from envs.trace.scoring import clean, leading_share
 from evaluation.measure import evaluate
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "trace.json").read_text())

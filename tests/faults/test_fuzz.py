@@ -20,7 +20,7 @@ from tiny import micro, micro_config
 import utils
 from config.reader import ConfigError
 from env_wrapper import Task, make_env, parse_action
-from envs.trace.prints import leading_share, score
+from envs.trace.scoring import leading_share, score
 from evaluation.players import _content
 from scripts.serve import Actor, make_app
 from train_ppo import Trainer
