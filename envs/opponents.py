@@ -19,8 +19,8 @@ UCT_C = 1.414
 MAX_MEMORY_MB = 256
 CFR_ITERATIONS = 300  # leduc_poker: 3 s, NashConv 0.005
 ALLOWED = (
-    "random, mcts, mcts_light, mcts:SIMSxROLLOUTS, ismcts, ismcts:SIMSxROLLOUTS, perfect, cfr, cfr:ITERATIONS, self "
-    "or past:NAME"
+    "random, mcts, mcts_light, mcts:SIMSxROLLOUTS, ismcts, ismcts:SIMSxROLLOUTS, perfect, cfr, cfr:ITERATIONS; in "
+    "training also self and past:NAME"
 )
 # Hidden information that can be drawn anew. OpenSpiel cannot in phantom_ttt; in bridge one draw takes 0.2 s (it solves
 # the deal); hearts has four sides.

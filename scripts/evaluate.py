@@ -37,23 +37,9 @@ from envs import exact
 from envs.openspiel import load_game, table
 from envs.opponents import CFR_ITERATIONS, make_bot, parse_opponent, solution
 from envs.ratings import rate
+from evaluation import measure
 from evaluation.arena import Arena
-from evaluation.measure import (
-    OVERALL,
-    VALUE,
-    EvaluationError,
-    GameResult,
-    Row,
-    between,
-    columns,
-    differences,
-    exact_table,
-    game_sets,
-    label,
-    paired_tasks,
-    summary,
-    table_values,
-)
+from evaluation.measure import OVERALL, VALUE, GameResult, Row, between, columns, game_sets, label, summary
 from evaluation.players import AFFINETES, Contestant, Roster, find_adapter, player_flags
 from training.console import Console
 from training.process import at_least, leave, run_program
@@ -84,10 +70,10 @@ def exact_results(player: Contestant, task_ids: set[int]) -> dict[str, float]:
         policy_table = solution(table(task_id).game, game, bot)
     elif not hasattr(player.player, "action_probs") or player.env.answer_mode == "free":
         return {}
-    elif not (policy_table := exact_table(player.player, player.env, task_id) or {}):
+    elif not (policy_table := measure.exact_table(player.player, player.env, task_id) or {}):
         log.warning("--exact: left out for %s: its prompts are those of a server", player.label)
         return {}
-    found = table_values(policy_table, task_id, nash=True)
+    found = measure.table_values(policy_table, task_id, nash=True)
     return found | {"exploitability": found["nash_conv"] / (2 * game.max_utility())}  # a seat, as values are scaled
 
 
@@ -185,7 +171,7 @@ class Contest:
     ) -> dict[str, list[Row]]:
         """Play all games, or some; game -> rows."""
         rows = {game: self.rows[game] for game in games or self.rows}
-        tasks = paired_tasks(list(rows.values()), self.args.episodes, self.args.seed, opponent.opponent)
+        tasks = measure.paired_tasks(list(rows.values()), self.args.episodes, self.args.seed, opponent.opponent)
         return {game: arena.play(own, opponent, game, t) for game, t in zip(rows, tasks, strict=True)}
 
     def run(self) -> dict[str, Any]:
@@ -204,7 +190,7 @@ class Contest:
             print(f"{player.label} against {opponent.label}, {sampling}, seed {self.args.seed}{exactly}")
             print(result_lines(results, self.args.exact, self.style), end="\n\n")
         if self.args.compare:
-            report["comparison"] = differences(*played)
+            report["comparison"] = measure.differences(*played)
             print(f"{self.players[0].label} minus {self.players[1].label}, value on the same deals")
             lines = [{**{key: d[key] for key in ("game", "pairs", "difference")}, "95 %": between(*d["interval"]),
                       "p": d["p"]} for d in report["comparison"]]  # fmt: skip
@@ -323,7 +309,7 @@ def _outcomes(rows: Sequence[Row]) -> np.ndarray:
     scores = np.array([np.nan if row["score"] is None else row["score"] for row in rows]).reshape(-1, 2)
     scores = scores[~np.isnan(scores).any(axis=1)]
     if not len(scores):
-        raise EvaluationError(f"every game of {rows[0]['game']} failed; the first: {rows[0].get('error')}")
+        raise measure.EvaluationError(f"every game of {rows[0]['game']} failed; the first: {rows[0].get('error')}")
     return (np.sign(scores - 0.5) + 1) / 2
 
 
