@@ -26,7 +26,6 @@ from envs.config import EnvConfig, TraceConfig
 from games import NAMES, find
 from policy.model import LoraConfig, ModelConfig
 from training.loggers import NAMES as LOGGERS
-from training.process import at_least
 from utils import CheckpointError, ConfigError, config_dict, knob, latest_checkpoint, load_checkpoint, load_config
 
 
@@ -117,7 +116,7 @@ def parse_args(argv: Sequence[str] | None, doc: str | None) -> argparse.Namespac
         help="a run's folder or one of its checkpoints; without it, the run in --output-dir")  # fmt: skip
     add("--force-config", action="store_true", help="resume although the configuration has changed")
     add("--output-dir", "--checkpoint-dir", metavar="DIR")
-    add("--seed", type=at_least(0, 2**31 - 1))
+    add("--seed", type=int)
     add("--dry-run", action="store_true", help="check and describe everything, load no weights")
     add("--no-wandb", action="store_true", help="send nothing anywhere: run.logger=none")
     return parser.parse_args(argv)

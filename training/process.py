@@ -131,7 +131,7 @@ def at_least(least: float, most: float = sys.float_info.max) -> Callable[[str], 
         except ValueError as error:
             kind = "a whole number" if isinstance(least, int) else "a number"
             raise argparse.ArgumentTypeError(f"{text}: expected {kind}") from error
-        if not math.isfinite(value):
+        if value == math.inf:
             raise argparse.ArgumentTypeError(f"{text}: expected a finite number")
         if not least <= value <= most:
             end = f" and at most {most}" if most < sys.float_info.max else ""

@@ -318,16 +318,8 @@ def abandon_after(run_dir: str | Path, step: int) -> None:
     log.warning("%s: set aside as %s: the run goes on from step %d", directory, ", ".join(names), step)
 
 
-def find_checkpoint(
-    run_dir: Path, resume: str | None, resolved: dict[str, Any], force_config: bool, look_only: bool = False
-) -> Path | None:
-    """The checkpoint to go on from (None: a fresh run; what one without checkpoints left is set aside).
-
-    ``look_only``: nothing is set aside, nothing told.
-
-    Raises:
-        ConfigError: a run that would be overwritten, or knobs that may not change have changed since.
-    """
+def _take_folder(run_dir: Path, resume: str | None, look_only: bool) -> None:
+    """Set aside what a run without checkpoints left in a run's folder; ConfigError for what must not be replaced."""
     for folder in (run_dir / "final", run_dir / "average"):  # written anew at the end
         if folder.is_dir() and any(folder.iterdir()) and not (folder / "adapter_config.json").exists():
             raise ConfigError(
@@ -341,6 +333,19 @@ def find_checkpoint(
         left = [path for name in (METRICS, "wandb_id", *AT_THE_END) if (path := run_dir / name).exists()]
         if not look_only and (names := [set_aside(path) for path in left if path.is_dir() or path.stat().st_size]):
             log.warning("%s holds no checkpoint: what a run left there is set aside as %s", run_dir, ", ".join(names))
+
+
+def find_checkpoint(
+    run_dir: Path, resume: str | None, resolved: dict[str, Any], force_config: bool, look_only: bool = False
+) -> Path | None:
+    """The checkpoint to go on from (None: a fresh run; what one without checkpoints left is set aside).
+
+    ``look_only``: nothing is set aside, nothing told.
+
+    Raises:
+        ConfigError: a run that would be overwritten, or knobs that may not change have changed since.
+    """
+    _take_folder(run_dir, resume, look_only)
     if resume is None:
         return None
     path = Path(resume)

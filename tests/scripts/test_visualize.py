@@ -275,7 +275,7 @@ def test_the_report_carries_several_runs_and_stands_alone(run_dir, tmp_path, cap
     second = write_run(tmp_path / "second", steps=30, seed=1, shown=("hex",))
     assert visualize.main(["--checkpoint_dir", str(run_dir), str(second), "--output", str(tmp_path / "out")]) == 0
     assert capsys.readouterr().out.split() == [
-        str(tmp_path / "out" / n) for n in ("curves.png", "report.html", "report.md")
+        str(tmp_path / "out" / n) for n in ("report.html", "report.md", "curves.png")
     ]
     page = tmp_path / "out" / "report.html"
     text = page.read_text(encoding="utf-8")
@@ -374,7 +374,7 @@ def test_a_page_that_follows_a_run_until_its_summary_is_there(tmp_path, monkeypa
     assert 'http-equiv="refresh"' not in (run / "report.html").read_text()
     assert embedded(run / "report.html")["seen"] == ""
     assert capsys.readouterr().out.split() == [
-        str(run / n) for n in ("report.html", "curves.png", "report.html", "report.md")
+        str(run / n) for n in ("report.html", "report.html", "report.md", "curves.png")
     ]
 
 

@@ -22,9 +22,16 @@ def test_the_workflow_runs_what_every_change_must_pass():
 
 @pytest.mark.parametrize("name", ["my config.json", "tiny.json"])
 def test_a_run_gets_a_folder_of_its_configurations_name(name):
-    command = ["make", "--dry-run", "--assume-old=.venv/requirements.installed", "train", f"CONFIG=config/{name}"]
+    command = [
+        "make",
+        "--dry-run",
+        "--no-print-directory",
+        "--assume-old=.venv/requirements.installed",
+        "train",
+        f"CONFIG=config/{name}",
+    ]
     shown = subprocess.run(command, cwd=house.ROOT, capture_output=True, text=True, timeout=20, check=True).stdout
-    words = shlex.split(shown.splitlines()[-1])
+    words = shlex.split(next(line for line in shown.splitlines() if " train_ppo.py " in line))
     assert words[words.index("--config") + 1] == f"config/{name}"
     assert words[words.index("--output-dir") + 1].startswith(f"runs/{name.removesuffix('.json')}-seed0")
 
