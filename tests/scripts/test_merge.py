@@ -483,6 +483,7 @@ def test_a_summary_without_games_and_a_card_in_another_encoding(run_plain, tmp_p
         path.chmod(0o444)
     for _ in range(2):  # the copies may be written to, whatever the checkpoint's rights
         assert merge_in(tmp_path / "out", final, "--adapter-only") == 0
+        assert all(path.stat().st_mode & 0o200 for path in (tmp_path / "out").iterdir())
     (tmp_path / "out" / "README.md").write_bytes(b"caf\xe9")
     assert merge_in(tmp_path / "out", final, "--adapter-only") == 2
     assert "README.md: is not UTF-8 text: " in capsys.readouterr().err.splitlines()[-1]
