@@ -87,11 +87,10 @@ def self_test(policy: Policy, games: list[Task], cuda: bool) -> list[Row]:
            "reserved_gb": torch.cuda.max_memory_reserved() / 1e9 if cuda else None}  # fmt: skip
     if "cudnn" in row["attention"]:
         raise RuntimeError(f"attention ran as {row['attention']}: cuDNN's builds a graph for each new shape")
-    with torch.no_grad():
-        before_M = policy.evaluate_decisions(batch.sequences).logprobs
-        ppo_update(policy, optimizer, batch, ppo, (0, 1))
-        if torch.equal(before_M, policy.evaluate_decisions(batch.sequences).logprobs):
-            raise RuntimeError("an update has changed nothing of what the model answers")
+    before_M = policy.evaluate_decisions(batch.sequences).logprobs.detach()
+    ppo_update(policy, optimizer, batch, ppo, (0, 1))
+    if torch.equal(before_M, policy.evaluate_decisions(batch.sequences).logprobs.detach()):
+        raise RuntimeError("an update has changed nothing of what the model answers")
     return [row, *gradients_and_gaps(policy, games)]
 
 

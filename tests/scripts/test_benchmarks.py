@@ -156,6 +156,7 @@ def test_gpu_sh_runs_through_on_toy_shapes(tmp_path):
     done = subprocess.run(command, env=env, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     result = written(tmp_path / "gpu.json")
+    assert [row for row in result["rows"] if "failed" in row] == []
     rows = {
         kind: [row for row in result["rows"] if row["kind"] == kind] for kind in ("load", "step", "check", "profile")
     }
