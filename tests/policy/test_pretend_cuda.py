@@ -118,3 +118,8 @@ def test_the_ways_that_only_gpus_go_lead_to_the_same_weights(bases, architecture
         assert mine == pytest.approx(other, rel=1e-3, abs=1e-4)
     for mine, other in zip(weights, there, strict=True):
         torch.testing.assert_close(mine, other, rtol=1e-3, atol=1e-4)
+
+
+def test_attention_is_kept_from_cudnn():
+    assert network.run_trunk  # whose import turns it off
+    assert not torch.backends.cuda.cudnn_sdp_enabled()
