@@ -366,7 +366,7 @@ class Trainer(Checkpointed):
     def step(self, stop: StopSignal) -> dict[str, Any]:
         """Draw tasks, play them, update, tell the curriculum; return the row of metrics."""
         state, ppo, started = self.state, self.ppo, time.perf_counter()
-        tasks = [self.curriculum.next(state.step * ppo.batch_size + i) for i in range(ppo.batch_size)]
+        tasks = [self.curriculum.next(state.drawn + i) for i in range(ppo.batch_size)]
         self.policy.forget()
         episodes = self.ranks.gather(play(self.config.env, self.player(stop), self.ranks.share(tasks)))
         self.policy.forget()
@@ -385,7 +385,7 @@ class Trainer(Checkpointed):
 
         stage = self.curriculum.stage.name
         changes = [self.curriculum.update(e.task, e.score) for e in valid if e.outcome != "truncated"]
-        state.step += 1
+        state.step, state.drawn = state.step + 1, state.drawn + len(tasks)
         self.keep_past()
         self.grow_batches()
         row = {"step": state.step, "stage": stage, **summarise(episodes), **stats, **batch.summary(), **legal}

@@ -55,6 +55,7 @@ class TrainerState:
     """Everything adaptive that is not in the policy, the optimizer or the curriculum. All of it is checkpointed."""
 
     step: int = knob(0, min=0)
+    drawn: int = knob(0, min=0, max=2**53)  # tasks: none is drawn twice, however many a step has
     kl_coef: float = knob(0.0, min=0)
     bad_updates: int = knob(0, min=0)
     tokens_per_batch: int = knob(0, min=1, max=2**30)
@@ -242,6 +243,7 @@ class Checkpointed:
                 return self.load(older, force)
             utils.unpack_optimizer(self.optimizer, saved.tensors("optimizer"), state.pop("optimizer"), self.names)
             threads = state.pop("threads")
+            state.setdefault("drawn", saved.step * self.config.ppo.batch_size)  # checkpoints before 2026-11-24
             self.state = make(TrainerState, state, "trainer_state")
             self.state.check(saved.step)
             if self.state.row:

@@ -5,8 +5,11 @@ with --dry-run, on a folder with the shapes of Qwen3-4B; vLLM is stood in for by
 protocol.
 """
 
+import argparse
+import ast
 import contextlib
 import dataclasses
+import importlib
 import json
 import os
 import re
@@ -25,8 +28,9 @@ import pytest
 from serving import http_server, said
 from shapes import write_model
 
+from config.flags import FlagParser
 from games import NAMES
-from training.config import SECTIONS
+from training.config import DEFAULT_FILES, SECTIONS, load_sections
 
 ROOT = Path(__file__).parents[2]
 PAGES = ("README.md", "docs/guide.md")
@@ -53,6 +57,13 @@ def steps_of(page):
     return found
 
 
+def examples_of(program):
+    """The commands that its --help shows, as words."""
+    shown = re.sub(r" {5,}(?=--)", " ", ast.get_docstring(ast.parse((ROOT / program).read_text())))  # joined lines
+    lines = re.findall(r"^ {4}(python \S+\.py.*)$", shown, re.MULTILINE)
+    return [re.split(r"\s{2,}", line)[0].split()[1:] for line in lines]
+
+
 def is_command(step):
     return "\n" not in step and COMMAND.match(step) is not None
 
@@ -74,6 +85,28 @@ def test_commands_name_files_and_flags_that_exist(page):
         for word in words:
             if word.startswith("config/") and word not in ("config/mine.json", "config/other.json"):
                 assert (ROOT / word).is_file(), command
+
+
+PROGRAMS = sorted(str(path.relative_to(ROOT)) for path in (ROOT / "scripts").glob("*.py") if path.stem != "__init__")
+
+
+@pytest.mark.parametrize("program", ["train_ppo.py", *PROGRAMS])
+def test_examples_of_help_are_read_by_the_programs_they_name(program, monkeypatch):
+    """Each flag with its values, and of configurations each file and knob; nothing is done."""
+
+    class ReadError(Exception):
+        pass
+
+    def read(self, argv=None):
+        raise ReadError(argparse.ArgumentParser.parse_args(self, argv))
+
+    monkeypatch.setattr(FlagParser, "parse_args", read)
+    assert examples_of(program)
+    for named, *argv in examples_of(program):
+        with pytest.raises(ReadError) as found:
+            importlib.import_module(named.removesuffix(".py").replace("/", ".")).main(argv)
+        args = found.value.args[0]
+        load_sections([*DEFAULT_FILES, *getattr(args, "config", [])], getattr(args, "set", []))
 
 
 @pytest.mark.parametrize("page", PAGES)

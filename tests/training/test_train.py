@@ -451,20 +451,35 @@ def test_a_finished_run_is_not_finished_with_other_knobs(tmp_path, capsys):
     assert "the configuration has changed since checkpoint-000001: ppo.gamma" in capsys.readouterr().err
 
 
-def test_a_run_of_an_older_configuration_goes_on(tmp_path):
-    """A knob that came since has its default; one that went is left out."""
+@pytest.fixture
+def drawn(monkeypatch):
+    """The indices of all tasks that are played in training."""
+    found: list[int] = []
+
+    def play(config, player, tasks):
+        found.extend(task.index for task in tasks)
+        return env_wrapper.play(config, player, tasks)
+
+    monkeypatch.setattr(train_ppo, "play", play)
+    return found
+
+
+def test_a_run_of_an_older_version_goes_on(tmp_path, drawn):
+    """A knob that came since has its default; one that went is left out; no task is drawn twice."""
     assert train(tmp_path, "--set", "ppo.num_train_steps=1") == 0
-    path = tmp_path / "run" / "checkpoint-000001" / "run_config.json"
-    config = json.loads(path.read_text())
-    del config["ppo"]["rehearsal_coef"]
+    folder = tmp_path / "run" / "checkpoint-000001"
+    config, held, manifest = (
+        json.loads((folder / f"{name}.json").read_text()) for name in ("run_config", "trainer_state", "manifest")
+    )
+    del config["ppo"]["rehearsal_coef"], held["drawn"], manifest["digest"]
     config["run"]["keep_best"], config["lora"]["lora_dropout"] = True, 0.0
-    path.write_text(json.dumps(config))
-    manifest = json.loads((path.parent / "manifest.json").read_text())
-    del manifest["digest"]
-    manifest["files"][path.name] = utils._fingerprint(path)
-    (path.parent / "manifest.json").write_text(utils._seal(manifest))
+    for path, content in ((folder / "run_config.json", config), (folder / "trainer_state.json", held)):
+        path.write_text(json.dumps(content))
+        manifest["files"][path.name] = utils._fingerprint(path)
+    (folder / "manifest.json").write_text(utils._seal(manifest))
     assert train(tmp_path, "--resume", "--set", "ppo.num_train_steps=2") == 0
     assert [row["step"] for row in rows(tmp_path)] == [1, 2]
+    assert drawn == list(range(2 * 16))
 
 
 def test_a_forced_resume_takes_a_smaller_batch_and_a_magnet_that_was_not_there(tmp_path):
@@ -478,6 +493,13 @@ def test_a_forced_resume_takes_a_smaller_batch_and_a_magnet_that_was_not_there(t
     mine, average = (trainer.policy.past_adapter(name) for name in ("default", "average"))
     assert any(tensor.abs().max() > 0 for key, tensor in mine.items() if "lora_B" in key)
     assert all(torch.equal(mine[key], average[key]) for key in mine)
+
+
+def test_no_task_is_drawn_twice_by_a_run_that_goes_on_with_smaller_steps(tmp_path, drawn):
+    assert train(tmp_path, "--set", "ppo.num_train_steps=2") == 0
+    smaller = ("ppo.batch_size=8", "ppo.mini_batch_size=8", "ppo.num_train_steps=4")
+    assert train(tmp_path, "--resume", "--force-config", "--set", *smaller) == 0
+    assert drawn == list(range(2 * 16 + 2 * 8))
 
 
 def test_the_average_is_of_the_steps_so_far(tmp_path):
