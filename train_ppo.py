@@ -44,7 +44,6 @@ from policy.rehearsal import Rehearsal, divergence
 from policy.vllm_player import Engine, EngineError
 from training import alarms, preflight, process
 from training.about import begin, end, headline
-from training.batch import Batch, Moments, Trajectory, game_groups, log_ratios, rollout_scores, terminal_rewards
 from training.config import SECTIONS, PPOConfig, RunConfig, parse_args, read_config  # noqa: F401, public names
 from training.console import Console
 from training.loggers import Loggers
@@ -53,6 +52,7 @@ from training.positions import known_states, state_shapes
 from training.process import ProgramError, StopSignal, TrainingError
 from training.ranks import Ranks, add_up, means
 from training.state import DEVICE_ERRORS, Checkpointed, TrainerState, dump_batch, find_checkpoint, is_finished
+from training.trajectories import Batch, Moments, Trajectory, game_groups, log_ratios, rollout_scores, terminal_rewards
 from utils import ConfigError
 
 GAPS = ("logprob_gap_mean", "logprob_gap_max")  # |learner's - sampler's| log-probability

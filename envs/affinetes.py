@@ -20,7 +20,7 @@ from envs.config import EnvConfig
 from envs.openspiel import OpenSpielEnv, derive_seed, score, table
 from envs.opponents import SEEDS, parse_opponent
 from envs.prompts import full_system, full_user
-from envs.replies import Reply, ServerError, close, read_position, read_reply
+from envs.server_replies import Reply, ServerError, close, read_position, read_reply
 from envs.types import Step, Task
 
 CHECK_SECONDS = 10.0  # for a server to say anything at all, before a run

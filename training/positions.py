@@ -8,7 +8,7 @@ from torch import Tensor
 from curriculum import CurriculumConfig, pool
 from envs.openspiel import known, known_size, load_game, replay, table
 from policy.state_head import State
-from training.batch import Trajectory
+from training.trajectories import Trajectory
 
 SHAPE_TASKS = 64  # of each range, whose tensors are measured before a run; what has another size is not learnt
 

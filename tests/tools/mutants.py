@@ -27,7 +27,7 @@ TRAIN, POLICY, ADAPTERS, NETWORK, TREE, ATTENTION, LORA, LAYERS = (
     "policy/lora.py",
     "policy/layers.py",
 )
-STEP, STATE, PROCESS, LOGGERS = (f"training/{name}.py" for name in ("batch", "state", "process", "loggers"))
+STEP, STATE, PROCESS, LOGGERS = (f"training/{name}.py" for name in ("trajectories", "state", "process", "loggers"))
 PPO, BATCH = "tests/training/test_ppo.py::test_", "tests/training/test_ppo_batch.py::test_"
 MODEL, UPDATE = "tests/policy/test_model.py::test_", "tests/training/test_ppo_update.py::test_"
 POSITIONS, KNEW = "tests/training/test_positions.py::test_", "training/positions.py"

@@ -8,8 +8,8 @@ import games
 from curriculum import CurriculumConfig, Stage
 from env_wrapper import Action, Decision, EnvConfig, Sequence, Task, play
 from envs.openspiel import known, load_game, position, query_at
-from training.batch import Trajectory
 from training.positions import known_states, state_shapes
+from training.trajectories import Trajectory
 
 SIZE = games.CONFIGS_PER_GAME
 

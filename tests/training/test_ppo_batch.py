@@ -11,9 +11,9 @@ import torch
 from env_wrapper import Decision, Episode, Sequence, Task
 from policy.player import Evaluation
 from train_ppo import Batch, Trainer, TrainingError, collate
-from training.batch import standardise
 from training.config import PPOConfig
 from training.metrics import ALIKE, mutual_information, summarise
+from training.trajectories import standardise
 
 
 class Recorded:

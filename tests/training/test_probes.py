@@ -7,7 +7,7 @@ from probes import PROBES, run
 
 import train_ppo
 from policy.player import Policy
-from training.batch import Trajectory
+from training.trajectories import Trajectory
 
 advantages, turn_gae, ppo_loss, allowed = train_ppo.advantages, train_ppo.turn_gae, train_ppo.ppo_loss, Policy._allowed
 
