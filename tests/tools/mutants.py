@@ -136,9 +136,10 @@ MUTANTS = {
                "np.concatenate((mine[:1].repeat(shared), mine))"),
     ],
     UPDATE + "what_is_not_finite_changes_no_byte_and_is_counted": [
-        Mutant("no check of the loss", TRAIN, "torch.isfinite(loss) and torch.isfinite(norm))", "True)"),
-        Mutant("no check of the gradient", TRAIN,
-               "torch.isfinite(loss) and torch.isfinite(norm))", "torch.isfinite(loss))"),
+        Mutant("no check of the loss", TRAIN,
+               "torch.isfinite(loss + norm + torch.nn.utils.get_total_norm(rest))", "True"),
+        Mutant("no check of the gradient", TRAIN, "loss + norm + torch.nn.utils.get_total_norm(rest)", "loss"),
+        Mutant("no check of what is not clipped", TRAIN, " + torch.nn.utils.get_total_norm(rest)", ""),
         Mutant("step before the check", TRAIN,
                "            sound = bool(",
                "            optimizer.step()\n            sound = bool("),

@@ -411,20 +411,21 @@ def test_what_the_update_reads_of_the_legal_mass_is_that_of_a_pass_of_its_own(tm
 
 
 def spoiled(batch, policy, kind):
-    """Make the loss not a number, or the gradient infinite while the loss is finite."""
-    if kind == "gradient":
-        handle = policy.value_head.weight.register_hook(lambda g: g * torch.inf)
+    """Make the loss not a number, or a head's gradient infinite while the loss is finite."""
+    if kind != "loss":
+        handle = next(policy.heads[kind].parameters()).register_hook(lambda g: g * torch.inf)
         return batch, handle.remove
     advantages_M = batch.advantages_M.clone()
     advantages_M[-1] = torch.nan
     return replace(batch, advantages_M=advantages_M), lambda: None
 
 
-@pytest.mark.parametrize("kind", ["loss", "gradient"])
+@pytest.mark.parametrize("kind", ["loss", "value_head", "state_head"])
 def test_what_is_not_finite_changes_no_byte_and_is_counted(tmp_path, kind):
-    policy = tiny_policy(tmp_path)
-    batch, optimizer = played(policy), adam(policy)
-    ppo_update(policy, optimizer, batch, WHOLE, (0,))  # the optimizer has moments now
+    policy, ppo = tiny_policy(tmp_path), replace(WHOLE, state_coef=0.1)
+    states_of(policy)
+    batch, optimizer = played(policy, ppo=ppo), adam(policy)
+    ppo_update(policy, optimizer, batch, ppo, (0,))  # the optimizer has moments now
 
     def everything():
         tensors, rest = pack_optimizer(optimizer, list(policy.trainable()))
@@ -432,11 +433,11 @@ def test_what_is_not_finite_changes_no_byte_and_is_counted(tmp_path, kind):
 
     before = everything()
     bad, restore = spoiled(batch, policy, kind)
-    stats = ppo_update(policy, optimizer, bad, WHOLE, (0,))
+    stats = ppo_update(policy, optimizer, bad, ppo, (0,))
     assert everything() == before
     assert (stats["skipped"], stats["updates"], stats["epochs"]) == (1, 0, 1)
     restore()
-    good = ppo_update(policy, optimizer, batch, WHOLE, (0,))
+    good = ppo_update(policy, optimizer, batch, ppo, (0,))
     assert (good["skipped"], good["updates"]) == (0, 1)
     assert everything() != before
     assert good.keys() == stats.keys()
