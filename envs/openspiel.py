@@ -13,8 +13,9 @@ import os
 import sys
 import threading
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import pyspiel
@@ -27,6 +28,7 @@ from envs.prompts import RETRY, full_system, user_message
 from envs.types import Query, Step, Task
 from games.base import Game
 
+DISTINCT = 60  # configurations of a game repeat after fewer
 CHANCE = int(pyspiel.PlayerId.CHANCE)
 SIMULTANEOUS = int(pyspiel.PlayerId.SIMULTANEOUS)
 INVALID = pyspiel.INVALID_ACTION
@@ -85,6 +87,12 @@ def table(task_id: int) -> Table:
     """Return the shared, cached table of a task; ValueError: the task id is out of range."""
     game, params = games.decode_task_id(task_id)
     return _table(game, tuple(sorted(params.items())))
+
+
+def tables(ranges: Iterable[tuple[int, int]]) -> list[Table]:
+    """Return the tables of ranges of task ids, each once: those of all parameters that a game's configurations have."""
+    ids = chain.from_iterable(range(first, min(last, first + DISTINCT) + 1) for first, last in ranges)
+    return list({id(found): found for found in map(table, ids)}.values())
 
 
 def load_game(task_id: int) -> Any:

@@ -26,7 +26,8 @@ class Arena:
     """Plays tasks chunk by chunk, and keeps the rows of finished games in a JSON-lines file that can be continued.
 
     Its first line holds the settings. Chunks of ``games_at_once`` games (part of what a seed determines) come in the
-    same order each time: one that is whole in the file is not played again, one that was cut short is written over.
+    same order each time: one that is whole in the file is not played again, one that was cut short, or in which a game
+    failed, is.
     Without a path nothing is kept.
 
     Raises:
@@ -57,6 +58,8 @@ class Arena:
             chunk = tasks[start : start + self.games_at_once]
             played, self._kept = self._kept[: len(chunk)], self._kept[len(chunk) :]
             fresh = len(played) < len(chunk)
+            # What infrastructure lost is played again.
+            fresh |= any(isinstance(row, dict) and row.get("outcome") == "failed" for row in played)
             for number, (row, task) in enumerate(zip(played, chunk, strict=False), len(self._done) + 2):
                 expected = _of(own, opponent, game, task)
                 if not isinstance(row, dict) or any(row.get(key) != value for key, value in expected.items()):
@@ -69,7 +72,8 @@ class Arena:
             rows += played
             self._done += played
             if fresh and self._path:
-                write_file(self._path, (self._head + "".join(json.dumps(row) + "\n" for row in self._done)).encode())
+                lines = [json.dumps(row) + "\n" for row in (*self._done, *self._kept)]
+                write_file(self._path, (self._head + "".join(lines)).encode())
             told = f"{own.label} against {opponent.label}, {game}: {len(rows)}/{len(tasks)} games"
             self.console.update(len(self._done), told)
         return rows
@@ -79,20 +83,24 @@ class Arena:
 PLAYED_BY = "env_type", "games_path", "prompt", "answer_mode", "history_turns", "protocol", "trace"
 
 
+def check_match(own: Contestant, opponent: Contestant) -> None:
+    """Raise ConfigError where the two cannot be put into one game."""
+    if own.player is None and opponent.player is not None:
+        raise ConfigError(f"{own.label} against {opponent.label}: the other way round, the model is the player")
+    if own.player is not None and isinstance(opponent.player, ModelPlayer):
+        differing = [f"env.{key}" for key in PLAYED_BY if getattr(own.env, key) != getattr(opponent.env, key)]
+        if differing:
+            raise ConfigError(f"{own.label} against {opponent.label}: {', '.join(differing)} of their run_config.json "
+                              "differ, and one table has one kind of prompts and answers")  # fmt: skip
+
+
 def _episodes(own: Contestant, opponent: Contestant, tasks: Sequence[Task]) -> list[Episode]:
     if own.player is None:
-        if opponent.player is not None:
-            raise ConfigError(f"{own.label} against {opponent.label}: the other way round, the model is the player")
         pool = ThreadPoolExecutor(os.cpu_count())
         try:
             return list(pool.map(lambda task: play_bot(own.label, task), tasks))
         finally:  # an interrupt does not wait for searches
             pool.shutdown(wait=False)
-    if isinstance(opponent.player, ModelPlayer):
-        differing = [f"env.{key}" for key in PLAYED_BY if getattr(own.env, key) != getattr(opponent.env, key)]
-        if differing:
-            raise ConfigError(f"{own.label} against {opponent.label}: {', '.join(differing)} of their run_config.json "
-                              "differ, and one table has one kind of prompts and answers")  # fmt: skip
     others = {} if opponent.player is None else {opponent.label: opponent.player}
     return play(own.env, Seats(own.player, others), tasks)
 
@@ -141,4 +149,4 @@ def _row(own: Contestant, opponent: Contestant, game: str, episode: Episode) -> 
     mass = own.player.legal_mass(sequences) if isinstance(own.player, ModelPlayer) else []
     return row | {"seat": seat, "returns": info["returns"], "moves": info["length"],
                   "decisions": info["n_decisions"].get(seat, 0), "retries": info["retries"],
-                  "legal_mass": sum(mass) / len(mass) if mass else None}  # fmt: skip
+                  "legal_mass": min(sum(mass) / len(mass), 1.0) if mass else None}  # fmt: skip

@@ -17,7 +17,7 @@ from curriculum import TaskRange, eval_tasks, pool
 from env_wrapper import play
 from envs import exact
 from envs.config import EnvConfig
-from envs.openspiel import load_game, position, query_at
+from envs.openspiel import DISTINCT, load_game, position, query_at
 from envs.parser import parse_action
 from envs.trace import TASKS_PER_LEVEL
 from envs.types import Action, Episode, Player, Query, Task
@@ -31,7 +31,6 @@ Row = dict[str, Any]  # of a finished game: how it ended (see outcome) and what 
 Progress = Callable[[str, int, int], Any]  # is told of what, how much is done, of how much
 VALUE = "+.3f"  # how tables show a value
 OVERALL = "overall"
-DISTINCT = 60  # configurations of a game repeat after fewer
 STATES_AT_ONCE = 512  # information states between two words of progress
 
 
@@ -249,7 +248,8 @@ def evaluate(
 ) -> list[GameResult]:
     """Play ``games`` games of each task id, half in each seat, and summarise; failed ones are left out and counted.
 
-    Exact values, and with ``nash`` NashConv, are of ``exact_tasks`` (None: of all), where the game is small enough.
+    Exact values, and with ``nash`` NashConv, are of ``exact_tasks`` (None: of all), where the game is small enough and
+    none was cut off.
 
     Raises:
         EvaluationError: every episode of a game failed.
@@ -265,6 +265,7 @@ def evaluate(
             levels.setdefault(next((e.game for e in mine if e.outcome != "failed"), "trace"), []).append(mine)
             continue
         exactly = (exact_tasks is None or task_id in exact_tasks) and hasattr(player, "action_probs")
+        exactly &= all(e.outcome != "truncated" for e in mine)  # exact values know of no end that prompts have
         table = exact_table(player, env_config, task_id, progress) if exactly else None
         exact = table_values(table, task_id, nash) if table else {}
         results.append(summary(label(task_id), [[outcome(e) for e in mine]], legal_rate=legal_rate(mine), **exact))

@@ -54,8 +54,11 @@ class ModelPlayer:
     def action_probs(self, queries: Sequence[Query]) -> list[dict[int, float]]:
         """Probability of every legal action, as ``act`` chooses: all on one where the policy is greedy."""
         if self.policy.greedy:
+            actions = self.act(queries)
+            if any(action.truncated for action in actions):
+                raise ConfigError("--exact: prompts that do not fit into ppo.max_seq_length have no likeliest answer")
             return [{a: float(str(a) == action.text) for a in query.legal}
-                    for query, action in zip(queries, self.act(queries), strict=True)]  # fmt: skip
+                    for query, action in zip(queries, actions, strict=True)]  # fmt: skip
         with self.policy.using(self.adapter):
             return self.policy.action_probs(queries)
 

@@ -34,13 +34,14 @@ from config.flags import FlagParser
 from config.reader import blaming
 from curriculum import TaskRange
 from envs import exact
-from envs.openspiel import load_game, table
+from envs.openspiel import load_game, table, tables
 from envs.opponents import CFR_ITERATIONS, make_bot, parse_opponent, solution
 from envs.ratings import rate
 from evaluation import measure
-from evaluation.arena import Arena
+from evaluation.arena import Arena, check_match
 from evaluation.measure import OVERALL, VALUE, GameResult, Row, between, columns, game_sets, label, summary
 from evaluation.players import AFFINETES, Contestant, Roster, find_adapter, player_flags
+from training.config import narrowed
 from training.console import Console
 from training.process import at_least, leave, run_program
 from utils import ConfigError, must_be_writable, write_file
@@ -105,6 +106,7 @@ class Contest:
         self.opponent_name = opponent.removeprefix("past:")
         self.rows = self._rows()
         self.players = [self.roster.contestant(name, self.names) for name in self.names]
+        self._check_kind()
 
     def _names(self) -> list[str]:
         args = self.args
@@ -122,7 +124,8 @@ class Contest:
         """Line of the table -> tasks, from --games or the run's curriculum."""
         folders = [name for name in self.names if Path(name).is_dir()]
         config = self.roster.config(folders[0] if folders else None)
-        wanted = self.args.games or [item for stage in config.curriculum.stages for item in stage.games]
+        curriculum = narrowed(config.curriculum, config.env)
+        wanted = self.args.games or [item for stage in curriculum.stages for item in stage.games]
         if self.args.strength and not folders:
             wanted = self.args.games or list(STRENGTH)
         with blaming("--games: "):
@@ -135,6 +138,21 @@ class Contest:
         if not self.boards:  # its task ids have the same form, and are programs
             return {f"trace {first}-{last}": [(first, last)] for [(first, last)] in rows.values()}
         return self._with_cells(rows) if self.args.strength else rows
+
+    def _check_kind(self) -> None:
+        """Raise ConfigError where players of boards would be asked for programs, or the other way round."""
+        kind = "openspiel" if self.boards else "trace"
+        for player in self.players:
+            plays = kind if player.player is None and self.boards else player.player and player.env.env_type
+            if plays != kind:
+                raise ConfigError(f"{player.label}: does not play the games of env.env_type {kind}")
+        if not self.boards and self.args.opponent:
+            raise ConfigError("--opponent: programs (env.env_type trace) have none")
+
+    def _need_players(self, flag: str, least: int, most: int, told: str) -> None:
+        for game, [(first, _), *_] in self.rows.items():
+            if not least <= table(first).players <= most:
+                raise ConfigError(f"{flag}: {game} is not for {told} players; choose others with --games")
 
     def _with_cells(self, rows: dict[str, list[TaskRange]]) -> dict[str, list[TaskRange]]:
         """The games of ``STRENGTH`` among the run's, or those asked for; of each the first configuration."""
@@ -161,7 +179,8 @@ class Contest:
 
     def check(self, players: Sequence[Contestant], games: Sequence[str] = ()) -> None:
         """Raise ConfigError where a bot cannot play all games, or some; who solves games does so now."""
-        shared = [table(self.rows[game][0][0]) for game in games or self.rows] if self.boards else []
+        ranges = (part for game in games or self.rows for part in self.rows[game])
+        shared = tables(ranges) if self.boards else []
         with blaming():
             for bot, at in product([p for p in players if p.player is None], shared):
                 make_bot(at.game, at.spiel, parse_opponent(bot.label), 0, 0)
@@ -178,6 +197,8 @@ class Contest:
         """Evaluate every player against the opponent; compare the two of ``--compare``."""
         opponent = self.roster.contestant(self.opponent_name, self.names)
         self.check([*self.players, opponent])
+        for player in self.players:
+            check_match(player, opponent)
         with self.arena([opponent], len(self.players) * len(self.rows)) as arena:
             played = [self.play(arena, player, opponent) for player in self.players]
         sampling = "greedy" if self.args.greedy else "sampled"
@@ -207,15 +228,18 @@ class Contest:
 
     def ladder(self) -> dict[str, Any]:
         """Play everyone against everyone and rate them, over all games and in each."""
-        for game, [(first, _)] in self.rows.items():
-            if table(first).players != 2:
-                raise ConfigError(f"--ladder: {game} is not for two players; choose others with --games")
+        self._need_players("--ladder", 2, 2, "two")
         players = self.players
+        if len(players) < 2:
+            raise ConfigError(f"--ladder: nobody to play against {players[0].label}; name others, or --checkpoint")
         self.check(players)
-        pairs, results = list(combinations(range(len(players)), 2)), {}
+        # Of a bot and a model the model plays.
+        pairs = [(i, j) if players[i].player is not None else (j, i) for i, j in combinations(range(len(players)), 2)]
+        for a, b in pairs:
+            check_match(players[a], players[b])
+        results = {}
         with self.arena([], len(pairs) * len(self.rows)) as arena:
-            for i, j in pairs:
-                a, b = (i, j) if players[i].player is not None else (j, i)  # of a bot and a model the model plays
+            for a, b in pairs:
                 played = self.play(arena, players[a], players[b])
                 results[a, b] = {game: _outcomes(rows) for game, rows in played.items()}
         anchor = next((i for i, p in enumerate(players) if p.label == "random"), 0)
@@ -226,6 +250,7 @@ class Contest:
 
     def exploit(self) -> dict[str, Any]:
         """Train best responses to each player in each game and play the best of them: lower bounds of what it loses."""
+        self._need_players("--exploit", 2, 99, "several")
         report: dict[str, Any] = {"settings": self.settings([]), "tables": []}
         with self.arena([], len(self.players) * len(self.rows)) as arena:
             for name, player in zip(self.names, self.players, strict=True):
@@ -253,7 +278,10 @@ class Contest:
         return summary(game, [rows]).row | {"trained": scores, "exploitability": most}
 
     def _exact(self, player: Contestant, rows: Sequence[Row]) -> dict[str, float]:
-        """``exact_results`` of the games played, where they are asked for."""
+        """``exact_results`` of the games played, where they are asked for and none was cut off."""
+        if self.args.exact and any(row["outcome"] == "truncated" for row in rows):
+            log.warning("--exact: left out for %s, whose prompts do not always fit", player.label)
+            return {}
         return exact_results(player, {row["task_id"] for row in rows}) if self.args.exact else {}
 
     def _ladder_report(self, ratings: dict[str, Any], results: dict[tuple[int, int], Any]) -> dict[str, Any]:

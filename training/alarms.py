@@ -76,7 +76,7 @@ def fatal(row: Row, ppo: PPOConfig) -> Alarm | None:
 def watch(row: Row, memory: Memory) -> list[Alarm]:
     """Take one step's metrics, update ``memory`` in place, and return the alarms that this step raises.
 
-    A change of stage starts the score anew: another opponent is no collapse.
+    A change of stage starts score, entropy and legal mass anew: another opponent or game is no collapse.
     """
     raised = []
     _remember(row, memory)
@@ -107,5 +107,5 @@ def _follow(row: Row, memory: Memory) -> None:
     usual = memory["grad_norm_usual"] or row["grad_norm"]
     memory["grad_norm_usual"] = usual + SMOOTHING * (min(row["grad_norm"], 2 * usual) - usual)
     if "stage_change" in row:
-        for name in ("score_now", "score_rows", "score_best", "score_drop_steps"):
-            memory.pop(name, None)
+        for name in [name for name in memory if name.startswith(("score", "entropy", "legal_mass"))]:
+            del memory[name]

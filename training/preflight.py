@@ -25,7 +25,7 @@ from config.reader import blaming
 from curriculum import CurriculumConfig, eval_tasks, first_tasks, pool
 from envs import exact
 from envs.config import EnvConfig
-from envs.openspiel import load_game, position, query_at, table
+from envs.openspiel import load_game, position, query_at, table, tables
 from envs.opponents import RandomBot, make_bot, parse_opponent
 from envs.types import Episode, Task
 from games import CONFIGS_PER_GAME, GAMES
@@ -87,8 +87,8 @@ def check_opponents(curriculum: CurriculumConfig) -> None:
     for stage in curriculum.stages:
         names = [*stage.mixture, stage.gate_opponent or "random"]
         specs = [parse_opponent(name) for name in names if name != "past"]
-        tables = [table(ranges[0][0]) for ranges in pool(stage.games).values()]
-        for spec, played in product(specs, tables):
+        played_on = tables(part for ranges in pool(stage.games).values() for part in ranges)
+        for spec, played in product(specs, played_on):
             try:
                 make_bot(played.game, played.spiel, replace(spec, iterations=1), seat=0, seed=0)
             except ValueError as error:

@@ -13,6 +13,7 @@ from collections.abc import Sequence as Seq
 from datetime import timedelta
 from typing import Any, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -90,7 +91,7 @@ class Ranks:
 
     def largest(self, number: float) -> float:
         """The largest of the processes' numbers, in every process."""
-        return max(self.gather([number])) if self.world > 1 else number
+        return float(np.max(self.gather([number]))) if self.world > 1 else number  # NaN is the largest
 
     def alone(self, work: Callable[[], T]) -> T:
         """Do something in the first process only and give every process the result; where it fails, all end."""

@@ -156,6 +156,7 @@ class Checkpointed:
             CheckpointError: it cannot be written, or (RuinedWeightsError) could not be gone on from.
         """
         self.saved_at = time.monotonic()
+        self.state.tokens_per_batch = self.policy.tokens_per_batch  # an evaluation may have halved it
         if not self.ranks.first:
             return self.run_dir
         self.policy.check()

@@ -387,6 +387,20 @@ def test_batches_grow_back_now_and_then_up_to_what_was_asked_for(tokens, step, a
     assert policy.tokens_per_batch == state.tokens_per_batch == after
 
 
+def test_batches_that_an_evaluation_halved_are_those_of_its_checkpoint(tmp_path, monkeypatch):
+    evaluate = train_ppo.Trainer.evaluate
+
+    def short_of_memory(self, *args):
+        self.policy.halve_batches()
+        return evaluate(self, *args)
+
+    monkeypatch.setattr(train_ppo.Trainer, "evaluate", short_of_memory)
+    assert train(tmp_path, "--set", "ppo.num_train_steps=1", "ppo.eval_freq=1") == 0
+    states = [json.loads((tmp_path / "run" / f"checkpoint-{k:06d}" / "trainer_state.json").read_text()) for k in (0, 1)]
+    whole = json.loads((tmp_path / "run" / "run_config.json").read_text())["model"]["tokens_per_batch"]
+    assert [state["tokens_per_batch"] for state in states] == [whole // 2, whole // 4]
+
+
 def test_a_clock_that_jumps_back_changes_nothing(undisturbed, tmp_path, monkeypatch):
     hours = iter(range(10**6))
     with monkeypatch.context() as patch:

@@ -22,6 +22,7 @@ from tiny_runs import STEPS, undisturbed_run
 
 import env_wrapper
 import train_ppo
+from curriculum import CurriculumConfig, Stage
 from env_wrapper import EnvConfig, Task
 from envs import client
 from envs.openspiel import OpenSpielEnv, position
@@ -33,6 +34,8 @@ from scripts import evaluate, merge, play
 from scripts.exploit import train as exploit
 from training.config import PPOConfig
 from training.console import Console
+from training.preflight import check_opponents
+from utils import ConfigError
 
 
 @pytest.fixture(scope="module")
@@ -111,6 +114,24 @@ def test_an_interrupted_evaluation_goes_on_where_it_was(checkpoint, tmp_path, ca
     assert output.read_bytes() == data
     kept = 0 if cut in (0, 300) else {0.4: 8, 0.999: 36}[cut]  # chunks are 8, 8 and 4 games of each of the two
     assert len(asked) == 40 - kept
+
+
+def test_games_that_failed_are_played_again_and_those_after_them_kept(checkpoint, tmp_path, capsys, monkeypatch):
+    output, asked = tmp_path / "games.jsonl", []
+    whole = table(capsys, "--checkpoint", checkpoint, "--output", str(output))
+    data = output.read_text()
+    lines = data.splitlines(keepends=True)
+    row = json.loads(lines[10]) | {"outcome": "failed", "score": None, "error": "the server was away"}
+    output.write_text("".join([*lines[:10], json.dumps(row) + "\n", *lines[11:]]))
+
+    def counting(config, player, tasks):
+        asked.extend(tasks)
+        return env_wrapper.play(config, player, tasks)
+
+    monkeypatch.setattr(arena, "play", counting)
+    assert table(capsys, "--checkpoint", checkpoint, "--output", str(output)) == whole
+    assert len(asked) == 8  # of its part of the games alone
+    assert output.read_text() == data
 
 
 def test_a_finished_file_is_read_and_nothing_played(checkpoint, tmp_path, capsys, monkeypatch):
@@ -404,6 +425,9 @@ def test_what_is_too_long_is_counted_and_scores_nothing(checkpoint, tmp_path):
     assert leduc["truncated"] == len(cut) > 0
     assert {row["score"] for row in cut} == {0.0}
     assert leduc["episodes"] == 20
+    exact = report(tmp_path, *args, "--exact", games=["leduc_poker"])["tables"][0]["results"][0]["exact"]
+    assert exact is None  # it would be of a player whose prompts always fit
+    report(tmp_path, *args, "--exact", "--greedy", games=["leduc_poker"])
 
 
 def test_games_that_fail_are_left_out_and_when_all_do_nothing_is_reported(checkpoint, tmp_path, monkeypatch, capsys):
@@ -424,6 +448,11 @@ def test_games_that_fail_are_left_out_and_when_all_do_nothing_is_reported(checkp
     assert evaluate.main(command("--checkpoint", checkpoint, games=["kuhn_poker"])) == 1
     last = capsys.readouterr().err.splitlines()[-1]
     assert last.startswith("error: every game of kuhn_poker failed; the first: RuntimeError: no such luck (")
+
+
+def test_games_may_be_named_as_in_training(checkpoint):
+    named = ["--set", 'env.allowed_game_indices=["leduc_poker"]']
+    assert [*evaluate.Contest(evaluate.arguments(["--checkpoint", checkpoint, *named])).rows] == ["leduc_poker"]
 
 
 def test_the_games_of_the_run_are_the_default(checkpoint, tmp_path):
@@ -546,6 +575,38 @@ def test_programs_have_no_opponents(flags, capsys):
     trace = ["--model", base_model(), "--set", "env.env_type=trace", "env.answer_mode=free", stages]
     assert evaluate.main([*flags, *trace]) == 2
     assert "error: env.env_type trace: programs have no opponents" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("players", "told"),
+    [
+        (["--compare", "base", "random"], "random: does not play the games of env.env_type trace"),
+        (["--checkpoint", "base", "--opponent", "mcts"], "--opponent: programs (env.env_type trace) have none"),
+    ],
+)
+def test_programs_are_not_compared_with_board_games(players, told, capsys):
+    stages = 'curriculum.stages=[{"name": "sums", "games": [[0, 9]]}]'
+    trace = ["--model", base_model(), "--set", "env.env_type=trace", "env.answer_mode=free", stages]
+    trace += ["model.use_4bit=false", "model.dtype=float32", "model.device=cpu"]
+    assert evaluate.main([*players, *trace]) == 2
+    assert f"error: {told}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("bot", "game"), [("perfect", "hex_small"), ("cfr", "liars_dice_small")])
+def test_a_bot_that_cannot_play_all_configurations_is_refused_before_the_first_game(bot, game, capsys):
+    """It could play the first one."""
+    assert evaluate.main(command("--checkpoint", "random", "--opponent", bot, games=[f"{game}#0"])) == 0
+    capsys.readouterr()
+    assert evaluate.main(["--checkpoint", "random", "--opponent", bot, "--games", game]) == 2
+    assert f"error: opponent {bot} cannot play {game}: " in capsys.readouterr().err
+    stages = [Stage("one", [game], {"random": 1, bot: 1}, gate_opponent="random")]
+    with pytest.raises(ConfigError, match=f"stage 'one': opponent {bot} cannot play {game}"):
+        check_opponents(CurriculumConfig(stages))
+
+
+def test_one_player_has_no_ladder(checkpoint, capsys):
+    assert evaluate.main(command("--ladder", checkpoint)) == 2
+    assert "error: --ladder: nobody to play against run/checkpoint-000006; name others" in capsys.readouterr().err
 
 
 @pytest.mark.slow
@@ -824,6 +885,10 @@ def test_models_that_were_taught_different_prompts_do_not_meet(run, checkpoint, 
     assert evaluate.main(command("--checkpoint", checkpoint, "--opponent", str(other), games=["kuhn_poker"])) == 2
     told = "env.prompt of their run_config.json differ, and one table has one kind of prompts and answers"
     assert told in capsys.readouterr().err
+    assert evaluate.main(command("--ladder", checkpoint, "random", str(other), games=["kuhn_poker"])) == 2
+    error = capsys.readouterr().err
+    assert told in error
+    assert "games" not in error  # none was played before
     config["env"] |= {"prompt": own["env"]["prompt"], "games_at_once": 7, "allowed_game_indices": ["kuhn_poker"]}
     (other / "run_config.json").write_text(json.dumps(config))
     assert evaluate.main(command("--checkpoint", checkpoint, "--opponent", str(other), games=["kuhn_poker"])) == 0
@@ -872,6 +937,11 @@ def test_of_several_responses_the_one_that_scored_best_while_learning_is_played(
     config = Roster([], [], 0, False, None).config(str(run))
     best, found = exploit.best_response(config, run, [(KUHN, KUHN)], args, tmp_path, Console(1))
     assert (best, found) == (tmp_path / "1" / "final", [0.4, 0.9, 0.6])
+
+
+def test_best_responses_are_to_those_who_play_against_somebody(run, capsys):
+    assert evaluate.main(command("--checkpoint", str(run), "--exploit", "1", games=["blackjack"])) == 2
+    assert "error: --exploit: blackjack is not for several players" in capsys.readouterr().err
 
 
 def test_best_responses_are_to_checkpoints_alone(run, capsys):

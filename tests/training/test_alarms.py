@@ -69,6 +69,12 @@ def test_a_new_stage_is_no_collapse():
     assert raised(steps) == [(55 + 5 + PATIENCE["score_drop"] - 1, "score_drop")]
 
 
+def test_a_game_of_fewer_answers_is_no_collapse_of_the_entropy_either():
+    first, second = QUIET | {"entropy": 3.0, "legal_mass": 0.9}, QUIET | {"entropy": 0.1, "legal_mass": 0.3}
+    assert {name for _, name in raised([*[first] * 50, *[second] * 60])} == {"entropy", "legal_mass"}
+    assert raised([*[first] * 49, first | {"stage_change": "small"}, *[second] * 60]) == []
+
+
 @pytest.mark.parametrize("first", [1.0, 0.75])
 def test_luck_in_the_first_steps_is_no_best(first):
     """Eight games a step, as the default has: the first steps say little."""
