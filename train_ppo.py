@@ -290,8 +290,8 @@ def ppo_update(
             first = first or sums
             bounded = [p for n, p in named.items() if p.grad is not None and not n.startswith(UNCLIPPED)]
             norm = torch.nn.utils.clip_grad_norm_(bounded, ppo.max_grad_norm)
-            rest = [p.grad for n, p in named.items() if p.grad is not None and n.startswith(UNCLIPPED)]
-            sound = bool(torch.isfinite(loss + norm + torch.nn.utils.get_total_norm(rest)))
+            sound = bool(torch.isfinite(loss + norm + torch.nn.utils.get_total_norm(
+                [p.grad for n, p in named.items() if p.grad is not None and n.startswith(UNCLIPPED)])))  # fmt: skip
             if sound:
                 optimizer.step()
                 add_up(totals, sums)

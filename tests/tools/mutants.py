@@ -136,10 +136,9 @@ MUTANTS = {
                "np.concatenate((mine[:1].repeat(shared), mine))"),
     ],
     UPDATE + "what_is_not_finite_changes_no_byte_and_is_counted": [
-        Mutant("no check of the loss", TRAIN,
-               "torch.isfinite(loss + norm + torch.nn.utils.get_total_norm(rest))", "True"),
-        Mutant("no check of the gradient", TRAIN, "loss + norm + torch.nn.utils.get_total_norm(rest)", "loss"),
-        Mutant("no check of what is not clipped", TRAIN, " + torch.nn.utils.get_total_norm(rest)", ""),
+        Mutant("no check of the loss and the norm", TRAIN, "loss + norm + torch.nn.utils.get_total_norm(",
+               "torch.nn.utils.get_total_norm("),
+        Mutant("no check of the gradient", TRAIN, "loss + norm + torch.nn.utils", "loss + 0 * torch.nn.utils"),
         Mutant("step before the check", TRAIN,
                "            sound = bool(",
                "            optimizer.step()\n            sound = bool("),
