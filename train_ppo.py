@@ -288,10 +288,11 @@ def ppo_update(
                 optimizer.zero_grad(set_to_none=True)
                 continue
             first = first or sums
-            bounded = [p for n, p in named.items() if p.grad is not None and not n.startswith(UNCLIPPED)]
-            norm = torch.nn.utils.clip_grad_norm_(bounded, ppo.max_grad_norm)
-            sound = bool(torch.isfinite(loss + norm + torch.nn.utils.get_total_norm(
-                [p.grad for n, p in named.items() if p.grad is not None and n.startswith(UNCLIPPED)])))  # fmt: skip
+            got = {n: p for n, p in named.items() if p.grad is not None}
+            norm = torch.nn.utils.clip_grad_norm_(
+                [got[n] for n in got if not n.startswith(UNCLIPPED)], ppo.max_grad_norm
+            )
+            sound = bool(torch.isfinite(loss + norm + torch.nn.utils.get_total_norm([p.grad for p in got.values()])))
             if sound:
                 optimizer.step()
                 add_up(totals, sums)

@@ -136,9 +136,8 @@ MUTANTS = {
                "np.concatenate((mine[:1].repeat(shared), mine))"),
     ],
     UPDATE + "what_is_not_finite_changes_no_byte_and_is_counted": [
-        Mutant("no check of the loss and the norm", TRAIN, "loss + norm + torch.nn.utils.get_total_norm(",
-               "torch.nn.utils.get_total_norm("),
-        Mutant("no check of the gradient", TRAIN, "loss + norm + torch.nn.utils", "loss + 0 * torch.nn.utils"),
+        Mutant("no check of the gradient", TRAIN,
+               "loss + norm + torch.nn.utils.get_total_norm([p.grad for p in got.values()])", "loss"),
         Mutant("step before the check", TRAIN,
                "            sound = bool(",
                "            optimizer.step()\n            sound = bool("),
