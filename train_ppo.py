@@ -289,9 +289,7 @@ def ppo_update(
                 continue
             first = first or sums
             got = {n: p for n, p in named.items() if p.grad is not None}
-            norm = torch.nn.utils.clip_grad_norm_(
-                [got[n] for n in got if not n.startswith(UNCLIPPED)], ppo.max_grad_norm
-            )
+            norm = torch.nn.utils.clip_grad_norm_([got[n] for n in got if n[:11] != UNCLIPPED], ppo.max_grad_norm)
             sound = bool(torch.isfinite(loss + norm + torch.nn.utils.get_total_norm([p.grad for p in got.values()])))
             if sound:
                 optimizer.step()
