@@ -288,7 +288,7 @@ def ppo_update(
                 optimizer.zero_grad(set_to_none=True)
                 continue
             first = first or sums
-            got = {n: p for n, p in named.items() if p.grad is not None}
+            got: dict[str, Any] = {n: p for n, p in named.items() if p.grad is not None}
             norm = torch.nn.utils.clip_grad_norm_([got[n] for n in got if n[:11] != UNCLIPPED], ppo.max_grad_norm)
             sound = bool(torch.isfinite(loss + norm + torch.nn.utils.get_total_norm([p.grad for p in got.values()])))
             if sound:
