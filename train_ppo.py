@@ -30,6 +30,7 @@ os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")  # 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.utils import clip_grad_norm_, get_total_norm
 from torch.optim import Optimizer
 
 import utils
@@ -289,8 +290,8 @@ def ppo_update(
                 continue
             first = first or sums
             got: dict[str, Any] = {n: p for n, p in named.items() if p.grad is not None}
-            norm = torch.nn.utils.clip_grad_norm_([got[n] for n in got if n[:11] != UNCLIPPED], ppo.max_grad_norm)
-            sound = bool(torch.isfinite(loss + norm + torch.nn.utils.get_total_norm([p.grad for p in got.values()])))
+            norm = clip_grad_norm_([p for n, p in got.items() if not n.startswith(UNCLIPPED)], ppo.max_grad_norm)
+            sound = bool(torch.isfinite(loss + get_total_norm([p.grad for p in got.values()])))
             if sound:
                 optimizer.step()
                 add_up(totals, sums)

@@ -134,6 +134,14 @@ def test_games_that_failed_are_played_again_and_those_after_them_kept(checkpoint
     assert output.read_text() == data
 
 
+def test_a_legal_mass_that_rounding_has_put_above_one_is_kept_and_read(checkpoint, tmp_path, capsys, monkeypatch):
+    output = tmp_path / "games.jsonl"
+    monkeypatch.setattr(players.ModelPlayer, "legal_mass", lambda self, sequences: [1 + 1e-6])
+    whole = table(capsys, "--checkpoint", checkpoint, "--output", str(output))
+    assert {row["legal_mass"] for row in played(output)} == {1.0}
+    assert table(capsys, "--checkpoint", checkpoint, "--output", str(output)) == whole
+
+
 def test_a_finished_file_is_read_and_nothing_played(checkpoint, tmp_path, capsys, monkeypatch):
     args = ("--checkpoint", checkpoint, "--output", str(tmp_path / "games.jsonl"))
     whole = table(capsys, *args)

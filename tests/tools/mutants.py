@@ -137,7 +137,11 @@ MUTANTS = {
     ],
     UPDATE + "what_is_not_finite_changes_no_byte_and_is_counted": [
         Mutant("no check of the gradient", TRAIN,
-               "loss + norm + torch.nn.utils.get_total_norm([p.grad for p in got.values()])", "loss"),
+               "loss + get_total_norm([p.grad for p in got.values()])", "loss"),
+        Mutant("no check of what is not clipped", TRAIN, "loss + get_total_norm([p.grad for p in got.values()])",
+               "loss + norm"),
+        Mutant("no check at all", TRAIN,
+               "torch.isfinite(loss + get_total_norm([p.grad for p in got.values()]))", "True"),
         Mutant("step before the check", TRAIN,
                "            sound = bool(",
                "            optimizer.step()\n            sound = bool("),

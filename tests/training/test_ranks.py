@@ -1,5 +1,6 @@
 """Two processes that train together: the same run as one process makes, one set of files, exact resume."""
 
+import math
 import os
 import signal
 import subprocess
@@ -95,6 +96,13 @@ def test_what_ends_the_first_process_ends_the_other(tmp_path):
     assert done.returncode != 0
     assert done.stderr.count("holds checkpoints; --resume goes on") == 1
     assert time.monotonic() - started < 60
+
+
+@pytest.mark.parametrize("found", [[1.0, math.nan], [math.nan, 1.0]])
+def test_what_is_no_number_in_one_process_is_the_largest_in_all(monkeypatch, found):
+    ranks = Ranks(0, 2)
+    monkeypatch.setattr(ranks, "gather", lambda mine: found)
+    assert math.isnan(ranks.largest(1.0))
 
 
 def test_a_launcher_that_starts_one_process_only_is_refused(monkeypatch):
