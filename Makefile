@@ -13,13 +13,14 @@ SMOL_SHA256 := bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70
 SMOL_DTYPE = $(shell grep -qE 'avx512_bf16|amx_bf16' /proc/cpuinfo && echo bfloat16 || echo float32)
 SEED ?= 0
 ARGS ?=
-NAME := $(basename $(notdir $(CONFIG)))-seed$(SEED)
+NAME = $(basename $(notdir $(CONFIG)))-seed$(SEED)
 # The first name that is free: runs/tiny-seed0, runs/tiny-seed0-2, ...
 OUT ?= $(shell out="runs/$(NAME)" n=1; while [ -e "$$out" ]; do n=$$((n + 1)); out="runs/$(NAME)-$$n"; done; echo "$$out")
 PYTHON := .venv/bin/python
 # Two processes of one thread each: with more, threads of the small models wait for each other.
 test test-all: export OMP_NUM_THREADS = 1
 
+.NOTPARALLEL:
 .PHONY: help train smol test test-all lint
 
 help:
@@ -28,8 +29,9 @@ help:
 train: .venv/requirements.installed models/tiny/recipe.json
 	$(PYTHON) train_ppo.py --config "$(CONFIG)" --seed $(SEED) --output-dir "$(OUT)" $(ARGS)
 
-smol: $(SMOL)/config.json
-	@$(MAKE) --no-print-directory train CONFIG=config/presets/smol.json ARGS="--set model.dtype=$(SMOL_DTYPE) $(ARGS)"
+smol: override CONFIG = config/presets/smol.json
+smol: override ARGS := --set model.dtype=$(SMOL_DTYPE) $(ARGS)
+smol: $(SMOL)/config.json train
 
 test: .venv/requirements-dev.installed models/tiny/recipe.json
 	$(PYTHON) -m pytest -n 2 $(ARGS)

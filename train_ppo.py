@@ -51,7 +51,7 @@ from training.loggers import Loggers
 from training.metrics import MetricsLog, summarise, timing
 from training.positions import known_states, state_shapes
 from training.process import ProgramError, StopSignal, TrainingError
-from training.ranks import Ranks, add_up, means
+from training.ranks import ElsewhereError, Ranks, add_up, means
 from training.state import DEVICE_ERRORS, Checkpointed, TrainerState, dump_batch, find_checkpoint, is_finished
 from training.trajectories import Batch, Moments, Trajectory, game_groups, log_ratios, rollout_scores, terminal_rewards
 from utils import ConfigError
@@ -219,10 +219,10 @@ def ppo_loss(
 
 
 def minibatches(units: int, ppo: PPOConfig, key: Key) -> list[list[int]]:
-    """Shuffle the games of a step, by a stream of their own, and cut them into optimizer steps."""
+    """Shuffle the games of a step, by a stream of their own, and cut them into optimizer steps of 1/2 to 3/2 size."""
     size = ppo.mini_batch_size * ppo.gradient_accumulation_steps
-    order = np.random.default_rng(key).permutation(units).tolist()
-    return [order[i : i + size] for i in range(0, units, size)]
+    cuts = range(size, units - size // 2, size)  # a small rest would move the weights as far as a whole one
+    return [part.tolist() for part in np.split(np.random.default_rng(key).permutation(units), cuts)]
 
 
 def _backward(
@@ -369,7 +369,7 @@ class Trainer(Checkpointed):
         state, ppo, started = self.state, self.ppo, time.perf_counter()
         tasks = [self.curriculum.next(state.drawn + i) for i in range(ppo.batch_size)]
         self.policy.forget()
-        episodes = self.ranks.gather(play(self.config.env, self.player(stop), self.ranks.share(tasks)))
+        episodes = self.ranks.together(partial(play, self.config.env, self.player(stop), self.ranks.share(tasks)))
         self.policy.forget()
         played = time.perf_counter()
 
@@ -525,8 +525,8 @@ def training_loop(trainer: Trainer, stop: StopSignal, console: Console) -> int:
         return stop.exit_code
     except (ProgramError, EngineError, utils.RuinedWeightsError, *DEVICE_ERRORS) as error:
         when = f"in step {state.step + 1}" if trainer.midway else f"after step {state.step}"
-        cause = " ".join(str(error).split())
-        raise TrainingError(f"{when}: {cause}; checkpoint: {trainer.save_at_the_end()}") from error
+        cause, lone = " ".join(str(error).split()), trainer.ranks if isinstance(error, ElsewhereError) else LONE
+        raise TrainingError(f"{when}: {cause}; checkpoint: {lone.alone(trainer.save_at_the_end)}") from error
 
 
 def finish(trainer: Trainer, stop: StopSignal, console: Console, results: list[GameResult] | None) -> None:

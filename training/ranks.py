@@ -7,6 +7,7 @@ The base model is whole in every process, and only the adapter's gradients trave
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Seq
@@ -20,6 +21,9 @@ from torch import Tensor
 from config.reader import ConfigError, blaming
 from envs.types import Sequence
 from policy.player import Evaluation, Policy
+from training.process import TrainingError
+
+log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 PATIENCE = timedelta(hours=12)  # the first process evaluates and draws alone while the others wait
@@ -38,6 +42,10 @@ def means(totals: dict[str, Any]) -> dict[str, float]:
     values = torch.stack([torch.as_tensor(total, device=device) for total in totals.values()]).tolist()  # one wait
     count = (read := dict(zip(totals, values, strict=True))).pop("decisions")
     return {n: x if n.endswith("_max") else x / count if count else float("nan") for n, x in read.items()}
+
+
+class ElsewhereError(TrainingError):
+    """The processes cannot go on together; those that are not the first wait for what it does ``alone``."""
 
 
 class Ranks:
@@ -78,6 +86,27 @@ class Ranks:
         parts: list[Any] = [None] * self.world
         torch.distributed.all_gather_object(parts, mine)
         return [part[i] for i in range(len(parts[0])) for part in parts if i < len(part)]
+
+    def together(self, work: Callable[[], list[T]]) -> list[T]:
+        """``gather`` of what each process makes of its share; where one fails, all end, the first of them last.
+
+        Raises:
+            ElsewhereError: in the first process, which may do something alone before the others end.
+        """
+        if self.world == 1:
+            return work()
+        mine, cause = list[T](), ""
+        try:
+            mine = work()
+        except Exception as error:
+            cause = f"process {self.rank}: {error or type(error).__name__}"
+            log.debug("what failed in a process", exc_info=True)
+        if not (causes := [told for told in self.gather([cause]) if told]):
+            return self.gather(mine)
+        if not self.first:
+            self.alone(lambda: None)
+            raise SystemExit(1)
+        raise ElsewhereError(causes[0])
 
     def add_up(self, tensors: Iterable[Tensor]) -> None:
         """Sum each tensor over the processes, in place and in one message."""

@@ -20,20 +20,27 @@ def test_the_workflow_runs_what_every_change_must_pass():
     assert workflow["permissions"] == {"contents": "read"}
 
 
+def trained_by(*words):
+    """The words of the command by which ``make`` would train."""
+    command = ["make", "--dry-run", "--no-print-directory", "--assume-old=.venv/requirements.installed", *words]
+    shown = subprocess.run(command, cwd=house.ROOT, capture_output=True, text=True, timeout=20, check=True).stdout
+    return shlex.split(next(line for line in shown.splitlines() if " train_ppo.py " in line))
+
+
 @pytest.mark.parametrize("name", ["my config.json", "tiny.json"])
 def test_a_run_gets_a_folder_of_its_configurations_name(name):
-    command = [
-        "make",
-        "--dry-run",
-        "--no-print-directory",
-        "--assume-old=.venv/requirements.installed",
-        "train",
-        f"CONFIG=config/{name}",
-    ]
-    shown = subprocess.run(command, cwd=house.ROOT, capture_output=True, text=True, timeout=20, check=True).stdout
-    words = shlex.split(next(line for line in shown.splitlines() if " train_ppo.py " in line))
+    words = trained_by("train", f"CONFIG=config/{name}")
     assert words[words.index("--config") + 1] == f"config/{name}"
     assert words[words.index("--output-dir") + 1].startswith(f"runs/{name.removesuffix('.json')}-seed0")
+
+
+def test_arguments_with_quotes_and_spaces_reach_the_pretrained_model_s_run():
+    stage = 'curriculum.stages=[{"name": "two words", "games": ["kuhn_poker"]}]'
+    words = trained_by("smol", f"ARGS=--no-wandb --set {shlex.quote(stage)}")
+    assert words[words.index("--config") + 1] == "config/presets/smol.json"
+    assert words[words.index("--output-dir") + 1].startswith("runs/smol-seed0")
+    assert words[-3:] == ["--no-wandb", "--set", stage]
+    assert any(word.startswith("model.dtype=") for word in words)
 
 
 def test_the_citation_is_of_this_version():

@@ -258,3 +258,5 @@ def test_minibatches_are_a_new_shuffle_every_epoch_and_step():
     others = [minibatches(12, ppo, key) for key in ((1, 0, 0), (0, 1, 0), (0, 0, 1))]
     assert all(other != cut for other in others)
     assert [len(part) for part in minibatches(11, ppo, (0, 0, 0))] == [6, 5]  # an episode failed
+    assert [len(part) for part in minibatches(14, ppo, (0, 0, 0))] == [6, 8]  # two games would be a step of their own
+    assert [len(part) for part in minibatches(2, ppo, (0, 0, 0))] == [2]

@@ -98,6 +98,36 @@ def test_what_ends_the_first_process_ends_the_other(tmp_path):
     assert time.monotonic() - started < 60
 
 
+FAILING = """
+import os, sys
+import train_ppo
+play, calls = train_ppo.play, []
+def failing(*args):
+    calls.append(0)
+    if len(calls) == 3 and os.environ["RANK"] == "%d":
+        raise RuntimeError("no such tile")
+    return play(*args)
+train_ppo.play = failing
+sys.exit(train_ppo.main())
+"""
+
+
+@pytest.mark.parametrize("failing", [pytest.param(0, marks=pytest.mark.slow), 1])
+def test_what_ends_one_process_s_games_ends_all_after_a_checkpoint(tmp_path, failing):
+    """Whoever it is, the first process saves the last whole step and says what happened; nobody waits for ever."""
+    script = tmp_path / "failing.py"
+    script.write_text(FAILING % failing)
+    words = command(tmp_path, "--set", "ppo.eval_games=2", "--set", "ppo.save_freq=100")
+    words[words.index("train_ppo.py")] = str(script)
+    env = ENV | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run(words, cwd=ROOT, env=env, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 1
+    [line] = [line for line in done.stderr.splitlines() if line.startswith("training failed: ")]
+    saved = tmp_path / "run" / "checkpoint-000002"
+    assert line == f"training failed: after step 2: process {failing}: no such tile; checkpoint: {saved}"
+    assert parameters(tmp_path, 2)
+
+
 @pytest.mark.parametrize("found", [[1.0, math.nan], [math.nan, 1.0]])
 def test_what_is_no_number_in_one_process_is_the_largest_in_all(monkeypatch, found):
     ranks = Ranks(0, 2)
