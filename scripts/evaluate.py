@@ -20,11 +20,12 @@ import json
 import logging
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
+from functools import partial
 from itertools import combinations, product
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
@@ -39,7 +40,18 @@ from envs.opponents import CFR_ITERATIONS, make_bot, parse_opponent, solution
 from envs.ratings import rate
 from evaluation import measure
 from evaluation.arena import Arena, check_match
-from evaluation.measure import OVERALL, VALUE, GameResult, Row, between, columns, game_sets, label, summary
+from evaluation.measure import (
+    OVERALL,
+    VALUE,
+    EvaluationError,
+    GameResult,
+    Row,
+    between,
+    columns,
+    game_sets,
+    label,
+    summary,
+)
 from evaluation.players import AFFINETES, Contestant, Roster, find_adapter, player_flags
 from training.config import narrowed
 from training.console import Console
@@ -47,6 +59,7 @@ from training.process import at_least, leave, run_program
 from utils import ConfigError, must_be_writable, write_file
 
 log = logging.getLogger(__name__)
+T = TypeVar("T")
 LADDER_BOTS = ("random", "mcts:10x1", "mcts:50x1", "mcts:200x1")
 STRENGTH = {
     "tic_tac_toe": ("mcts:100x1", "mcts:1000x1", "perfect"),
@@ -100,6 +113,7 @@ class Contest:
         affinetes = args.protocol == "affinetes"
         self.args, self.style = args, "github" if args.markdown else "plain"
         sets = [*args.set, *(AFFINETES if affinetes else ())]
+        self.lost: list[str] = []  # what there is no result of, since all its games failed
         self.roster = Roster(args.config, sets, args.seed, args.greedy, args.model)
         self.names = self._names()
         opponent = args.opponent or ("mcts" if affinetes else "random")
@@ -193,6 +207,14 @@ class Contest:
         tasks = measure.paired_tasks(list(rows.values()), self.args.episodes, self.args.seed, opponent.opponent)
         return {game: arena.play(own, opponent, game, t) for game, t in zip(rows, tasks, strict=True)}
 
+    def _found(self, result: Callable[[], T]) -> list[T]:
+        """The result, or none where every game failed: the others are shown all the same."""
+        try:
+            return [result()]
+        except EvaluationError as error:
+            self.lost.append(str(error))
+            return []
+
     def run(self) -> dict[str, Any]:
         """Evaluate every player against the opponent; compare the two of ``--compare``."""
         opponent = self.roster.contestant(self.opponent_name, self.names)
@@ -204,14 +226,14 @@ class Contest:
         sampling = "greedy" if self.args.greedy else "sampled"
         report: dict[str, Any] = {"settings": self.settings([opponent]), "tables": []}
         for player, rows in zip(self.players, played, strict=True):
-            results = self._results(player, rows)
+            if not (results := self._results(player, rows)):
+                continue
             shown = [r.row for r in results]
             report["tables"].append({"player": player.label, "opponent": opponent.label, "results": shown})
             exactly = "; exact, ceiling and share: against random" * (self.args.exact and opponent.label != "random")
             print(f"{player.label} against {opponent.label}, {sampling}, seed {self.args.seed}{exactly}")
             print(result_lines(results, self.args.exact, self.style), end="\n\n")
-        if self.args.compare:
-            report["comparison"] = measure.differences(*played)
+        for report["comparison"] in self._found(lambda: measure.differences(*played)) if self.args.compare else []:
             print(f"{self.players[0].label} minus {self.players[1].label}, value on the same deals")
             lines = [{**{key: d[key] for key in ("game", "pairs", "difference")}, "95 %": between(*d["interval"]),
                       "p": d["p"]} for d in report["comparison"]]  # fmt: skip
@@ -219,11 +241,11 @@ class Contest:
         return report
 
     def _results(self, player: Contestant, rows: dict[str, list[Row]]) -> list[GameResult]:
-        results = []
+        results = list[GameResult]()
         for game, played in rows.items():
             exact = self._exact(player, played)
             exact.pop("exploitability", None)
-            results.append(summary(game, [played], **exact))
+            results += self._found(partial(summary, game, [played], **exact))
         return [*results, summary(OVERALL, list(rows.values()))] if len(results) > 1 else results
 
     def ladder(self) -> dict[str, Any]:
@@ -237,16 +259,16 @@ class Contest:
         pairs = [(i, j) if players[i].player is not None else (j, i) for i, j in combinations(range(len(players)), 2)]
         for a, b in pairs:
             check_match(players[a], players[b])
-        results = {}
+        results: dict[str, dict[tuple[int, int], np.ndarray]] = {game: {} for game in self.rows}
         with self.arena([], len(pairs) * len(self.rows)) as arena:
             for a, b in pairs:
-                played = self.play(arena, players[a], players[b])
-                results[a, b] = {game: _outcomes(rows) for game, rows in played.items()}
-        anchor = next((i for i, p in enumerate(players) if p.label == "random"), 0)
-        ratings = {OVERALL: rate({pair: list(r.values()) for pair, r in results.items()}, len(players), anchor)}
-        for game in self.rows:
-            ratings[game] = rate({pair: [r[game]] for pair, r in results.items()}, len(players), anchor)
-        return self._ladder_report(ratings, results)
+                for game, rows in self.play(arena, players[a], players[b]).items():
+                    for units in self._found(partial(_outcomes, rows)):
+                        results[game][a, b] = units
+        results = {game: matches for game, matches in results.items() if len(matches) == len(pairs)}
+        if not results:
+            raise EvaluationError(self.lost.pop(0))
+        return self._ladder_report(results)
 
     def exploit(self) -> dict[str, Any]:
         """Train best responses to each player in each game and play the best of them: lower bounds of what it loses."""
@@ -254,7 +276,9 @@ class Contest:
         report: dict[str, Any] = {"settings": self.settings([]), "tables": []}
         with self.arena([], len(self.players) * len(self.rows)) as arena:
             for name, player in zip(self.names, self.players, strict=True):
-                results = [self._exploited(arena, name, player, game) for game in self.rows]
+                attempts = [partial(self._exploited, arena, name, player, game) for game in self.rows]
+                if not (results := [r for attempt in attempts for r in self._found(attempt)]):
+                    continue
                 arena.console.close()
                 report["tables"].append({"player": player.label, "opponent": "best response", "results": results})
                 print(f"best of {self.args.exploit} responses to {player.label}, {self.args.exploit_steps} steps each; "
@@ -284,20 +308,25 @@ class Contest:
             return {}
         return exact_results(player, {row["task_id"] for row in rows}) if self.args.exact else {}
 
-    def _ladder_report(self, ratings: dict[str, Any], results: dict[tuple[int, int], Any]) -> dict[str, Any]:
+    def _ladder_report(self, results: dict[str, dict[tuple[int, int], np.ndarray]]) -> dict[str, Any]:
         labels = [player.label for player in self.players]
+        anchor = labels.index("random") if "random" in labels else 0
+        pairs = {pair: [matches[pair] for matches in results.values()] for pair in next(iter(results.values()))}
+        ratings = {OVERALL: rate(pairs, len(labels), anchor)}
+        for game, matches in results.items():
+            ratings[game] = rate({pair: [units] for pair, units in matches.items()}, len(labels), anchor)
         order = sorted(range(len(labels)), key=lambda i: -ratings[OVERALL][i].points)
         lines = [{"player": labels[i], **{game: f"{r[i].points:+.0f} [{r[i].low:+.0f}, {r[i].high:+.0f}]"
                                           for game, r in ratings.items()}} for i in order]  # fmt: skip
         print(f"Ratings (400 points: odds of 10 to 1) with 95 % intervals, {self.args.episodes} games a pair and game")
         print(columns(lines, self.style), end="\n\n")
-        matches = [
+        played = [
             {"player": labels[i], "opponent": labels[j], "game": game, "games": int(r.size), "points": float(r.mean())}
-            for (i, j), by_game in results.items()
-            for game, r in by_game.items()
+            for game, by_pair in results.items()
+            for (i, j), r in by_pair.items()
         ]
         rated = [{"player": labels[i], "ratings": {g: r[i]._asdict() for g, r in ratings.items()}} for i in order]
-        return {"settings": self.settings([]), "ladder": rated, "matches": matches}
+        return {"settings": self.settings([]), "ladder": rated, "matches": played}
 
     def strength(self) -> dict[str, Any]:
         """Play every cell of ``STRENGTH``: the opponents of each game, for every player the same deals."""
@@ -309,7 +338,9 @@ class Contest:
         with self.arena([*opponents.values()], len(self.players) * len(cells)) as arena:
             for player, (game, opponent) in product(self.players, cells):
                 rows = self.play(arena, player, opponent, [game])[game]
-                results.append((player, opponent, summary(game, [rows])))
+                results += [(player, opponent, r) for r in self._found(partial(summary, game, [rows]))]
+        if not results:
+            raise EvaluationError(self.lost.pop(0))
         print(f"Strength, {'greedy' if self.args.greedy else 'sampled'}, seed {self.args.seed}")
         print(strength_lines(results, self.style), end="\n\n")
         shown = [{"player": p.label, "opponent": o.label, **r.row} for p, o, r in results]
@@ -333,11 +364,15 @@ def strength_lines(results: Sequence[tuple[Contestant, Contestant, GameResult]],
 
 
 def _outcomes(rows: Sequence[Row]) -> np.ndarray:
-    """Units of a match: 1 won, 0.5 drawn, 0 lost, by pairs of games; pairs with a failed game are left out."""
-    scores = np.array([np.nan if row["score"] is None else row["score"] for row in rows]).reshape(-1, 2)
+    """Units of a match: 1 won, 0.5 drawn, 0 lost, by pairs of games; pairs with a failed game are left out.
+
+    A game in which somebody's prompt no longer fitted is drawn, whoever's it was.
+    """
+    ended = [0.5 if row["outcome"] == "truncated" else row["score"] for row in rows]
+    scores = np.array(ended, dtype=float).reshape(-1, 2)  # None, of a failed game, becomes NaN
     scores = scores[~np.isnan(scores).any(axis=1)]
     if not len(scores):
-        raise measure.EvaluationError(f"every game of {rows[0]['game']} failed; the first: {rows[0].get('error')}")
+        raise EvaluationError(f"every game of {rows[0]['game']} failed; the first: {rows[0].get('error')}")
     return (np.sign(scores - 0.5) + 1) / 2
 
 
@@ -413,6 +448,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             report = contest.strength() if args.strength else contest.run()
         if args.json:
             write_file(Path(args.json).resolve(), (json.dumps(report, indent=1) + "\n").encode())
+        if contest.lost:
+            raise EvaluationError("; ".join(contest.lost))
 
     return run_program(run)
 

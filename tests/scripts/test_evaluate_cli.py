@@ -458,6 +458,37 @@ def test_games_that_fail_are_left_out_and_when_all_do_nothing_is_reported(checkp
     assert last.startswith("error: every game of kuhn_poker failed; the first: RuntimeError: no such luck (")
 
 
+@pytest.mark.parametrize(
+    "words",
+    [("--checkpoint", "RUN"), ("--checkpoint", "RUN", "--exploit", "1", "--exploit-steps", "1"),
+     ("--ladder", "RUN", "random", "base"), ("--compare", "RUN", "base"), ("--checkpoint", "RUN", "--strength")],
+    ids=lambda words: "".join(words[::2]),
+)  # fmt: skip
+def test_a_game_that_always_fails_costs_no_other_its_table(words, checkpoint, tmp_path, monkeypatch, capsys):
+    reset = OpenSpielEnv.reset
+
+    def failing(self, task):
+        if task.task_id // 100_000_000 == KUHN // 100_000_000 and task.index < 0:  # not those of best responses
+            raise RuntimeError("no such luck")
+        return reset(self, task)
+
+    monkeypatch.setattr(OpenSpielEnv, "reset", failing)
+    found, words = tmp_path / "found.json", [checkpoint if word == "RUN" else word for word in words]
+    args = command(*words, "--json", str(found), games=["kuhn_poker", "leduc_poker"])
+    assert evaluate.main(args) == 1
+    printed = capsys.readouterr()
+    assert printed.err.splitlines()[-1].startswith("error: every game of kuhn_poker failed; the first: RuntimeError: ")
+    assert "leduc_poker" in printed.out
+    assert "leduc_poker" in found.read_text()
+
+
+def test_a_prompt_that_no_longer_fits_is_a_draw_of_a_ladder_whoever_s_it_is():
+    cut = [{"outcome": "truncated", "score": score} for score in (0.0, 0.5)]  # the player's, the opponent's
+    whole = [{"outcome": "finished", "score": score} for score in (1.0, 0.0)]
+    failed = [{"outcome": "failed", "score": None}, whole[0]]
+    assert evaluate._outcomes([*cut, *whole, *failed]).tolist() == [[0.5, 0.5], [1.0, 0.0]]
+
+
 def test_games_may_be_named_as_in_training(checkpoint):
     named = ["--set", 'env.allowed_game_indices=["leduc_poker"]']
     assert [*evaluate.Contest(evaluate.arguments(["--checkpoint", checkpoint, *named])).rows] == ["leduc_poker"]
