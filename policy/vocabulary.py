@@ -24,21 +24,29 @@ def _logits(hidden_ND: Tensor, weight_CD: Tensor, temperature: float) -> Tensor:
 
 
 class _Sums:
-    """Sums over the vocabulary of exp(z), z exp(z), W exp(z), W z exp(z), for logits z that come slice by slice."""
+    """Sums over the vocabulary of exp(z), z exp(z), W exp(z), W z exp(z), for logits z that come slice by slice.
+
+    They are of z less the largest logit so far, ``peak_N``, so that differences of them lose no digits.
+    """
 
     def __init__(self, like_N: Tensor) -> None:
-        self.peak_N = torch.full_like(like_N, -torch.inf)  # all sums are of exp(z - peak)
+        self.peak_N = torch.full_like(like_N, -torch.inf)
         self.sums: list[Tensor] = []
 
     def add(self, logits_NC: Tensor, weight_CD: Tensor, pulls: int) -> None:
         """Add a slice; ``pulls``: how many of the two sums of W are wanted."""
         before_N, self.peak_N = self.peak_N, torch.maximum(self.peak_N, logits_NC.amax(1))
-        exp_NC = (logits_NC - self.peak_N[:, None]).exp_()
-        weighted_NC = exp_NC * logits_NC
+        below_NC = logits_NC - self.peak_N[:, None]
+        exp_NC = below_NC.exp()
+        weighted_NC = exp_NC * below_NC
         new = [exp_NC.sum(1, keepdim=True), weighted_NC.sum(1, keepdim=True)]
         new += [(x.to(weight_CD.dtype) @ weight_CD).to(x.dtype) for x in (exp_NC, weighted_NC)[:pulls]]
-        shrink_N1 = (before_N - self.peak_N).exp()[:, None]
-        self.sums = [x.addcmul_(old, shrink_N1) for x, old in zip(new, self.sums, strict=True)] if self.sums else new
+        if self.sums:
+            fall_N1 = (before_N - self.peak_N)[:, None]
+            for plain, weighted in zip(self.sums[::2], self.sums[1::2], strict=False):
+                weighted.addcmul_(plain, fall_N1)
+            new = [x.addcmul_(old, fall_N1.exp()) for x, old in zip(new, self.sums, strict=True)]
+        self.sums = new
 
 
 class _Score(torch.autograd.Function):
@@ -67,7 +75,7 @@ class _Score(torch.autograd.Function):
         if pulls > 1:
             grads.append((mean_N1 * pulls_ND[0] - pulls_ND[1]) / temperature)
         ctx.save_for_backward(*(grad_ND.to(hidden_ND.dtype) for grad_ND in grads))
-        return logit_N - log_total_N, log_total_N - mean_N1[:, 0]
+        return logit_N - log_total_N, total_N1[:, 0].log() - mean_N1[:, 0]
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:

@@ -47,6 +47,20 @@ def test_without_the_entropys_gradient_its_value_stays_and_nothing_else_changes(
     assert torch.equal(*gradients)
 
 
+def test_the_entropys_gradient_in_bf16_is_a_difference_of_small_numbers():
+    """Large logits cancel in it: summed as they are, a third of the gradient was rounding."""
+    generator = torch.Generator().manual_seed(0)
+    weight_VD = torch.randn(2 * head.COLUMNS + 77, 256, generator=generator).bfloat16() / 16
+    hidden_ND = (12 * torch.randn(64, 256, generator=generator)).bfloat16()
+    chosen_N, gradients = torch.zeros(64, dtype=torch.long), []
+    for dtype in (torch.float64, torch.bfloat16):
+        read_ND = hidden_ND.to(dtype).requires_grad_()
+        _, entropy_N = head.score(read_ND, weight_VD.to(dtype), chosen_N, 1.0)
+        gradients.append(torch.autograd.grad(entropy_N.sum(), read_ND)[0].double())
+    exact, found = gradients
+    assert float((found - exact).norm() / exact.norm()) < 0.12
+
+
 def test_scoring_keeps_no_row_over_the_vocabulary_for_the_backward_pass():
     hidden_ND, weight_VD, chosen_N = layer(9000, torch.float32)
     sizes = []
