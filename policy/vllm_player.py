@@ -7,13 +7,14 @@ that do not answer are left out and tried again; see ``docs/scaling.md`` for how
 from __future__ import annotations
 
 import asyncio
+import math
 import secrets
 import shutil
 import time
 from collections.abc import Awaitable, Callable, Iterable
 from collections.abc import Sequence as Seq
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from envs.client import is_number, one_line, problem_of
 from envs.config import EnvConfig
@@ -23,6 +24,7 @@ from policy.player import Policy
 from policy.vllm_server import FIRST_WAIT, LONGEST_WAIT, PLAIN, Server, addresses
 from utils import ConfigError, uniform, write_directory
 
+T = TypeVar("T")
 LISTEN_SECONDS = 0.5  # between two looks whether the run is to stop
 CALLS_AT_ONCE = 512  # questions under way; what servers cannot take yet waits there
 FAULTS_AT_MOST = 5  # answers that are errors or make no sense, to one question; then its episode has failed
@@ -52,6 +54,7 @@ class Engine:
         self._runner = asyncio.Runner()
         self.servers = [Server(url) for url in addresses(env)]
         self._slots = asyncio.Semaphore(CALLS_AT_ONCE)
+        self._loads = set[asyncio.Future[Any]]()  # adapters that are being loaded while games go on
         self._heard = 0.0  # when the last good answer came, or the first question was asked
         self.conversations = Conversations(policy.chat)
 
@@ -66,6 +69,7 @@ class Engine:
 
         Raises:
             ConfigError: the first adapter is refused. Later ones are tried again until ``env_timeout``, in ``act``.
+            InterruptedRolloutError: the run is to stop.
         """
         if version == self.version:
             return
@@ -73,7 +77,8 @@ class Engine:
         if first:
             shutil.rmtree(self.folder, ignore_errors=True)
         self._kept.append(write_directory(self.folder / self.name(version), self.policy.save))
-        self._runner.run(_together(self._load(server) for server in self.servers))
+        asked = [s for s in self.servers if s.may_be_tried or not (s.out or s.retry_at == math.inf)]
+        self._runner.run(self._unless_stopped(_together(map(self._load, asked))))
         refused = [f"{server.url}: {server.problem}" for server in self.servers if server.version is None]
         if first and refused:
             raise ConfigError(f"env.vllm_base_url {'; '.join(refused)}")
@@ -178,20 +183,32 @@ class Engine:
         seconds = min(left, self.env.env_timeout / ATTEMPTS_IN_TIME)
         server.in_flight += 1
         body = body | {"model": self.name(server.version or 0)}
-        call = asyncio.ensure_future(server.call("completions", body, seconds))
         try:
-            while not (await asyncio.wait({call}, timeout=LISTEN_SECONDS))[0]:
-                if self.stop():
-                    raise InterruptedRolloutError
-            return call.result()
+            return await self._unless_stopped(server.call("completions", body, seconds))
         finally:
             server.in_flight -= 1
 
+    async def _unless_stopped(self, work: Awaitable[T]) -> T:
+        """Wait for it, asking now and then whether the run is to stop."""
+        task = asyncio.ensure_future(work)
+        while not (await asyncio.wait({task}, timeout=LISTEN_SECONDS))[0]:
+            if self.stop():
+                raise InterruptedRolloutError
+        return task.result()
+
     async def _choose(self) -> Server | None:
-        """The server with the fewest requests; those left out or behind are tried again when their pause is over."""
+        """The server with the fewest requests; those left out or behind are tried again when their pause is over.
+
+        Nobody waits for that while others may play.
+        """
         for server in self.servers:
-            if (server.out or server.version != self.version) and time.monotonic() >= server.retry_at:
-                await self._load(server)
+            if (server.out or server.version != self.version) and server.may_be_tried:
+                server.retry_at = math.inf  # by nobody else meanwhile
+                load = asyncio.ensure_future(self._load(server))
+                self._loads.add(load)
+                load.add_done_callback(self._loads.discard)
+        if self._loads and not any(map(self._may_play, self.servers)):
+            await self._unless_stopped(asyncio.wait(self._loads, return_when=asyncio.FIRST_COMPLETED))
         return min((s for s in self.servers if self._may_play(s)), key=lambda s: s.in_flight, default=None)
 
     def _may_play(self, server: Server) -> bool:

@@ -49,6 +49,11 @@ class Server:
     headers: dict[str, str] = field(default_factory=bearer)
     idle: list[Any] = field(default_factory=list)  # a pool a connection: one looks through all of its own
 
+    @property
+    def may_be_tried(self) -> bool:
+        """Whether its pause is over, and nobody is at it."""
+        return time.monotonic() >= self.retry_at
+
     async def call(self, path: str, body: Any = None, seconds: float = CONNECT_SECONDS) -> tuple[int, Any]:
         """POST (GET without a body) below the address; (HTTP status, object or text), see ``envs.client.exchange``."""
         pool = self.idle.pop() if self.idle else connections()
@@ -80,9 +85,9 @@ class Server:
 
     async def load(self, name: str, path: Path, version: int, seconds: float) -> None:
         """Load an adapter under a new name and unload the older ones."""
-        self.retry_at = math.inf  # nobody else tries meanwhile
+        self.retry_at = math.inf
         status, answer = await self.call("load_lora_adapter", {"lora_name": name, "lora_path": str(path)}, seconds)
-        if status != 200 and name in _models((await self.call("models", seconds=seconds))[1]):
+        if status != 200 and name in _models((await self.call("models"))[1]):
             status = 200  # an earlier attempt, whose answer was lost
         if status != 200:
             self.retry_at = 0.0  # this try is over, and its failure not one of those that are waited out

@@ -210,7 +210,7 @@ def refuse_second(path, body):
 
 def test_rollouts_older_than_allowed_are_an_error(policy, server, tmp_path):
     server.faulty = refuse_second
-    with engine_of(policy, tmp_path, server, env_timeout=1.0, max_staleness=1) as engine:
+    with engine_of(policy, tmp_path, server, env_timeout=3.0, max_staleness=1) as engine:
         engine.publish(1)
         episodes = games(engine, TASKS[:3])
         engine.check_age(sequences(episodes))
@@ -625,6 +625,43 @@ def test_connections_are_closed_before_the_server_does_it(policy, server, tmp_pa
         time.sleep(0.2)
         games(engine, task)
         assert len(set(server.peers)) > 1
+
+
+@pytest.mark.parametrize("silent", ["everything", "load_lora_adapter"])
+def test_a_silent_server_holds_nobody_up_after_its_first_failure(policy, server, folder, tmp_path, silent):
+    """Neither the next weights nor the games: they are played by the other, while it is asked to load them."""
+    with (
+        stand_in(micro_config(folder)) as other,
+        engine_of(policy, tmp_path, server, other, env_timeout=6.0) as engine,
+    ):
+        other.faulty = lambda path, _: 20.0 if silent in ("everything", path) else None
+        engine.publish(1)  # a third of the time that the settings give, once
+        assert engine.servers[1].out
+        for version, pause in ((2, 0.0), (3, 60.0)):
+            engine.servers[1].retry_at = time.monotonic() + pause
+            started = time.monotonic()
+            if pause:
+                engine.publish(version)
+            assert {e.outcome for e in games(engine)} == {"finished"}
+            assert time.monotonic() - started < 1.9
+            assert engine.servers[0].version == engine.version
+        other.faulty = lambda path, _: None
+        engine.servers[1].retry_at = 0.0
+        games(engine)
+        time.sleep(0.2)
+        games(engine)
+        assert not engine.servers[1].out
+
+
+def test_a_signal_ends_the_wait_for_a_server_that_loads_for_ever(policy, server, tmp_path):
+    with engine_of(policy, tmp_path, server, env_timeout=60.0) as engine:
+        server.faulty = lambda path, _: 20.0 if path == "load_lora_adapter" else None
+        asked = time.monotonic()
+        engine.stop = lambda: time.monotonic() > asked + 0.2
+        with pytest.raises(train_ppo.InterruptedRolloutError):
+            engine.publish(1)
+        assert time.monotonic() - asked < 5
+        server.faulty = lambda path, _: None
 
 
 def test_a_signal_ends_the_wait_for_a_dead_server(policy, server, tmp_path):
