@@ -51,7 +51,8 @@ class Stage:
         if not self.games:
             raise ValueError("games is empty: name at least one game or [first, last] range of task ids")
         pool(self.games)
-        if min(self.weights.values()) <= 0:
+        weighted = self.games.values() if isinstance(self.games, dict) else (1,)
+        if min(weighted) <= 0:
             raise ValueError("games: weights are numbers > 0")
         if not self.mixture or min(self.mixture.values()) <= 0:
             raise ValueError("opponent: a mixture needs opponents with weights > 0")

@@ -75,7 +75,7 @@ class Table:
         return self.system_full if prompt == "full" else self.game.name
 
 
-@functools.cache
+@functools.lru_cache(maxsize=4096)  # a game of the user's own may have as many as it has configurations
 def _table(game: Game, params: tuple[tuple[str, Any], ...]) -> Table:
     with _silent_stderr():
         spiel = pyspiel.load_game(game.short_name, dict(params))
@@ -114,9 +114,9 @@ def replay(spiel: Any, history: Sequence[Sequence[int]]) -> Iterator[tuple[Any, 
     while at < len(history):
         seats = range(state.num_players()) if state.is_simultaneous_node() else [state.current_player()]
         moves = history[at : at + len(seats)]
-        yield state, moves
         if [player for player, _ in moves] != [*seats] or not all(_may(state, *move) for move in moves):
             raise ValueError(f"the moves {moves} of its history cannot be played after {at} others")
+        yield state, moves
         if state.is_simultaneous_node():
             state.apply_actions([action for _, action in moves])
         else:

@@ -66,7 +66,7 @@ class Bot(Protocol):
         """Return a legal action of the bot's seat."""
 
 
-@functools.cache
+@functools.lru_cache(maxsize=1024)  # a server is told any number of them
 def parse_opponent(spec: str) -> OpponentSpec:
     """Parse an opponent string such as ``mcts:200x10``.
 

@@ -38,6 +38,7 @@ from envs import exact
 from envs.openspiel import load_game, table, tables
 from envs.opponents import CFR_ITERATIONS, make_bot, parse_opponent, solution
 from envs.ratings import rate
+from envs.trace import check_config
 from evaluation import measure
 from evaluation.arena import Arena, check_match
 from evaluation.measure import (
@@ -150,6 +151,8 @@ class Contest:
                 "env.env_type trace: programs have no opponents; leave out --ladder, --strength, --exploit"
             )
         if not self.boards:  # its task ids have the same form, and are programs
+            if config.env.env_mode == "local":
+                check_config(config.env, [first for [(first, _)] in rows.values()])
             return {f"trace {first}-{last}": [(first, last)] for [(first, last)] in rows.values()}
         return self._with_cells(rows) if self.args.strength else rows
 

@@ -26,6 +26,8 @@ import torch
 
 from config.flags import FlagParser
 from config.reader import blaming
+from curriculum import first_tasks
+from envs.trace import check_config
 from evaluation.measure import EvaluationError
 from evaluation.players import WEIGHTS, check_base, find_adapter, run_config_file
 from policy import load_policy
@@ -99,6 +101,8 @@ def run_config(adapter: Path, base: str | None) -> SimpleNamespace:
     if base and base != config.model.model_name:
         print(f"note: trained on {config.model.model_name}, and --base says {base}: they must be the same weights")
         config.model = replace(config.model, model_name=base, revision=None)
+    if config.env.env_type == "trace":
+        check_config(config.env, first_tasks(config.curriculum, "trace"))
     return config
 
 

@@ -164,11 +164,12 @@ def rolling(y: Sequence[float], window: int) -> list[list[float]]:
 def heading(run: RunData) -> list[tuple[str, str]]:
     """What the run is, and by what it was made: (head, text), as far as it is known."""
     about, model, row = run.about, run.config.get("model"), run.rows[-1]
+    mix = row.get("opponents")
     seconds = sum(r["time_total"] for r in run.rows if is_number(r.get("time_total")))
     facts = {
         "model": about.get("model") or (model.get("model_name") if isinstance(model, dict) else None),
         "games": _listed(about.get("games")) or _listed([k[6:] for k in row if k.startswith("score/")]),
-        "against": _listed(about["opponents"] if "opponents" in about else list(row.get("opponents") or {})),
+        "against": _listed(about["opponents"] if "opponents" in about else [*mix] if isinstance(mix, dict) else ()),
         "steps": f"{row['step']:,}" + (f", of {row['games']:,} games each" if is_number(row.get("games")) else ""),
         "seed": about.get("seed"), "started": str(about.get("started", "")).replace("T", " ")[:16],
         "commit": about.get("commit"), "hardware": about.get("hardware"),
@@ -334,7 +335,7 @@ BEGUN = "metrics.jsonl", ".lock"  # one of them is in the folder of a run that h
 
 
 def follow(directories: Sequence[Path], output: Path, seconds: float) -> None:
-    """Write the page again and again while a run has no summary, or one older than its last step."""
+    """Write the page again and again until the runs have ended."""
     told = False
     while not all(_ended(directory) for directory in directories):
         metrics = [directory / "metrics.jsonl" for directory in directories]
@@ -350,8 +351,18 @@ def follow(directories: Sequence[Path], output: Path, seconds: float) -> None:
 
 
 def _ended(directory: Path) -> bool:
+    """Whether its summary is newer than its last step, or nobody holds the lock of a run that was cut short."""
+    import fcntl
+
     files = [directory / name for name in ("metrics.jsonl", "summary.json")]
-    return all(file.is_file() for file in files) and files[0].stat().st_mtime <= files[1].stat().st_mtime
+    if all(file.is_file() for file in files) and files[0].stat().st_mtime <= files[1].stat().st_mtime:
+        return True
+    try:
+        with (directory / ".lock").open() as lock:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True
 
 
 def main(argv: Sequence[str] | None = None) -> int:

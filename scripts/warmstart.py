@@ -17,11 +17,13 @@ Of programs (``env.env_type`` trace) the teacher is ``output``: what they print.
 
 import argparse
 import json
+import math
 import os
 import sys
 from collections.abc import Sequence as Seq
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -33,10 +35,10 @@ import torch
 
 from config.flags import FlagParser
 from config.reader import blaming
-from curriculum import Curriculum, first_tasks
+from curriculum import Curriculum, TaskRange, first_tasks, pool
 from env_wrapper import play
 from envs.config import EnvConfig
-from envs.openspiel import position, table
+from envs.openspiel import position, table, tables
 from envs.opponents import RandomBot, make_bot, parse_opponent
 from envs.trace import check_config
 from envs.trace.env import expected_output
@@ -57,17 +59,17 @@ GAMES_AT_ONCE = 256
 OUTPUT = "output"  # the teacher of programs
 
 
-def check_teacher(spec: str, task_ids: Seq[int], env: EnvConfig | None = None) -> None:
+def check_teacher(spec: str, ranges: Seq[TaskRange], env: EnvConfig | None = None) -> None:
     """Raise ConfigError, in one line, for a teacher that does not exist or cannot play one of the games."""
     if env and env.env_type == "trace":
         if spec != OUTPUT:
             raise ConfigError(f"--teacher {spec}: of programs it is {OUTPUT}, what they print")
-        return check_config(env, task_ids)
+        return check_config(env, [first for first, _ in ranges])
     with blaming("--teacher: "):
         teacher = parse_opponent(spec)
     if not (teacher.searches or teacher.solves):
         raise ConfigError(f"--teacher {spec}: does not search; allowed are mcts, ismcts, cfr and perfect")
-    for shared in map(table, task_ids):
+    for shared in tables(ranges):
         try:
             able = not isinstance(make_bot(shared.game, shared.spiel, teacher, 0, 0), RandomBot)
         except ValueError:
@@ -204,7 +206,8 @@ def run(args: argparse.Namespace) -> None:
     config.curriculum = narrowed(config.curriculum, config.env)
     config.env = replace(config.env, answer_mode="free" if trace else "constrained")
     tasks_shown = first_tasks(config.curriculum, config.env.env_type)
-    check_teacher(spec, tasks_shown, config.env)
+    games = pool([item for stage in config.curriculum.stages for item in stage.games]).values()
+    check_teacher(spec, [(t, t) for t in tasks_shown] if trace else [*chain(*games)], config.env)
     device_of(config.model)
     must_be_writable(Path(args.output).absolute().parent)
     if config.run.threads:
@@ -225,8 +228,11 @@ def run(args: argparse.Namespace) -> None:
         console.update(len(episodes), f"{spec}: {len(episodes)}/{len(tasks)} games played")
     console.close()
     sequences = [s for e in episodes for seat in e.sequences.values() for s in seat if s.decisions]
-    answers, score = sum(len(s.decisions) for s in sequences), np.mean([e.score for e in episodes])
-    print(f"{spec} played {len(episodes)} games, mean score {score:.3f}: {answers} to learn")
+    answers, ended = sum(len(s.decisions) for s in sequences), [e for e in episodes if e.outcome == "finished"]
+    if lost := [e for e in episodes if e.outcome == "failed"]:
+        print(f"{len(lost)} of {len(episodes)} games failed; the first: {lost[0].info['error']}")
+    score = np.mean([e.score for e in ended]) if ended else math.nan
+    print(f"{spec} played {len(ended)} games to their end, mean score {score:.3f}: {answers} to learn")
     if not sequences:
         raise ConfigError("--episodes: the teacher had nothing to decide")
     clone(policy, sequences, config, args)

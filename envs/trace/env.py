@@ -173,8 +173,8 @@ class _Workshop:
 
         try:
             shown, result = inject_safe(row.program, injection_seed, lambda p: run(p, row.inputs), max_prints)
-        except RecursionError as error:
-            raise NoAnswerError(f"task_id {task_id}: the program is nested too deeply to be read") from error
+        except (RecursionError, MemoryError, ValueError) as error:  # nested too deeply; half a character, or a zero
+            raise NoAnswerError(f"task_id {task_id}: the program cannot be read") from error
         if limit := _limit_of(result):
             raise NoAnswerError(f"task_id {task_id}: the program does not end within its limits: {limit}")
         return Traced(name, shown, row.inputs, result.stdout.strip())

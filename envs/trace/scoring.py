@@ -13,8 +13,9 @@ def clean(prediction: str) -> str:
         head, end, rest = text.rpartition(f"</{tag}>")  # no block ends later: to look there takes quadratic time
         text = re.sub(rf"<{tag}>.*?</{tag}>", "", head + end, flags=re.DOTALL) + rest
     text = re.split(r"</think>|</thinking>", text)[-1].strip()
-    block = re.search(r"```[a-zA-Z]*\s*(.*?)```", text, re.DOTALL)
-    return block[1].strip() if block else text
+    _, _, rest = text.partition("```")
+    block, closed, _ = rest.partition("```")
+    return re.sub(r"\A[a-zA-Z]*", "", block).strip() if closed else text
 
 
 def _squeezed(text: str) -> str:

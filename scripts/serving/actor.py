@@ -29,6 +29,7 @@ from envs.opponents import parse_opponent
 from envs.types import Step, Task
 
 ILLEGAL_REWARD = -0.01
+PLAIN_SEARCH = 100, 10  # simulations and rollouts of each in a game that names none of its own
 MAX_SHOWN = 100  # characters of what a client sent, in a message
 MAX_ACTION = 2**16  # characters of an answer that is read for an action
 RETRYABLE = ("no_episode_id", "episode_not_found", "episode_done", "invalid_action")
@@ -110,8 +111,8 @@ class HostedGame:
 def _response(
     text: str, reward: float, done: bool, truncated: bool = False, episode_id: str | None = None, info: Any = None
 ) -> dict[str, Any]:
-    return {"observation": text, "reward": reward, "done": done, "truncated": truncated, "episode_id": episode_id,
-            "info": info}  # fmt: skip
+    return {"observation": _whole(text), "reward": reward, "done": done, "truncated": truncated,
+            "episode_id": episode_id, "info": info}  # fmt: skip
 
 
 def _position_text(step: Step) -> str:
@@ -138,6 +139,11 @@ def _end_text(step: Step) -> str:
     )
 
 
+def _whole(text: str) -> str:
+    """The text, with half characters, which no answer can hold, as question marks."""
+    return text.encode(errors="replace").decode()
+
+
 def _shown(value: Any) -> str:
     text = repr(value)
     return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}…"
@@ -162,8 +168,9 @@ def read_task(task_id: Any, seed: Any, opponent: Any, max_search: float) -> Task
         raise RequestError("invalid_opponent", f"opponent {opponent!r} is a model: this server plays bots only")
     if spec.solves:  # would take a minute of whom it is asked, again for every number of iterations
         raise RequestError("invalid_opponent", f"opponent {opponent!r} solves games: this server plays or searches")
-    if spec.searches and (budget := spec.budget_in(game)) and game.mcts:
-        simulations, rollouts = (max_search * most for most in (game.mcts[0], game.mcts[0] * game.mcts[1]))
+    if spec.searches and (budget := spec.budget_in(game)):
+        own = game.mcts or PLAIN_SEARCH
+        simulations, rollouts = (max_search * most for most in (own[0], own[0] * own[1]))
         if budget[0] > simulations or budget[0] * budget[1] > rollouts:
             raise RequestError("invalid_opponent", f"opponent {opponent!r} searches more than this server allows in "
                                f"{game.name}: {simulations:.0f} simulations, {rollouts:.0f} rollouts")  # fmt: skip
@@ -283,7 +290,7 @@ class Actor:
         if not isinstance(episode_id, str) or not episode_id:
             raise RequestError("no_episode_id", "episode_id is missing: it is told by reset")
         if episode_id not in self._episodes:
-            raise RequestError("episode_not_found", "Episode not found.", episode_id[:MAX_SHOWN])
+            raise RequestError("episode_not_found", "Episode not found.", _whole(episode_id[:MAX_SHOWN]))
         self._episodes.move_to_end(episode_id)
         episode = self._episodes[episode_id]
         episode.used = time.monotonic()

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 from attacks import run_all
+from hypothesis import given
+from hypothesis import strategies as st
 from players import FunctionPlayer
 
 from config.reader import ConfigError, load_config
@@ -395,6 +397,19 @@ def test_safe_injection_leaves_out_prints_that_are_no_python_or_cannot_be_shown(
         assert run.status == "ok"
         assert "".join(line for line in run.stdout.splitlines(True) if not line.startswith("__DBG_")) == plain
     assert broken, "the public environment's injection breaks it"
+
+
+@pytest.mark.parametrize("program", ["print('\ud800')", "-" * 100_000 + "1"])
+def test_a_program_that_python_cannot_read_is_no_task(tmp_path, program):
+    (tmp_path / "a.jsonl").write_text(json.dumps({"program": program}))
+    with pytest.raises(NoAnswerError, match="task_id 0: the program"):
+        new_env(source=str(tmp_path / "a.jsonl")).reset(Task(0))
+
+
+@given(st.text("`a \n1", max_size=24))
+def test_the_answer_in_a_code_block_is_the_public_environments(text):
+    block = re.search(r"```[a-zA-Z]*\s*(.*?)```", text.strip(), re.DOTALL)
+    assert clean(text) == (block[1].strip() if block else text.strip())
 
 
 LIMITS = [

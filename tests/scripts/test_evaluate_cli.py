@@ -631,6 +631,14 @@ def test_programs_are_not_compared_with_board_games(players, told, capsys):
     assert f"error: {told}" in capsys.readouterr().err
 
 
+def test_programs_that_are_not_there_are_told_before_a_model_is_loaded(capsys, monkeypatch):
+    monkeypatch.setattr(evaluate.Roster, "contestant", lambda *_: pytest.fail("a player was loaded"))
+    stages = 'curriculum.stages=[{"name": "sums", "games": [[0, 9]]}]'
+    trace = ["--model", base_model(), "--set", "env.env_type=trace", "env.answer_mode=free", stages]
+    assert evaluate.main([*trace, "env.trace.source=nowhere"]) == 2
+    assert "error: env.trace: trace.source 'nowhere' is not there" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(("bot", "game"), [("perfect", "hex_small"), ("cfr", "liars_dice_small")])
 def test_a_bot_that_cannot_play_all_configurations_is_refused_before_the_first_game(bot, game, capsys):
     """It could play the first one."""

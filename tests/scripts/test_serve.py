@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import httpx
@@ -23,7 +24,7 @@ from env_wrapper import Task, play
 from envs.openspiel import derive_seed
 from scripts import serve
 from scripts.serving import actor as actor_module
-from scripts.serving.actor import Actor
+from scripts.serving.actor import Actor, RequestError, read_task
 
 SIZE = games.CONFIGS_PER_GAME
 
@@ -45,7 +46,8 @@ def client(server):
 
 
 def call(client, method, **kwargs):
-    response = client.post(f"/{method}", json=kwargs)
+    content = json.dumps(kwargs)  # with half characters as escapes, which httpx would not make
+    response = client.post(f"/{method}", content=content, headers={"content-type": "application/json"})
     assert response.status_code == 200, response.text
     answer = response.json()
     assert (answer["status"], answer["error"]) == ("success", None)
@@ -171,7 +173,7 @@ def test_reset_step_state_stop(client):
     assert call(client, "state", **named)["observation"] == "Episode not found."
 
 
-@pytest.mark.parametrize("action", ["99", "no idea", "", None, True, [1], {"id": 1}, "9" * 5000])
+@pytest.mark.parametrize("action", ["99", "no idea", "", None, True, [1], {"id": 1}, "9" * 5000, "\ud800"])
 def test_an_illegal_action_changes_nothing_and_may_be_repeated(client, action):
     first = call(client, "reset", task_id=task_id("hex_small"), seed=1, opponent="random")
     for _ in range(5):
@@ -179,7 +181,8 @@ def test_an_illegal_action_changes_nothing_and_may_be_repeated(client, action):
         assert (error_of(answer), answer["reward"], answer["done"]) == ("invalid_action", -0.01, False)
         assert answer["info"].pop("error")["retryable"] is True
         assert answer["info"] == first["info"]
-        said = f'Invalid action: "{str(action)[:100]}"\n\nCould not parse a valid action ID. Please respond with just'
+        shown = str(action)[:100].replace("\ud800", "?")
+        said = f'Invalid action: "{shown}"\n\nCould not parse a valid action ID. Please respond with just'
         assert answer["observation"].startswith(said)
         assert answer["observation"].endswith(first["observation"][first["observation"].index("\n\nLegal Actions:") :])
     legal = legal_ids(first["observation"])[0]
@@ -194,6 +197,7 @@ def test_an_illegal_action_changes_nothing_and_may_be_repeated(client, action):
         ("step", {"action": "1"}, "no_episode_id", "episode_id"),
         ("step", {"action": "1", "episode_id": 5}, "no_episode_id", "episode_id"),
         ("step", {"action": "1", "episode_id": "x"}, "episode_not_found", "Episode not found."),
+        ("step", {"action": "1", "episode_id": "\ud800"}, "episode_not_found", "Episode not found."),
         ("state", {}, "no_episode_id", "episode_id"),
         ("reset", {"task_id": -1}, "invalid_game", "0 to 2799999999"),
         ("reset", {"task_id": 28 * SIZE}, "invalid_game", "0 to 2799999999"),
@@ -222,10 +226,21 @@ def test_wrong_input_gets_the_error_object(client, method, kwargs, kind, says):
     assert says in answer["info"]["error"]["message"]
     assert answer["observation"] == answer["info"]["error"]["message"]
     assert (answer["reward"], answer["done"], answer["truncated"]) == (0.0, True, True)
-    assert answer["episode_id"] == (kwargs["episode_id"] if kind == "episode_not_found" else None)
+    named = kwargs["episode_id"].replace("\ud800", "?") if kind == "episode_not_found" else None
+    assert answer["episode_id"] == named
     assert answer["info"].pop("error")["retryable"] is (kind in ("no_episode_id", "episode_not_found"))
     nothing = dict.fromkeys(("task_id", "seed", "game_name", "llm_player_id", "opponent_type"))
     assert answer["info"] == nothing | {"step_count": 0, "cumulative_reward": 0.0}
+
+
+def test_a_game_that_names_no_search_of_its_own_is_not_searched_without_bound(monkeypatch):
+    """As one of the user's own may be; built-in ones that can be searched name one."""
+    game, params = games.decode_task_id(23 * SIZE)
+    monkeypatch.setattr(games, "decode_task_id", lambda _: (replace(game, mcts=None), params))
+    assert read_task(23 * SIZE, 0, "mcts:100x10", 1.0).opponent == "mcts:100x10"
+    for opponent in ("mcts:999999999x1", "mcts:101x1", "mcts:1x1001"):
+        with pytest.raises(RequestError, match="allows in tic_tac_toe: 100 simulations, 1000 rollouts"):
+            read_task(23 * SIZE, 0, opponent, 1.0)
 
 
 @pytest.mark.parametrize(

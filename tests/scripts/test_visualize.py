@@ -16,11 +16,12 @@ import pytest
 from chromium import CHROMIUM, Browser
 
 import games
-from envs.openspiel import load_game, score
+from envs.openspiel import load_game, replay, score
 from envs.prompts import user_message
 from scripts import visualize
 from scripts.report import markdown
 from scripts.report.replay import replayable
+from training.process import lock_run
 
 ROOT = Path(__file__).resolve().parents[2]
 SHOWN = (
@@ -202,6 +203,10 @@ def test_opponent_shares_of_games(tmp_path):
 
     assert shares(rows) == [("mcts", [1, 2], [0.0, 0.25]), ("random", [1, 2], [1.0, 0.75])]
     assert shares(rows[:1]) == []
+    mixes = (["random"], 5, {"a": 0, "b": 0}, {"a": "x"}, {"a": -1, "random": 2})
+    for mix in mixes:  # as the last row of a run
+        shares([{"step": 1, "opponents": mix}])
+        visualize.heading(visualize.load_run(tmp_path))
     mixes = (["random"], "mcts", {"a": 0, "b": 0}, {"a": "x"}, {"a": -1, "random": 2})
     odd = [{"step": 5 + n, "opponents": mix} for n, mix in enumerate(mixes)]
     assert [(label, steps) for label, steps, _ in shares([*rows, *odd])] == [("mcts", [1, 2, 9]), ("random", [1, 2, 9])]
@@ -258,6 +263,12 @@ def test_an_episode_without_a_game_is_shown_turn_by_turn():
     assert replayable({"game": "trace", "history": None, "turns": turns})["frames"] == [
         {"state": "print(1)", "moves": [], "turns": [0]}
     ]
+
+
+def test_a_move_is_checked_before_anybody_names_it():
+    """The engine names a card by an address, whatever its number."""
+    with pytest.raises(ValueError, match=r"the moves \[\[-1, 1073741824\]\] of its history cannot be played after 0"):
+        next(replay(load_game(8 * games.CONFIGS_PER_GAME), [[-1, 2**30]]))
 
 
 def test_a_history_that_is_not_of_this_game_is_refused():
@@ -390,6 +401,16 @@ def test_a_run_is_followed_from_before_its_first_step_on(tmp_path, monkeypatch):
         (run / "summary.json").write_text(summary)
 
     monkeypatch.setattr(visualize.time, "sleep", sleep)
+    assert visualize.main(["--run", str(run), "--watch"]) == 0
+    assert embedded(run / "report.html")["runs"][0]["steps"] == 9
+
+
+def test_a_run_that_was_cut_short_is_followed_to_there(tmp_path, monkeypatch):
+    write_run(run := tmp_path / "run", steps=9, shown=[])
+    (run / "summary.json").unlink()
+    with lock_run(run):
+        assert not visualize._ended(run)
+    monkeypatch.setattr(visualize.time, "sleep", lambda _: pytest.fail("nobody is at it any more"))
     assert visualize.main(["--run", str(run), "--watch"]) == 0
     assert embedded(run / "report.html")["runs"][0]["steps"] == 9
 

@@ -9,10 +9,10 @@ import pytest
 import torch
 from tiny import KUHN, LEDUC, micro_config, micro_file, tiny_policy
 
-from curriculum import eval_tasks
+from curriculum import eval_tasks, pool
 from env_wrapper import EnvConfig, Query, Task, play
 from envs import exact
-from envs.openspiel import load_game
+from envs.openspiel import OpenSpielEnv, load_game
 from envs.trace.env import expected_output
 from evaluation.players import Roster
 from games import CONFIGS_PER_GAME, NAMES
@@ -204,6 +204,44 @@ def test_programs_that_cannot_be_taught_are_told_before_a_model_is_loaded(tmp_pa
     assert message in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(("spec", "game"), [("perfect", "hex_small"), ("cfr", "liars_dice_small")])
+def test_a_teacher_of_the_first_configuration_alone_is_refused(spec, game):
+    [ranges] = pool([game]).values()
+    check_teacher(spec, [(ranges[0][0], ranges[0][0])])
+    with pytest.raises(ConfigError, match=f"--teacher {spec}: cannot play {game}"):
+        check_teacher(spec, ranges)
+
+
+def test_games_that_the_teacher_lost_to_a_failure_are_counted_and_no_score(tmp_path, monkeypatch, capsys):
+    reset, calls = OpenSpielEnv.reset, []
+
+    def failing(self, task):
+        calls.append(task)
+        if len(calls) > 16 and len(calls) % 2:  # after the first evaluation
+            raise RuntimeError("no such luck")
+        return reset(self, task)
+
+    monkeypatch.setattr(OpenSpielEnv, "reset", failing)
+    config = micro_file(tmp_path, ppo={"eval_games": 8})
+    words = [
+        "--config",
+        config,
+        "--teacher",
+        "cfr:50",
+        "--episodes",
+        "40",
+        "--epochs",
+        "1",
+        "--set",
+        "games=kuhn_poker",
+    ]
+    warmstart.main([*words, "--output", str(tmp_path / "out")])
+    printed = capsys.readouterr().out
+    assert "20 of 40 games failed; the first: RuntimeError: no such luck" in printed
+    [score] = re.findall(r"cfr:50 played 20 games to their end, mean score (\S+): ", printed)
+    assert float(score) > 0.4
+
+
 def test_games_are_narrowed_as_in_training(tmp_path, capsys):
     words = ["--config", micro_file(tmp_path), "--output", str(tmp_path / "out")]
     assert main([*words, "--set", "games=2048", "--teacher", "cfr"]) == 2
@@ -233,7 +271,7 @@ def test_how_many_games_are_open_at_once_changes_nothing(tmp_path, monkeypatch):
 )
 def test_teachers_that_cannot_teach_are_refused(spec, task_id, message):
     with pytest.raises(ConfigError, match=re.escape(message)):
-        check_teacher(spec, [task_id])
+        check_teacher(spec, [(task_id, task_id)])
 
 
 @pytest.mark.parametrize(

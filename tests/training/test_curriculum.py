@@ -447,6 +447,7 @@ def test_scores_out_of_range_are_refused(score):
         ({"games": [(-1, 4)]}, "out of range"),
         ({"opponent": "stockfish"}, "opponent 'stockfish' is not known"),
         ({"opponent": {}}, "weights > 0"),
+        ({"games": {"goofspiel_small#0-2": -1, "goofspiel_small#3-4": 3}}, "weights are numbers > 0"),
         ({"opponent": {"random": 0.0}}, "weights > 0"),
         ({"opponent": "past:step-000010"}, "past alone is allowed"),
         ({"opponent": {"random": 1e308, "mcts": 1e308}}, "add up to infinity"),
