@@ -193,7 +193,7 @@ def write_file(target: Path, content: bytes) -> None:
         _remove(tmp)
 
 
-def sweep(directory: Path, name: str = "*") -> None:
+def sweep(directory: Path, name: str) -> None:
     """Undo what an interrupted ``write_directory`` or ``write_file`` left in ``directory``; of ``name`` alone."""
     for path in sorted(directory.glob(f".old-{name}")):
         target = path.with_name(path.name.removeprefix(".old-"))
@@ -304,7 +304,7 @@ def save_checkpoint(
         _write_state(tmp, documents, tensors)
         with naming(f"{MANIFEST}: "):
             manifest = {"schema": SCHEMA, "step": step, "score": score, "base": dict(base or {})}
-            files = {p.relative_to(tmp).as_posix(): _fingerprint(p) for p in tmp.rglob("*") if p.is_file()}
+            files = {p.relative_to(tmp).as_posix(): fingerprint(p) for p in tmp.rglob("*") if p.is_file()}
             manifest |= {"versions": versions(), "files": files}
             (tmp / MANIFEST).write_text(_seal(manifest), encoding="utf-8")
 
@@ -421,7 +421,8 @@ def versions() -> dict[str, str]:
     return {"python": sys.version.split()[0], **{name: installed[name] for name in LIBRARIES if name in installed}}
 
 
-def _fingerprint(path: Path) -> dict[str, Any]:
+def fingerprint(path: Path) -> dict[str, Any]:
+    """Size in bytes and SHA-256 of a file."""
     with path.open("rb") as file:
         return {"size": path.stat().st_size, "sha256": hashlib.file_digest(file, "sha256").hexdigest()}
 
@@ -435,7 +436,7 @@ def _compare(directory: Path, name: str, size: Any, sha256: Any) -> str:
             return "missing"
         if (found := path.stat().st_size) != size:
             return f"{found} bytes instead of {size}"
-        return "" if _fingerprint(path)["sha256"] == sha256 else "sha256 differs from the manifest's"
+        return "" if fingerprint(path)["sha256"] == sha256 else "sha256 differs from the manifest's"
     except (OSError, ValueError, RuntimeError) as exc:
         return f"unreadable: {exc}"
 

@@ -27,6 +27,9 @@ class FlagParser(argparse.ArgumentParser):
             return found + equals + value if word.startswith("--") else word
 
         words = sys.argv[1:] if args is None else args
+        for word in words:
+            if word != (shown := word.encode(errors="replace").decode()):
+                self.error(f"{shown}: is not UTF-8 text")
         return super().parse_known_args([as_declared(word) for word in words], namespace)
 
     def error(self, message: str) -> NoReturn:

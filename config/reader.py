@@ -318,7 +318,12 @@ def _is_a(value: Any, hint: Any) -> bool:
         return any(type(value) is type(choice) and value == choice for choice in typing.get_args(hint))
     if hint is float:
         return type(value) is float or (type(value) is int and abs(value) < 2**1023)
-    return hint is Any or type(value) is hint
+    return hint is Any or (type(value) is hint and (hint is not str or _is_text(value)))
+
+
+def _is_text(value: str) -> bool:
+    """Whether files can hold it, and be called so: no zero characters, no halves of one."""
+    return "\0" not in value and value == value.encode(errors="replace").decode()
 
 
 def _within(value: Any, limits: Mapping[str, Any]) -> bool:

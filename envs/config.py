@@ -14,6 +14,8 @@ SECRET_FREE = {
     "env_url": (ADDRESS, "an address like http://127.0.0.1:8765 without user, password or query"),
     "env_image": (re.compile(r"[^\s@]*(@sha256:[0-9a-f]+)?"), "the name of an image, without user or password"),
 }
+# What two players must have in common to be put into one table; the rest is how a run was played, not what.
+PLAYED_BY = "env_type", "games_path", "prompt", "answer_mode", "history_turns", "protocol", "trace"
 
 
 @dataclass(frozen=True)

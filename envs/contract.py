@@ -153,11 +153,12 @@ def check_game(name: str) -> None:
         try:
             for prompt, seed in (("full", 0), ("compact", 1)):
                 new_env = functools.partial(OpenSpielEnv, EnvConfig(prompt=prompt))
-                _check_texts(check_contract(new_env, Task(task_id, seed)), prompt)
+                rules = games.GAMES[index].rules(games.GAMES[index].params(config_id))
+                _check_texts(check_contract(new_env, Task(task_id, seed)), prompt, rules)
             _check_hidden(task_id)
         except ContractError as error:
             raise ContractError(f"task {task_id}: {error}") from error
-        except Exception as error:  # a game somebody wrote may raise anything
+        except (Exception, SystemExit) as error:  # a game somebody wrote may raise anything
             raise ContractError(f"task {task_id}: {type(error).__name__}: {' '.join(str(error).split())}") from error
 
 
@@ -168,8 +169,11 @@ def _variants(params: Callable[[int], dict[str, Any]]) -> list[int]:
     return list(found.values())[:CHECKED_VARIANTS]
 
 
-def _check_texts(steps: list[Step], prompt: str) -> None:
+def _check_texts(steps: list[Step], prompt: str, rules: Any) -> None:
     _promise(len(steps) > 1, "the game ends before the first decision")
+    _promise(isinstance(rules, str), f"rules are {rules!r}: expected text")
+    for text in (rules, *(step.text for step in steps)):
+        text.encode()  # half characters are none
     for step in steps[:-1]:
         shown = step.text.partition("\n\nYou are Player ")[0].removeprefix("Current State:\n")
         _promise(bool(shown.strip()), f"a position has an empty description ({prompt} prompt)")

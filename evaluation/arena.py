@@ -10,7 +10,7 @@ from typing import Any
 from config.reader import blaming, read_file
 from env_wrapper import play
 from envs.client import is_number
-from envs.config import EnvConfig
+from envs.config import PLAYED_BY, EnvConfig
 from envs.openspiel import OpenSpielEnv, position, table
 from envs.opponents import make_bot, parse_opponent
 from envs.types import Episode, Task
@@ -77,10 +77,6 @@ class Arena:
             told = f"{own.label} against {opponent.label}, {game}: {len(rows)}/{len(tasks)} games"
             self.console.update(len(self._done), told)
         return rows
-
-
-# What both players of a table must have been taught alike; the rest is how a run was played, not what.
-PLAYED_BY = "env_type", "games_path", "prompt", "answer_mode", "history_turns", "protocol", "trace"
 
 
 def check_match(own: Contestant, opponent: Contestant) -> None:

@@ -231,6 +231,8 @@ class Roster:
         check_base(name, config, policy)
         digest = hashlib.sha256((folder / WEIGHTS).read_bytes()).hexdigest()
         label = "_".join(f"{folder.resolve().parent.name}/{folder.name}".split())
+        if any(other.label == label for other in self._known.values()):
+            label = "_".join(str(folder).split())
         return Contestant(label, _origin(config, digest), config.env, ModelPlayer(policy, adapter))
 
     def _server(self, address: str) -> Contestant:

@@ -47,7 +47,12 @@ def _load(path: Path) -> Game:
         raise ValueError(f"{path}: it must define GAME, a games.base.Game")
     if not re.fullmatch("[a-z0-9_]+", str(game.name)):
         raise ValueError(f"{path}: the name {game.name!r} may have lower-case letters, digits and _ only")
-    for field in ("params", "rules", "describe", "compact"):
+    for field in ("params", "rules", "describe", "compact", *(["dealt"] if game.dealt is not None else [])):
         if not callable(getattr(game, field)):
             raise ValueError(f"{path}: {field} {getattr(game, field)!r} is not a function")
+    turns, pair = game.history_turns, isinstance(game.mcts, tuple) and len(game.mcts) == 2
+    if not (turns is None or (type(turns) is int and turns >= 0)):
+        raise ValueError(f"{path}: history_turns {turns!r} is neither None nor a number of turns, 0 or more")
+    if game.mcts is not None and not (pair and all(type(n) is int and n > 0 for n in game.mcts)):
+        raise ValueError(f"{path}: mcts {game.mcts!r} is neither None nor (simulations, rollouts)")
     return game

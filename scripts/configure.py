@@ -207,10 +207,7 @@ def run(args: argparse.Namespace) -> None:
     if args.output.is_dir():
         raise ConfigError(f"--output {args.output}: is a folder; expected a file")
     must_be_writable(args.output.absolute().parent)
-    try:
-        ask_all(args, bool(gpu))
-    except EOFError as error:
-        raise ConfigError("nobody answers: --yes asks nothing") from error
+    ask_all(args, bool(gpu))
     found, config, measured = options(args, bool(gpu))
     chosen = choose(found, room)
     lines = [(option.label, option.games_at_once or "all", option.overlay["model"]["tokens_per_batch"], option.peak,
@@ -235,7 +232,14 @@ def run(args: argparse.Namespace) -> None:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the program; exit codes: 0 done, 2 bad usage or nothing fits, 130 interrupted."""
     args = parse_args(argv)
-    return run_program(lambda: run(args))
+
+    def asked() -> None:
+        try:
+            run(args)
+        except EOFError as error:
+            raise ConfigError("nobody answers: --yes asks nothing") from error
+
+    return run_program(asked)
 
 
 if __name__ == "__main__":

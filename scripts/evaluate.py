@@ -133,6 +133,8 @@ class Contest:
             names.append(args.base_url)
         elif args.model and not names:
             names = ["base"]
+        if args.model and not any(name == "base" or name.startswith(("http://", "https://")) for name in names):
+            raise ConfigError(f"--model {args.model}: base is not among the players, nor a server to be asked for it")
         return list(dict.fromkeys(names)) if args.ladder is not None else names
 
     def _rows(self) -> dict[str, list[TaskRange]]:
@@ -163,8 +165,9 @@ class Contest:
             plays = kind if player.player is None and self.boards else player.player and player.env.env_type
             if plays != kind:
                 raise ConfigError(f"{player.label}: does not play the games of env.env_type {kind}")
-        if not self.boards and self.args.opponent:
-            raise ConfigError("--opponent: programs (env.env_type trace) have none")
+        for flag in ("opponent", "exact") if not self.boards else ():
+            if getattr(self.args, flag):
+                raise ConfigError(f"--{flag}: programs (env.env_type trace) have none")
 
     def _need_players(self, flag: str, least: int, most: int, told: str) -> None:
         for game, [(first, _), *_] in self.rows.items():
@@ -234,7 +237,8 @@ class Contest:
             shown = [r.row for r in results]
             report["tables"].append({"player": player.label, "opponent": opponent.label, "results": shown})
             exactly = "; exact, ceiling and share: against random" * (self.args.exact and opponent.label != "random")
-            print(f"{player.label} against {opponent.label}, {sampling}, seed {self.args.seed}{exactly}")
+            against = f" against {opponent.label}" * self.boards
+            print(f"{player.label}{against}, {sampling}, seed {self.args.seed}{exactly}")
             print(result_lines(results, self.args.exact, self.style), end="\n\n")
         for report["comparison"] in self._found(lambda: measure.differences(*played)) if self.args.compare else []:
             print(f"{self.players[0].label} minus {self.players[1].label}, value on the same deals")

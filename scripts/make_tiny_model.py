@@ -10,6 +10,7 @@ An initializer range well above the library's 0.02 is what makes a frozen random
 import argparse
 import hashlib
 import json
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -31,6 +32,9 @@ CHAT_TEMPLATE = (
     "{% for m in messages %}{% if m.role != 'assistant' %}{{ '<|im_start|>' }}{% endif %}"
     "{{ m.content + '<|im_end|>' }}{% endfor %}"
 )
+WEIGHTS = re.compile(r"model(-\d+-of-\d+)?\.safetensors(\.index\.json)?")
+WRITTEN = {"chat_template.jinja", "config.json", "generation_config.json", "recipe.json", "special_tokens_map.json",
+           "tokenizer.json", "tokenizer_config.json"}  # fmt: skip
 TEACHING_GAMES = ("leduc_poker", "tic_tac_toe", "kuhn_poker", "connect_four", "liars_dice_small",
                   "goofspiel_small", "hex_small")  # fmt: skip
 
@@ -112,13 +116,14 @@ def run(args: argparse.Namespace) -> None:
     from transformers.utils import logging
 
     must_be_writable(args.output)
-    note = args.output / "recipe.json"
-    if not note.exists() and any(args.output.iterdir()):
+    note, there = args.output / "recipe.json", {path.name for path in args.output.iterdir()}
+    weights = {name for name in there if WEIGHTS.fullmatch(name)}
+    if there - WRITTEN - weights or (there and not note.exists()):
         raise ConfigError(f"{args.output}: holds files of yours, which would be replaced; name another folder")
     texts = list(prompts(TEACHING_GAMES, 300))
     recipe = {k: v for k, v in vars(args).items() if k != "output"}
     recipe["texts"] = hashlib.sha256("\0".join(texts).encode()).hexdigest()  # other prompts want another tokenizer
-    if note.exists() and read_json(note) == recipe:
+    if weights and note.exists() and read_json(note) == recipe:
         note.touch()  # for make
         print(f"{args.output} is already there")
         return

@@ -9,6 +9,7 @@ same decisions, and the same deals played greedily. Exit code 1 where the mean d
 """
 
 import argparse
+import contextlib
 import gc
 import hashlib
 import json
@@ -36,7 +37,7 @@ from scripts.export import publish
 from scripts.export.proof import compare, observe, record_decisions, say
 from training.config import load_sections
 from training.process import at_least, run_program
-from utils import ConfigError, must_be_writable, naming, read_json
+from utils import ConfigError, fingerprint, must_be_writable, naming, read_json
 
 REPORT = "merge_report.json"
 ROUNDING = {"float32": 1e-4, "float16": 0.01, "bfloat16": 0.02}  # nats a decision that arithmetic alone may cost
@@ -114,13 +115,31 @@ def finished(output: Path, made_of: dict[str, Any]) -> dict[str, Any] | None:
     """
     if (output / REPORT).is_file():
         report = read_json(output / REPORT)
-        if report.get("made_of") == made_of:
+        if not isinstance(report, dict):
+            raise ConfigError(
+                f"--output {output}: its {REPORT} is damaged; choose another directory or delete this one"
+            )
+        if report.get("made_of") == made_of and (report.get("interrupted") or _is_whole(report, output)):
             return None if report.get("interrupted") else report
         if report.get("interrupted") and [path.name for path in output.iterdir()] == [REPORT]:
             return None  # an attempt that wrote nothing, say with another base
-        raise ConfigError(f"--output {output}: holds another merge; choose another directory or delete this one")
+        raise ConfigError(f"--output {output}: holds another merge, or this one with other files than it wrote; choose "
+                          "another directory or delete this one")  # fmt: skip
     _must_be_empty(output)
     return None
+
+
+def _weights(output: Path) -> dict[str, Any]:
+    """Size and SHA-256 of the files of weights in a folder."""
+    return {path.name: fingerprint(path) for path in sorted(output.glob("*.safetensors"))}
+
+
+def _is_whole(report: dict[str, Any], output: Path) -> bool:
+    """Whether the weights are still those that were proved, and the proof is there."""
+    with contextlib.suppress(KeyError, TypeError, ValueError):
+        said = say(report["proof"]), report["proof"]["mean_difference"] <= report["rounding"], report["proof"]["effect"]
+        return bool(said) and report["weights"] == _weights(output)
+    return False
 
 
 def _must_be_empty(output: Path) -> None:
@@ -134,7 +153,10 @@ def copy_adapter(adapter: Path, base: str, output: Path) -> None:
     Raises:
         ConfigError: ``output`` holds something else than this adapter.
     """
-    there = output / WEIGHTS
+    there, folder = output / WEIGHTS, output.resolve()
+    of_run = folder.name in ("final", "average") and any(folder.parent.glob("checkpoint-*"))
+    if (folder / "manifest.json").exists() or of_run:
+        raise ConfigError(f"--output {output}: belongs to a run; expected a directory that is new or empty")
     if not (there.is_file() and there.read_bytes() == (adapter / WEIGHTS).read_bytes()):
         _must_be_empty(output)
     must_be_writable(output)
@@ -183,6 +205,7 @@ def make_merge(adapter: Path, config: SimpleNamespace, args: argparse.Namespace)
         begun = {"made_of": made_of, "interrupted": True}  # until all is there
         (args.output / REPORT).write_text(json.dumps(begun))
         report = {"made_of": made_of} | merge(config, adapter, args.output, dtype, args.deals)
+        report["weights"] = _weights(args.output)
         (args.output / REPORT).write_text(json.dumps(report, indent=1))
     return report
 

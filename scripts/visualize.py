@@ -318,7 +318,7 @@ def write_report(runs: Sequence[RunData], path: Path, again: float = 0) -> Path:
     page = page.replace("/*script hash*/", f"sha256-{b64encode(sha256(script).digest()).decode()}")  # no other is run
     text = json.dumps(finite(data), ensure_ascii=False, separators=(",", ":")).replace("<", "\\u003c")
     page = page.replace("<!--again-->", f'<meta http-equiv="refresh" content="{again:g}">' if again else "")
-    write_file(path, page.replace("/*data*/", text).encode())
+    write_file(path, page.replace("/*data*/", text).encode(errors="replace"))
     return path
 
 
@@ -327,7 +327,7 @@ def write_markdown(runs: Sequence[RunData], path: Path) -> Path:
     from scripts.report.markdown import page
 
     texts = [page(run.name, heading(run), run.about.get("versions"), run.summary, run.config) for run in runs]
-    write_file(path, "\n".join(texts).encode())
+    write_file(path, "\n".join(texts).encode(errors="replace"))
     return path
 
 

@@ -296,6 +296,8 @@ def check(config: SimpleNamespace, processes: int = 1, dry_run: bool = False, **
     Raises:
         ConfigError: programs, servers or prompts that cannot be played with.
     """
+    with blaming("run.output_dir: ", OSError):  # a name too long, say
+        Path(config.run.output_dir).exists()
     if config.env.env_type == "trace" and config.env.answer_mode != "free":
         raise ConfigError(f'env.answer_mode = "{config.env.answer_mode}": expected "free" with env_type trace')
     if config.ppo.state_coef and (config.env.env_type, config.env.env_mode) != ("openspiel", "local"):

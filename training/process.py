@@ -23,6 +23,10 @@ from typing import IO, Any, NoReturn
 from envs.types import Action, InterruptedRolloutError, Query
 from utils import CheckpointError, ConfigError, redact, sweep
 
+# What a run writes into its folder; whatever else is there may be anybody's.
+OWN = ("checkpoint-*", "final", "average", "metrics.jsonl", "episodes.jsonl", "summary.json", "about.json",
+       "run_config.json", "abandoned-*")  # fmt: skip
+
 
 class ProgramError(RuntimeError):
     """A program cannot do what it was asked to; the message is its last line."""
@@ -63,7 +67,10 @@ def log_into(run_dir: Path) -> None:
 
 def say_how_to_go_on(program: str, run_dir: str, processes: int, stream: IO[str]) -> None:
     """Print what is typed to go on with a run from here, where there is a checkpoint to go on from."""
-    if not any(Path(run_dir).glob("checkpoint-*")):
+    try:
+        if not any(Path(run_dir).glob("checkpoint-*")):
+            return
+    except OSError:  # no such place
         return
 
     def short(path: str) -> str:
@@ -166,7 +173,8 @@ def lock_run(run_dir: str | Path) -> IO[str]:
     file.truncate(0)
     file.write(f"{os.getpid()}\n")
     file.flush()
-    sweep(path.parent)
+    for name in OWN:
+        sweep(path.parent, name)
     return file
 
 

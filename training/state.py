@@ -21,6 +21,7 @@ from config.reader import blaming, make
 from config.synonyms import GONE
 from curriculum import Curriculum
 from envs.client import is_number
+from envs.config import PLAYED_BY
 from envs.types import Episode
 from policy.player import Policy
 from policy.vllm_player import Engine
@@ -247,6 +248,9 @@ class Checkpointed:
             state.setdefault("drawn", saved.step * self.config.ppo.batch_size)  # checkpoints before 2026-11-24
             self.state = make(TrainerState, state, "trainer_state")
             self.state.check(saved.step)
+            if self._played_otherwise(saved.json("run_config")):
+                self.state.before = [{"game": r["game"], **dict.fromkeys(("value", "exact", "share"))}
+                                     for r in self.state.before]  # fmt: skip
             if self.state.row:
                 self.state.row = _numbers(self.state.row)
             self.state.alarms = _numbers(self.state.alarms)
@@ -260,6 +264,12 @@ class Checkpointed:
         if self.ranks.first:
             abandon_after(self.run_dir, self.state.step)
             self.metrics.truncate_to(self.state.step - (self.state.row is not None))
+
+    def _played_otherwise(self, before: Any) -> bool:
+        """Whether what was evaluated before training was another task: other prompts, say, or answers."""
+        env = before.get("env", {}) if isinstance(before, dict) else {}
+        now = utils.config_dict({"env": self.config.env})["env"]
+        return any(key in env and env[key] != now[key] for key in PLAYED_BY if key != "games_path")
 
     def _load_frozen(self, saved: utils.Checkpoint) -> None:
         held = self.curriculum.past or "past.safetensors" in saved.manifest["files"]

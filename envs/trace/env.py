@@ -207,7 +207,7 @@ def load_programs(source: str) -> Sequence[Any]:
         ValueError: no such source, no programs in it, or a row that is not one (file and line are named).
     """
     path = Path(source)
-    if path.is_dir():
+    if source and path.is_dir():
         files = sorted(file for file in path.rglob("*") if file.suffix in (".jsonl", ".py"))
         rows = [row for file in files for row in _read(file)]
     elif path.suffix == ".jsonl" and path.is_file():
@@ -229,8 +229,12 @@ def load_programs(source: str) -> Sequence[Any]:
 
 
 def _text(file: Path, encoding: str = "utf-8") -> str:
-    with blaming(f"{file}: is not UTF-8 text: ", UnicodeDecodeError, ValueError):
+    try:
         return file.read_text(encoding=encoding)
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{file}: is not UTF-8 text: {error}") from error
+    except OSError as error:
+        raise ValueError(f"{file}: cannot be read: {error.strerror}") from error
 
 
 def _read(file: Path) -> list[Program]:

@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from typing import Any
 
+from envs.client import is_number
+
 HEADS = {"before": "before", "after": "after", "interval": "95 %", "exact_after": "exact", "ceiling": "ceiling",
          "share": "share", "nash_conv_before": "NashConv before", "nash_conv": "NashConv"}  # fmt: skip
 
@@ -51,7 +53,7 @@ def page(name: str, about: Sequence[tuple[str, str]], versions: Any, summary: di
         parts.append("Values are 2 * score - 1 against uniform random, in [-1, 1]; share is where the exact value lies "
                      "between random play (0) and the best response (1).")  # fmt: skip
         share = summary.get("mean_share_of_ceiling")
-        parts += [f"Mean share of the ceiling: {share:.3f}"] if isinstance(share, int | float) else []
+        parts += [f"Mean share of the ceiling: {share:.3f}"] if is_number(share) else []
     parts += ["## Curves", "![curves](curves.png)"]
     if config:
         lines = [f"* `{plain(line).replace('`', '')}`" for line in differing(config)]

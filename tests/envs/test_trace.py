@@ -18,7 +18,7 @@ from config.reader import ConfigError, load_config
 from env_wrapper import EnvConfig, Task
 from envs.contract import check_contract
 from envs.trace import TASKS_PER_LEVEL, TraceConfig, TraceEnv, inject, inject_safe, load_programs, programs, score
-from envs.trace.env import NoAnswerError
+from envs.trace.env import NoAnswerError, check_config
 from envs.trace.programs import CONSTRUCTS, LEVELS, generate
 from envs.trace.sandbox import Limits, Run, Sandbox, SandboxError
 from envs.trace.scoring import clean, leading_share
@@ -404,6 +404,14 @@ def test_a_program_that_python_cannot_read_is_no_task(tmp_path, program):
     (tmp_path / "a.jsonl").write_text(json.dumps({"program": program}))
     with pytest.raises(NoAnswerError, match="task_id 0: the program"):
         new_env(source=str(tmp_path / "a.jsonl")).reset(Task(0))
+
+
+def test_sources_that_cannot_be_read_are_named(tmp_path):
+    (tmp_path / "x.py").symlink_to("nowhere")
+    with pytest.raises(ConfigError, match=rf"^env.trace: {tmp_path}/x.py: cannot be read: No such file"):
+        check_config(EnvConfig(env_type="trace", answer_mode="free", trace={"source": str(tmp_path)}), [0])
+    with pytest.raises(ConfigError, match=r"^env.trace: trace.source '' is not there"):
+        check_config(EnvConfig(env_type="trace", answer_mode="free", trace={"source": ""}), [0])
 
 
 @given(st.text("`a \n1", max_size=24))

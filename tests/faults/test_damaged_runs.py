@@ -88,7 +88,7 @@ def forged(path, rng):
     manifest = json.loads(file.read_text())
     manifest.pop("digest", None)
     if path != file and isinstance(manifest.get("files"), dict):
-        manifest["files"][path.name] = utils._fingerprint(path)
+        manifest["files"][path.name] = utils.fingerprint(path)
     file.write_text(utils._seal(manifest))
 
 

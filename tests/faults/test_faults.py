@@ -96,7 +96,7 @@ def test_names_that_lead_out_of_the_checkpoint_are_refused(tmp_path, name):
     path = save(tmp_path, 1)
     (tmp_path / "outside.txt").write_text("private")
     (path / "link").symlink_to(tmp_path / "outside.txt")
-    entry = utils._fingerprint(tmp_path / "outside.txt")
+    entry = utils.fingerprint(tmp_path / "outside.txt")
     reseal(path, lambda manifest: manifest["files"].update({name: entry}))
     (problem,) = verify_checkpoint(path)
     assert "leads out of the checkpoint" in problem or "unreadable" in problem
@@ -172,7 +172,7 @@ def test_a_malicious_pickle_is_never_executed(tmp_path):
     path = save(tmp_path, 1)
     torch.save(Payload(), path / "optimizer.safetensors")
     reseal(
-        path, lambda m: m["files"].update({"optimizer.safetensors": utils._fingerprint(path / "optimizer.safetensors")})
+        path, lambda m: m["files"].update({"optimizer.safetensors": utils.fingerprint(path / "optimizer.safetensors")})
     )
     with pytest.raises(CheckpointError, match=r"optimizer\.safetensors: SafetensorError"):
         load_checkpoint(path).tensors("optimizer")
@@ -289,7 +289,7 @@ CHILD = """
     def write(folder):
         (folder / "adapter_model.safetensors").write_text("x" * 100_000)
 
-    utils.sweep(run_dir)
+    utils.sweep(run_dir, "*")
     start = utils.latest_checkpoint(run_dir)
     first = utils.load_checkpoint(start).step + 1 if start else 1
     for step in range(first, first + 4):
@@ -308,7 +308,7 @@ def run_child(run_dir, deadly):
 
 def check_survival(run_dir, reached):
     """After a kill: the newest checkpoint verifies, is not older than one seen before, and nothing else is needed."""
-    utils.sweep(run_dir)
+    utils.sweep(run_dir, "*")
     path = latest_checkpoint(run_dir)
     step = load_checkpoint(path).json("trainer_state")["step"] if path else 0
     assert not [name for name in names(run_dir) if name.startswith(".")]
@@ -331,7 +331,7 @@ def test_kill_between_the_two_renames_of_a_replacement(tmp_path, monkeypatch):
     path = save(tmp_path, 1)
     path.rename(tmp_path / ".old-checkpoint-000001")
     (tmp_path / ".tmp-checkpoint-000001").mkdir()
-    utils.sweep(tmp_path)
+    utils.sweep(tmp_path, "*")
     assert latest_checkpoint(tmp_path) == path
     assert names(tmp_path) == ["checkpoint-000001"]
 

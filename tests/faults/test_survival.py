@@ -349,6 +349,21 @@ def test_a_tiny_model_does_not_replace_a_folder_of_the_users_own(tmp_path, capsy
     assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("config.json", "mine")]
 
 
+def test_nor_what_lies_beside_another_tiny_model_and_one_without_weights_is_made_anew(tmp_path, capsys):
+    small, other = ["--hidden", "8", "--layers", "1"], ["--hidden", "16", "--layers", "1"]
+    assert make_tiny_model.main([str(tmp_path), *small]) == 0
+    (tmp_path / "notes.txt").write_text("mine")
+    assert make_tiny_model.main([str(tmp_path), *other]) == 2
+    assert "holds files of yours, which would be replaced" in capsys.readouterr().err
+    (tmp_path / "notes.txt").unlink()
+    assert make_tiny_model.main([str(tmp_path), *small]) == 0
+    assert "is already there" in capsys.readouterr().out
+    (tmp_path / "model.safetensors").unlink()
+    assert make_tiny_model.main([str(tmp_path), *small]) == 0
+    assert (tmp_path / "model.safetensors").exists()
+    assert make_tiny_model.main([str(tmp_path), *other]) == 0
+
+
 # ------------------------------------------------------------------------------------------------------- memory, clocks
 
 

@@ -327,7 +327,7 @@ def ruin(checkpoint, value):
     save_file({k: torch.full_like(t, value) for k, t in load_file(file).items()}, file, metadata={"format": "pt"})
     manifest = json.loads((checkpoint / "manifest.json").read_text())
     del manifest["digest"]
-    manifest["files"][file.name] = utils._fingerprint(file)
+    manifest["files"][file.name] = utils.fingerprint(file)
     (checkpoint / "manifest.json").write_text(utils._seal(manifest))
     assert utils.verify_checkpoint(checkpoint) == []
 

@@ -90,6 +90,9 @@ BAD_FILES = [
     ("\n\nimport no_such_module", "bad.py:3: ModuleNotFoundError: No module named 'no_such_module'"),
     (NIM.replace('name="nim"', 'name="My Nim"'), "name 'My Nim' may have"),
     (NIM.replace("rules=rules", 'rules="take"'), "rules 'take' is not a function"),
+    (NIM.replace("rules=rules", "rules=rules, dealt=5"), "dealt 5 is not a function"),
+    (NIM.replace("history_turns=0", "history_turns=-3"), "history_turns -3 is neither None nor a number of turns"),
+    (NIM.replace("mcts=(200, 10)", 'mcts="fast"'), "mcts 'fast' is neither None nor (simulations, rollouts)"),
 ]
 
 
@@ -118,6 +121,8 @@ BROKEN_PROMISES = [
     (nim_with('name="nim"', 'name="no_such_game"'), "no_such_game"),
     (nim_with('return "\\n".join(', 'return "" and str('), "a position has an empty description (full prompt)"),
     (nim_with('return " ".join(piles(state))', "return 1 / 0"), "ZeroDivisionError: division by zero"),
+    (nim_with('return " ".join(piles(state))', 'return "\\ud800"'), "UnicodeEncodeError: "),
+    (nim_with('return " ".join(piles(state))', "raise SystemExit(3)"), "SystemExit: 3"),
     (nim_with('return " ".join(', "return str(__import__('random').random()) + str("), "plays another game"),
 ]
 
@@ -126,7 +131,8 @@ BROKEN_PROMISES = [
 def test_a_game_that_breaks_the_contract_is_refused_with_its_file(tmp_path, text, message):
     result = run(write(tmp_path, bad=text))
     assert (result.returncode, result.stderr.count("\n")) == (1, 1), result.stderr
-    own_line = f":{1 + text[: text.index('1 / 0')].count(chr(10))}" if "1 / 0" in text else ""
+    [at] = [text.index(own) for own in ("1 / 0", "raise SystemExit") if own in text] or [None]
+    own_line = "" if at is None else f":{1 + text[:at].count(chr(10))}"
     assert result.stderr.startswith(f"refused: {tmp_path}/bad.py{own_line}: task 28")
     assert message in result.stderr
 

@@ -602,6 +602,18 @@ def test_the_ladders_default_is_base_random_and_search_of_three_strengths(checkp
     assert names == ["base", "random", "mcts:10x1", "mcts:50x1", "mcts:200x1", checkpoint]
 
 
+def test_a_model_that_nobody_plays_is_refused(checkpoint, capsys):
+    assert evaluate.main(command("--checkpoint", checkpoint, "--model", "models/none")) == 2
+    assert "error: --model models/none: base is not among the players" in capsys.readouterr().err
+
+
+def test_players_of_folders_with_one_name_are_told_apart(checkpoint, tmp_path):
+    names = [shutil.copytree(Path(checkpoint), tmp_path / side / "run" / "checkpoint-000001") for side in "ab"]
+    found = report(tmp_path, "--compare", *map(str, names), games=["kuhn_poker"])
+    labels = [shown["player"] for shown in found["tables"]]
+    assert labels == ["run/checkpoint-000001", str(names[1])]
+
+
 def test_a_server_is_on_the_default_ladder_under_its_own_name():
     """``--model`` is its name there, and no model to be loaded here."""
     contest = SimpleNamespace(args=evaluate.arguments(["--ladder", "--base-url", "http://x/v1", "--model", "m"]))
@@ -621,6 +633,7 @@ def test_programs_have_no_opponents(flags, capsys):
     [
         (["--compare", "base", "random"], "random: does not play the games of env.env_type trace"),
         (["--checkpoint", "base", "--opponent", "mcts"], "--opponent: programs (env.env_type trace) have none"),
+        (["--checkpoint", "base", "--exact"], "--exact: programs (env.env_type trace) have none"),
     ],
 )
 def test_programs_are_not_compared_with_board_games(players, told, capsys):

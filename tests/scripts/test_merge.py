@@ -494,6 +494,49 @@ def test_another_merge_in_the_folder_is_kept(run_plain, merged_4bit, capsys):
     assert "holds another merge" in capsys.readouterr().err
 
 
+def cut(folder):
+    (folder / "model.safetensors").write_bytes((folder / "model.safetensors").read_bytes()[:1000])
+
+
+def without(key):
+    def damage(folder):
+        report = read_json(folder / merge.REPORT)
+        del report[key]
+        (folder / merge.REPORT).write_text(json.dumps(report))
+
+    return damage
+
+
+DAMAGE = {
+    "cut": cut, "gone": lambda folder: (folder / "model.safetensors").unlink(), "no proof": without("proof"),
+    "no object": lambda folder: (folder / merge.REPORT).write_text("[]"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE)
+def test_a_merge_that_has_changed_since_is_not_passed(run_4bit, merged_4bit, tmp_path, capsys, damage):
+    shutil.copytree(merged_4bit, tmp_path / "out")
+    assert merge_in(tmp_path / "out", run_4bit) == 0
+    assert "holds this merge already" in capsys.readouterr().out
+    damage(tmp_path / "out")
+    assert merge_in(tmp_path / "out", run_4bit) == 2
+    [line] = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"error: --output {tmp_path / 'out'}: ")
+    assert "choose another directory or delete this one" in line
+
+
+@pytest.mark.parametrize("name", ["checkpoint-000006", "final"])
+def test_an_adapter_is_not_copied_into_a_run(run_plain, tmp_path, capsys, name):
+    shutil.copytree(run_plain, tmp_path / "run")
+    shutil.copytree(run_plain / "checkpoint-000006", tmp_path / "run" / "final")
+    (tmp_path / "run" / "final" / "manifest.json").unlink()  # as players have none
+    before = {path: path.read_bytes() for path in (tmp_path / "run" / name).iterdir()}
+    for source in (tmp_path / "run", tmp_path / "run" / "final"):
+        assert merge_in(tmp_path / "run" / name, source, "--adapter-only") == 2
+        assert "belongs to a run; expected a directory that is new or empty" in capsys.readouterr().err
+    assert {path: path.read_bytes() for path in (tmp_path / "run" / name).iterdir()} == before
+
+
 def test_a_merge_that_was_interrupted_is_made_again_by_the_same_command(run_plain, tmp_path, monkeypatch, capsys):
     def interrupted(*args):
         raise KeyboardInterrupt

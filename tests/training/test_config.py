@@ -171,6 +171,8 @@ BROKEN_FILES = {
     b"[]": "expected an object with the keys ppo, env",
     b"": "invalid JSON in line 1: Expecting value",
     b"\xff\xfe{": "is not UTF-8 text",
+    b'{"env": {"opponent": "a\\u0000b"}}': r'env.opponent = "a\u0000b": expected a string or an object of (a number)',
+    b'{"env": {"opponent": "a\\ud800b"}}': r'env.opponent = "a\ud800b": expected a string or an object of (a number)',
     b"[" * 100_000: "invalid JSON: nested too deeply",
     b'{"ppo": {"batch_size": ' + b"9" * 5000 + b"}}": "invalid JSON: a number too long",
 }
@@ -183,6 +185,14 @@ def test_broken_file_is_named_with_the_mistake(tmp_path, text):
     with pytest.raises(ConfigError) as error:
         load_config(SECTIONS, [file])
     assert str(error.value) == f"{file}: {BROKEN_FILES[text]}"
+
+
+def test_words_that_are_no_text_are_told_before_anything_is_done(capsys):
+    """A folder of that name could be made, and its checkpoints not be written."""
+    with pytest.raises(SystemExit) as ended:
+        options.parse_args(["--output-dir", "runs/caf\udce9"], None)
+    assert ended.value.code == 2
+    assert capsys.readouterr().err == "error: runs/caf?: is not UTF-8 text\n"
 
 
 def test_missing_file_and_folder(tmp_path):

@@ -19,7 +19,7 @@ from training import loggers
 from training.console import Console, Pace
 from training.loggers import Loggers
 from training.metrics import MetricsLog
-from training.process import StopSignal, lock_run
+from training.process import StopSignal, lock_run, say_how_to_go_on
 from utils import ConfigError
 
 ROOT = Path(__file__).parents[2]
@@ -145,8 +145,21 @@ def test_a_killed_process_leaves_no_lock(tmp_path):
 
 def test_locking_sweeps_what_a_crash_left(tmp_path):
     (tmp_path / ".tmp-checkpoint-000001" / "sub").mkdir(parents=True)
+    (tmp_path / ".tmp-metrics.jsonl").write_text("")
     lock_run(tmp_path).close()
     assert sorted(path.name for path in tmp_path.iterdir()) == [".lock"]
+
+
+def test_locking_leaves_what_is_not_the_runs(tmp_path):
+    for name in (".tmp-draft", ".old-thesis", ".tmp-notes.json"):
+        (tmp_path / name).write_text("mine")
+    lock_run(tmp_path).close()
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".lock", ".old-thesis", ".tmp-draft", ".tmp-notes.json"]
+
+
+def test_nobody_is_told_how_to_go_on_in_a_place_that_cannot_be(capsys):
+    say_how_to_go_on("train_ppo.py", "x" * 300, 1, sys.stdout)
+    assert capsys.readouterr().out == ""
 
 
 def test_a_directory_that_cannot_be_written_is_a_one_line_error(tmp_path):

@@ -429,6 +429,22 @@ def test_each_step_rehearses_texts_of_its_own_and_none_with_a_weight_of_zero(tmp
     assert rehearsed == [[]]
 
 
+def test_a_name_too_long_is_bad_usage(tmp_path, capsys):
+    assert train_ppo.main(["--config", "config/presets/tiny.json", "--output-dir", str(tmp_path / ("z" * 300))]) == 2
+    assert "error: run.output_dir: [Errno 36] File name too long" in capsys.readouterr().err
+
+
+def test_values_of_other_answers_are_not_put_before_those_of_the_run_that_goes_on(tmp_path):
+    assert train(tmp_path, "--set", "ppo.num_train_steps=1", "ppo.eval_games=2") == 0
+    longer = ["--set", "ppo.num_train_steps=2", "ppo.eval_games=2"]
+    assert train(tmp_path, "--resume", *longer) == 0
+    assert utils.read_json(tmp_path / "run" / "summary.json")["games"]["kuhn_poker"]["before"] is not None
+    assert train(tmp_path, "--resume", "--force-config", *longer, "ppo.num_train_steps=3", "env.answer_mode=free") == 0
+    summary = utils.read_json(tmp_path / "run" / "summary.json")
+    assert summary["games"]["kuhn_poker"]["before"] is None
+    assert summary["games"]["kuhn_poker"]["after"] is not None
+
+
 def test_a_finished_run_that_goes_on_has_evaluated_what_a_longer_one_has(tmp_path):
     level = ("--set", "ppo.eval_freq=2", "ppo.lr_final=1.0", "ppo.num_train_steps=4")
     folders = (tmp_path / "a", tmp_path / "b")
@@ -475,7 +491,7 @@ def test_a_run_of_an_older_version_goes_on(tmp_path, drawn):
     config["run"]["keep_best"], config["lora"]["lora_dropout"] = True, 0.0
     for path, content in ((folder / "run_config.json", config), (folder / "trainer_state.json", held)):
         path.write_text(json.dumps(content))
-        manifest["files"][path.name] = utils._fingerprint(path)
+        manifest["files"][path.name] = utils.fingerprint(path)
     (folder / "manifest.json").write_text(utils._seal(manifest))
     assert train(tmp_path, "--resume", "--set", "ppo.num_train_steps=2") == 0
     assert [row["step"] for row in rows(tmp_path)] == [1, 2]
