@@ -196,6 +196,17 @@ def _measure(policy: Policy, config: SimpleNamespace, tasks: list[int]) -> list[
     return results
 
 
+def _tell(spec: str, episodes: Seq[Episode], answers: int) -> None:
+    """Say how the teacher played; ConfigError where there is nothing to learn from it."""
+    ended = [e for e in episodes if e.outcome == "finished"]
+    if lost := [e for e in episodes if e.outcome == "failed"]:
+        print(f"{len(lost)} of {len(episodes)} games failed; the first: {lost[0].info['error']}")
+    score = np.mean([e.score for e in ended]) if ended else math.nan
+    print(f"{spec} played {len(ended)} games to their end, mean score {score:.3f}: {answers} to learn")
+    if not answers:
+        raise ConfigError("--episodes: the teacher had nothing to decide")
+
+
 def run(args: argparse.Namespace) -> None:
     """Play, learn, evaluate before and after, write the adapter; ConfigError in one line."""
     config = load_sections([*DEFAULT_FILES, *args.config], args.set)
@@ -228,13 +239,7 @@ def run(args: argparse.Namespace) -> None:
         console.update(len(episodes), f"{spec}: {len(episodes)}/{len(tasks)} games played")
     console.close()
     sequences = [s for e in episodes for seat in e.sequences.values() for s in seat if s.decisions]
-    answers, ended = sum(len(s.decisions) for s in sequences), [e for e in episodes if e.outcome == "finished"]
-    if lost := [e for e in episodes if e.outcome == "failed"]:
-        print(f"{len(lost)} of {len(episodes)} games failed; the first: {lost[0].info['error']}")
-    score = np.mean([e.score for e in ended]) if ended else math.nan
-    print(f"{spec} played {len(ended)} games to their end, mean score {score:.3f}: {answers} to learn")
-    if not sequences:
-        raise ConfigError("--episodes: the teacher had nothing to decide")
+    _tell(spec, episodes, sum(len(s.decisions) for s in sequences))
     clone(policy, sequences, config, args)
     after = _measure(policy, config, tasks_shown)
     print("\n" + result_table([r.row for r in before], after)[0])

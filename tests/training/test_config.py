@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from manual import manual
 
 from config import synonyms
+from config.flags import FlagParser
 from config.reader import ConfigError, config_dict, config_diff, knob, load_config, read_json
 from curriculum import CurriculumConfig, pool
 from env_wrapper import EnvConfig
@@ -190,7 +191,7 @@ def test_broken_file_is_named_with_the_mistake(tmp_path, text):
 def test_words_that_are_no_text_are_told_before_anything_is_done(capsys):
     """A folder of that name could be made, and its checkpoints not be written."""
     with pytest.raises(SystemExit) as ended:
-        options.parse_args(["--output-dir", "runs/caf\udce9"], None)
+        FlagParser().parse_args(["runs/caf\udce9"])
     assert ended.value.code == 2
     assert capsys.readouterr().err == "error: runs/caf?: is not UTF-8 text\n"
 
