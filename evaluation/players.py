@@ -1,7 +1,6 @@
 """Who can play, by name: checkpoints, base models, search bots, servers; several of them in one episode."""
 
 import argparse
-import hashlib
 import json
 import logging
 from collections.abc import Sequence
@@ -21,7 +20,7 @@ from policy import load_policy
 from policy.model import identity
 from training.config import DEFAULT_FILES, load_sections
 from training.process import ProgramError, at_least
-from utils import ConfigError, latest_checkpoint, read_json, uniform, verify_checkpoint
+from utils import ConfigError, fingerprint, latest_checkpoint, read_json, uniform, verify_checkpoint
 
 log = logging.getLogger(__name__)
 
@@ -229,7 +228,7 @@ class Roster:
             cause = (str(error).strip() or type(error).__name__).splitlines()[0]
             raise ConfigError(f"{name}: does not fit {config.model.model_name} ({cause})") from error
         check_base(name, config, policy)
-        digest = hashlib.sha256((folder / WEIGHTS).read_bytes()).hexdigest()
+        digest = fingerprint(folder / WEIGHTS)["sha256"]
         label = "_".join(f"{folder.resolve().parent.name}/{folder.name}".split())
         if any(other.label == label for other in self._known.values()):
             label = "_".join(str(folder).split())

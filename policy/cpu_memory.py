@@ -5,11 +5,11 @@ from __future__ import annotations
 import ctypes
 import os
 from functools import cache
-from pathlib import Path
 from typing import Any
 
+import psutil
+
 IDLE = 1 << 30  # bytes that the process may grow by before what is free goes back to the kernel
-RESIDENT = Path("/proc/self/statm")
 KERNELS = 128  # products of one shape each that oneDNN and torch keep; a pass has 46 to 81, and no two passes the same
 KERNEL_BYTES = 1.2e6  # of one, its code and its tables, measured with SmolLM2-135M
 
@@ -20,7 +20,7 @@ _least = 1 << 62  # bytes in memory before the smallest pass since memory was gi
 def _libc() -> Any:
     """The C library where it is glibc on Linux, else None."""
     libc = ctypes.CDLL(None) if os.name == "posix" else None
-    return libc if hasattr(libc, "mallopt") and hasattr(libc, "malloc_trim") and RESIDENT.exists() else None
+    return libc if hasattr(libc, "mallopt") and hasattr(libc, "malloc_trim") else None
 
 
 def keep_freed() -> bool:
@@ -38,11 +38,6 @@ def keep_freed() -> bool:
     return bool(libc and libc.mallopt(M_TRIM_THRESHOLD, 2**31 - 1) and libc.mallopt(M_MMAP_THRESHOLD, 2**25))
 
 
-def resident() -> int:
-    """Bytes of the process that are in memory now."""
-    return int(RESIDENT.read_text().split()[1]) * os.sysconf("SC_PAGESIZE")
-
-
 def give_back() -> None:
     """Give free memory back where the process has grown by more than ``IDLE`` since the first pass after that was done.
 
@@ -53,7 +48,7 @@ def give_back() -> None:
     global _least
     if not _libc():
         return
-    _least = min(_least, now := resident())
+    _least = min(_least, now := psutil.Process().memory_info().rss)
     if now > _least + IDLE:
         _libc().malloc_trim(0)
         _least = 1 << 62

@@ -11,7 +11,6 @@ same decisions, and the same deals played greedily. Exit code 1 where the mean d
 import argparse
 import contextlib
 import gc
-import hashlib
 import json
 import shutil
 import sys
@@ -196,7 +195,7 @@ def make_merge(adapter: Path, config: SimpleNamespace, args: argparse.Namespace)
     model, dtype = config.model, args.dtype or config.model.dtype
     made_of = {"base": publish.public_name(model.model_name), "revision": model.revision, "dtype": dtype,
                "dequantised": model.use_4bit, "deals": args.deals,
-               "adapter_sha256": hashlib.sha256((adapter / WEIGHTS).read_bytes()).hexdigest()}  # fmt: skip
+               "adapter_sha256": fingerprint(adapter / WEIGHTS)["sha256"]}  # fmt: skip
     report = finished(args.output, made_of)
     if report is not None:
         print(f"{args.output} holds this merge already")

@@ -426,15 +426,15 @@ def test_holes_between_what_is_in_use_go_back_to_the_kernel():
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="a knob of glibc")
 def test_what_the_next_pass_needs_is_not_given_back_before_it():
     program = """if True:
-        import torch
+        import psutil, torch
         from policy import cpu_memory
 
         cpu_memory.keep_freed()
         cpu_memory.IDLE = 1 << 28
-        before = cpu_memory.resident()
+        before = psutil.Process().memory_info().rss
         for _ in range(4):
             cpu_memory.give_back()
-            kept = cpu_memory.resident()
+            kept = psutil.Process().memory_info().rss
             del [torch.ones(1 << 18) for _ in range(500)][:]
         print(kept - before)
     """
