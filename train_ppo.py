@@ -42,7 +42,7 @@ from evaluation.measure import GameResult, Progress, evaluate, record, result_ta
 from policy.model import device_of, identity
 from policy.player import Policy, load_policy
 from policy.rehearsal import Rehearsal, divergence
-from policy.vllm_player import Engine, EngineError
+from policy.vllm_player import Engine
 from training import alarms, preflight, process
 from training.about import begin, end, headline
 from training.config import SECTIONS, PPOConfig, RunConfig, parse_args, read_config  # noqa: F401, public names
@@ -50,7 +50,7 @@ from training.console import Console
 from training.loggers import Loggers
 from training.metrics import MetricsLog, summarise, timing
 from training.positions import known_states, state_shapes
-from training.process import ProgramError, StopSignal, TrainingError
+from training.process import StopSignal, TrainingError
 from training.ranks import ElsewhereError, Ranks, add_up, means
 from training.state import DEVICE_ERRORS, Checkpointed, TrainerState, dump_batch, find_checkpoint, is_finished
 from training.trajectories import Batch, Moments, Trajectory, game_groups, log_ratios, rollout_scores, terminal_rewards
@@ -361,6 +361,7 @@ class Trainer(Checkpointed):
         self.curriculum = Curriculum(config.curriculum, config.run.seed)
         self.evaluated = first_tasks(config.curriculum, config.env.env_type)  # task ids, before and after
         self.state = TrainerState(kl_coef=self.ppo.init_kl_coef, tokens_per_batch=self.policy.tokens_per_batch)
+        self.exact = preflight.exact_tasks(config, self.policy.chat)  # of them, those with exact values
         self.metrics, self.rehearsal = MetricsLog(run_dir / "metrics.jsonl"), Rehearsal(self.policy, config.run.seed)
         self.engine = Engine(self.policy, config.env, run_dir) if config.env.use_vllm else None
 
@@ -376,9 +377,9 @@ class Trainer(Checkpointed):
         valid = self.without_failed(episodes)
         moments = dict(state.moments)
         batch = collate(valid, self.policy, ppo, state.kl_coef, moments, self.ranks)
-        legal = {} if ppo.legal_mass_coef else batch.legal_mass(self.policy)
         self.midway = True
         stats = self.update(batch)
+        moved = batch.moved(self.policy, legal_mass=not ppo.legal_mass_coef)
         state.bad_updates = int(stats.pop("bad_updates"))
         if state.bad_updates >= MAX_BAD_UPDATES and self.ranks.first:
             dump_batch(self.run_dir / "bad_batch.json", state.step + 1, batch, valid)
@@ -389,7 +390,7 @@ class Trainer(Checkpointed):
         state.step, state.drawn = state.step + 1, state.drawn + len(tasks)
         self.keep_past()
         self.grow_batches()
-        row = {"step": state.step, "stage": stage, **summarise(episodes), **stats, **batch.summary(), **legal}
+        row = {"step": state.step, "stage": stage, **summarise(episodes), **stats, **batch.summary(), **moved}
         row |= {"kl_coef": state.kl_coef, "learning_rate": self.optimizer.param_groups[0]["lr"],
                 "buffer_size": self.curriculum.buffer_size, **self.curriculum.rates}  # fmt: skip
         if any(changes):
@@ -437,7 +438,7 @@ class Trainer(Checkpointed):
         env, games = self.config.env, self.ppo.eval_games
         nash = not self.config.curriculum.opponents.isdisjoint(("past", "self"))
         measure = partial(evaluate, self.player(stop), env, self.evaluated, games, progress=tell, nash=nash)
-        results = measure(exact_tasks=preflight.exact_tasks(self.config, self.policy.chat))
+        results = measure(exact_tasks=self.exact)
         if not (self.ppo.legal_mass_coef and self.policy.constrained):
             return results
         self.policy.constrained = False
@@ -462,13 +463,12 @@ def train(config: SimpleNamespace, resume: str | None, force_config: bool = Fals
     if ranks.first:
         process.log_into(run_dir)
     start = ranks.alone(lambda: find_checkpoint(run_dir, resume, resolved, force_config))
-    if ranks.first:
-        shown = json.dumps(utils.redact(resolved, words=False), indent=1)
-        utils.write_file(run_dir / "run_config.json", shown.encode())
     console = Console(config.ppo.num_train_steps, 0, None if ranks.first else io.StringIO(), config.ppo.eval_freq)
     trainer = Trainer(config, run_dir, ranks)
     if start:
         trainer.load(start, force_config)
+    if ranks.first:
+        utils.write_file(run_dir / "run_config.json", trainer.shown_config)
     trainer.about = begin(run_dir, config, start is not None) if ranks.first else {}
     console.say(headline(trainer.about))
     utils.rest_collector()
@@ -523,7 +523,7 @@ def training_loop(trainer: Trainer, stop: StopSignal, console: Console) -> int:
     except InterruptedRolloutError:
         console.say(f"interrupted after step {state.step}; checkpoint: {trainer.save_at_the_end()}")
         return stop.exit_code
-    except (ProgramError, EngineError, utils.RuinedWeightsError, *DEVICE_ERRORS) as error:
+    except RuntimeError as error:  # ours, and whatever torch, a device or a server has to say
         when = f"in step {state.step + 1}" if trainer.midway else f"after step {state.step}"
         cause, lone = " ".join(str(error).split()), trainer.ranks if isinstance(error, ElsewhereError) else LONE
         raise TrainingError(f"{when}: {cause}; checkpoint: {lone.alone(trainer.save_at_the_end)}") from error
@@ -592,8 +592,8 @@ def main(argv: list[str] | None = None) -> int:
     except (TrainingError, utils.CheckpointError, *DEVICE_ERRORS, OSError) as error:
         if config and ranks.first:
             process.say_how_to_go_on(__file__, config.run.output_dir, ranks.world, sys.stderr)
-        print(f"training failed: {utils.redact(str(error))}", file=sys.stderr)
-        return 1
+        print(f"{'training failed' if config else 'error'}: {utils.redact(str(error))}", file=sys.stderr)
+        return 1 if config else 2
 
 
 if __name__ == "__main__":

@@ -151,7 +151,10 @@ def write_directory(target: Path, fill: Callable[[Path], None]) -> Path:
         with naming(f"{target.name}: "):
             tmp.mkdir(parents=True)
             fill(tmp)
+            os.umask(mask := os.umask(0o077))
             for path in [*sorted(tmp.rglob("*")), tmp]:
+                if path.is_file():  # safetensors lets nobody else read what it writes
+                    path.chmod(0o666 & ~mask)
                 _fsync(path)
             if target.exists():
                 target.rename(old)

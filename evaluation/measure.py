@@ -107,9 +107,9 @@ def summary(game: str, strata: Seq[Seq[Row]], **exact: Any) -> GameResult:
         raise EvaluationError(f"every game of {game} failed; the first: {rows[0]['error']}")
     units = [pair_means([row["score"] for row in stratum]) for stratum in strata]
     value, low, high = (2 * end - 1 for end in mean_interval([u for u in units if len(u)], len(scores)))
-    success, draw, loss = (
-        sum(map(hit, scores)) / len(scores) for hit in (lambda s: s > 0.5, lambda s: s == 0.5, lambda s: s < 0.5)
-    )
+    told = [np.array([row["score"] for row in stratum if row["score"] is not None]) for stratum in strata]
+    signs = [np.sign(scores_E - 0.5) for scores_E in told if len(scores_E)]  # as the value: games count the same
+    success, draw, loss = (float(np.mean([np.mean(sign_E == kind) for sign_E in signs])) for kind in (1, 0, -1))
     masses = [(row["legal_mass"], row["decisions"]) for row in rows if row.get("legal_mass") is not None]
     decisions = sum(n for _, n in masses)
     counts = {kind: sum(row["outcome"] == kind for row in rows) for kind in ("truncated", "forfeited", "failed")}

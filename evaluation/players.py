@@ -1,6 +1,7 @@
 """Who can play, by name: checkpoints, base models, search bots, servers; several of them in one episode."""
 
 import argparse
+import contextlib
 import json
 import logging
 from collections.abc import Sequence
@@ -31,6 +32,7 @@ AFFINETES = (  # how the public environment's evaluate asks a model
     'env.prompt="full"',
 )  # fmt: skip
 CALLS_AT_ONCE = 16
+ODD_ANSWERS = 3  # to one question, after which its game has failed
 ATTEMPTS = 8  # of a call that a server did not answer, half a minute of pauses in all
 ANSWER_SECONDS = 300.0  # for all of them
 MAX_CHARACTERS = 2**18  # of an answer
@@ -82,7 +84,8 @@ class ChatPlayer:
         """Answer the queries, several at a time.
 
         Raises:
-            ChatError: the server still gives no answer after repetitions, or refuses the request.
+            ChatError: the server still gives no answer after repetitions, or refuses the request. One whose answer
+                makes no sense is asked again; then the game has failed.
         """
         pool = ThreadPoolExecutor(CALLS_AT_ONCE)
         try:
@@ -92,15 +95,16 @@ class ChatPlayer:
 
     def _answer(self, query: Query) -> Action:
         body = self.settings | {"messages": query.conversation, "seed": int(2**31 * uniform(self.seed, *query.rng_key))}
-        status, text = self._client.call("chat/completions", body, ANSWER_SECONDS, _may_pass, ATTEMPTS)
-        if status in (400, 413) and "context" in text.lower():
-            return Action("", truncated=True)
-        try:
-            if status == 200:
+        for _ in range(ODD_ANSWERS):
+            status, text = self._client.call("chat/completions", body, ANSWER_SECONDS, _may_pass, ATTEMPTS)
+            if status in (400, 413) and "context" in text.lower():
+                return Action("", truncated=True)
+            if status != 200:
+                raise ChatError(f"{self.url}: {problem_of(status, text)}")
+            with contextlib.suppress(ValueError):
                 return Action(_content(text))
-        except ValueError:
-            raise ChatError(f"{self.url}: not the answer of an OpenAI-compatible server: {one_line(text)}") from None
-        raise ChatError(f"{self.url}: {problem_of(status, text)}")
+        told = f"not the answer of an OpenAI-compatible server: {one_line(text)}"
+        return Action("", error=f"{self.url}: {told}")
 
 
 def _may_pass(status: int) -> bool:

@@ -289,15 +289,26 @@ def _load_base(config: ModelConfig, device: str) -> Any:
             bnb_4bit_compute_dtype=getattr(torch, config.dtype),
         )
     try:
-        return AutoModelForCausalLM.from_pretrained(
+        loaded = AutoModelForCausalLM.from_pretrained(
             _located(config.model_name),
             revision=config.revision,
             trust_remote_code=False,
             use_safetensors=True,
+            output_loading_info=True,
             **kwargs,
         )
     except Exception as error:  # missing or damaged shards, quantisation, memory, the Hub
         raise _cannot_load("model_name", config.model_name, error) from error
+    return whole(loaded, f"model.model_name: {config.model_name!r}")
+
+
+def whole(loaded: Any, source: str) -> Any:
+    """The model of ``from_pretrained(..., output_loading_info=True)``; ConfigError where weights would be made up."""
+    model, info = loaded
+    if missing := sorted(info["missing_keys"]):
+        others = f" and {len(missing) - 1} more" if missing[1:] else ""
+        raise ConfigError(f"{source} lacks weights: {missing[0]}{others}")
+    return model
 
 
 def _put_adapter_on(base: Any, config: ModelConfig, lora: LoraConfig) -> Any:

@@ -15,7 +15,8 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from config.flags import FlagParser
-from policy.model import ModelConfig, load_architecture, quietly
+from config.reader import blaming
+from policy.model import ModelConfig, load_architecture, quietly, whole
 from training.process import run_program
 from utils import ConfigError, must_be_writable, write_directory
 
@@ -33,16 +34,21 @@ def load(file: Path, dtype: str) -> tuple[Any, Any]:
 
     if not file.is_file():
         raise ConfigError(f"{file}: no such file")
-    load_architecture(ModelConfig(str(file.parent)), gguf_file=file.name)
+    with blaming(f"{file}: "):
+        load_architecture(ModelConfig(str(file.parent)), gguf_file=file.name)
     try:
         with quietly():
             tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
-            model = AutoModelForCausalLM.from_pretrained(
-                file.parent, gguf_file=file.name, dtype=torch.float32, quantization_config=GgufConfig(dequantize=True)
-            )
+            loaded = AutoModelForCausalLM.from_pretrained(
+                file.parent, gguf_file=file.name, dtype=torch.float32, output_loading_info=True,
+                quantization_config=GgufConfig(dequantize=True),
+            )  # fmt: skip
     except Exception as error:  # somebody's file: cut short, of another format, of types that the reader does not know
         raise ConfigError(f"{file}: cannot be read ({' '.join(str(error).split())[:300]})") from error
     ChatFormat(tokenizer)
+    model = whole(loaded, f"{file}:")
+    if wrong := [name for name, weight in model.named_parameters() if not torch.isfinite(weight).all()]:
+        raise ConfigError(f"{file}: {wrong[0]} holds numbers that are not finite")
     model = model.to(getattr(torch, dtype))
     model.generation_config.eos_token_id = tokenizer.eos_token_id
     return model, tokenizer

@@ -36,7 +36,7 @@ from scripts.export import publish
 from scripts.export.proof import compare, observe, record_decisions, say
 from training.config import load_sections
 from training.process import at_least, run_program
-from utils import ConfigError, fingerprint, must_be_writable, naming, read_json
+from utils import ConfigError, fingerprint, must_be_writable, naming, read_json, write_file
 
 REPORT = "merge_report.json"
 ROUNDING = {"float32": 1e-4, "float16": 0.01, "bfloat16": 0.02}  # nats a decision that arithmetic alone may cost
@@ -202,10 +202,10 @@ def make_merge(adapter: Path, config: SimpleNamespace, args: argparse.Namespace)
     else:
         must_be_writable(args.output)
         begun = {"made_of": made_of, "interrupted": True}  # until all is there
-        (args.output / REPORT).write_text(json.dumps(begun))
+        write_file(args.output / REPORT, json.dumps(begun).encode())
         report = {"made_of": made_of} | merge(config, adapter, args.output, dtype, args.deals)
         report["weights"] = _weights(args.output)
-        (args.output / REPORT).write_text(json.dumps(report, indent=1))
+        write_file(args.output / REPORT, json.dumps(report, indent=1).encode())
     return report
 
 

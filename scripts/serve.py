@@ -26,7 +26,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import uvicorn
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse
 from starlette.routing import Route
 from uvicorn.protocols.http.h11_impl import H11Protocol
@@ -54,6 +54,8 @@ async def _body(request: Request) -> Any:
                 body += chunk
                 if len(body) > MAX_BODY_BYTES:
                     raise HTTPException(413, f"the body is longer than {MAX_BODY_BYTES} bytes")
+    except ClientDisconnect as error:  # nobody hears the answer
+        raise HTTPException(400, "the body was cut short") from error
     except TimeoutError as error:
         raise HTTPException(408, f"the body has not arrived within {REQUEST_SECONDS:g} s") from error
     try:

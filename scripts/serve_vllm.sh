@@ -8,7 +8,7 @@
 #     python train_ppo.py --set env.use_vllm=true --set env.vllm_base_url=http://127.0.0.1:8000/v1
 #
 # BITS=4 serves the base in NF4, as model.use_4bit trains it (a bf16 server beside it is another model, and training ends
-# where what both make of the answers is further apart than training/batch.py says): vLLM 0.28 and later want
+# where what both make of the answers is further apart than training/trajectories.py says): vLLM 0.28 and later want
 # `pip install vllm-bnb-plugin` for it. SHARE is vLLM's part of the card: 0.9 alone on it, about 0.5 beside the trainer.
 #
 # MODEL is that of model.model_name, LORA_RANK at least lora.r (rounded up to what vLLM takes), MAX_LENGTH at least ppo.max_seq_length. Whoever reaches

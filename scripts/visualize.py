@@ -60,7 +60,7 @@ PANELS = (
           first=True),
     Panel("Evaluation", ("eval/",), "share of the ceiling; value where that is unknown", marks=True, first=True),
     Panel("Entropy", ("entropy", "mutual_information"), "nats a decision", first=True),
-    Panel("KL", ("kl_ref", "approx_kl"), "nats a decision", first=True),
+    Panel("KL", ("kl_ref", "update_kl"), "nats a decision", first=True),
     Panel("Explained variance", ("explained_variance",), "of the returns, by the critic", first=True),
     Panel("Score", ("score_mean",), "mean score of a step, 0 to 1", smooth=True),
     Panel("Success by game", ("success/",), "rolling mean", smooth=True, limits=(0, 1)),

@@ -40,7 +40,7 @@ ALARMS = (
     Alarm("legal_mass", "unconstrained answers are no longer legal: raise ppo.legal_mass_coef", 5, "warn",
           lambda row, m: row.get("legal_mass", 1.0) < 0.5 * m.get("legal_mass_best", 0.0) > 0.05),
     Alarm("kl", "one step moves the policy too far from the one that played", 3, "slow",
-          lambda row, m: row["approx_kl"] > 0.3),
+          lambda row, m: row["update_kl"] > 0.3),
     Alarm("kl_average", "self-play runs away from its own past: raise ppo.magnet_coef or ppo.entropy_coef", 10, "warn",
           lambda row, m: row.get("kl_average", 0.0) > 0.5),
     Alarm("logprob_gap", "sampler and learner disagree about what was played: the ratios start wrong", 3, "stop",

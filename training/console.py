@@ -17,7 +17,7 @@ BLOCKS = "▁▂▃▄▅▆▇█"
 # Head, key of the row, format, whether narrow terminals show it too.
 COLUMNS = (
     ("step", "step", "d", True), ("score", "score_mean", ".3f", True), ("success", "success_rate", ".0%", True),
-    ("entropy", "entropy", ".2f", True), ("kl", "approx_kl", ".4f", True),
+    ("entropy", "entropy", ".2f", True), ("kl", "update_kl", ".4f", True),
     ("critic", "explained_variance", ".2f", True), ("clipped", "clip_fraction", ".0%", False),
     ("value loss", "value_loss", ".3f", False), ("gradient", "grad_norm", ".2f", False),
     ("legal", "legal_mass", ".2g", False), ("rate", "learning_rate", ".1e", False),
@@ -211,6 +211,6 @@ def progress_line(row: Mapping[str, Any], total: int, left: str) -> str:
     """One line a step, from its row of metrics."""
     return (
         f"Step {row['step']}/{total} | score {row['score_mean']:.3f} | success {row['success_rate']:.0%} | "
-        f"kl {number(row['approx_kl'], '.4f')} | entropy {row['entropy']:.2f} | stage {row['stage']} | "
+        f"kl {number(row['update_kl'], '.4f')} | entropy {row['entropy']:.2f} | stage {row['stage']} | "
         f"{row['games_per_s']:.1f} games/s | ETA {left}"
     )

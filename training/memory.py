@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from curriculum import first_tasks
+from curriculum import PAST_SIZE, first_tasks
 from policy.cpu_memory import IDLE, KERNEL_BYTES, KERNELS
 from policy.model import LoraConfig, ModelConfig
 from policy.network import activation_bytes, head_size
@@ -92,9 +92,14 @@ def weight_bytes(parameters: Parameters, model: ModelConfig) -> int:
     return total
 
 
-def checkpoint_bytes(trained: int) -> int:
-    """Bytes of a checkpoint, at least: what is trained, Adam's moments, the tokenizer."""
-    return 12 * trained + TOKENIZER_BYTES
+def checkpoint_bytes(trained: int, frozen: int = 0) -> int:
+    """Bytes of a checkpoint, at least: what is trained, Adam's moments, frozen adapters beside it, the tokenizer."""
+    return 12 * trained + 4 * frozen + TOKENIZER_BYTES
+
+
+def frozen_adapters(config: SimpleNamespace) -> int:
+    """How many adapters a run comes to hold beside the trained one: past selves, the average."""
+    return PAST_SIZE * ("past" in config.curriculum.opponents) + bool(config.ppo.magnet_coef)
 
 
 def estimate(
@@ -150,7 +155,8 @@ def held(config: SimpleNamespace, parameters: Parameters) -> dict[str, float]:
         process = LIBRARY_BYTES + KERNELS * KERNEL_BYTES * (model.dtype != "float32")
     return {
         "base weights": weight_bytes(parameters, model),
-        "adapter, gradient, Adam": ADAM_BYTES * parameters.trainable + 4 * parameters.adapter * bool(model.adapter),
+        "adapter, gradient, Adam": ADAM_BYTES * parameters.trainable,
+        "other adapters": 4 * parameters.adapter * (bool(model.adapter) + frozen_adapters(config)),
         "workspace": 2 * max(parameters.linears) * size_of(model.dtype) * model.use_4bit,
         "process": process,
     }

@@ -98,8 +98,9 @@ def check_opponents(curriculum: CurriculumConfig) -> None:
 def check_disk(config: SimpleNamespace, parameters: Parameters) -> None:
     """Raise ConfigError where there is no room for a run's checkpoints, one being written and the final adapter."""
     run_dir, kept = Path(config.run.output_dir), config.run.keep_last + 3
+    size = checkpoint_bytes(parameters.trainable, parameters.adapter * memory.frozen_adapters(config))
     with blaming("run.output_dir: ", CheckpointError):
-        need_space(run_dir, (2 if any(run_dir.glob("checkpoint-*")) else kept) * checkpoint_bytes(parameters.trainable))
+        need_space(run_dir, (2 if any(run_dir.glob("checkpoint-*")) else kept) * size)
 
 
 def check_card(config: SimpleNamespace, parameters: Parameters) -> None:
@@ -119,6 +120,10 @@ def check_card(config: SimpleNamespace, parameters: Parameters) -> None:
 def check_prompts(config: SimpleNamespace) -> None:
     """Raise ConfigError where a game would always be cut off before its first answer, or the disk is too small."""
     architecture = load_architecture(config.model)  # first: it tells a folder that is missing from a name on the Hub
+    most = architecture.max_position_embeddings
+    if config.ppo.max_seq_length > most:
+        raise ConfigError(f"ppo.max_seq_length = {config.ppo.max_seq_length}: {config.model.model_name} reads {most} "
+                          "tokens at most")  # fmt: skip
     parameters = _parameters(config, architecture)
     check_disk(config, parameters)
     check_card(config, parameters)

@@ -62,7 +62,7 @@ def log_into(run_dir: Path) -> None:
     handler = _RunLog(run_dir / "run.log", delay=True)
     handler.setFormatter(_Redacted("%(asctime)s %(message)s"))
     logging.getLogger().addHandler(handler)
-    logging.getLogger("training.console").setLevel(logging.DEBUG)
+    logging.getLogger("training").setLevel(logging.DEBUG)
 
 
 def say_how_to_go_on(program: str, run_dir: str, processes: int, stream: IO[str]) -> None:

@@ -42,7 +42,7 @@ DEVICE_ERRORS = (torch.OutOfMemoryError, torch.AcceleratorError)
 GROW_STEPS = 50  # after which batches that were halved for lack of memory are tried at twice the size
 FAILED_SAVES = 3  # of checkpoints, in a row, that end the run
 # Numbers of a row that the console shows.
-SHOWN = ("reward_mean", "score_mean", "success_rate", "approx_kl", "entropy", "games_per_s", "time_total")
+SHOWN = ("reward_mean", "score_mean", "success_rate", "update_kl", "entropy", "games_per_s", "time_total")
 # An ordinary continuation may change these; the base model's folder and that of games are held to digests instead.
 CONTINUES = (
     "ppo.num_train_steps", "ppo.learning_rate", "ppo.lr_", "ppo.save_freq", "ppo.eval_freq", "ppo.alarms",
@@ -162,7 +162,7 @@ class Checkpointed:
             return self.run_dir
         self.policy.check()
         trained = sum(parameter.numel() for parameter in self.policy.trainable().values())
-        utils.need_space(self.run_dir, checkpoint_bytes(trained * (1 + len(self.frozen))))
+        utils.need_space(self.run_dir, checkpoint_bytes(trained, trained * len(self.frozen)))
         score = self.score
         if not self.config.ppo.eval_freq:  # the best is then that of the latest stage, by the window of its games
             stages = [stage.name for stage in self.curriculum.config.stages]
@@ -183,9 +183,19 @@ class Checkpointed:
 
     def save_players(self) -> Path:
         """Write the players: the last adapter, ``final``, whose folder is returned, and the average if one is kept."""
+
+        def fill(adapter: str, folder: Path) -> None:
+            self.policy.save(folder, adapter=adapter)
+            (folder / "run_config.json").write_bytes(self.shown_config)  # that of the run may change
+
         if "average" in self.frozen:
-            utils.write_directory(self.run_dir / "average", partial(self.policy.save, adapter="average"))
-        return utils.write_directory(self.run_dir / "final", self.policy.save)
+            utils.write_directory(self.run_dir / "average", partial(fill, "average"))
+        return utils.write_directory(self.run_dir / "final", partial(fill, "default"))
+
+    @property
+    def shown_config(self) -> bytes:
+        """The configuration as files hold it, without secrets."""
+        return json.dumps(redact(utils.config_dict(vars(self.config)), words=False), indent=1).encode()
 
     @property
     def score(self) -> float | None:
@@ -213,11 +223,12 @@ class Checkpointed:
 
     def save_at_the_end(self) -> str:
         """Save for the last time; return the checkpoint's path, or that of the newest sound one and what went wrong."""
+        log.debug("what ended the run", exc_info=True)
         if self.midway:
             return str(latest_checkpoint(self.run_dir) or "none yet")
         try:
             return str(self.save())
-        except (CheckpointError, *DEVICE_ERRORS) as error:  # a device that failed may not give its tensors back
+        except RuntimeError as error:  # a device that failed may not give its tensors back
             return f"{latest_checkpoint(self.run_dir) or 'none'} ({' '.join(str(error).split())})"
 
     def load(self, path: Path, force: bool = False) -> None:
@@ -245,6 +256,8 @@ class Checkpointed:
                 return self.load(older, force)
             utils.unpack_optimizer(self.optimizer, saved.tensors("optimizer"), state.pop("optimizer"), self.names)
             threads = state.pop("threads")
+            if state.get("row"):
+                state["row"].setdefault("update_kl")  # checkpoints before 2026-11-25
             state.setdefault("drawn", saved.step * self.config.ppo.batch_size)  # checkpoints before 2026-11-24
             self.state = make(TrainerState, state, "trainer_state")
             self.state.check(saved.step)

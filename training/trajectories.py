@@ -24,7 +24,7 @@ MOMENTS_RATE = 0.05  # of the running moments of rewards: about the last 20 step
 MOMENTS_GAMES = 8  # in a step that may replace the moments; fewer move them by their share of it
 WHITEN_ALONE = 9  # trajectories of a game in a step, at least, whose advantages are whitened by themselves
 
-LEGAL_MASS_SAMPLE = 64  # sequences of a step that it is read from, at most an eighth of them
+SAMPLE = 64  # sequences of a step that are read again after its updates, at most an eighth of them
 
 Moments = dict[str, tuple[float, float, float]]  # key -> (updates, mean, variance) of terminal rewards
 
@@ -94,13 +94,17 @@ class Batch:
             games.setdefault(unit, []).append(i)
         return list(games.values())
 
-    def legal_mass(self, policy: Policy) -> dict[str, float]:
-        """Probability that an unconstrained answer would have been legal, of a sample and for the log alone."""
-        if not policy.constrained:
-            return {}
+    def moved(self, policy: Policy, legal_mass: bool) -> dict[str, float]:
+        """How far the step's updates went, of a sample: KL of the weights as they are now from those that played.
+
+        ``legal_mass``: and the probability that an unconstrained answer would be legal, where answers are constrained.
+        """
+        sample = self.sequences[: min(SAMPLE, -(-len(self.sequences) // 8))]
         with torch.no_grad():
-            read = min(LEGAL_MASS_SAMPLE, -(-len(self.sequences) // 8))
-            return {"legal_mass": float(policy.log_legal_mass(self.sequences[:read]).exp().mean())}
+            read = policy.evaluate_decisions(sample, legal_mass=legal_mass and policy.constrained)
+        log_ratio_M = read.logprobs - self.old_logprobs_M[: len(read.logprobs)]
+        found = {"update_kl": float((log_ratio_M.exp() - 1 - log_ratio_M).mean())}  # k3, as in the loss
+        return found if read.legal_mass is None else found | {"legal_mass": float(read.legal_mass.exp().mean())}
 
     def summary(self) -> dict[str, Any]:
         """Metrics of the batch; explained variance is that of the returns by the rollout's values."""

@@ -36,6 +36,7 @@ from evaluation.measure import (
     paired_tasks,
     record,
     result_table,
+    summary,
     table_values,
 )  # fmt: skip
 from policy import load_policy, network
@@ -180,6 +181,17 @@ def test_95_in_100_intervals_contain_the_exact_score(task_id, share):
     found = [mean_interval([units], GAMES_OF_AN_EVALUATION) for units in (seats[0] + seats[1]) / 2]
     coverage = sum(interval.low <= truth <= interval.high for interval in found) / 2000
     assert 0.935 <= coverage <= 0.965
+
+
+def test_games_of_which_some_failed_count_the_same_in_every_column():
+    won = [{"score": 1.0, "outcome": "finished"}] * 20
+    lost = [{"score": 0.0, "outcome": "finished"}] * 2 + [{"score": None, "outcome": "failed", "error": ""}] * 18
+    drawn = [{"score": 0.5, "outcome": "finished"}] * 4
+    both = summary("overall", [won, lost])
+    assert (both.value, both.success, both.loss, both.draw) == (0.0, 0.5, 0.5, 0.0)
+    assert (both.episodes, both.failed) == (22, 18)
+    three = summary("overall", [won, lost, drawn])
+    assert (three.success, three.loss, three.draw) == pytest.approx((1 / 3, 1 / 3, 1 / 3))
 
 
 @pytest.mark.parametrize("task_id", [LEDUC, TIC_TAC_TOE])

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -165,7 +166,7 @@ def test_no_memory_in_the_middle_of_a_step_leaves_the_last_checkpoint_alone(undi
 
 
 PLACES = {  # where a device fails -> the checkpoint that is left, in step 3 or the evaluation of step 4
-    "play": 2, "collate": 2, "Batch.legal_mass": 2, "_backward": 2, "Trainer.keep_past": 2, "evaluate": 4,
+    "play": 2, "collate": 2, "Batch.moved": 2, "_backward": 2, "Trainer.keep_past": 2, "evaluate": 4,
 }  # fmt: skip
 
 
@@ -266,6 +267,34 @@ def test_an_evaluation_that_fails_costs_no_step(undisturbed, tmp_path, monkeypat
     assert train(tmp_path, "--resume", *offline, **ADAPTIVE) == 0
     assert_same_run(tmp_path, undisturbed)
     assert [row["step"] for row in sent] == list(range(1, 1 + len(rows(tmp_path))))
+
+
+@pytest.mark.parametrize("where", ["play", "collate", "evaluate"])
+def test_what_a_library_raises_between_steps_is_a_line_and_a_checkpoint(tmp_path, monkeypatch, capsys, where):
+    """As cuBLAS does, for one: neither memory nor a device that is gone."""
+    real, calls = getattr(train_ppo, where), iter(range(10**6))
+
+    def failing(*args, **options):
+        if next(calls) == 2:
+            raise RuntimeError("CUDA error: CUBLAS_STATUS_EXECUTION_FAILED")
+        return real(*args, **options)
+
+    monkeypatch.setattr(train_ppo, where, failing)
+    assert train(tmp_path, "--set", "ppo.save_freq=100", "ppo.eval_freq=1") == 1
+    line = capsys.readouterr().err.splitlines()[-1]
+    assert line.startswith("training failed: after step 2: CUDA error: CUBLAS_STATUS_EXECUTION_FAILED; checkpoint: ")
+    assert (tmp_path / "run" / "checkpoint-000002").is_dir()
+    assert "Traceback" in (tmp_path / "run" / "run.log").read_text()
+
+
+def test_a_resume_that_is_refused_leaves_the_configuration_and_players_keep_their_own(undisturbed, tmp_path, capsys):
+    copy_of(undisturbed / "run", tmp_path, STEPS)
+    run = tmp_path / "run"
+    shutil.copy(undisturbed / "run" / "run_config.json", run)
+    before = (run / "run_config.json").read_bytes()
+    assert json.loads((undisturbed / "run" / "final" / "run_config.json").read_text()) == json.loads(before)
+    assert train(tmp_path, "--resume", "--force-config", "--set", "lora.r=3", f"ppo.num_train_steps={STEPS + 1}") != 0
+    assert (run / "run_config.json").read_bytes() == before
 
 
 def test_a_checkpoint_that_is_saved_again_keeps_its_score(tmp_path, monkeypatch):

@@ -3,6 +3,7 @@
 import importlib.resources
 import json
 import platform
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch.testing import assert_close
 
 from policy import network
@@ -393,6 +395,18 @@ def test_freed_memory_is_used_again_without_asking_the_kernel(new_policy):
     """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert int(done.stdout) < 1000  # pages; without the knob mostly 65,000, but how glibc decides is its own affair
+
+
+def test_a_base_that_lacks_weights_is_refused_and_none_are_made_up(tiny_models, tmp_path):
+    shutil.copytree(tiny_models["qwen2"], tmp_path / "base")
+    weights = load_file(tmp_path / "base" / "model.safetensors")
+    lost = [name for name in weights if name.endswith("layers.0.self_attn.q_proj.weight")]
+    lost += [name for name in weights if name.endswith("norm.weight")][:1]
+    for name in lost:
+        del weights[name]
+    save_file(weights, tmp_path / "base" / "model.safetensors", {"format": "pt"})
+    with pytest.raises(ConfigError, match=r"model.model_name: '.*base' lacks weights: model\.\S+weight and 1 more"):
+        load_model(ModelConfig(str(tmp_path / "base"), use_4bit=False, device="cpu", dtype="float32"), LoraConfig(), 0)
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="a knob of glibc")

@@ -806,6 +806,18 @@ def test_a_server_that_refuses_ends_the_evaluation(serve, tmp_path, capsys, monk
     assert "sk-of-the-test" not in line
 
 
+@pytest.mark.parametrize("odd", [b"not JSON", b'{"choices": []}', b'{"choices": [{"message": {"content": 5}}]}'])
+def test_an_odd_answer_of_a_server_is_asked_for_again_and_costs_its_game_alone(serve, odd, tmp_path):
+    def answer(body, number):
+        return (200, odd) if number % 7 == 0 or 30 <= number < 33 else first_legal(body, number)
+
+    server = serve(answer)
+    args = ("--model", "m", "--base_url", server.url, "--games_at_once", "1")
+    [kuhn] = report(tmp_path, *args, games=["kuhn_poker"])["tables"][0]["results"]
+    assert kuhn["episodes"] + kuhn["failed"] == 20
+    assert kuhn["episodes"] >= 18
+
+
 def test_a_prompt_that_the_server_finds_too_long_ends_the_game_truncated(serve, tmp_path):
     server = serve(lambda body, number: (400, "maximum context length is 10 tokens"))
     [kuhn] = report(tmp_path, "--model", "m", "--base_url", server.url, games=["kuhn_poker"])["tables"][0]["results"]

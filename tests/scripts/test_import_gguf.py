@@ -1,5 +1,6 @@
 """scripts/import_gguf.py: a GGUF file becomes a folder that a policy loads, with the logits it had; or one line."""
 
+import copy
 import json
 
 import pytest
@@ -19,7 +20,7 @@ PARTS = dict(zip(LINEARS, ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gat
 PARTS |= {"input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm"}
 
 
-def write_gguf(path, model, words, architecture="llama"):
+def write_gguf(path, model, words, architecture="llama", without=()):
     """The tiny Llama in a file as llama.cpp writes it: query and key rows of each head in its own order."""
     config, writer = model.config, gguf.GGUFWriter(path, architecture)
     heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
@@ -45,6 +46,8 @@ def write_gguf(path, model, words, architecture="llama"):
     writer.add_bos_token_id(order["<|im_start|>"])
     writer.add_chat_template(TEMPLATE)
     for name, tensor in model.state_dict().items():
+        if name in without:
+            continue
         parts = name.split(".")
         if name == "model.embed_tokens.weight":
             name = "token_embd.weight"
@@ -103,6 +106,23 @@ def test_what_cannot_be_used_is_told_in_one_line(source, tmp_path, capsys):
     both["vocab"] = {token: i for token, i in vocab.items() if token != last} | {"12": vocab[last]}
     write_gguf(tmp_path / "merged.gguf", model, words | {"model": both})
     assert "merges digits" in refusal(capsys, tmp_path / "merged.gguf", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_file_without_all_weights_or_with_ruined_ones_makes_no_model(source, tmp_path, capsys):
+    model, words = source
+    lost = "model.layers.0.self_attn.q_proj.weight"
+    write_gguf(tmp_path / "lacks.gguf", model, words, without=(lost,))
+    assert refusal(capsys, tmp_path / "lacks.gguf", tmp_path / "out") == (
+        f"error: {tmp_path / 'lacks.gguf'}: lacks weights: {lost}"
+    )
+    ruined = copy.deepcopy(model)
+    ruined.model.norm.weight.data[0] = torch.nan
+    write_gguf(tmp_path / "ruined.gguf", ruined, words)
+    line = refusal(capsys, tmp_path / "ruined.gguf", tmp_path / "out")
+    assert line == f"error: {tmp_path / 'ruined.gguf'}: model.norm.weight holds numbers that are not finite"
+    (tmp_path / "empty.gguf").write_bytes(b"")
+    assert refusal(capsys, tmp_path / "empty.gguf", tmp_path / "out").startswith(f"error: {tmp_path / 'empty.gguf'}: ")
     assert not (tmp_path / "out").exists()
 
 

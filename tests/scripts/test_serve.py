@@ -450,6 +450,15 @@ def test_a_client_that_takes_its_time_is_hung_up_on(monkeypatch, drips):
         assert time.monotonic() - start < 4.5
 
 
+def test_a_client_that_hangs_up_in_its_body_fills_no_log(caplog):
+    with thread_server() as port:
+        with socket.create_connection(("127.0.0.1", port)) as cut:
+            cut.sendall(b"POST /reset HTTP/1.1\r\nHost: x\r\nContent-Length: 30\r\n\r\n{")
+        time.sleep(0.3)
+        assert httpx.get(f"http://127.0.0.1:{port}/health").status_code == 200
+    assert [record for record in caplog.records if record.exc_info] == []
+
+
 def test_games_that_nobody_plays_give_way(monkeypatch):
     monkeypatch.setattr(actor_module, "RECLAIM_SECONDS", 0.5)
     asked = {"task_id": task_id("hex_small"), "seed": 0, "opponent": "random"}

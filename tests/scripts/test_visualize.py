@@ -81,7 +81,7 @@ def metrics(steps, seed):
             **{"score_mean": float(np.mean(wins)), "success_rate": float(np.mean(np.array(wins) > 0.5))},
             "score/tic_tac_toe": float(np.mean(wins[:8])),
             **{"score/leduc_poker": 0.5 + 0.1 * done + 0.03 * noise[0], "kl_ref": 0.3 * done + 0.01 * abs(noise[1])},
-            **{"approx_kl": 0.01 + 0.002 * noise[2], "kl_coef": 0.2, "entropy": 1.2 - 0.8 * done + 0.02 * noise[3]},
+            **{"update_kl": 0.01 + 0.002 * noise[2], "kl_coef": 0.2, "entropy": 1.2 - 0.8 * done + 0.02 * noise[3]},
             **{"clip_fraction": 0.08 + 0.02 * noise[4], "explained_variance": math.tanh(3 * done) + 0.03 * noise[5]},
             **{"legal_mass": 1 - 0.6 * math.exp(-4 * done), "learning_rate": 3e-3 * (1 - 0.9 * done)},
             **{"games_per_s": 900 + 30 * noise[6], "decisions_per_s": 2500 + 90 * noise[7], "memory_mb": 612.0},
@@ -179,7 +179,7 @@ def test_rolling_mean_and_its_band():
 
 
 def test_panels_hold_exactly_the_finite_numbers_of_their_keys():
-    rows: list[dict] = [{"step": 1, "kl_ref": 0.1, "approx_kl": float("nan"), "score/hex": 1}]
+    rows: list[dict] = [{"step": 1, "kl_ref": 0.1, "update_kl": float("nan"), "score/hex": 1}]
     rows += [
         {"step": 2, "kl_ref": None},
         {"step": 3, "kl_ref": 0.3, "score/go": 0.5, "truncated": True, "entropy": 0.0},

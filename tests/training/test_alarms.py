@@ -10,10 +10,10 @@ import train_ppo
 from training import alarms
 from training.alarms import ALARMS, watch
 
-QUIET = {"entropy": 1.0, "legal_mass": 0.9, "approx_kl": 0.01, "logprob_gap_mean": 0.001, "explained_variance": 0.3,
+QUIET = {"entropy": 1.0, "legal_mass": 0.9, "update_kl": 0.01, "logprob_gap_mean": 0.001, "explained_variance": 0.3,
          "grad_norm": 1.0, "score_mean": 0.7}  # fmt: skip
 SIGNS = {
-    "entropy": {"entropy": 0.04}, "legal_mass": {"legal_mass": 0.4}, "kl": {"approx_kl": 0.31},
+    "entropy": {"entropy": 0.04}, "legal_mass": {"legal_mass": 0.4}, "kl": {"update_kl": 0.31},
     "kl_average": {"kl_average": 0.51}, "logprob_gap": {"logprob_gap_mean": 0.21},
     "explained_variance": {"explained_variance": -0.6},
     "grad_norm": {"grad_norm": 50.0}, "score_drop": {"score_mean": 0.0},

@@ -275,9 +275,20 @@ def test_a_steps_summary_tells_it_of_games_that_did_not_fail():
 
 
 @pytest.mark.parametrize(("sequences", "read"), [(1, 1), (20, 3), (800, 64)])
-def test_the_legal_mass_of_the_log_is_that_of_an_eighth_of_a_step(sequences, read):
-    policy = SimpleNamespace(constrained=True, log_legal_mass=lambda seen: torch.tensor([float(len(seen))]).log())
-    assert Batch.legal_mass(SimpleNamespace(sequences=[None] * sequences), policy) == {
-        "legal_mass": pytest.approx(read)
-    }
-    assert Batch.legal_mass(SimpleNamespace(sequences=[]), SimpleNamespace(constrained=False)) == {}
+def test_an_eighth_of_a_step_is_read_again_after_its_updates(sequences, read):
+    """Two decisions a sequence, of which the updates have made one twice as likely, and the other half as likely."""
+    asked = []
+
+    def evaluate_decisions(seen, legal_mass):
+        asked.append((len(seen), legal_mass))
+        moved_M = math.log(2) * torch.tensor([1.0, -1.0]).repeat(len(seen))
+        mass_M = torch.full((2 * len(seen),), 0.25).log() if legal_mass else None
+        return SimpleNamespace(logprobs=moved_M - 1, legal_mass=mass_M)
+
+    batch = SimpleNamespace(sequences=[None] * sequences, old_logprobs_M=torch.full((2 * sequences,), -1.0))
+    kl = {"update_kl": pytest.approx((1 - math.log(2) + math.log(2) - 0.5) / 2)}
+    for constrained in (True, False):
+        policy = SimpleNamespace(constrained=constrained, evaluate_decisions=evaluate_decisions)
+        assert Batch.moved(batch, policy, True) == kl | ({"legal_mass": 0.25} if constrained else {})
+        assert Batch.moved(batch, policy, False) == kl
+    assert asked == [(read, True), (read, False), (read, False), (read, False)]

@@ -236,7 +236,7 @@ def test_plain_lines_where_there_is_no_terminal(monkeypatch):
 
 
 STEP_ROW = {
-    "step": 7, "score_mean": 0.625, "success_rate": 0.6, "entropy": 0.5, "approx_kl": -0.00001, "stage": "mix [bold]",
+    "step": 7, "score_mean": 0.625, "success_rate": 0.6, "entropy": 0.5, "update_kl": -0.00001, "stage": "mix [bold]",
     "explained_variance": 0.0, "clip_fraction": 0.25, "games_per_s": 1850.0, "time_total": 3.0,
 }  # fmt: skip
 

@@ -60,7 +60,8 @@ def test_a_run_leaves_a_row_a_step_a_summary_and_an_adapter(undisturbed):
     expected = {
         "step", "stage", "games", "score_mean", "success_rate", "truncated", "forfeited", "failed", "retries",
         "opponents", "decisions", "reward_mean", "kl_ref", "kl_average", "explained_variance", "skipped", "grad_norm",
-        "updates", "epochs", "legal_mass", "ratio_max", "policy_loss", "value_loss", "entropy", "approx_kl",
+        "updates", "epochs", "update_kl",
+        "legal_mass", "ratio_max", "policy_loss", "value_loss", "entropy", "approx_kl",
         "clip_fraction", "kl_coef", "learning_rate", "buffer_size", "window_success", "gate_success",
         "logprob_gap_mean", "logprob_gap_max", "mutual_information", "rehearsal_kl",
         "state_loss",

@@ -1,5 +1,6 @@
 """Random numbers without state, secrets, and what a checkpoint gives back and keeps."""
 
+import os
 import shutil
 import subprocess
 import sys
@@ -204,6 +205,19 @@ def test_damaged_checkpoints_do_not_count_as_kept(tmp_path):
     assert latest_checkpoint(tmp_path) == tmp_path / "checkpoint-000004"
     assert verify_checkpoint(tmp_path / "checkpoint-000002") == []
     assert not (tmp_path / "checkpoint-000001").exists()
+
+
+def test_what_is_written_may_be_read_by_whom_the_umask_lets(tmp_path):
+    def fill(folder):
+        (folder / "secret").touch(0o600)  # as safetensors writes
+
+    for mask, mode in ((0o022, 0o644), (0o077, 0o600)):
+        before = os.umask(mask)
+        try:
+            utils.write_directory(tmp_path / "out", fill)
+        finally:
+            os.umask(before)
+        assert (tmp_path / "out" / "secret").stat().st_mode & 0o777 == mode
 
 
 def test_writing_a_directory_leaves_what_others_have_beside_it(tmp_path):
