@@ -46,7 +46,8 @@ SECTIONS: dict[str, dict[str, Any]] = {
     "run": {"logger": "none", "keep_last": 2},
 }
 SERVED: dict[str, dict[str, Any]] = {
-    "ppo": SECTIONS["ppo"] | {"max_seq_length": 1024, "batch_size": 8, "mini_batch_size": 4, "eval_games": 2},
+    "ppo": SECTIONS["ppo"]
+    | {"state_coef": 0.0, "max_seq_length": 1024, "batch_size": 8, "mini_batch_size": 4, "eval_games": 2},
     "curriculum": {"stages": [{"name": "only", "games": [[KUHN, KUHN]]}], "failure_replay_prob": 0.3},
     "run": SECTIONS["run"],
 }
