@@ -244,7 +244,9 @@ def test_files_that_may_not_grow_end_the_run_in_one_line(tmp_path):
     ended = process(code, *arguments(tmp_path))
     assert ended.returncode == 1
     assert "Traceback" not in ended.stderr
-    assert ended.stderr.splitlines()[-1].startswith("training failed: checkpoint-000003: optimizer.safetensors: ")
+    assert ended.stderr.splitlines()[-1].startswith(
+        "training failed: after step 3: checkpoint-000003: optimizer.safetensors: "
+    )
     assert len(rows(tmp_path)) == 3
     assert [path.name for path in (tmp_path / "run").glob("*checkpoint-*")] == ["checkpoint-000000"]
 

@@ -3,15 +3,15 @@
 import os
 import subprocess
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
 
 import train_ppo
 from policy import model
-from policy.model import LoraConfig, ModelConfig, device_of
+from policy.model import ModelConfig, device_of
 from training import preflight
+from training.config import parse_args, read_config
 from training.memory import Parameters
 from utils import ConfigError
 
@@ -81,7 +81,7 @@ def test_bfloat16_wants_a_card_that_has_it(card, dtype):
     [(1.9, 2.0, "has 2.0 GB, which are too few"), (1.5, 24.0, "of which other programs hold 22.5")],
 )
 def test_a_card_without_room_is_refused_and_told_why(card, free, total, words):
-    config = SimpleNamespace(model=ModelConfig(), lora=LoraConfig())
+    config = read_config(parse_args([], None))
     card(free=free, total=total)
     assert words in refusal(preflight.check_card, config, QWEN3_4B)
     card(free=20.0)
