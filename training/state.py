@@ -256,8 +256,7 @@ class Checkpointed:
                 return self.load(older, force)
             utils.unpack_optimizer(self.optimizer, saved.tensors("optimizer"), state.pop("optimizer"), self.names)
             threads = state.pop("threads")
-            if state.get("row"):
-                state["row"].setdefault("update_kl")  # checkpoints before 2026-11-25
+            (state.get("row") or {}).setdefault("update_kl")  # checkpoints before 2026-11-25
             state.setdefault("drawn", saved.step * self.config.ppo.batch_size)  # checkpoints before 2026-11-24
             self.state = make(TrainerState, state, "trainer_state")
             self.state.check(saved.step)
