@@ -133,7 +133,8 @@ class Contest:
             names.append(args.base_url)
         elif args.model and not names:
             names = ["base"]
-        if args.model and not any(name == "base" or name.startswith(("http://", "https://")) for name in names):
+        asked = [*names, args.opponent or ""]
+        if args.model and not any(name == "base" or name.startswith(("http://", "https://")) for name in asked):
             raise ConfigError(f"--model {args.model}: base is not among the players, nor a server to be asked for it")
         return list(dict.fromkeys(names)) if args.ladder is not None else names
 

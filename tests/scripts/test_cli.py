@@ -55,7 +55,7 @@ BROKEN = {
     "ppo.eval_games=1000000000": "--set: ppo.eval_games = 1000000000: expected an integer >= 2 and ",
     "ppo.eval_games=5": "ppo: eval_games 5: an even number, half of them for each seat",
     "ppo.temperature=1e-45": "--set: ppo.temperature = 1e-45: expected a number >= 0.001",
-    "run.threads=3000000000": "--set: run.threads = 3000000000: expected an integer >= 0 and <= 4096",
+    "run.threads=3000000000": "--set: run.threads = 3000000000: expected an integer >= 0 and <= 1024",
     "model.tokens_per_batch=2000000000": "--set: model.tokens_per_batch = 2000000000: expected an integer >= 64 and ",
     "ppo.batch_size": '--set: expected KEY.PATH=VALUE, not "ppo.batch_size"',
     "lora.lora_dropout=0.1": "--set: lora.lora_dropout = 0.1: no such key; there is no dropout: with it the ratio is "

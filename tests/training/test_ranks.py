@@ -112,7 +112,8 @@ sys.exit(train_ppo.main())
 """
 
 
-@pytest.mark.parametrize("failing", [pytest.param(0, marks=pytest.mark.slow), 1])
+@pytest.mark.slow
+@pytest.mark.parametrize("failing", [0, 1])
 def test_what_ends_one_process_s_games_ends_all_after_a_checkpoint(tmp_path, failing):
     """Whoever it is, the first process saves the last whole step and says what happened; nobody waits for ever."""
     script = tmp_path / "failing.py"
