@@ -204,7 +204,7 @@ def test_programs_that_cannot_be_taught_are_told_before_a_model_is_loaded(tmp_pa
     assert message in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(("spec", "game"), [("perfect", "hex_small"), ("cfr", "liars_dice_small")])
+@pytest.mark.parametrize(("spec", "game"), [("perfect", "hex_small"), ("cfr:2", "liars_dice_small")])
 def test_a_teacher_of_the_first_configuration_alone_is_refused(spec, game):
     [ranges] = pool([game]).values()
     check_teacher(spec, [(ranges[0][0], ranges[0][0])])
