@@ -316,6 +316,7 @@ def check_survival(run_dir, reached):
     return step
 
 
+@pytest.mark.slow
 def test_kill_at_any_visit_to_the_file_system(tmp_path, caplog):
     run_dir, reached, deaths = tmp_path / "run", 0, 0
     run_dir.mkdir()

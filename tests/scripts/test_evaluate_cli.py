@@ -970,6 +970,7 @@ def test_models_that_were_taught_different_prompts_do_not_meet(run, checkpoint, 
 # ------------------------------------------------------------------------------------------------------ best responses
 
 
+@pytest.mark.slow
 def test_a_best_response_wins_from_a_frozen_player_no_more_than_the_exact_one(tmp_path, run, monkeypatch, capsys):
     """Two adapters learn against the run's last one; the better of them is played on deals nobody trained on."""
     against = set()
