@@ -110,12 +110,13 @@ weight = torch.ones(192, 64, dtype=torch.bfloat16)
 def run(start, end):
     for rows in range(start, end):
         torch.nn.functional.linear(torch.ones(rows, 64, dtype=torch.bfloat16), weight)
+    cpu_memory._libc().malloc_trim(0)  # what is free is not held by a kernel
     return psutil.Process().memory_info().rss
 before = run(2, 200)
 print((run(200, 700) - before) / 500)
 """
     done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True)
-    assert float(done.stdout) < 300_000, "bytes a shape"
+    assert float(done.stdout) < 20_000, "bytes a shape"
 
 
 def test_a_process_tells_its_own_peak_and_not_that_of_the_one_that_started_it():
