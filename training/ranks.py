@@ -95,10 +95,11 @@ class Ranks:
         """
         if self.world == 1:
             return work()
-        mine, cause = list[T](), ""
+        mine, cause, failed = list[T](), "", None
         try:
             mine = work()
-        except Exception as error:
+        except Exception as error:  # whatever it is, the others wait for this process
+            failed = error
             cause = f"process {self.rank}: {error or type(error).__name__}"
             log.debug("what failed in a process", exc_info=True)
         if not (causes := [told for told in self.gather([cause]) if told]):
@@ -106,7 +107,7 @@ class Ranks:
         if not self.first:
             self.alone(lambda: None)
             raise SystemExit(1)
-        raise ElsewhereError(causes[0])
+        raise ElsewhereError(causes[0]) from failed
 
     def add_up(self, tensors: Iterable[Tensor]) -> None:
         """Sum each tensor over the processes, in place and in one message."""
