@@ -29,6 +29,7 @@ from envs.types import (
     Step,
     Task,
 )
+from utils import POLL_SECONDS
 
 __all__ = [
     "Action", "Decision", "Env", "EnvConfig", "Episode", "Message", "Player", "Query", "Sequence", "Step", "Task",
@@ -37,7 +38,6 @@ __all__ = [
 
 RUNNING = "running"
 LEAVING_SECONDS = 2.0  # for all open games together to be told that they are over, after a signal
-POLL_SECONDS = 0.5  # between looks at whether the run is to stop, while a search is waited for
 CALLS_AT_ONCE = 32  # to a server of games; searches take one thread a core
 LIBRARIES = tuple(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib"))
 

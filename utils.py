@@ -15,14 +15,15 @@ import struct
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from importlib import metadata
 from itertools import islice
 from pathlib import Path
-from typing import Any, SupportsIndex
+from typing import Any, SupportsIndex, TypeVar
 
 import psutil
 
@@ -31,12 +32,14 @@ from games import NAMES
 
 __all__ = [
     "Checkpoint", "CheckpointError", "ConfigError", "RuinedWeightsError", "bounded", "config_dict",
-    "config_diff", "knob", "latest_checkpoint", "load_checkpoint", "load_config", "must_be_writable", "naming",
-    "need_space", "pack_optimizer", "read_file", "read_json", "redact", "save_checkpoint", "sweep", "uniform",
+    "config_diff", "in_threads", "knob", "latest_checkpoint", "load_checkpoint", "load_config", "must_be_writable",
+    "naming", "need_space", "pack_optimizer", "read_file", "read_json", "redact", "save_checkpoint", "sweep", "uniform",
     "unpack_optimizer", "verify_checkpoint", "write_directory", "write_file",
 ]  # fmt: skip
 
 log = logging.getLogger(__name__)
+T, U = TypeVar("T"), TypeVar("U")
+POLL_SECONDS = 0.5  # between looks at whether a signal has come, while threads are waited for
 
 # ------------------------------------------------------------------------------------------------------- randomness
 
@@ -95,6 +98,23 @@ class CheckpointError(RuntimeError):
 
 class RuinedWeightsError(CheckpointError):
     """What the weights make of a prompt is not finite: they cannot play, and are no checkpoint to go on from."""
+
+
+def in_threads(function: Callable[[T], U], items: Iterable[T], at_once: int | None) -> list[U]:
+    """What the function makes of the items, in order, computed by so many threads at a time.
+
+    A signal ends the wait at once, also one that comes just before it: an endless wait would hear that at its end.
+    """
+    pool = ThreadPoolExecutor(at_once)
+    try:
+        results = []
+        for future in [pool.submit(function, item) for item in items]:
+            while wait([future], POLL_SECONDS).not_done:
+                pass
+            results.append(future.result())
+        return results
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
 
 
 @contextmanager

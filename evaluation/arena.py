@@ -3,7 +3,6 @@
 import json
 import os
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ from envs.types import Episode, Task
 from evaluation.measure import Row, outcome
 from evaluation.players import Contestant, ModelPlayer, Seats
 from training.console import Console
-from utils import CheckpointError, ConfigError, write_file
+from utils import CheckpointError, ConfigError, in_threads, write_file
 
 MOST_BYTES = 2**31  # of a file with games
 
@@ -92,11 +91,7 @@ def check_match(own: Contestant, opponent: Contestant) -> None:
 
 def _episodes(own: Contestant, opponent: Contestant, tasks: Sequence[Task]) -> list[Episode]:
     if own.player is None:
-        pool = ThreadPoolExecutor(os.cpu_count())
-        try:
-            return list(pool.map(lambda task: play_bot(own.label, task), tasks))
-        finally:  # an interrupt does not wait for searches
-            pool.shutdown(wait=False)
+        return in_threads(lambda task: play_bot(own.label, task), tasks, os.cpu_count())
     others = {} if opponent.player is None else {opponent.label: opponent.player}
     return play(own.env, Seats(own.player, others), tasks)
 

@@ -5,7 +5,6 @@ import contextlib
 import json
 import logging
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,7 +20,7 @@ from policy import load_policy
 from policy.model import identity
 from training.config import DEFAULT_FILES, load_sections
 from training.process import ProgramError, at_least
-from utils import ConfigError, fingerprint, latest_checkpoint, read_json, uniform, verify_checkpoint
+from utils import ConfigError, fingerprint, in_threads, latest_checkpoint, read_json, uniform, verify_checkpoint
 
 log = logging.getLogger(__name__)
 
@@ -87,11 +86,7 @@ class ChatPlayer:
             ChatError: the server still gives no answer after repetitions, or refuses the request. One whose answer
                 makes no sense is asked again; then the game has failed.
         """
-        pool = ThreadPoolExecutor(CALLS_AT_ONCE)
-        try:
-            return list(pool.map(self._answer, queries))
-        finally:  # an interrupt does not wait for a slow server
-            pool.shutdown(wait=False)
+        return in_threads(self._answer, queries, CALLS_AT_ONCE)
 
     def _answer(self, query: Query) -> Action:
         body = self.settings | {"messages": query.conversation, "seed": int(2**31 * uniform(self.seed, *query.rng_key))}

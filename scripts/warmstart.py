@@ -21,7 +21,6 @@ import math
 import os
 import sys
 from collections.abc import Sequence as Seq
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
@@ -52,7 +51,7 @@ from training.config import DEFAULT_FILES, load_sections, narrowed
 from training.console import Console
 from training.preflight import exact_tasks, say_answers
 from training.process import at_least, leave, run_program
-from utils import ConfigError, config_dict, must_be_writable, uniform, write_directory
+from utils import ConfigError, config_dict, in_threads, must_be_writable, uniform, write_directory
 
 _MOVE, _EXPLORE = 201, 202  # first keys of random streams
 GAMES_AT_ONCE = 256
@@ -91,11 +90,11 @@ class Teacher:
         self.conversations, self.max_seq_length = Conversations(policy.chat), policy.max_seq_length
         self.max_new_tokens, self.env = policy.max_new_tokens, env or EnvConfig()
         self.tasks, self.spec, self.seed, self.explore = tasks, spec, seed, explore
-        self.pool, self.release = ThreadPoolExecutor(), self.conversations.release
+        self.release = self.conversations.release
 
     def act(self, queries: Seq[Query]) -> list[Action]:
         """Answer each query."""
-        answers = self.pool.map(self._answer, queries)
+        answers = in_threads(self._answer, queries, os.cpu_count())
         return [self._write(query, *answer) for query, answer in zip(queries, answers, strict=True)]
 
     def _answer(self, query: Query) -> tuple[str, bool]:

@@ -1,5 +1,6 @@
 """scripts/evaluate.py from its command line: the same table twice, resumed, compared, refused; and every player."""
 
+import _thread
 import contextlib
 import json
 import os
@@ -243,8 +244,13 @@ def test_games_are_not_kept_in_a_pipe(checkpoint, tmp_path, capsys):
     assert "is no regular file" in capsys.readouterr().err
 
 
+def interrupt_while_it_waits():
+    signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+
+
+@pytest.mark.parametrize("how", [interrupt_while_it_waits, _thread.interrupt_main])
 @pytest.mark.parametrize("player", ["checkpoint", "mcts:2x1"])
-def test_an_interrupt_does_not_wait_for_a_search(checkpoint, tmp_path, monkeypatch, player):
+def test_an_interrupt_does_not_wait_for_a_search(checkpoint, tmp_path, monkeypatch, player, how):
     searching, over = threading.Event(), threading.Event()
 
     def search(self, *_):
@@ -253,7 +259,8 @@ def test_an_interrupt_does_not_wait_for_a_search(checkpoint, tmp_path, monkeypat
 
     def interrupt():
         searching.wait(60)
-        signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+        time.sleep(0.5)
+        how()  # the second wakes nobody, as a signal that comes just before the wait
 
     monkeypatch.setattr(OpenSpielEnv, "_bot_action", search)
     monkeypatch.setattr(arena, "play_bot", search)
