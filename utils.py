@@ -38,7 +38,8 @@ __all__ = [
 ]  # fmt: skip
 
 log = logging.getLogger(__name__)
-T, U = TypeVar("T"), TypeVar("U")
+T = TypeVar("T")
+U = TypeVar("U")
 POLL_SECONDS = 0.5  # between looks at whether a signal has come, while threads are waited for
 
 # ------------------------------------------------------------------------------------------------------- randomness

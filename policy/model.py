@@ -223,9 +223,16 @@ def load_tokenizer(config: ModelConfig) -> Any:
     if Path(name).is_dir() and not any((Path(name) / file).exists() for file in TOKENIZER_FILES):
         raise ConfigError(f"model.model_name: {name} has no tokenizer: one of {', '.join(TOKENIZER_FILES)} is missing")
     try:
-        return AutoTokenizer.from_pretrained(name, revision=config.revision, trust_remote_code=False)
+        tokenizer = AutoTokenizer.from_pretrained(name, revision=config.revision, trust_remote_code=False)
     except Exception as error:  # a tokenizer's files fail in as many ways as they have formats
         raise _cannot_load("model_name", config.model_name, error) from error
+    rows, template = load_architecture(config).vocab_size, str(tokenizer.chat_template)
+    unused = {str(word) for word in tokenizer.added_tokens_decoder.values() if str(word) not in template}
+    beyond = sorted(i for word, i in tokenizer.get_vocab().items() if i >= rows and word not in unused)
+    if beyond:
+        told = f"has words up to {beyond[-1]}, and the model rows for {rows}: they are not of one model"
+        raise ConfigError(f"model.model_name: the tokenizer of {config.model_name} {told}")
+    return tokenizer
 
 
 def _not_of_optional_kernels(record: logging.LogRecord) -> bool:

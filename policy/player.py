@@ -349,7 +349,7 @@ class Policy(Adapters):
 
 
 def load_policy(config: Any) -> Policy:
-    """Load base model, adapter, value head and tokenizer.
+    """Load base model, adapter and tokenizer; the value head says 0 of everything.
 
     Args:
         config: an object with the sections ``model`` (ModelConfig), ``lora`` (LoraConfig), ``ppo`` (temperature,

@@ -31,12 +31,22 @@ from envs.trace import check_config
 from evaluation.measure import EvaluationError
 from evaluation.players import WEIGHTS, check_base, find_adapter, run_config_file
 from policy import load_policy
-from policy.model import LoraConfig, quietly
+from policy.model import LoraConfig, load_architecture, quietly
 from scripts.export import publish
 from scripts.export.proof import compare, observe, record_decisions, say
 from training.config import load_sections
+from training.memory import count_parameters
 from training.process import at_least, run_program
-from utils import ConfigError, fingerprint, must_be_writable, naming, read_json, write_file
+from utils import (
+    CheckpointError,
+    ConfigError,
+    fingerprint,
+    must_be_writable,
+    naming,
+    need_space,
+    read_json,
+    write_file,
+)
 
 REPORT = "merge_report.json"
 ROUNDING = {"float32": 1e-4, "float16": 0.01, "bfloat16": 0.02}  # nats a decision that arithmetic alone may cost
@@ -201,6 +211,9 @@ def make_merge(adapter: Path, config: SimpleNamespace, args: argparse.Namespace)
         print(f"{args.output} holds this merge already")
     else:
         must_be_writable(args.output)
+        weights = count_parameters(model, config.lora, load_architecture(model)).total
+        with blaming("--output ", CheckpointError):
+            need_space(args.output, weights * getattr(torch, dtype).itemsize)
         begun = {"made_of": made_of, "interrupted": True}  # until all is there
         write_file(args.output / REPORT, json.dumps(begun).encode())
         report = {"made_of": made_of} | merge(config, adapter, args.output, dtype, args.deals)

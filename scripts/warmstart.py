@@ -49,9 +49,19 @@ from policy.conversations import Conversations
 from policy.model import device_of, load_tokenizer
 from training.config import DEFAULT_FILES, load_sections, narrowed
 from training.console import Console
+from training.memory import checkpoint_bytes
 from training.preflight import exact_tasks, say_answers
 from training.process import at_least, leave, run_program
-from utils import ConfigError, config_dict, in_threads, must_be_writable, uniform, write_directory
+from utils import (
+    CheckpointError,
+    ConfigError,
+    config_dict,
+    in_threads,
+    must_be_writable,
+    need_space,
+    uniform,
+    write_directory,
+)
 
 _MOVE, _EXPLORE = 201, 202  # first keys of random streams
 GAMES_AT_ONCE = 256
@@ -224,6 +234,9 @@ def run(args: argparse.Namespace) -> None:
         torch.set_num_threads(config.run.threads)
     say_answers(config, ChatFormat(load_tokenizer(config.model)))  # refuses what an answer cannot hold
     policy = load_policy(config)
+    size = checkpoint_bytes(0, sum(p.numel() for p in policy.trainable().values()))
+    with blaming("--output ", CheckpointError):
+        need_space(Path(args.output), size)
     before = _measure(policy, config, tasks_shown)
     stages = [replace(config.curriculum, stages=(stage,)) for stage in config.curriculum.stages]
     drawn = [Curriculum(stage, config.run.seed) for stage in stages]
@@ -234,7 +247,6 @@ def run(args: argparse.Namespace) -> None:
         part = tasks[start : start + GAMES_AT_ONCE]
         teacher = Teacher(policy, part, spec, config.run.seed, args.explore, config.env)
         episodes += play(replace(config.env, games_at_once=0), teacher, part)
-        teacher.pool.shutdown()
         console.update(len(episodes), f"{spec}: {len(episodes)}/{len(tasks)} games played")
     console.close()
     sequences = [s for e in episodes for seat in e.sequences.values() for s in seat if s.decisions]

@@ -291,7 +291,9 @@ PROGRAMS = {
             f"--output={folder}/adapter",
             "--teacher=cfr",
             "--set",
+            f"model.model_name={base_model()}",
             "model.device=cpu",
+            "model.use_4bit=false",
             'env.allowed_game_indices=["kuhn_poker"]',
         ]
     ),
@@ -303,6 +305,19 @@ def test_programs_say_in_a_line_that_a_folder_cannot_be_written(capsys, program)
     """Before anything is loaded or played."""
     assert PROGRAMS[program]("/proc/self/mine") == 2
     assert capsys.readouterr().err.splitlines()[-1].startswith("error: /proc/self/mine: cannot be written: ")
+
+
+@pytest.mark.parametrize("program", ["merge", "warmstart"])
+def test_programs_say_in_a_line_before_their_work_that_the_disk_is_full(
+    undisturbed, tmp_path, monkeypatch, capsys, program
+):
+    monkeypatch.setattr(shutil, "disk_usage", lambda place: shutil._ntuple_diskusage(10**9, 10**9, 0))
+    monkeypatch.setattr(merge, "merge", None)
+    monkeypatch.setattr(warmstart, "_measure", None)
+    assert PROGRAMS[program](str(tmp_path / "out")) == 2
+    line = capsys.readouterr().err.splitlines()[-1]
+    assert line.startswith(f"error: --output {tmp_path / 'out'}")
+    assert line.endswith(" MB are needed, its disk has 0 MB free")
 
 
 def test_a_run_whose_reader_is_gone_goes_on_to_its_end(undisturbed, tmp_path):

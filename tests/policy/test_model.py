@@ -294,6 +294,19 @@ def test_a_missing_folder_is_told_in_one_line(name):
     assert f"no folder {name.removeprefix('./')}" in refusal(ModelConfig(name))
 
 
+def test_a_tokenizer_of_another_model_is_refused_and_a_word_that_nobody_says_is_not(tiny_models, tmp_path):
+    folder = shutil.copytree(tiny_models["qwen2"], tmp_path / "odd")
+    tokenizer = load_tokenizer(ModelConfig(str(folder)))
+    tokenizer.add_special_tokens({"pad_token": "[MORE]"})  # as some fine-tuned models have it
+    tokenizer.save_pretrained(folder)
+    assert len(load_tokenizer(ModelConfig(str(folder)))) == len(tokenizer)
+    (folder / "config.json").write_text(
+        json.dumps(json.loads((folder / "config.json").read_text()) | {"vocab_size": 99})
+    )
+    with pytest.raises(ConfigError, match=f"words up to {len(tokenizer) - 2}, and the model rows for 99"):
+        load_tokenizer(ModelConfig(str(folder)))
+
+
 def test_other_architectures_are_refused(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "gemma", "hidden_size": 64}))
     assert "'gemma'" in refusal(ModelConfig(str(tmp_path)))
