@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import difflib
+import io
 import json
 import logging
 import math
@@ -133,17 +134,21 @@ def read_file(path: str | Path, most: int = MOST_BYTES) -> bytes:
     return data
 
 
+def read_text(path: str | Path, most: int = MOST_BYTES, encoding: str = "utf-8-sig") -> str:
+    """A text file as ``read_file`` reads it, its lines ended by "\\n"; ConfigError also where it is not UTF-8."""
+    try:
+        return io.StringIO(read_file(path, most).decode(encoding), newline=None).read()
+    except UnicodeDecodeError as exc:
+        raise ConfigError(f"{path}: is not UTF-8 text: {exc.reason} at byte {exc.start}") from exc
+
+
 def read_json(path: str | Path) -> Any:
     """Parse a JSON file strictly: no duplicate key, no NaN or infinity.
 
     Raises:
         ConfigError: the file is missing, unreadable, or not such JSON (with the line number where there is one).
     """
-    try:
-        text = read_file(path).decode("utf-8-sig")
-    except UnicodeDecodeError as exc:
-        raise ConfigError(f"{path}: is not UTF-8 text") from exc
-    return _parse_json(text, f"{path}: ")
+    return _parse_json(read_text(path), f"{path}: ")
 
 
 def _parse_json(text: str, source: str) -> Any:

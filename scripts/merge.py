@@ -25,7 +25,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import torch
 
 from config.flags import FlagParser
-from config.reader import blaming
+from config.reader import blaming, read_text
 from curriculum import first_tasks
 from envs.trace import check_config
 from evaluation.measure import EvaluationError
@@ -241,8 +241,7 @@ def judge(report: dict[str, Any], args: argparse.Namespace) -> None:
 def finish(about: publish.Published, args: argparse.Namespace) -> None:
     """Write the card, check the folder, and upload or show it."""
     text, file = publish.card(about), args.output / "README.md"
-    with blaming(f"{file}: is not UTF-8 text: ", UnicodeDecodeError):
-        kept = file.read_text(encoding="utf-8") if file.is_file() else None
+    kept = read_text(file) if file.is_file() else None
     if kept is not None and not publish.is_unchanged(kept):
         text = kept
         print(f"{file} was edited and is kept; delete it to have it written anew")

@@ -20,7 +20,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from config.reader import blaming
+from config.reader import blaming, read_text
 from envs.client import one_line
 from envs.config import EnvConfig, TraceConfig
 from envs.trace.prints import MAX_PRINTS, inject_safe
@@ -30,6 +30,7 @@ from envs.trace.scoring import leading_share, score
 from envs.types import Step, Task
 
 TASKS_PER_LEVEL = 10_000_000
+SOURCE_BYTES = 2**31  # of a file of programs
 CACHED_TASKS = 4096  # replayed and evaluated tasks are not run again
 SHOWN_CHARACTERS = 500  # of the expected output, in the info of a finished episode
 # How Python ends at the limits on memory, threads, open files, the size of a file and of the folder.
@@ -228,20 +229,11 @@ def load_programs(source: str) -> Sequence[Any]:
     return rows
 
 
-def _text(file: Path, encoding: str = "utf-8") -> str:
-    try:
-        return file.read_text(encoding=encoding)
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{file}: is not UTF-8 text: {error}") from error
-    except OSError as error:
-        raise ValueError(f"{file}: cannot be read: {error.strerror}") from error
-
-
 def _read(file: Path) -> list[Program]:
-    text = _text(file, "utf-8-sig")
+    text = read_text(file, SOURCE_BYTES)
     if file.suffix == ".py":
         inputs = file.with_suffix(".in")
-        return [Program(text, _text(inputs) if inputs.exists() else "")]
+        return [Program(text, read_text(inputs, SOURCE_BYTES, "utf-8") if inputs.exists() else "")]
     rows = []
     for number, line in enumerate(text.split("\n"), 1):
         try:

@@ -3,6 +3,7 @@
 import ast
 import dataclasses
 import json
+import os
 import random
 import re
 import sys
@@ -455,6 +456,7 @@ BAD = [
     ("{folder}/broken.jsonl", "broken.jsonl:1: Expecting"),
     ("{folder}/latin.jsonl", "latin.jsonl: is not UTF-8 text"),
     ("{folder}/latin", "a.py: is not UTF-8 text"),
+    ("{folder}/pipe", "a.py: cannot be read: is no regular file"),
 ]
 
 
@@ -464,6 +466,8 @@ def test_bad_sources(source, message, tmp_path):
     (tmp_path / "bad.jsonl").write_text('{"program": "1"}\n{"program": 1}\n')
     (tmp_path / "broken.jsonl").write_text("{\n")
     (tmp_path / "latin").mkdir()
+    (tmp_path / "pipe").mkdir()
+    os.mkfifo(tmp_path / "pipe" / "a.py")  # nobody writes into it
     for name in ("latin.jsonl", "latin/a.py"):
         (tmp_path / name).write_bytes(b"# caf\xe9\n")
     with pytest.raises(ValueError, match=message):

@@ -171,7 +171,7 @@ BROKEN_FILES = {
     b'{"pop": {"batch_size": 2}}': "pop = {'batch_size': 2}: no such key; the nearest is ppo",
     b"[]": "expected an object with the keys ppo, env",
     b"": "invalid JSON in line 1: Expecting value",
-    b"\xff\xfe{": "is not UTF-8 text",
+    b"\xff\xfe{": "is not UTF-8 text: invalid start byte at byte 0",
     b'{"env": {"opponent": "a\\u0000b"}}': r'env.opponent = "a\u0000b": expected a string or an object of (a number)',
     b'{"env": {"opponent": "a\\ud800b"}}': r'env.opponent = "a\ud800b": expected a string or an object of (a number)',
     b"[" * 100_000: "invalid JSON: nested too deeply",
