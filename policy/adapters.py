@@ -46,22 +46,19 @@ class Adapters:
         if adapter != "base" and adapter not in self.peft_model.peft_config:
             raise ValueError(f"no adapter {adapter!r}: there are base, {', '.join(self.peft_model.peft_config)}")
         before = self.active
-        flags = [(p, p.requires_grad) for p in self.peft_model.parameters()]  # PEFT sets them when it switches
         try:
             self._activate(adapter)
             with torch.no_grad():
                 yield
         finally:
             self._activate(before)
-            for parameter, flag in flags:
-                parameter.requires_grad_(flag)
 
     def _activate(self, adapter: str) -> None:
         if adapter == "base":
             self.peft_model.base_model.disable_adapter_layers()
         else:
             self.peft_model.base_model.enable_adapter_layers()
-            self.peft_model.set_adapter(adapter)
+            self.peft_model.set_adapter(adapter, inference_mode=adapter != "default")
         self.active = adapter
 
     # -- files ---------------------------------------------------------------------------------------------------
@@ -106,11 +103,9 @@ class Adapters:
         from peft import set_peft_model_state_dict
 
         tensors = self.past_adapter("default") if tensors is None else tensors
-        trained = {p: p.requires_grad for p in self.peft_model.parameters()}
         self.peft_model.add_adapter(name, self.peft_model.peft_config["default"])
         set_peft_model_state_dict(self.peft_model, tensors, adapter_name=name)
-        for parameter in self.peft_model.parameters():
-            parameter.requires_grad_(trained.get(parameter, False))
+        self.peft_model.set_requires_grad(name, False)
 
     def past_adapter(self, name: str) -> dict[str, Tensor]:
         """The tensors of an adapter, under the names that PEFT gives them in a file."""

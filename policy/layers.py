@@ -1,4 +1,4 @@
-"""Gate, norm and rotary embedding with gradients of their own: fewer passes over memory, less kept.
+"""The MLP's gate; norm and rotary embedding with gradients of their own: fewer passes over memory, less kept.
 
 Shapes: N tokens, D inputs, H heads, E head size.
 """
@@ -16,24 +16,10 @@ from policy.lora import linears
 BLOCK = 1 << 17  # numbers that stay in a core's cache from one pass over them to the next
 
 
-class _Gate(torch.autograd.Function):
-    """silu(gate) * up."""
-
-    @staticmethod
-    def forward(ctx: Any, gate: Tensor, up: Tensor) -> Tensor:
-        ctx.save_for_backward(gate, up)
-        return F.silu(gate).mul_(up)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, ...]:
-        gate, up = ctx.saved_tensors
-        return torch.ops.aten.silu_backward(grads[0] * up, gate), F.silu(gate).mul_(grads[0])
-
-
 def gated(mlp: Any, x_ND: Tensor) -> Tensor:
     """The MLP's gate and its other branch, multiplied."""
     gate, up = linears((mlp.gate_proj, mlp.up_proj), x_ND)
-    return _Gate.apply(gate, up) if mlp.config.hidden_act == "silu" else mlp.act_fn(gate) * up
+    return mlp.act_fn(gate) * up
 
 
 def _blocks(*tensors: Tensor) -> zip:

@@ -9,7 +9,6 @@ import logging
 import subprocess
 import warnings
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +19,7 @@ from torch import nn
 
 from games import own_digest
 from policy import cpu_memory
-from utils import ConfigError, bounded, knob, read_file
+from utils import ConfigError, bounded, fingerprint, in_threads, knob, read_file
 
 LINEARS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 ARCHITECTURES = ("qwen2", "qwen3", "llama")
@@ -355,13 +354,9 @@ def identity(config: ModelConfig, base: Any, tokenizer: Any) -> dict[str, str | 
 
 def _digest(folder: str) -> str:
     """Of the weights in a folder, shards at the same time; "" where there are none."""
-
-    def of_file(path: Path) -> str:
-        with path.open("rb") as file:
-            return f"{path.name} {hashlib.file_digest(file, 'sha256').hexdigest()}"
-
-    with ThreadPoolExecutor() as pool:
-        digests = list(pool.map(of_file, sorted(Path(folder).expanduser().glob("*.safetensors"))))
+    files = sorted(Path(folder).expanduser().glob("*.safetensors"))
+    found = zip(files, in_threads(fingerprint, files, None), strict=True)
+    digests = [f"{path.name} {file['sha256']}" for path, file in found]
     return _sha256("\n".join(digests).encode()) if digests else ""
 
 

@@ -79,7 +79,8 @@ def activation_bytes(architecture: Any, targets: Collection[str], size: int) -> 
 
     What autograd keeps of ``run_trunk``: the inputs of both norms and their scales (fp32), the input of each group of
     linears that has an adapter (o_proj's is the attention's output), queries, keys, values and output of the attention,
-    and in the MLP both branches before they are multiplied. ``targets``: the linears with one; ``size``: of a number.
+    and in the MLP both branches, one of them before and after its activation. ``targets``: the linears with one;
+    ``size``: of a number.
     """
     h, f = architecture.hidden_size, architecture.intermediate_size
     heads, kv_heads = architecture.num_attention_heads, architecture.num_key_value_heads
@@ -89,7 +90,7 @@ def activation_bytes(architecture: Any, targets: Collection[str], size: int) -> 
     inputs = sum(width for names, width in groups.items() if set(names) & set(targets))
     normed = architecture.model_type == "qwen3"  # of queries and keys
     scales = 4 * (2 + heads + normed * (heads + kv_heads))  # and, on CPUs, each head's sum over the keys
-    return scales + size * (2 * h + inputs + (2 + normed) * (q + k) + 2 * f)
+    return scales + size * (2 * h + inputs + (2 + normed) * (q + k) + 3 * f)
 
 
 def layers_kept(free: float, tokens: int, architecture: Any, layer: int, size: int) -> int:

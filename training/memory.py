@@ -31,11 +31,6 @@ SPARE = 1.25  # slots for keys and values to those in use, after the store has g
 LOGITS_BYTES = 36  # at the fullest moment of the legal mass's backward pass, eight copies in fp32 and two in bf16
 
 
-def size_of(dtype: str) -> int:
-    """Bytes of a number."""
-    return getattr(torch, dtype).itemsize
-
-
 @dataclass(frozen=True)
 class Parameters:
     """How many numbers the network has, by how they are held."""
@@ -81,7 +76,7 @@ def weight_bytes(parameters: Parameters, model: ModelConfig) -> int:
     weights: 4 bytes, or with nested quantisation 1 byte and 4 more per 256 scales. Embedding, output layer, norms
     and biases keep ``model.dtype``.
     """
-    size = size_of(model.dtype)
+    size = getattr(torch, model.dtype).itemsize
     if not model.use_4bit:
         return (sum(parameters.linears) + parameters.other) * size
     total = parameters.other * size
@@ -114,7 +109,7 @@ def estimate(
     keeps of freed memory comes on top.
     """
     model, ppo, layers = config.model, config.ppo, architecture.num_hidden_layers
-    size = size_of(model.dtype)
+    size = getattr(torch, model.dtype).itemsize
     layer = activation_bytes(architecture, config.lora.target_modules, size)
     kv = 2 * architecture.num_key_value_heads * head_size(architecture) * size  # a token's keys and values in one layer
     kept = architecture.hidden_size * size if model.gradient_checkpointing else layer
@@ -157,7 +152,7 @@ def held(config: SimpleNamespace, parameters: Parameters) -> dict[str, float]:
         "base weights": weight_bytes(parameters, model),
         "adapter, gradient, Adam": ADAM_BYTES * parameters.trainable,
         "other adapters": 4 * parameters.adapter * (bool(model.adapter) + frozen_adapters(config)),
-        "workspace": 2 * max(parameters.linears) * size_of(model.dtype) * model.use_4bit,
+        "workspace": 2 * max(parameters.linears) * getattr(torch, model.dtype).itemsize * model.use_4bit,
         "process": process,
     }
 

@@ -117,17 +117,30 @@ def check_card(config: SimpleNamespace, parameters: Parameters) -> None:
         )
 
 
-def check_prompts(config: SimpleNamespace) -> None:
-    """Raise ConfigError where a game would always be cut off before its first answer, or the disk is too small."""
+def look(config: SimpleNamespace) -> tuple[Any, Parameters, ChatFormat]:
+    """The base's architecture, parameters and chat format.
+
+    Raises:
+        ConfigError: it cannot read as much as it is to read, or the disk is too small for its checkpoints.
+    """
     architecture = load_architecture(config.model)  # first: it tells a folder that is missing from a name on the Hub
     most = architecture.max_position_embeddings
     if config.ppo.max_seq_length > most:
         raise ConfigError(f"ppo.max_seq_length = {config.ppo.max_seq_length}: {config.model.model_name} reads {most} "
                           "tokens at most")  # fmt: skip
-    parameters = _parameters(config, architecture)
+    counted, shapes = count_parameters(config.model, config.lora, architecture), dict[str, set[int]]()
+    if config.ppo.state_coef:
+        shapes = state_shapes(config.curriculum)
+    states = (architecture.hidden_size + 1) * sum(map(sum, shapes.values()))
+    parameters = replace(counted, state_head=states)
     check_disk(config, parameters)
+    return architecture, parameters, ChatFormat(load_tokenizer(config.model))
+
+
+def check_prompts(config: SimpleNamespace) -> None:
+    """Raise ConfigError where the card is too small, or a game would always be cut off before its first answer."""
+    _, parameters, chat = look(config)
     check_card(config, parameters)
-    chat = ChatFormat(load_tokenizer(config.model))
     measure_prompts(config, chat, peek=True)
     say_answers(config, chat)
 
@@ -335,20 +348,9 @@ def _check_run_folder(config: SimpleNamespace, resume: str | None = None, force_
     find_checkpoint(folder, resume, config_dict(vars(config)), force_config, look_only=True)
 
 
-def _parameters(config: SimpleNamespace, architecture: Any) -> Parameters:
-    """What the network has, the readouts of ``ppo.state_coef`` included."""
-    counted, shapes = count_parameters(config.model, config.lora, architecture), dict[str, set[int]]()
-    if config.ppo.state_coef:
-        shapes = state_shapes(config.curriculum)
-    return replace(counted, state_head=(architecture.hidden_size + 1) * sum(map(sum, shapes.values())))
-
-
 def describe(config: SimpleNamespace) -> str:
     """What ``--dry-run`` prints; ConfigError for what would stop the run at its start or make a game useless."""
-    architecture = load_architecture(config.model)
-    chat = ChatFormat(load_tokenizer(config.model))
-    parameters = _parameters(config, architecture)
-    check_disk(config, parameters)
+    architecture, parameters, chat = look(config)
     measured = measure_prompts(config, chat)
     here = SimpleNamespace(**vars(config))
     with contextlib.suppress(ConfigError):  # which is told at the end

@@ -440,13 +440,9 @@ def test_base_is_the_bare_model_to_the_bit(policy):
         assert not torch.allclose(run_trunk(policy.trunk, tree), expected, atol=1e-2)
 
 
-@pytest.mark.parametrize("trained", [True, False])
-def test_adapters_leave_no_trace(qwen2, tmp_path, trained):
-    """Also while the adapter is frozen."""
-    for name, parameter in qwen2.trainable().items():
-        parameter.requires_grad_(trained or "value_head" in name)
+def test_adapters_leave_no_trace(qwen2, tmp_path):
     expected = flags(qwen2)
-    assert any(expected.values()) == trained
+    assert any(expected.values())
     before = qwen2.evaluate_decisions([a.sequence for a in qwen2.act(MIXED)])
     qwen2.save(tmp_path)
     qwen2.add_adapter("past", tmp_path)

@@ -215,7 +215,7 @@ def test_over_a_server_no_exact_value_is_planned(tmp_path):
 def test_programs_are_read_like_games(tmp_path):
     env = {"env_type": "trace", "answer_mode": "free", "prompt": "full", "history_turns": "auto"}
     levels = {"stages": [{"name": "only", "games": [[0, 99]]}]}
-    config = micro_config(tmp_path, env=env, ppo={"max_seq_length": 8192, "max_new_tokens": 100}, curriculum=levels)
+    config = micro_config(tmp_path, env=env, ppo={"max_seq_length": 4096, "max_new_tokens": 100}, curriculum=levels)
     (prompts,) = preflight.measure_prompts(config, chat_of(config)).values()
     assert prompts.game.startswith("trace")
     assert prompts.answer == 100
@@ -250,6 +250,13 @@ def test_programs_without_an_answer_stop_a_run_where_they_are_many(tmp_path, che
     config = micro_config(tmp_path, env=env, ppo={"max_seq_length": 2048, "max_new_tokens": 200}, curriculum=levels)
     told = r"^env\.trace: \d+ of \d+ programs have no answer; task_id \d+: the program does not end .*: output"
     with pytest.raises(ConfigError, match=told) if stopped else contextlib.nullcontext():
+        check(config)
+
+
+@pytest.mark.parametrize("check", [preflight.describe, preflight.check_prompts])
+def test_more_tokens_than_the_model_reads_are_refused(tmp_path, check):
+    config = micro_config(tmp_path, ppo={"max_seq_length": 10**6})
+    with pytest.raises(ConfigError, match=r"^ppo\.max_seq_length = 1000000: .* reads \d+ tokens at most$"):
         check(config)
 
 
