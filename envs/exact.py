@@ -126,12 +126,7 @@ def random_values(pyspiel_game: SpielGame) -> tuple[float, float]:
 
 def best_response_values(pyspiel_game: SpielGame) -> tuple[float, float]:
     """Expected return, per seat, of the best player there is against uniform random: the ceiling."""
-    return _best_against_random(str(pyspiel_game))[0]
-
-
-def best_response_table(pyspiel_game: SpielGame) -> TabularPolicy:
-    """A deterministic policy, for both seats, that attains ``best_response_values``."""
-    return _best_against_random(str(pyspiel_game))[1]
+    return _best_against_random(str(pyspiel_game))
 
 
 def nash_conv(pyspiel_game: SpielGame, table: TabularPolicy) -> float:
@@ -141,7 +136,7 @@ def nash_conv(pyspiel_game: SpielGame, table: TabularPolicy) -> float:
     """
     information_states(pyspiel_game)
     if _is_perfect(pyspiel_game):
-        best = [_respond(pyspiel_game, seat, table)[0] for seat in (0, 1)]
+        best = [_best_response(pyspiel_game, seat, table) for seat in (0, 1)]
         return sum(best) - sum(_values(pyspiel_game, [table, table]))
     return pyspiel.nash_conv(_turn_based(pyspiel_game), _pairs(table))
 
@@ -275,34 +270,29 @@ def _dot(weights: list[float], values: list[float]) -> float:
     return sum(w * v for w, v in zip(weights, values, strict=True))
 
 
-def _respond(pyspiel_game: SpielGame, seat: int, other: TabularPolicy) -> tuple[float, dict[str, int]]:
-    """Value and actions of the best response of ``seat`` to ``other``."""
+def _best_response(pyspiel_game: SpielGame, seat: int, other: TabularPolicy) -> float:
+    """Value of the best response of ``seat`` to ``other``."""
     if not _is_perfect(pyspiel_game):
         game = _turn_based(pyspiel_game)
         response = pyspiel.TabularBestResponse(game, seat, _pairs(other))  # it would not keep a policy alive
-        value = response.value_from_state(game.new_initial_state())
-        return value, response.get_best_response_actions()
+        return response.value_from_state(game.new_initial_state())
     values: dict[str, float] = {}
-    best: dict[str, int] = {}
     for key, node in _positions(str(pyspiel_game)).items():
         below = [values[child] for child in node.children]
         if not below:
             values[key] = node.state.returns()[seat]
         elif node.state.current_player() == seat:
             values[key] = max(below)
-            best[key] = node.actions[below.index(values[key])]
         else:
             values[key] = _dot(node.chance or [other[key][action] for action in node.actions], below)
-    return values[key], best
+    return values[key]
 
 
 @lru_cache(maxsize=32)
-def _best_against_random(game_string: str) -> tuple[tuple[float, float], TabularPolicy]:
+def _best_against_random(game_string: str) -> tuple[float, float]:
     pyspiel_game = pyspiel.load_game(game_string)
     uniform = uniform_table(pyspiel_game)
-    (v0, best0), (v1, best1) = (_respond(pyspiel_game, seat, uniform) for seat in (0, 1))
-    chosen = best0 | best1
-    return (v0, v1), {key: {a: float(a == chosen.get(key, next(iter(p)))) for a in p} for key, p in uniform.items()}
+    return _best_response(pyspiel_game, 0, uniform), _best_response(pyspiel_game, 1, uniform)
 
 
 @lru_cache(maxsize=32)

@@ -5,6 +5,7 @@ import time
 import numpy as np
 import pyspiel
 import pytest
+from tables import best_response_table
 
 from envs import exact
 
@@ -40,7 +41,7 @@ def test_ceilings_are_the_known_ones_and_are_attained(name, ceiling):
     game = pyspiel.load_game(name)
     best = exact.best_response_values(game)
     assert np.mean(best) / game.max_utility() == pytest.approx(ceiling, abs=5e-4)
-    table = exact.best_response_table(game)
+    table = best_response_table(game)
     assert all(sorted(probs.values())[-1] == 1 and sum(probs.values()) == 1 for probs in table.values())
     assert exact.value_against_random(game, table) == pytest.approx(best, abs=1e-12)
 

@@ -14,6 +14,7 @@ import pytest
 import torch
 from players import FunctionPlayer
 from shapes import write_model
+from tables import best_response_table
 from tiny import base_model, micro_config, tiny_policy
 
 import env_wrapper
@@ -106,7 +107,7 @@ def outcomes_against_random(task_id, table, seat):
 def mixture(task_id, share):
     """A player between uniform random (0) and the best response to it (1)."""
     game = load_game(task_id)
-    best, uniform_table = exact.best_response_table(game), exact.uniform_table(game)
+    best, uniform_table = best_response_table(game), exact.uniform_table(game)
     return {k: {a: share * best[k][a] + (1 - share) * p[a] for a in p} for k, p in uniform_table.items()}
 
 
@@ -377,7 +378,7 @@ def test_values_of_the_uniform_player_and_of_the_best_response_are_those_of_thei
     own, random, best = table_values(exact.uniform_table(game), KUHN).values()
     assert own == pytest.approx(random)
     assert best > random
-    assert table_values(exact.best_response_table(game), KUHN)["exact"] == pytest.approx(best)
+    assert table_values(best_response_table(game), KUHN)["exact"] == pytest.approx(best)
     assert table_values(exact.uniform_table(game), KUHN)["random"] == pytest.approx(
         0.0
     )  # 1/8 in one seat, -1/8 in the other

@@ -1,0 +1,35 @@
+"""Players as tables, for tests of what tables are worth."""
+
+import pyspiel
+
+from envs import exact
+
+
+def best_response_table(game):
+    """A deterministic policy, for both seats, that attains ``exact.best_response_values``."""
+    uniform, chosen = exact.uniform_table(game), dict[str, int]()
+    for seat in (0, 1):
+        chosen |= _by_position(game, seat) if exact._is_perfect(game) else _by_history(game, seat, uniform)
+    return {key: {a: float(a == chosen.get(key, next(iter(p)))) for a in p} for key, p in uniform.items()}
+
+
+def _by_position(game, seat):
+    """What one seat plays against uniform random where nothing is hidden, and no dice are thrown."""
+    values, chosen = dict[str, float](), dict[str, int]()
+    for key, node in exact._positions(str(game)).items():
+        below = [values[child] for child in node.children]
+        if not below:
+            values[key] = node.state.returns()[seat]
+        elif node.state.current_player() == seat:
+            values[key] = max(below)
+            chosen[key] = node.actions[below.index(values[key])]
+        else:
+            values[key] = sum(below) / len(below)
+    return chosen
+
+
+def _by_history(game, seat, other):
+    turn_based = exact._turn_based(game)
+    response = pyspiel.TabularBestResponse(turn_based, seat, exact._pairs(other))
+    response.value_from_state(turn_based.new_initial_state())
+    return response.get_best_response_actions()
