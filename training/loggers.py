@@ -11,7 +11,7 @@ import secrets
 import urllib.parse
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from utils import CheckpointError, ConfigError, read_file, redact, write_file
 
@@ -21,6 +21,15 @@ NAMES = ("auto", "wandb", "offline", "tensorboard", "trackio", "none", "online",
 PROJECT = "chat-games-ppo"
 GAMES_SENT = 20
 Row = Mapping[str, Any]
+
+
+class Sink(NamedTuple):
+    """Where rows go. ``takes_back``: a run that goes on from a step replaces what was sent of later ones."""
+
+    log: Callable[[Row], Any]
+    games: Callable[[Sequence[Row]], Any]
+    close: Callable[[int], Any]  # with the exit code
+    takes_back: bool = False
 
 
 class Loggers:
@@ -34,7 +43,7 @@ class Loggers:
     def __init__(self, names: str | Sequence[str], run_dir: Path, config: Row, step: int | None = None) -> None:
         stages = config.get("curriculum", {}).get("stages", [])
         self._stages = {stage["name"]: number for number, stage in enumerate(stages)}
-        self._open: dict[str, Any] = {}
+        self._open: dict[str, Sink] = {}
         self._kept, settings = Path(run_dir) / "wandb_id", redact(dict(config))
         self._id, self._sent = secrets.token_hex(4), step or 0
         with contextlib.suppress(ConfigError):  # there is none: another run there
@@ -43,11 +52,11 @@ class Loggers:
         for name in dict.fromkeys([names] if isinstance(names, str) else names):
             mode = "offline" if name == "offline" else os.environ.get("WANDB_MODE") or "online"
             if name == "tensorboard":
-                self._begin(name, _TensorBoard, Path(run_dir), settings, step)
+                self._begin(name, _tensorboard, Path(run_dir), settings, step)
             elif name == "trackio":
-                self._begin(name, _Trackio, Path(run_dir), settings, self._id)
+                self._begin(name, _trackio, Path(run_dir), settings, self._id)
             elif name not in ("none", "disabled") and (mode != "online" or _logged_in()):
-                self._begin("wandb", _Wandb, Path(run_dir), settings, self._id, mode)
+                self._begin("wandb", _wandb, Path(run_dir), settings, self._id, mode)
             elif name in ("wandb", "online"):
                 log.warning("wandb is off: there is neither WANDB_API_KEY nor a login (wandb login)")
         self._keep(self._sent)
@@ -74,11 +83,11 @@ class Loggers:
             if not all(logger.takes_back for logger in self._open.values()):
                 write_file(self._kept, f"{self._id} {sent}".encode())
 
-    def _begin(self, name: str, kind: Callable[..., Any], *about: Any) -> None:
+    def _begin(self, name: str, kind: Callable[..., Sink], *about: Any) -> None:
         with self._guarded(name):
             self._open[name] = kind(*about)
 
-    def _each(self, act: Callable[[Any], None]) -> None:
+    def _each(self, act: Callable[[Sink], Any]) -> None:
         for name, logger in list(self._open.items()):
             with self._guarded(name):
                 act(logger)
@@ -95,74 +104,55 @@ class Loggers:
             log.warning("%s is off from here: %s", name, redact(" ".join(f"{type(exc).__name__}: {exc}".split())))
 
 
-class _Wandb:
-    takes_back = False
+def _wandb(run_dir: Path, config: Row, run_id: str, mode: Any) -> Sink:
+    import wandb
 
-    def __init__(self, run_dir: Path, config: Row, run_id: str, mode: Any) -> None:
-        import wandb
+    settings = wandb.Settings(init_timeout=20, silent=True)
+    project = os.environ.get("WANDB_PROJECT", PROJECT)
+    run: Any = wandb.init(mode=mode, dir=str(run_dir), config=dict(config), id=run_id, resume="allow",
+                          settings=settings, project=project)  # fmt: skip
 
-        settings = wandb.Settings(init_timeout=20, silent=True)
-        project = os.environ.get("WANDB_PROJECT", PROJECT)
-        self._run: Any = wandb.init(mode=mode, dir=str(run_dir), config=dict(config), id=run_id, resume="allow",
-                                    settings=settings, project=project)  # fmt: skip
+    def games(rows: Sequence[Row]) -> None:
+        run.log({"games": wandb.Table(columns=["game"], data=[[_told(row)] for row in rows])})
 
-    def log(self, row: Row) -> None:
-        self._run.log(row, step=row["step"])
-
-    def games(self, rows: Sequence[Row]) -> None:
-        import wandb
-
-        self._run.log({"games": wandb.Table(columns=["game"], data=[[text] for text in map(_told, rows)])})
-
-    def close(self, exit_code: int) -> None:
-        self._run.finish(exit_code=exit_code)
+    return Sink(lambda row: run.log(row, step=row["step"]), games, lambda code: run.finish(exit_code=code))
 
 
-class _TensorBoard:
-    takes_back = True
+def _tensorboard(run_dir: Path, config: Row, step: int | None) -> Sink:
+    from torch.utils.tensorboard import SummaryWriter
 
-    def __init__(self, run_dir: Path, config: Row, step: int | None) -> None:
-        from torch.utils.tensorboard import SummaryWriter
+    writer: Any = SummaryWriter(str(run_dir / "tensorboard"), purge_step=(step or 0) + 1, flush_secs=20)
+    writer.add_text("configuration", f"```json\n{json.dumps(config, indent=1)}\n```", step)
 
-        self._writer: Any = SummaryWriter(str(run_dir / "tensorboard"), purge_step=(step or 0) + 1, flush_secs=20)
-        self._writer.add_text("configuration", f"```json\n{json.dumps(config, indent=1)}\n```", step)
-
-    def log(self, row: Row) -> None:
+    def send(row: Row) -> None:
         for key, value in _numbers(row).items():
-            self._writer.add_scalar(key, value, row["step"])
+            writer.add_scalar(key, value, row["step"])
 
-    def games(self, rows: Sequence[Row]) -> None:
+    def games(rows: Sequence[Row]) -> None:
         for number, row in enumerate(rows):
-            self._writer.add_text(f"games/{number}", f"```\n{_told(row)}\n```", row.get("step"))
+            writer.add_text(f"games/{number}", f"```\n{_told(row)}\n```", row.get("step"))
 
-    def close(self, exit_code: int) -> None:
-        self._writer.close()
+    return Sink(send, games, lambda code: writer.close(), takes_back=True)
 
 
-class _Trackio:
-    takes_back = False
+def _trackio(run_dir: Path, config: Row, run_id: str) -> Sink:
+    import trackio
 
-    def __init__(self, run_dir: Path, config: Row, run_id: str) -> None:
-        import trackio
+    name = f"{run_dir.resolve().name}-{run_id}"
+    project = os.environ.get("TRACKIO_PROJECT", PROJECT)
+    with contextlib.redirect_stdout(io.StringIO()):  # it says how its own dashboard is started
+        run: Any = trackio.init(project=project, name=name, config=dict(config), resume="allow", embed=False,
+                                auto_log_gpu=False, auto_log_cpu=False)  # fmt: skip
 
-        name = f"{run_dir.resolve().name}-{run_id}"
-        project = os.environ.get("TRACKIO_PROJECT", PROJECT)
-        with contextlib.redirect_stdout(io.StringIO()):  # it says how its own dashboard is started
-            self._run: Any = trackio.init(project=project, name=name, config=dict(config), resume="allow", embed=False,
-                                          auto_log_gpu=False, auto_log_cpu=False)  # fmt: skip
+    def games(rows: Sequence[Row]) -> None:
+        text = "\n".join(f"```\n{_told(row)}\n```" for row in rows)
+        run.log({"games": trackio.Markdown(text)}, step=rows[-1].get("step") if rows else None)
 
-    def log(self, row: Row) -> None:
-        self._run.log(_numbers(row), step=row["step"])
-
-    def games(self, rows: Sequence[Row]) -> None:
-        import trackio
-
-        self._run.log({"games": trackio.Markdown("\n".join(f"```\n{_told(row)}\n```" for row in rows))},
-                      step=rows[-1].get("step") if rows else None)  # fmt: skip
-
-    def close(self, exit_code: int) -> None:
+    def close(exit_code: int) -> None:
         with contextlib.redirect_stdout(io.StringIO()):
-            self._run.finish()
+            run.finish()
+
+    return Sink(lambda row: run.log(_numbers(row), step=row["step"]), games, close)
 
 
 def _numbers(row: Row) -> dict[str, float]:

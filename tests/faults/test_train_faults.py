@@ -256,7 +256,7 @@ def test_an_evaluation_that_fails_costs_no_step(undisturbed, tmp_path, monkeypat
 
     sent = []
     wandb = partial(SimpleNamespace, takes_back=False, log=sent.append, games=print, close=print)
-    monkeypatch.setattr(loggers, "_Wandb", lambda *_: wandb())
+    monkeypatch.setattr(loggers, "_wandb", lambda *_: wandb())
     offline = ("--set", "run.logger=offline")
     with monkeypatch.context() as patch:
         patch.setattr(train_ppo, "evaluate", evaluate)

@@ -428,7 +428,7 @@ def test_wandb_takes_a_login_and_goes_on_with_the_same_run(wandb, tmp_path):
 
 
 def test_what_tensorboard_alone_was_sent_wandb_is_sent_when_it_comes(wandb, tmp_path, monkeypatch):
-    monkeypatch.setattr(loggers, "_TensorBoard", lambda *_: SimpleNamespace(takes_back=True, log=lambda row: None))
+    monkeypatch.setattr(loggers, "_tensorboard", lambda *_: SimpleNamespace(takes_back=True, log=lambda row: None))
     Loggers("tensorboard", tmp_path, {}).log({"step": 50})
     Loggers("offline", tmp_path, {}, 30).log({"step": 31})
     assert wandb.run.rows == [(31, {"step": 31})]
