@@ -168,6 +168,8 @@ class RemoteEnv(OpenSpielEnv):
     public servers tell none (``[]`` and None).
     """
 
+    _spiel: Any = None  # the ``pyspiel.Game`` of the episode; programs have none
+
     def __init__(self, config: EnvConfig):
         super().__init__(config)
         self._server = connect(config)
@@ -183,7 +185,7 @@ class RemoteEnv(OpenSpielEnv):
         if parse_opponent(task.opponent).kind not in ("random", "mcts", "ismcts"):
             raise ValueError(f"opponent {task.opponent!r} cannot play on a server: choose random, mcts or ismcts")
         self._table, self._attempt = table(task.task_id), 1
-        self._name = self._table.game.name
+        self._name, self._spiel = self._table.game.name, self._table.spiel
         seed = derive_seed(task.task_id) if task.seed is None else task.seed
         asked = {"task_id": task.task_id, "seed": seed % SEEDS, "opponent": task.opponent}
         reply = self._call("reset", **asked)
@@ -213,10 +215,7 @@ class RemoteEnv(OpenSpielEnv):
     def _call(self, method: str, **arguments: Any) -> Reply:
         """Return the server's answer to reset or step, through the door."""
         with blaming(f"{method}: ", ServerError, raising=self._error):
-            return self._read(self._server.call(method, arguments, self.config.env_timeout))
-
-    def _read(self, answer: Any) -> Reply:
-        return read_reply(answer, self._table.spiel)
+            return read_reply(self._server.call(method, arguments, self.config.env_timeout), self._spiel)
 
     def _error(self, problem: str) -> ServerError:
         defect = DEFECTS.get(self._name)
@@ -231,7 +230,7 @@ class RemoteEnv(OpenSpielEnv):
             raise self._error(f"asked for {asked}, the server plays {info.get('game_name')} with {told}")
         if asked["opponent"] not in ("random", "mcts") and info.get("path") != EVALUATE_PATH:
             raise self._error(f"public servers silently play at random for opponent {asked['opponent']!r}")
-        seat, players = info.get("llm_player_id"), self._table.spiel.num_players()
+        seat, players = info.get("llm_player_id"), self._spiel.num_players()
         if type(seat) is not int or seat not in range(players):
             raise self._error(f"the server does not tell the seat, 0 to {players - 1}: {seat!r}")
 
@@ -239,8 +238,7 @@ class RemoteEnv(OpenSpielEnv):
         if reply.done:
             if self._ours and not reply.history:
                 raise self._error("the game ended without its history, which servers of this path tell")
-            spiel = self._table.spiel
-            if reply.returns and not close(reply.score, score(spiel, reply.returns, self._seat)):
+            if reply.returns and not close(reply.score, score(self._spiel, reply.returns, self._seat)):
                 raise self._error(f"the score {reply.score} is not that of the returns {reply.returns}")
             return self._end(reply.returns, reply)
         with blaming("", ServerError, raising=self._error):
@@ -287,9 +285,3 @@ class RemoteTrace(RemoteEnv):
     def _info(self, seat: int, outcome: str | None) -> dict[str, Any]:
         return {"game": self._name, "seat": seat, "system": "", "attempt": 1, "adapter": None, "history": [],
                 "outcome": outcome}  # fmt: skip
-
-    def _read(self, answer: Any) -> Reply:
-        if isinstance(answer, dict) and isinstance(answer.get("info"), dict):  # returns and history are a game's
-            told = {key: value for key, value in answer["info"].items() if key not in ("returns", "history")}
-            answer = answer | {"info": told}
-        return read_reply(answer, None)

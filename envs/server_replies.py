@@ -40,7 +40,8 @@ def read_reply(answer: Any, game: Any) -> Reply:
 
     Args:
         answer: the decoded JSON.
-        game: the ``pyspiel.Game`` that it should be about. A history that is told is replayed on it.
+        game: the ``pyspiel.Game`` that it should be about. A history that is told is replayed on it. None: it is about
+            a program, and what is told of returns and history is not read.
 
     Raises:
         ServerError: a refusal, or anything of a wrong type, range, depth or size, or at odds with the game.
@@ -66,7 +67,8 @@ def read_reply(answer: Any, game: Any) -> Reply:
     reward = answer.get("reward")
     if not is_number(reward) or not 0 <= reward <= 1:
         raise ServerError(f"the score {one_line(repr(reward))} is not in [0, 1]")
-    returns, history = _returns(info.get("returns"), game), _history(info.get("history"))
+    told = info if game else {}
+    returns, history = _returns(told.get("returns"), game), _history(told.get("history"))
     if history:
         with blaming(raising=ServerError):
             [(state, _)] = deque(replay(game, history), maxlen=1)
