@@ -113,12 +113,8 @@ def _step_of(line: bytes) -> int | None:
 
 
 def finite(value: Any) -> Any:
-    """Return nested dicts and lists with None for every number that is not finite: what strict JSON can hold."""
-    if isinstance(value, Mapping):
-        return {key: finite(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [finite(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+    """Return what JSON can hold with None for every number that is not finite, as strict JSON wants it."""
+    return json.loads(json.dumps(value), parse_constant=lambda name: None)
 
 
 def peak_memory_mb() -> float:
