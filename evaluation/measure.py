@@ -255,7 +255,8 @@ def evaluate(
         EvaluationError: every episode of a game failed.
     """
     trace = env_config.env_type == "trace"
-    drawn = paired_tasks([_drawn_from(t, trace) for t in task_ids], games, seed, opponent)
+    level = TASKS_PER_LEVEL if trace else 1  # of programs the rest of a level: their seeds choose no row
+    drawn = paired_tasks([[(t, t - t % level + level - 1)] for t in task_ids], games, seed, opponent)
     everything = [task for tasks in drawn for task in tasks]
     episodes = iter(play(env_config, _Watched(player, len(everything), progress), everything))
     results, levels = [], dict[str, list[list[Episode]]]()
@@ -290,13 +291,6 @@ class _Watched:
         self._progress("evaluation: games", self._done, self._games)
         if self._pass_on:
             self._pass_on(episodes)
-
-
-def _drawn_from(task_id: int, trace: bool) -> list[tuple[int, int]]:
-    """Which tasks an evaluation of one task id draws: it alone, or of trace, where seeds choose no row, its level."""
-    if not trace:
-        return [(task_id, task_id)]
-    return [(task_id, task_id // TASKS_PER_LEVEL * TASKS_PER_LEVEL + TASKS_PER_LEVEL - 1)]
 
 
 UNKNOWN = dict.fromkeys(("value", "exact", "share"))  # of a game that was not played before training
