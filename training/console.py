@@ -14,14 +14,14 @@ RECENT = 20  # steps whose mean time says how long the next ones take
 ROWS = 8  # steps in the table
 WIDE = 110  # terminal columns from which on the table has all of COLUMNS
 BLOCKS = "▁▂▃▄▅▆▇█"
-# Head, key of the row, format, whether narrow terminals show it too.
+# Head, key of the row, format (z: a zero has no sign), whether narrow terminals show it too.
 COLUMNS = (
-    ("step", "step", "d", True), ("score", "score_mean", ".3f", True), ("success", "success_rate", ".0%", True),
-    ("entropy", "entropy", ".2f", True), ("kl", "update_kl", ".4f", True),
-    ("critic", "explained_variance", ".2f", True), ("clipped", "clip_fraction", ".0%", False),
-    ("value loss", "value_loss", ".3f", False), ("gradient", "grad_norm", ".2f", False),
-    ("legal", "legal_mass", ".2g", False), ("rate", "learning_rate", ".1e", False),
-    ("decisions", "decisions", ",d", False), ("games/s", "games_per_s", ",.1f", True),
+    ("step", "step", "d", True), ("score", "score_mean", "z.3f", True), ("success", "success_rate", "z.0%", True),
+    ("entropy", "entropy", "z.2f", True), ("kl", "update_kl", "z.4f", True),
+    ("critic", "explained_variance", "z.2f", True), ("clipped", "clip_fraction", "z.0%", False),
+    ("value loss", "value_loss", "z.3f", False), ("gradient", "grad_norm", "z.2f", False),
+    ("legal", "legal_mass", "z.2g", False), ("rate", "learning_rate", "z.1e", False),
+    ("decisions", "decisions", ",d", False), ("games/s", "games_per_s", "z,.1f", True),
 )  # fmt: skip
 
 log = logging.getLogger(__name__)
@@ -185,11 +185,8 @@ def _turn_logs(old: Any, new: Any) -> None:
 
 
 def number(value: Any, form: str) -> str:
-    """A number as tables show it, without the sign of a zero; "-" where there is none."""
-    if value is None:
-        return "-"
-    text = format(value, form)
-    return text.lstrip("-") if not any(digit in text for digit in "123456789") else text
+    """A number as tables show it; "-" where there is none."""
+    return "-" if value is None else format(value, form)
 
 
 def sparkline(values: Sequence[float], width: int) -> str:
@@ -211,6 +208,6 @@ def progress_line(row: Mapping[str, Any], total: int, left: str) -> str:
     """One line a step, from its row of metrics."""
     return (
         f"Step {row['step']}/{total} | score {row['score_mean']:.3f} | success {row['success_rate']:.0%} | "
-        f"kl {number(row['update_kl'], '.4f')} | entropy {row['entropy']:.2f} | stage {row['stage']} | "
+        f"kl {number(row['update_kl'], 'z.4f')} | entropy {row['entropy']:.2f} | stage {row['stage']} | "
         f"{row['games_per_s']:.1f} games/s | ETA {left}"
     )
