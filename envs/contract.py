@@ -55,7 +55,6 @@ def transcript(env: Env, task: Task, answer: Answer, noise: int | None = None) -
             random.seed(noise + len(steps))
             np.random.seed(noise + len(steps))
         steps.append(env.step(answer(steps[-1], rng)) if steps else env.reset(task))
-        rng.random()
     return steps
 
 
@@ -117,10 +116,8 @@ def _check_answers(new_env: Callable[[], Env], task: Task, steps: list[Step], po
 def _answered(env: Env, task: Task, answer: Answer, position: int, text: str) -> Step:
     rng = random.Random(0)
     step = env.reset(task)
-    rng.random()
     for _ in range(position):
         step = env.step(answer(step, rng))
-        rng.random()
     return env.step(text)
 
 
