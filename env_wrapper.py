@@ -82,7 +82,7 @@ def make_env(env_config: EnvConfig | dict[str, Any]) -> Env:
     if config.env_type == "trace":
         from envs.trace import TraceEnv
 
-        return TraceEnv(config, config.trace)
+        return TraceEnv(config)
     from envs.openspiel import OpenSpielEnv
 
     return OpenSpielEnv(config)

@@ -61,17 +61,15 @@ class TraceEnv:
     correct leading lines), expected (the first 500 characters).
 
     Args:
-        config: prompt and protocol ("affinetes": the public comparison; "native": exact) are used.
-        trace: a ``TraceConfig``, or its keys and values.
+        config: prompt, protocol ("affinetes": the public comparison; "native": exact) and trace are used.
 
     Raises:
         ValueError: a source that does not exist, or rows without programs.
         SandboxError: programs of others on a machine below ``sandbox_min_level``.
     """
 
-    def __init__(self, config: EnvConfig, trace: TraceConfig | dict[str, Any] | None = None):
-        self.config = config
-        self.trace = TraceConfig(**trace) if isinstance(trace, dict) else trace or TraceConfig()
+    def __init__(self, config: EnvConfig):
+        self.config, self.trace = config, TraceConfig(**config.trace)
         self._workshop = _workshop(self.trace)
         self._task: Traced | None = None  # None: no episode, steps are refused
 
@@ -130,7 +128,7 @@ def check_config(config: EnvConfig, task_ids: Iterable[int]) -> None:
         ConfigError: no such source, a task id out of range, or a sandbox that is too weak.
     """
     with blaming("env.trace: ", (ValueError, SandboxError)):
-        env = TraceEnv(config, config.trace)
+        env = TraceEnv(config)
         for task_id in task_ids:
             with contextlib.suppress(NoAnswerError):
                 env.reset(Task(task_id))
@@ -138,7 +136,7 @@ def check_config(config: EnvConfig, task_ids: Iterable[int]) -> None:
 
 def expected_output(config: EnvConfig, task: Task) -> str:
     """What the program of a task prints, without surrounding whitespace; errors are those of ``TraceEnv.reset``."""
-    return TraceEnv(config, config.trace)._workshop.prepare(task.task_id, task.seed).expected
+    return TraceEnv(config)._workshop.prepare(task.task_id, task.seed).expected
 
 
 class _Workshop:

@@ -38,7 +38,8 @@ def box():
 
 
 def new_env(prompt="full", protocol="affinetes", **settings):
-    return TraceEnv(EnvConfig(env_type="trace", prompt=prompt, protocol=protocol, answer_mode="free"), settings)
+    config = EnvConfig(env_type="trace", prompt=prompt, protocol=protocol, answer_mode="free", trace=settings)
+    return TraceEnv(config)
 
 
 # Injection and comparison
