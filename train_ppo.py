@@ -463,7 +463,7 @@ def train(config: SimpleNamespace, resume: str | None, force_config: bool = Fals
     if ranks.first:
         process.log_into(run_dir)
     start = ranks.alone(lambda: find_checkpoint(run_dir, resume, resolved, force_config))
-    console = Console(config.ppo.num_train_steps, 0, None if ranks.first else io.StringIO(), config.ppo.eval_freq)
+    console = Console(config.ppo.num_train_steps, None if ranks.first else io.StringIO(), config.ppo.eval_freq)
     trainer = Trainer(config, run_dir, ranks)
     if start:
         trainer.load(start, force_config)

@@ -57,13 +57,13 @@ class Pace:
 class Console:
     """A live picture of the run on a terminal, plain lines elsewhere and with ``NO_COLOR``; all without secrets."""
 
-    def __init__(self, total: int, done: int = 0, stream: IO[str] | None = None, eval_freq: int = 0) -> None:
-        self._stream, self.total, self.done, self.pace = stream or sys.stdout, total, done, Pace(total, eval_freq)
+    def __init__(self, total: int, stream: IO[str] | None = None, eval_freq: int = 0) -> None:
+        self._stream, self.total, self.done, self.pace = stream or sys.stdout, total, 0, Pace(total, eval_freq)
         self._live: Any = None
         plain = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
         self._drawn = self._stream.isatty() and not plain
         self._began = self._told = -QUIET_SECONDS
-        self._since, self._first = time.monotonic(), done
+        self._since = time.monotonic()
         self._rows: list[Mapping[str, Any]] = []
         self._scores: list[float] = []
         self._left = self._note = ""
@@ -81,8 +81,7 @@ class Console:
 
     def update(self, done: int, line: str) -> None:
         """Show how far another program is, in its own words."""
-        speed = (time.monotonic() - self._since) / max(done - self._first, 1)
-        left = duration((self.total - done) * speed)
+        left = duration((self.total - done) * (time.monotonic() - self._since) / max(done, 1))
         self._show(done, line if self._drawn else f"{line} | ETA {left}", left, line)
 
     def _show(self, done: int, line: str, left: str, note: str) -> None:
