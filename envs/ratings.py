@@ -25,8 +25,9 @@ def rate(matches: Mapping[tuple[int, int], Sequence[np.ndarray]], players: int, 
 
     The fit is that of Hunter 2004, "MM Algorithms for Generalized Bradley-Terry Models"; a draw is half a win for each.
     The interval resamples the units of each match, in each game of its own, among them a won and a lost unit of
-    ``PRIOR`` times the chance of the others: who won every game of a match may lose the next one. The upper end of
-    who won all of them is what the prior makes of that.
+    ``PRIOR`` times the chance of the others: who won every game of a match may lose the next one. That draws ratings
+    of players far apart together, so an end lies as far out as the percentile or its mirror image about the rating
+    (the basic bootstrap). Who won, or lost, every game against everyone has an interval without that end.
 
     Args:
         matches: (i, j) -> for each game an array (units, games of a unit) of i's results: 1 won, 0.5 drawn, 0 lost.
@@ -40,6 +41,11 @@ def rate(matches: Mapping[tuple[int, int], Sequence[np.ndarray]], players: int, 
         drawn = {pair: [_resample(results, rng) for results in games] for pair, games in matches.items()}
         samples.append(_fit(drawn, players, anchor))
     lows, highs = np.quantile(samples, (0.025, 0.975), axis=0)
+    lows, highs = np.minimum(lows, 2 * fitted - highs), np.maximum(highs, 2 * fitted - lows)
+    for i in {*range(players)} - {anchor}:
+        own = [units if pair[0] == i else 1 - units for pair, games in matches.items() if i in pair for units in games]
+        lows[i] = -np.inf if max(map(np.max, own)) == 0 else lows[i]
+        highs[i] = np.inf if min(map(np.min, own)) == 1 else highs[i]
     return [Rating(float(p), float(low), float(high)) for p, low, high in zip(fitted, lows, highs, strict=True)]
 
 
@@ -60,6 +66,7 @@ def _fit(matches: Mapping[tuple[int, int], Sequence[np.ndarray]], players: int, 
             draws[j, i] = draws[i, j]
     options = pyspiel.elo.default_elo_options()
     options.smoothing_factor = PRIOR
+    options.convergence_delta, options.max_iterations = 1e-14, 200_000  # with its own it stops short of swept tiers
     fit = pyspiel.elo.compute_ratings_from_matrices
     points = fit(win_matrix=wins.tolist(), draw_matrix=draws.tolist(), options=options)
     return np.array(points) - points[anchor]

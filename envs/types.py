@@ -140,6 +140,10 @@ class Episode:
     info: dict[str, Any] = field(default_factory=dict)
 
 
+class PromptTooLongError(ValueError):
+    """A prompt that is asked about does not fit into what the model may read."""
+
+
 class InterruptedRolloutError(Exception):
     """Raised by a player when the run is to stop: nothing of the step has been applied yet."""
 

@@ -49,10 +49,18 @@ def student(degrees: int) -> float:
     return float(stdtrit(degrees, 0.975))
 
 
+def whole_pairs(scores: Sequence[float | None]) -> list[list[float]]:
+    """Games that come in pairs of seats, without those of a pair in which one failed (None): seats would weigh unlike.
+
+    Where no pair is whole, what there is.
+    """
+    pairs = [[s for s in scores[i : i + 2] if s is not None] for i in range(0, len(scores), 2)]
+    return [pair for pair in pairs if len(pair) == 2] or [pair for pair in pairs if pair]
+
+
 def pair_means(scores: Sequence[float | None]) -> np.ndarray:
-    """Units of games that come in pairs; a game that failed (None) is left out, a pair of such is no unit."""
-    pairs = ([s for s in scores[i : i + 2] if s is not None] for i in range(0, len(scores), 2))
-    return np.array([sum(pair) / len(pair) for pair in pairs if pair])
+    """The units of ``whole_pairs``."""
+    return np.array([sum(pair) / len(pair) for pair in whole_pairs(scores)])
 
 
 def mean_interval(strata: Sequence[np.ndarray], games: int) -> Interval:

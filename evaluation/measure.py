@@ -4,10 +4,11 @@ Values are in [-1, 1]: 2 * score - 1, which in a zero-sum game is return / great
 seeds from a range that training never uses, and every player compared gets the same deals in the same seats.
 """
 
+import contextlib
 from collections.abc import Callable, Collection, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
-from itertools import count
+from itertools import chain, count
 from typing import Any
 
 import numpy as np
@@ -20,8 +21,8 @@ from envs.config import EnvConfig
 from envs.openspiel import DISTINCT, load_game, position, query_at
 from envs.parser import parse_action
 from envs.trace import TASKS_PER_LEVEL
-from envs.types import Action, Episode, Player, Query, Task
-from evaluation.intervals import mean_interval, pair_means, paired_difference
+from envs.types import Action, Episode, Player, PromptTooLongError, Query, Task
+from evaluation.intervals import mean_interval, pair_means, paired_difference, whole_pairs
 from games import CONFIGS_PER_GAME, decode_task_id
 from training.process import ProgramError
 
@@ -105,10 +106,10 @@ def summary(game: str, strata: Seq[Seq[Row]], **exact: Any) -> GameResult:
     scores = [row["score"] for row in rows if row["score"] is not None]
     if not scores:
         raise EvaluationError(f"every game of {game} failed; the first: {rows[0]['error']}")
-    units = [pair_means([row["score"] for row in stratum]) for stratum in strata]
-    value, low, high = (2 * end - 1 for end in mean_interval([u for u in units if len(u)], len(scores)))
-    told = [np.array([row["score"] for row in stratum if row["score"] is not None]) for stratum in strata]
-    signs = [np.sign(scores_E - 0.5) for scores_E in told if len(scores_E)]  # as the value: games count the same
+    told = [pairs for stratum in strata if (pairs := whole_pairs([row["score"] for row in stratum]))]
+    units = [np.array([sum(pair) / len(pair) for pair in pairs]) for pairs in told]
+    value, low, high = (2 * end - 1 for end in mean_interval(units, sum(map(len, chain(*told)))))
+    signs = [np.sign(np.array([*chain(*pairs)]) - 0.5) for pairs in told]  # as the value: games count the same
     success, draw, loss = (float(np.mean([np.mean(sign_E == kind) for sign_E in signs])) for kind in (1, 0, -1))
     masses = [(row["legal_mass"], row["decisions"]) for row in rows if row.get("legal_mass") is not None]
     decisions = sum(n for _, n in masses)
@@ -204,8 +205,8 @@ def exact_table(player: Any, env_config: EnvConfig, task_id: int, progress: Prog
     """The player's policy at every information state, asked as in play.
 
     With hidden information a state says what the seat has read and answered before. Where nothing is hidden many
-    histories lead to a position, and it is asked without any. None where the game is too large, or its prompts are a
-    server's: they are not to be had of positions not met.
+    histories lead to a position, and it is asked without any. None where the game is too large, where a prompt does not
+    fit, or where prompts are a server's: they are not to be had of positions not met.
 
     ``player`` needs ``action_probs(queries)``.
     """
@@ -220,7 +221,9 @@ def exact_table(player: Any, env_config: EnvConfig, task_id: int, progress: Prog
             found += player.action_probs([query_at(task_id, *place, env_config) for place in part])
         return found
 
-    return exact.tabulate(load_game(task_id), probs)
+    with contextlib.suppress(PromptTooLongError):
+        return exact.tabulate(load_game(task_id), probs)
+    return None
 
 
 def table_values(table: dict, task_id: int, nash: bool = False) -> dict[str, float]:

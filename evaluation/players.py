@@ -15,7 +15,7 @@ from env_wrapper import Sequence as Tokens
 from envs.client import HttpClient, bearer, one_line, parse, problem_of
 from envs.config import ADDRESS, EnvConfig
 from envs.opponents import parse_opponent
-from envs.types import Action, Player, Query
+from envs.types import Action, Player, PromptTooLongError, Query
 from policy import load_policy
 from policy.model import identity
 from training.config import DEFAULT_FILES, load_sections
@@ -52,11 +52,15 @@ class ModelPlayer:
         return self.policy.act([replace(query, adapter=self.adapter) for query in queries])
 
     def action_probs(self, queries: Sequence[Query]) -> list[dict[int, float]]:
-        """Probability of every legal action, as ``act`` chooses: all on one where the policy is greedy."""
+        """Probability of every legal action, as ``act`` chooses: all on one where the policy is greedy.
+
+        Raises:
+            PromptTooLongError: as ``Policy.action_probs``.
+        """
         if self.policy.greedy:
             actions = self.act(queries)
             if any(action.truncated for action in actions):
-                raise ConfigError("--exact: prompts that do not fit into ppo.max_seq_length have no likeliest answer")
+                raise PromptTooLongError
             return [{a: float(str(a) == action.text) for a in query.legal}
                     for query, action in zip(queries, actions, strict=True)]  # fmt: skip
         with self.policy.using(self.adapter):
@@ -215,8 +219,9 @@ class Roster:
         if not names and not self.model:
             raise ConfigError("base: the base of what? name a checkpoint too, or --model")
         config = self.config(None if self.model else names[0])
-        label = "_".join(self.model.split()) if self.model else "base"
-        return Contestant(label, _origin(config, None), config.env, ModelPlayer(self._policy(config), "base"))
+        label, policy = "_".join(self.model.split()) if self.model else "base", self._policy(config)
+        origin = _origin(config, None) | {"base": identity(config.model, policy.base, policy.tokenizer)}
+        return Contestant(label, origin, config.env, ModelPlayer(policy, "base"))
 
     def _checkpoint(self, name: str) -> Contestant:
         folder, config = find_adapter(name), self.config(name)
@@ -226,12 +231,14 @@ class Roster:
         except Exception as error:  # somebody's files
             cause = (str(error).strip() or type(error).__name__).splitlines()[0]
             raise ConfigError(f"{name}: does not fit {config.model.model_name} ({cause})") from error
-        check_base(name, config, policy)
+        found = identity(config.model, policy.base, policy.tokenizer)
+        check_base(name, found)
         digest = fingerprint(folder / WEIGHTS)["sha256"]
         label = "_".join(f"{folder.resolve().parent.name}/{folder.name}".split())
         if any(other.label == label for other in self._known.values()):
             label = "_".join(str(folder).split())
-        return Contestant(label, _origin(config, digest), config.env, ModelPlayer(policy, adapter))
+        origin = _origin(config, digest) | {"base": found}
+        return Contestant(label, origin, config.env, ModelPlayer(policy, adapter))
 
     def _server(self, address: str) -> Contestant:
         if not ADDRESS.fullmatch(address):  # which is shown, and kept in results
@@ -283,8 +290,8 @@ def find_adapter(name: str) -> Path:
     return folder
 
 
-def check_base(name: str, config: SimpleNamespace, policy: Any) -> None:
-    """Make sure that a checkpoint plays on the weights and words it was trained with.
+def check_base(name: str, found: dict[str, str | None]) -> None:
+    """Make sure that a checkpoint plays on the weights and words it was trained with; ``found``: its ``identity``.
 
     A base that was named instead of its own is only warned of: it may be the same in another precision.
 
@@ -293,7 +300,7 @@ def check_base(name: str, config: SimpleNamespace, policy: Any) -> None:
     """
     if not (manifest := find_adapter(name) / "manifest.json").exists():
         return
-    trained, found = read_json(manifest).get("base", {}), identity(config.model, policy.base, policy.tokenizer)
+    trained = read_json(manifest).get("base", {})
     for part in ("weights", "tokenizer"):
         if trained.get(part, found[part]) != found[part]:
             told = f"{name}: the {part} of {found['model']} are not those that it was trained with"

@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from envs.types import Action, Decision, Query, Sequence
+from envs.types import Action, Decision, PromptTooLongError, Query, Sequence
 from policy.adapters import Adapters
 from policy.cache import Kept
 from policy.chat import ANSWER_CHARS, END, ChatFormat, answer_trie
@@ -231,9 +231,16 @@ class Policy(Adapters):
 
     @torch.no_grad()
     def action_probs(self, queries: Seq[Query]) -> list[dict[int, float]]:
-        """Probability of every legal action (sums to 1), under the constraint and the temperature."""
+        """Probability of every legal action (sums to 1), under the constraint and the temperature.
+
+        Raises:
+            PromptTooLongError: a prompt and its longest answer do not fit into ``max_seq_length``.
+        """
         reads, nodes = [], []
         prompts = [self.chat.first_prompt(query.conversation) for query in queries]
+        answers = [answer_trie(tuple(query.legal)).longest for query in queries]
+        if any(len(ids) + most > self.max_seq_length for (ids, _), most in zip(prompts, answers, strict=True)):
+            raise PromptTooLongError
         for i, (query, (ids, _), kv) in enumerate(zip(queries, prompts, self._begin(prompts), strict=True)):
             for text, follow in answer_trie(tuple(query.legal)).follow.items():
                 if len(follow) > 1:

@@ -22,6 +22,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
+from dataclasses import replace
 from functools import partial
 from itertools import combinations, product
 from pathlib import Path
@@ -54,8 +55,10 @@ from evaluation.measure import (
     summary,
 )
 from evaluation.players import AFFINETES, Contestant, Roster, find_adapter, player_flags
+from games import own_digest
 from training.config import narrowed
 from training.console import Console
+from training.metrics import finite
 from training.process import at_least, leave, run_program
 from utils import ConfigError, must_be_writable, write_file
 
@@ -86,7 +89,8 @@ def exact_results(player: Contestant, task_ids: set[int]) -> dict[str, float]:
     elif not hasattr(player.player, "action_probs") or player.env.answer_mode == "free":
         return {}
     elif not (policy_table := measure.exact_table(player.player, player.env, task_id) or {}):
-        log.warning("--exact: left out for %s: its prompts are those of a server", player.label)
+        why = "do not all fit into ppo.max_seq_length" if player.env.env_mode == "local" else "are those of a server"
+        log.warning("--exact: %s left out for %s, whose prompts %s", table(task_id).game.name, player.label, why)
         return {}
     found = measure.table_values(policy_table, task_id, nash=True)
     return found | {"exploitability": found["nash_conv"] / (2 * game.max_utility())}  # a seat, as values are scaled
@@ -189,8 +193,8 @@ class Contest:
         return {"players": [p.origin | {"label": p.label, "env": vars(p.env)} for p in [*self.players, *opponents]],
                 "games": self.rows, "num_episodes": args.episodes,
                 **({"exploit": args.exploit, "exploit_steps": args.exploit_steps} if args.exploit else {}),
-                "seed": args.seed, "greedy": args.greedy, "protocol": args.protocol, "set": args.set,
-                "games_at_once": args.games_at_once}  # fmt: skip
+                "own_games": own_digest(), "seed": args.seed, "greedy": args.greedy, "protocol": args.protocol,
+                "set": args.set, "games_at_once": args.games_at_once}  # fmt: skip
 
     @contextmanager
     def arena(self, opponents: Sequence[Contestant], matches: int) -> Iterator[Arena]:
@@ -304,7 +308,7 @@ class Contest:
         config, ranges = self.roster.config(name), self.rows[game]
         with tempfile.TemporaryDirectory() as folder:
             best, scores = best_response(config, find_adapter(name), ranges, self.args, Path(folder), arena.console)
-            answer = self.roster.contestant(str(best), self.names)
+            answer = replace(self.roster.contestant(str(best), self.names), label=f"response_to_{player.label}")
         rows = self.play(arena, answer, player, [game])[game]
         most = self._exact(player, rows).get("exploitability")
         return summary(game, [rows]).row | {"trained": scores, "exploitability": most}
@@ -374,9 +378,11 @@ def strength_lines(results: Sequence[tuple[Contestant, Contestant, GameResult]],
 def _outcomes(rows: Sequence[Row]) -> np.ndarray:
     """Units of a match: 1 won, 0.5 drawn, 0 lost, by pairs of games; pairs with a failed game are left out.
 
-    A game in which somebody's prompt no longer fitted is drawn, whoever's it was.
+    A game in which somebody's prompt no longer fitted is drawn, whoever's it was; one that the opponent forfeited (in
+    itself undecided) is won.
     """
     ended = [0.5 if row["outcome"] == "truncated" else row["score"] for row in rows]
+    ended = [1.0 if row["outcome"] == "forfeited" and row["score"] else s for row, s in zip(rows, ended, strict=True)]
     scores = np.array(ended, dtype=float).reshape(-1, 2)  # None, of a failed game, becomes NaN
     scores = scores[~np.isnan(scores).any(axis=1)]
     if not len(scores):
@@ -455,7 +461,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         else:
             report = contest.strength() if args.strength else contest.run()
         if args.json:
-            write_file(Path(args.json).resolve(), (json.dumps(report, indent=1) + "\n").encode())
+            write_file(Path(args.json).resolve(), (json.dumps(finite(report), indent=1) + "\n").encode())
         if contest.lost:
             raise EvaluationError("; ".join(contest.lost))
 

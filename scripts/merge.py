@@ -31,7 +31,7 @@ from envs.trace import check_config
 from evaluation.measure import EvaluationError
 from evaluation.players import WEIGHTS, check_base, find_adapter, run_config_file
 from policy import load_policy
-from policy.model import LoraConfig, load_architecture, quietly
+from policy.model import LoraConfig, identity, load_architecture, quietly
 from scripts.export import publish
 from scripts.export.proof import compare, observe, record_decisions, say
 from training.config import load_sections
@@ -80,7 +80,7 @@ def write_merged(policy: Any, adapter: Path, output: Path, dtype: str) -> None:
 def merge(config: SimpleNamespace, adapter: Path, output: Path, dtype: str, count: int) -> dict[str, Any]:
     """Merge, read the result from disk, compare; return the report but for what it is made of."""
     policy = load(config, adapter=str(adapter))
-    check_base(str(adapter), config, policy)
+    check_base(str(adapter), identity(config.model, policy.base, policy.tokenizer))
     sequences = record_decisions(policy, config)
     before = observe(policy, config, sequences, count)
     base_M = policy.evaluate_decisions(sequences, adapter="base").logprobs.float().cpu()

@@ -209,7 +209,7 @@ def panel_lines(panel: Panel, runs: Sequence[RunData]) -> list[dict[str, Any]]:
             smooth = panel.smooth and key not in ("window_success", "gate_success")
             bands = rolling(y, run.window) if smooth else [[]] * 3
             line: dict[str, Any] = dict(zip(("x", "y", "mean", "low", "high"), map(_thin, (x, y, *bands)), strict=True))
-            if any(y):
+            if any(y) or key.startswith(("score", "eval/")):  # the game that is never won is not left out
                 shows.add((index, key))
             found.append((index, key, line))
     if panel.limits is None:  # a success that is always 0 says something, a penalty that is switched off does not

@@ -7,6 +7,7 @@ and the time of the search are estimates (docs/results.md, "Memory estimates").
 import contextlib
 import dataclasses
 import json
+import logging
 import os
 import time
 from collections import defaultdict
@@ -41,6 +42,7 @@ from training.state import find_checkpoint
 from training.token_counts import Prompts, count_tokens
 from utils import CheckpointError, ConfigError, config_dict, need_space
 
+log = logging.getLogger(__name__)
 SEARCH_SECONDS = 0.02  # that a search is measured for, at least, or all of its simulations
 MATMUL_SECONDS = 0.2  # spent on measuring this machine's matrix products
 EXACT_OPERATIONS = 3e13  # for a game's exact values, with eval_exact auto: minutes of a CPU, a second of a GPU
@@ -324,6 +326,9 @@ def check(config: SimpleNamespace, processes: int = 1, dry_run: bool = False, **
         from envs.trace import check_config
 
         check_config(config.env, first_tasks(config.curriculum, "trace"))
+        if config.env.trace.source != "generator":
+            log.warning("env.trace.source: what is evaluated before and after is drawn from the programs trained on; "
+                        "evaluate.py --set env.trace.source=OTHERS measures others")  # fmt: skip
     if config.env.env_mode != "local":  # only then: it brings OpenSpiel along, which takes a while to import
         from envs.affinetes import check_server
 

@@ -150,7 +150,7 @@ function bars(turn) {
     const mark = id === taken ? "taken" : "", p = probs[id], width = typeof p === "number" ? p * 100 : 0;
     return html`<span class="${mark}">${option(id)}</span><span class="track ${mark}"><i style="width:${width}%"></i></span><span class="p ${mark}">${share(p)}</span>`;
   });
-  const value = typeof turn.value === "number" ? html`<p class="note">Value: ${turn.value.toFixed(3)} (expected outcome, −1 to 1)</p>` : "";
+  const value = typeof turn.value === "number" ? html`<p class="note">Value: ${turn.value.toFixed(3)} (what the critic expects; 0 is as usual in this game and seat, in standard deviations)</p>` : "";
   const lost = turn.action === null ? html`<p class="note loss">This answer was not a legal action.</p>` : "";
   const answer = taken in legal ? html`<p class="note">Answer: <b>${option(taken)}</b> ${share(probs[taken])}</p>` : "";
   return html`${answer}${value}${lost}<div class="scroll"><div class="choice">${rows}</div></div>`;

@@ -22,7 +22,7 @@ import games
 import train_ppo
 from curriculum import EVAL_SEEDS, first_tasks
 from env_wrapper import Action, EnvConfig, Episode, Task, play
-from envs import exact
+from envs import exact, ratings
 from envs.openspiel import load_game, position, query_at
 from envs.ratings import rate
 from envs.types import InterruptedRolloutError
@@ -135,7 +135,8 @@ def test_students_quantile_is_that_of_the_tables(degrees, value):
 
 
 def test_units_are_pairs_of_seats_without_what_failed():
-    assert pair_means([1.0, 0.0, None, 0.5, None, None, 1.0, 1.0]).tolist() == [0.5, 0.5, 1.0]
+    assert pair_means([1.0, 0.0, None, 0.5, None, None, 1.0, 1.0]).tolist() == [0.5, 1.0]
+    assert pair_means([None, 0.5, None, None]).tolist() == [0.5]
 
 
 def test_the_mean_interval_is_students_where_scores_are_far_from_the_ends():
@@ -182,6 +183,14 @@ def test_95_in_100_intervals_contain_the_exact_score(task_id, share):
     found = [mean_interval([units], GAMES_OF_AN_EVALUATION) for units in (seats[0] + seats[1]) / 2]
     coverage = sum(interval.low <= truth <= interval.high for interval in found) / 2000
     assert 0.935 <= coverage <= 0.965
+
+
+def test_failures_of_one_seat_do_not_weigh_for_the_other():
+    """Seat 0 wins, seat 1 loses, and every second of its games fails: the value is that of no seat, 0."""
+    won, lost = {"score": 1.0, "outcome": "finished"}, {"score": 0.0, "outcome": "finished"}
+    failed = {"score": None, "outcome": "failed", "error": ""}
+    found = summary("hex", [[won, lost, won, failed] * 50])
+    assert (found.value, found.success, found.loss, found.failed) == (0.0, 0.5, 0.5, 50)
 
 
 def test_games_of_which_some_failed_count_the_same_in_every_column():
@@ -315,9 +324,9 @@ def test_ratings_are_elos_where_the_odds_are_known():
 
 def test_draws_count_half_for_each_and_unbeaten_players_have_finite_ratings():
     drawn, unbeaten = np.full((50, 2), 0.5), np.ones((50, 2))
-    ratings = rate({(0, 1): [drawn], (0, 2): [unbeaten], (1, 2): [unbeaten]}, 3, anchor=2)
-    assert ratings[0].points == pytest.approx(ratings[1].points, abs=1)
-    assert 400 < ratings[0].points < 2000
+    rated = rate({(0, 1): [drawn], (0, 2): [unbeaten], (1, 2): [unbeaten]}, 3, anchor=2)
+    assert rated[0].points == pytest.approx(rated[1].points, abs=1)
+    assert 400 < rated[0].points < 2000
     half_drawn = np.array([[1.0, 0.5]] * 1000)  # three points of four, as three wins in four games
     assert rate({(0, 1): [half_drawn]}, 2, anchor=1)[0].points == pytest.approx(190.85, abs=1)
 
@@ -328,10 +337,45 @@ def test_a_player_that_won_all_its_games_is_not_rated_without_doubt():
     assert lows[0].points < lows[1].low + 200
 
 
+def test_intervals_of_players_far_apart_contain_what_they_are(monkeypatch):
+    monkeypatch.setattr(ratings, "RESAMPLES", 100)
+    true, rng, found = np.array([0, 60, 60, 300, 800, 1000]), np.random.default_rng(0), []
+    for _ in range(30):
+        odds = {(i, j): 1 / (1 + 10 ** ((true[j] - true[i]) / 400)) for i in range(6) for j in range(i)}
+        rated = rate({pair: [(rng.random((50, 2)) < p).astype(float)] for pair, p in odds.items()}, 6, anchor=0)
+        ends = zip(rated, true, strict=True)
+        found.append([r.low <= min(elo, r.points) <= max(elo, r.points) <= r.high for r, elo in ends])
+    assert np.mean(found, axis=0).min() > 0.8  # of 30: 0.95 less almost four standard errors
+
+
+def test_who_won_everything_has_no_upper_end_and_who_lost_it_no_lower(monkeypatch):
+    monkeypatch.setattr(ratings, "RESAMPLES", 50)
+    won, mixed = np.ones((50, 2)), np.array([[1.0, 0.0]] * 25 + [[1.0, 1.0]] * 25)
+    best, anchor, worst = rate({(0, 1): [won], (0, 2): [won, won], (1, 2): [won]}, 3, anchor=1)
+    assert (best.high, anchor.high, worst.low) == (np.inf, 0.0, -np.inf)
+    assert best.low > 0 > worst.high
+    assert np.isfinite(rate({(0, 1): [mixed], (0, 2): [won], (1, 2): [won]}, 3, anchor=1)[0].high)
+
+
+def test_the_fit_is_the_likeliest_one_where_tiers_sweep_each_other():
+    """By hand: with PRIOR wins and losses added a pair, the games a player wins are those it is expected to."""
+    odds = {(1, 0): 0.5, (2, 0): 0.9, (2, 1): 0.9, (4, 3): 0.9, (5, 3): 0.97, (5, 4): 0.8}
+    pairs = [(i, j) for i in range(6) for j in range(i)]
+    played = {p: [np.repeat([[1.0], [0.0]], [w := round(2400 * odds.get(p, 1.0)), 2400 - w], axis=0)] for p in pairs}
+    points = ratings._fit(played, 6, 0)
+    for player in range(6):
+        over = 0.0
+        for (i, j), [units] in played.items():
+            expected = 1 / (1 + 10 ** ((points[j] - points[i]) / 400))
+            beyond = units.sum() + ratings.PRIOR - (len(units) + 2 * ratings.PRIOR) * expected
+            over += beyond * ((i == player) - (j == player))
+        assert abs(over) < 1e-3
+
+
 def test_a_rating_uses_all_games_and_orders_players_that_met_only_through_others():
     better = np.array([[1.0, 0.0], [1.0, 1.0], [1.0, 0.5]] * 20)
-    ratings = rate({(0, 1): [better, better], (2, 1): [1 - better]}, 3, anchor=1)
-    assert ratings[0].points > 100 > -100 > ratings[2].points
+    rated = rate({(0, 1): [better, better], (2, 1): [1 - better]}, 3, anchor=1)
+    assert rated[0].points > 100 > -100 > rated[2].points
 
 
 # -------------------------------------------------------------------------------------------------------------- tasks

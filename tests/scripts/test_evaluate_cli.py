@@ -17,6 +17,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from safetensors.torch import load_file, save_file
 from serving import http_server, said
 from tiny import KUHN, LEDUC, base_model, micro_config
 from tiny_runs import STEPS, undisturbed_run
@@ -353,7 +354,7 @@ def test_over_a_server_exact_values_are_left_out_and_that_is_said(caplog):
     assert evaluate.exact_results(asked, {KUHN})["ceiling"] > 0
     asked.env = EnvConfig(env_mode="url", env_url="http://127.0.0.1:9")
     assert evaluate.exact_results(asked, {KUHN}) == {}
-    assert caplog.messages == ["--exact: left out for mine: its prompts are those of a server"]
+    assert caplog.messages == ["--exact: kuhn_poker left out for mine, whose prompts are those of a server"]
 
 
 def test_an_interrupt_ends_with_130(checkpoint, tmp_path, capsys, monkeypatch):
@@ -406,6 +407,44 @@ def test_a_checkpoint_plays_as_the_policy_that_was_saved(run, checkpoint, tmp_pa
     assert found["share"] == pytest.approx((own - random) / (best - random), abs=1e-5)
     mass = policy.log_legal_mass(expected[0].sequences[expected[0].info["seat"]]).exp().mean().item()
     assert played(output)[0]["legal_mass"] == pytest.approx(mass, rel=1e-4)
+
+
+@pytest.mark.parametrize("greedy", [(), ("--greedy",)])
+def test_exact_values_of_prompts_that_do_not_fit_are_left_out_and_the_others_are_told(
+    checkpoint, tmp_path, capsys, greedy
+):
+    short = ("--set", 'env.history_turns="all"', "--set", "ppo.max_seq_length=42")  # the longest of leduc_poker has 43
+    args = ("--checkpoint", checkpoint, "--exact", *greedy, *short)
+    kuhn, leduc, _ = report(tmp_path, *args, games=["kuhn_poker", "leduc_poker"])["tables"][0]["results"]
+    assert kuhn["exact"] is not None
+    assert leduc["exact"] is None
+    assert "--exact: leduc_poker left out for " in capsys.readouterr().err
+
+
+def test_games_of_a_base_that_has_changed_are_not_taken_for_its_own(tmp_path, capsys):
+    folder = shutil.copytree(base_model(), tmp_path / "base")
+    args = ("--model", str(folder), "--set", "model.use_4bit=false", "--set", "model.dtype=float32")
+    args = (*args, "--output", str(tmp_path / "games.jsonl"))
+    table(capsys, *args, games=["kuhn_poker"])
+    weights = load_file(folder / "model.safetensors")
+    save_file({name: w * 1.5 for name, w in weights.items()}, folder / "model.safetensors", {"format": "pt"})
+    assert evaluate.main(command(*args, games=["kuhn_poker"])) == 2
+    assert "holds games with other settings" in capsys.readouterr().err
+
+
+def test_best_responses_in_several_games_are_gone_on_with(run, tmp_path, capsys):
+    args = (
+        "--checkpoint",
+        str(run),
+        "--exploit",
+        "1",
+        "--exploit-steps",
+        "1",
+        "--output",
+        str(tmp_path / "games.jsonl"),
+    )
+    games = ["kuhn_poker", "leduc_poker"]
+    assert table(capsys, *args, games=games, episodes=4) == table(capsys, *args, games=games, episodes=4)
 
 
 def test_greedy_play_is_exactly_the_likeliest_answers(checkpoint, tmp_path):
@@ -487,6 +526,11 @@ def test_a_game_that_always_fails_costs_no_other_its_table(words, checkpoint, tm
     assert printed.err.splitlines()[-1].startswith("error: every game of kuhn_poker failed; the first: RuntimeError: ")
     assert "leduc_poker" in printed.out
     assert "leduc_poker" in found.read_text()
+
+
+def test_who_forfeits_loses_in_a_ladder_whoever_is_named_first():
+    forfeited = [{"outcome": "forfeited", "score": score} for score in (0.0, 0.5)]  # by the player, by the opponent
+    assert evaluate._outcomes(forfeited).tolist() == [[0.0, 1.0]]
 
 
 def test_a_prompt_that_no_longer_fits_is_a_draw_of_a_ladder_whoever_s_it_is():

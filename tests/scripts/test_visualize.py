@@ -182,12 +182,12 @@ def test_panels_hold_exactly_the_finite_numbers_of_their_keys():
     rows: list[dict] = [{"step": 1, "kl_ref": 0.1, "update_kl": float("nan"), "score/hex": 1}]
     rows += [
         {"step": 2, "kl_ref": None},
-        {"step": 3, "kl_ref": 0.3, "score/go": 0.5, "truncated": True, "entropy": 0.0},
+        {"step": 3, "kl_ref": 0.3, "score/go": 0.5, "score/chess": 0.0, "truncated": True, "entropy": 0.0},
     ]
     run = visualize.RunData("r", rows, {}, {}, [], {})
     found = {p.title: visualize.panel_lines(p, [run]) for p in visualize.PANELS}
     assert [(s["label"], s["x"], s["y"]) for s in found["KL"]] == [("kl_ref", [1, 3], [0.1, 0.3])]
-    assert [s["label"] for s in found["Score by game"]] == ["go", "hex"]
+    assert [s["label"] for s in found["Score by game"]] == ["chess", "go", "hex"]  # what is never won, too
     assert not found["Games cut short and answers retried"]
     assert not found["Entropy"]
 
