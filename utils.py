@@ -23,7 +23,7 @@ from functools import cache
 from importlib import metadata
 from itertools import islice
 from pathlib import Path
-from typing import Any, SupportsIndex, TypeVar
+from typing import Any, SupportsIndex
 
 import psutil
 
@@ -38,8 +38,6 @@ __all__ = [
 ]  # fmt: skip
 
 log = logging.getLogger(__name__)
-T = TypeVar("T")
-U = TypeVar("U")
 POLL_SECONDS = 0.5  # between looks at whether a signal has come, while threads are waited for
 
 # ------------------------------------------------------------------------------------------------------- randomness
@@ -101,17 +99,14 @@ class RuinedWeightsError(CheckpointError):
     """What the weights make of a prompt is not finite: they cannot play, and are no checkpoint to go on from."""
 
 
-def in_threads(function: Callable[[T], U], items: Iterable[T], at_once: int | None) -> list[U]:
-    """What the function makes of the items, in order, computed by so many threads at a time.
-
-    A signal ends the wait at once, also one that comes just before it: an endless wait would hear that at its end.
-    """
+def in_threads(function: Callable[[Any], Any], items: Iterable[Any], at_once: int | None) -> list[Any]:
+    """What the function makes of the items, in order, by so many threads at a time; a signal ends the wait."""
     pool = ThreadPoolExecutor(at_once)
     try:
         results = []
         for future in [pool.submit(function, item) for item in items]:
             while wait([future], POLL_SECONDS).not_done:
-                pass
+                pass  # in turns: a wait for good would hear of a signal that comes just before it at its end
             results.append(future.result())
         return results
     finally:

@@ -3,7 +3,7 @@
     python benchmarks/gpu_bench.py --out out/gpu [--budget 500] [--cpu-smoke]
 
 Weights are random, prompts are recorded games against random opponents (benchmarks/prompts.json): full prompts,
-constrained answers, one epoch, KL to the reference. Every row is written when it is
+constrained answers, one epoch. Every row is written when it is
 measured: ``gpu.json`` and ``gpu.md`` in ``--out`` are complete at any time.
 """
 

@@ -43,7 +43,10 @@ SECTIONS = {"train": "ppo", "training": "ppo", "trainer": "ppo", "environment": 
 _STAGES = "a stage has it: curriculum.stages, a list of objects"
 _GAMES = "a run plays ppo.num_train_steps * ppo.batch_size games"
 # In configurations of older runs: what may be left out, and why.
-GONE = {"run.keep_best": ((True, False), "the best is always kept"), "lora.lora_dropout": ((0.0,), "there is none")}
+GONE = {
+    "run.keep_best": ((True, False), "the best is always kept"), "lora.lora_dropout": ((0.0,), "there is none"),
+    "ppo.lr_target_kl": ((None,), "it was off"), "ppo.critic_warmup_steps": ((0,), "it was off"),
+}  # fmt: skip
 # What has no key of its own here.
 HINTS = dict.fromkeys(("progression_threshold", "success_threshold", "threshold", "min_episodes", "min_games"), _STAGES)
 HINTS |= dict.fromkeys(("total_timesteps", "total_episodes", "num_episodes", "num_games"), _GAMES)

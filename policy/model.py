@@ -41,7 +41,7 @@ class ModelConfig:
 
     model_name: str = knob("Qwen/Qwen3-4B")  # Hub id or local folder
     revision: str | None = knob(None)  # Hub commit or tag; pin it for runs that must be repeatable
-    adapter: str | None = knob(None)  # start from this LoRA adapter; it is then also the KL reference
+    adapter: str | None = knob(None)  # start from this LoRA adapter; also what ppo.init_kl_coef above 0 holds to
     device: str = knob("auto", choices=("auto", "cuda", "cpu"))  # auto: CUDA where there is one
     use_4bit: bool = True  # hold the base in 4 bits; needs CUDA
     use_nested_quant: bool = True  # quantise the scales of the 4-bit weights too

@@ -9,9 +9,10 @@
 
 A model that never answers legally, or never wins, learns nothing from rewards. The teacher plays the games of the
 curriculum's stages through the same episode loop, prompts and tokens as training; the adapter learns to give its
-answers among the legal ones, and to answer legally without that constraint. PPO goes on from there, and is held to it
-by ppo.init_kl_coef. Teachers are opponents that think: searches (mcts sees hidden cards, ismcts does not), cfr and
-cfr:ITERATIONS (near an equilibrium of small games that hide something), perfect (small games that hide nothing).
+answers among the legal ones, and to answer legally without that constraint. PPO goes on from there; an
+ppo.init_kl_coef above 0 holds it to that. Teachers are opponents that think: searches (mcts sees hidden cards, ismcts
+does not), cfr and cfr:ITERATIONS (near an equilibrium of small games that hide something), perfect (small games that
+hide nothing).
 Of programs (``env.env_type`` trace) the teacher is ``output``: what they print.
 """
 

@@ -326,7 +326,7 @@ def check(config: SimpleNamespace, processes: int = 1, dry_run: bool = False, **
         from envs.trace import check_config
 
         check_config(config.env, first_tasks(config.curriculum, "trace"))
-        if config.env.trace.source != "generator":
+        if config.env.trace.get("source", "generator") != "generator":
             log.warning("env.trace.source: what is evaluated before and after is drawn from the programs trained on; "
                         "evaluate.py --set env.trace.source=OTHERS measures others")  # fmt: skip
     if config.env.env_mode != "local":  # only then: it brings OpenSpiel along, which takes a while to import

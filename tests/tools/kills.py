@@ -1,7 +1,7 @@
 """SIGKILL at random instants, then --resume, again and again: the end is the undisturbed run's, to the byte.
 
-    python tests/tools/kills.py         # 10 kills and a table of where they hit; exit 1 where a run ends differently
-    python tests/tools/kills.py 100 7   # 100 of them, another seed
+    PYTHONPATH=tests/helpers python tests/tools/kills.py          # 10 kills, where they hit; exit 1: another end
+    PYTHONPATH=tests/helpers python tests/tools/kills.py 100 7    # 100 of them, another seed
 
 Every second run plays on a server (scripts/serve.py), the others against themselves and past selves; all replay
 failures and evaluate. The program is forked, imports done, so that a life of it costs a second. It tells a pipe what it

@@ -1,7 +1,7 @@
 """Ten thousand tiny steps of the real program: memory, file descriptors, time a step and rows stay what they were.
 
-    python tests/tools/soak.py              # 10,000 steps, a table, exit 1 where something grows or is lost
-    python tests/tools/soak.py 500          # fewer
+    PYTHONPATH=tests/helpers python tests/tools/soak.py         # 10,000 steps, a table, exit 1: something grew
+    PYTHONPATH=tests/helpers python tests/tools/soak.py 500     # fewer
 
 Measured from outside, tenth by tenth; the first tenth is warming up. Time is that of the processor, so that other
 programs do not count.

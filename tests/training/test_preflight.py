@@ -241,13 +241,16 @@ def test_answers_too_short_for_what_programs_print_are_refused(tmp_path, check):
 
 @pytest.mark.parametrize("check", [preflight.describe, preflight.check_prompts])
 @pytest.mark.parametrize(("endless", "stopped"), [(1, False), (5, True)])
-def test_programs_without_an_answer_stop_a_run_where_they_are_many(tmp_path, check, endless, stopped):
+def test_programs_without_an_answer_stop_a_run_where_they_are_many(tmp_path, caplog, check, endless, stopped):
     """Of ten; the episodes of a few fail, and that is all."""
     programs = ["print('x' * 10**7)"] * endless + [f"print({n})" for n in range(10 - endless)]
     (tmp_path / "own.jsonl").write_text("\n".join(json.dumps({"program": program}) for program in programs))
     env = {"env_type": "trace", "answer_mode": "free", "trace": {"source": str(tmp_path / "own.jsonl")}}
     levels = {"stages": [{"name": "only", "games": [[0, 9]]}]}
     config = micro_config(tmp_path, env=env, ppo={"max_seq_length": 2048, "max_new_tokens": 200}, curriculum=levels)
+    if not stopped:
+        preflight.check(config)
+        assert "what is evaluated before and after is drawn from the programs trained on" in caplog.text
     told = r"^env\.trace: \d+ of \d+ programs have no answer; task_id \d+: the program does not end .*: output"
     with pytest.raises(ConfigError, match=told) if stopped else contextlib.nullcontext():
         check(config)

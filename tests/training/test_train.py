@@ -490,6 +490,7 @@ def test_a_run_of_an_older_version_goes_on(tmp_path, drawn):
     )
     del config["ppo"]["rehearsal_coef"], held["drawn"], manifest["digest"]
     config["run"]["keep_best"], config["lora"]["lora_dropout"] = True, 0.0
+    config["ppo"] |= {"lr_target_kl": None, "critic_warmup_steps": 0}
     for path, content in ((folder / "run_config.json", config), (folder / "trainer_state.json", held)):
         path.write_text(json.dumps(content))
         manifest["files"][path.name] = utils.fingerprint(path)
