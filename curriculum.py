@@ -19,7 +19,8 @@ TRAIN_SEEDS = range(0, 2**31)
 EVAL_SEEDS = range(2**31, 2**32 - 4096)
 
 SUCCESS = 0.5  # a score above it is a success: a draw is not
-WINDOW = 100  # last games that success rates are taken over
+WINDOW, LONGEST = 100, 10_000  # last games that success rates are taken over; where some games are rare, more of them
+GATE_GAMES = 5  # that a game counts as, at least, of a stage that asks for a success rate: one lucky game is none
 BUFFER_SIZE = 1000  # failed tasks that are remembered; the oldest makes room
 LEARNABILITY_FLOOR = 0.05  # least weight of a game; p(1 - p) is at most 0.25
 FORGIVEN_AFTER = 2  # successes in a row that take a task out of the failure buffer
@@ -198,13 +199,13 @@ class Curriculum:
         self.events: list[dict[str, Any]] = []
         self._stage = 0
         self._episodes = 0
-        self._window: deque[tuple[int, int]] = deque(maxlen=WINDOW)  # (game index, 1 for a success)
         self._buffer: dict[Key, Entry] = {}  # task -> its last failure
         self._rates: dict[tuple[int, str], float] = {}  # (game index, opponent) -> moving success rate
         self.past: dict[str, float] = {}
         self._pools = [pool(stage.games) for stage in config.stages]
         self._weights = [stage.weights for stage in config.stages]
         self._range_weights = [stage.range_weights for stage in config.stages]
+        self._window = self._windowed([])
 
     @property
     def stage(self) -> Stage:
@@ -231,7 +232,13 @@ class Curriculum:
         for game, success in self._window:
             if game in by_game:  # a run may be resumed with other games
                 by_game[game].append(success)
-        return min(sum(won) / max(1, len(won)) for won in by_game.values())
+        return min(sum(won) / max(GATE_GAMES, len(won)) for won in by_game.values())
+
+    def _windowed(self, results: Iterable[tuple[int, int]]) -> deque[tuple[int, int]]:
+        """Results, (game index, 1 for a success), as many as hold twice ``GATE_GAMES`` of the stage's rarest game."""
+        weights = self._weights[self._stage].values()
+        size = min(math.ceil(2 * GATE_GAMES * sum(weights) / min(weights)), LONGEST)
+        return deque(results, maxlen=max(WINDOW, size))
 
     @property
     def rates(self) -> dict[str, float | None]:
@@ -362,7 +369,7 @@ class Curriculum:
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as exc:
             raise ConfigError(f"curriculum state does not fit the stages {', '.join(names)}: {exc!r}") from exc
         self._stage, self._episodes, self._rates, self.events = stage, episodes, rates, events
-        self._window = deque(window, maxlen=WINDOW)
+        self._window = self._windowed(window)
         self._buffer, self.past = buffer, past
         self._trim_buffer()
 
@@ -397,7 +404,7 @@ class Curriculum:
             return None
         before, episodes = self.stage.name, self._episodes
         self._stage, self._episodes = self._stage + 1, 0
-        self._window.clear()
+        self._window = self._windowed([])
         event = {"index": index, "from": before, "to": self.stage.name, "success_rate": rate, "episodes": episodes}
         self.events.append(event)
         return event

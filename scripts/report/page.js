@@ -37,7 +37,7 @@ const MEASURES = [
   ["Exact value", "expected value after training, computed at every position", (g) => number(g.exact_after)],
   ["Ceiling", "value of the best response to uniform random play", (g) => number(g.ceiling)],
   ["Share of ceiling", "where the exact value lies between random play (0 %) and the ceiling (100 %)", bar],
-  ["NashConv before", "what both seats together could gain by playing their best against the policy", (g) => number(g.nash_conv_before)],
+  ["NashConv before", "what both seats together could gain by playing their best against the policy, in the game's own units (chips)", (g) => number(g.nash_conv_before)],
   ["NashConv", "the same after training; 0 at an equilibrium", (g) => number(g.nash_conv)],
   ["Free play before", "the same games with answers that nothing constrains", (g) => freely(g.free_play_before)],
   ["Free play", "the same after training", (g) => freely(g.free_play)],

@@ -240,6 +240,19 @@ def test_many_games_of_an_easy_game_do_not_outvote_few_of_a_hard_one():
     assert (curriculum.stage.name, curriculum.gate_rate) == ("first", 0.0)
 
 
+@pytest.mark.parametrize(("won", "passes"), [(0.1, False), (1.0, True)])
+def test_a_stage_is_not_left_on_a_lucky_game_of_a_rare_kind(won, passes):
+    first = Stage("first", {"tic_tac_toe": 99, "hex_small": 1}, "random", threshold=0.6, min_episodes=20)
+    for seed in range(10):
+        curriculum = Curriculum(CurriculumConfig([first, Stage("second", ["hex"], "random")]), seed)
+        rng, rare = random.Random(seed), games.NAMES.index("hex_small")
+        for i in range(2000):
+            task = curriculum.next(i)
+            rate = won if task.task_id // games.CONFIGS_PER_GAME == rare else 0.9
+            curriculum.update(task, float(rng.random() < rate))
+        assert (curriculum.stage.name == "second") == passes
+
+
 def test_only_games_against_the_gate_opponent_count():
     stage = Stage("first", ["leduc_poker"], {"random": 1, "self": 1, "mcts": 1, "past": 1}, gate_opponent="random")
     curriculum = Curriculum(two_stages(stage), 0)
