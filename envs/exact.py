@@ -100,8 +100,6 @@ def tabulate(pyspiel_game: SpielGame, probs_fn: ProbsFn) -> TabularPolicy:
         else:
             asked.append(info)
     answers = probs_fn([(info.state, info.seat) for info in asked])
-    if len(answers) != len(asked):
-        raise ValueError(f"{pyspiel_game}: {len(answers)} answers for {len(asked)} information states")
     for info, probs in zip(asked, answers, strict=True):
         table[info.key] = _distribution(probs, info)
     return table

@@ -99,15 +99,15 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("output", type=Path, nargs="?", default=Path("models/tiny"))
     parser.add_argument("--hidden", type=at_least(8, 2**14), default=64, help="hidden size, a multiple of 8")
     parser.add_argument("--layers", type=at_least(1, 1000), default=2)
-    parser.add_argument("--vocab", type=int, default=1024, help="tokens at most, 300 or more (the texts give 529)")
+    parser.add_argument("--vocab", type=at_least(300), default=1024, help="tokens at most (the texts give 529)")
     parser.add_argument("--init-range", type=at_least(0.0, 10.0), default=0.2)
     parser.add_argument("--architecture", choices=("qwen2", "qwen3", "llama"), default="qwen2")
     parser.add_argument(
         "--seed", type=at_least(0, 2**31 - 1), default=2, help="of the base; 2 plays about as chance does"
     )
     args = parser.parse_args(argv)
-    if args.hidden % 8 or args.hidden <= 0 or args.vocab < 300 or args.layers < 1:
-        parser.error("--hidden must be a positive multiple of 8, --vocab at least 300, --layers at least 1")
+    if args.hidden % 8:
+        parser.error(f"--hidden {args.hidden}: expected a multiple of 8")
     return run_program(lambda: run(args))
 
 
