@@ -220,14 +220,15 @@ def _is_slow(config: EnvConfig, tasks: Seq[Task]) -> bool:
     return any(parse_opponent(opponent).searches for opponent in {task.opponent for task in tasks})
 
 
-def play(env_config: EnvConfig | dict[str, Any], player: Player, tasks: Seq[Task]) -> list[Episode]:
+def play(env_config: EnvConfig | dict[str, Any], player: Player, tasks: Seq[Task], first: int = 0) -> list[Episode]:
     """Play the tasks to their ends, all games together, and return their episodes in task order.
 
     Each round asks ``player.act`` once for the decisions of all running games. Where environments are slow
     (searching opponents), two fixed halves of the tasks alternate: the player answers one while threads step
     the other. Which queries share a call depends on the tasks alone, never on the clock or the thread count.
-    If the player has ``release(episodes)``, it is told the numbers of the episodes that have ended. If it has
-    ``leave_if_stopped()``, that is called while threads are waited for, and what it raises ends the games at once.
+    If the player has ``release(episodes)``, it is told the numbers of the episodes that have ended (that of the first
+    is ``first``, however many are played together). If it has ``leave_if_stopped()``, that is called while threads are
+    waited for, and what it raises ends the games at once.
 
     An exception inside an environment makes that episode ``failed`` (``info["error"]``) and no other.
 
@@ -237,9 +238,9 @@ def play(env_config: EnvConfig | dict[str, Any], player: Player, tasks: Seq[Task
     config = _checked(env_config)
     size = config.games_at_once or len(tasks)
     if size < len(tasks):
-        return [e for i in range(0, len(tasks), size) for e in play(config, player, tasks[i : i + size])]
+        return [e for i in range(0, len(tasks), size) for e in play(config, player, tasks[i : i + size], first + i)]
     slow = _is_slow(config, tasks)
-    runs = [_Ongoing(number, task, config) for number, task in enumerate(tasks)]
+    runs = [_Ongoing(number, task, config) for number, task in enumerate(tasks, first)]
     halves = [runs[0::2], runs[1::2]] if slow else [runs]
     pool = ThreadPoolExecutor(CALLS_AT_ONCE if config.env_mode != "local" else os.cpu_count()) if slow else None
 

@@ -360,10 +360,6 @@ class _Transcript:
 
 def record(player: Any, env_config: EnvConfig, tasks: Seq[Task], step: int) -> list[dict[str, Any]]:
     """Play tasks and return them turn by turn, as rows of ``episodes.jsonl`` for the replay viewer."""
-    size = env_config.games_at_once or len(tasks)
-    if size < len(tasks):  # players see episodes numbered anew in each part
-        parts = [tasks[i : i + size] for i in range(0, len(tasks), size)]
-        return [row for part in parts for row in record(player, env_config, part, step)]
     is_board = env_config.env_type == "openspiel"
     transcript = _Transcript(player, tasks, is_board and env_config.env_mode == "local")  # a server tells at the end
     rows = []

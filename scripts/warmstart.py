@@ -243,11 +243,10 @@ def run(args: argparse.Namespace) -> None:
     drawn = [Curriculum(stage, config.run.seed) for stage in stages]
     tasks = [drawn[i % len(drawn)].next(i) for i in range(args.episodes)]
     episodes: list[Episode] = []
-    console = Console(len(tasks))
+    console, teacher = Console(len(tasks)), Teacher(policy, tasks, spec, config.run.seed, args.explore, config.env)
     for start in range(0, len(tasks), GAMES_AT_ONCE):
         part = tasks[start : start + GAMES_AT_ONCE]
-        teacher = Teacher(policy, part, spec, config.run.seed, args.explore, config.env)
-        episodes += play(replace(config.env, games_at_once=0), teacher, part)
+        episodes += play(replace(config.env, games_at_once=0), teacher, part, start)
         console.update(len(episodes), f"{spec}: {len(episodes)}/{len(tasks)} games played")
     console.close()
     sequences = [s for e in episodes for seat in e.sequences.values() for s in seat if s.decisions]

@@ -646,8 +646,11 @@ def test_games_that_were_recorded_are_not_kept_by_the_player():
     player = FunctionPlayer(lambda query: str(next(iter(query.legal))))
     player.action_probs = lambda queries: [dict.fromkeys(query.legal, 1.0) for query in queries]
     player.release = ended.extend
-    record(player, EnvConfig(), [Task(TIC_TAC_TOE, seed, "random", seed) for seed in range(3)], 1)
+    tasks = [Task(TIC_TAC_TOE, seed, "random", seed) for seed in range(3)]
+    rows = record(player, EnvConfig(), tasks, 1)
     assert sorted(ended) == [0, 1, 2]
+    assert record(player, EnvConfig(games_at_once=2), tasks, 1) == rows
+    assert sorted(ended) == [0, 0, 1, 1, 2, 2]
 
 
 def test_a_question_without_an_answer_is_no_legal_answer():
