@@ -148,10 +148,12 @@ def read_json(path: str | Path) -> Any:
     Raises:
         ConfigError: the file is missing, unreadable, or not such JSON (with the line number where there is one).
     """
-    return _parse_json(read_text(path), f"{path}: ")
+    return parse_json(read_text(path), f"{path}: ")
 
 
-def _parse_json(text: str, source: str) -> Any:
+def parse_json(text: str, source: str) -> Any:
+    """JSON as ``read_json`` takes it; ConfigError, which begins with ``source``: it is none."""
+
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         keys = [key for key, _ in pairs]
         for key in {key for key in keys if keys.count(key) > 1} if len(set(keys)) < len(keys) else ():
@@ -185,7 +187,7 @@ def _parse_set(item: str) -> Any:
 
 def _word(text: str, source: str = "--set: ") -> Any:
     try:
-        return _parse_json(text, source)
+        return parse_json(text, source)
     except ConfigError as exc:
         if not isinstance(exc.__cause__, json.JSONDecodeError):
             raise

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from config.reader import ConfigError
+from config.reader import ConfigError, parse_json
 
 ATTEMPTS = 5  # of a call that may be repeated
 FIRST_WAIT, LONGEST_WAIT = 0.5, 8.0  # seconds between them, doubling
@@ -32,14 +32,7 @@ def one_line(text: str, most: int = 200) -> str:
 
 def parse(text: str) -> Any:
     """Return what a server sent as JSON; ValueError: it is none, or nested too deeply to be printed again."""
-
-    def refuse(literal: str) -> None:
-        raise ValueError(f"{literal} is no JSON")
-
-    try:
-        answer = json.loads(text, parse_constant=refuse)
-    except RecursionError as error:
-        raise ValueError("nested too deeply") from error
+    answer = parse_json(text, "")
     if deeper_than(answer, MAX_DEPTH):
         raise ValueError("nested too deeply")
     return answer

@@ -632,7 +632,7 @@ def test_a_silent_server_holds_nobody_up_after_its_first_failure(policy, server,
     """Neither the next weights nor the games: they are played by the other, while it is asked to load them."""
     with (
         stand_in(micro_config(folder)) as other,
-        engine_of(policy, tmp_path, server, other, env_timeout=6.0) as engine,
+        engine_of(policy, tmp_path, server, other, env_timeout=9.0) as engine,
     ):
         other.faulty = lambda path, _: 20.0 if silent in ("everything", path) else None
         engine.publish(1)  # a third of the time that the settings give, once
@@ -643,7 +643,7 @@ def test_a_silent_server_holds_nobody_up_after_its_first_failure(policy, server,
             if pause:
                 engine.publish(version)
             assert {e.outcome for e in games(engine)} == {"finished"}
-            assert time.monotonic() - started < 1.9
+            assert time.monotonic() - started < 2.9
             assert engine.servers[0].version == engine.version
         other.faulty = lambda path, _: None
         engine.servers[1].retry_at = 0.0
