@@ -120,6 +120,7 @@ class _Ongoing:
         self.conversations: dict[int, _Conversation] = {}
         self.past_turns: int | None = None
         self.n_decisions: dict[int, int] = {}
+        self.own: set[int] = set()  # seats that the player answers for, and no opponent's adapter
         self.forced = self.retries = 0
         self.episode = Episode(task, "unknown", 0.0, RUNNING)
 
@@ -147,7 +148,8 @@ class _Ongoing:
             else:
                 self._collect(action)
                 if action.truncated:  # undecided where it is an opponent's prompt that no longer fits
-                    return self._finish("truncated", 0.0 if self.step.info["adapter"] is None else 0.5)
+                    seat = self.step.info["seat"]
+                    return self._finish("truncated", 0.0 if seat in self.own else 0.5, seat)
                 self._answer(action.text)
             while self.running and self._is_forced():
                 self._answer(str(next(iter(self.step.legal))))
@@ -186,27 +188,30 @@ class _Ongoing:
             self.episode.game = info["game"]
             own = next((known.history_turns for known in games.GAMES if known.name == info["game"]), None)
             self.past_turns = self.config.past_turns(own)
-        self.step = step
+        if not step.done and info["adapter"] is None:
+            self.own.add(info["seat"])
+        last, self.step = self.step.info.get("seat"), step
         if step.done:
-            return self._finish(info["outcome"], step.score)
+            return self._finish(info["outcome"], step.score, last)
         seat, attempt = info["seat"], info["attempt"]
         if seat not in self.conversations:
             self.conversations[seat] = _Conversation(info["system"])
         self.conversations[seat].ask(step.text, attempt)
         if attempt > 1:
-            self.retries += 1
+            self.retries += seat in self.own
         elif self._is_forced():
             self.forced += 1
         else:
             self.n_decisions[seat] = self.n_decisions.get(seat, 0) + 1
 
-    def _finish(self, outcome: str, score: float = 0.0) -> None:
+    def _finish(self, outcome: str, score: float = 0.0, last: int | None = None) -> None:
         self.env.close()
         info = self.step.info
         kept = {key: info.get(key) for key in ("seat", "returns", "scores", "history")}
         kept["seat"] = info.get("own_seat", kept["seat"])
         kept |= {key: info[key] for key in ("match", "exact", "share") if key in info}  # of trace
-        counted = {"n_decisions": self.n_decisions, "forced": self.forced, "retries": self.retries}
+        asked = {seat: n for seat, n in self.n_decisions.items() if seat in self.own}
+        counted = {"n_decisions": asked, "forced": self.forced, "retries": self.retries, "own_end": last in self.own}
         self.episode.outcome, self.episode.score = outcome, score
         self.episode.info = kept | counted | {"length": len(info["history"])}
 

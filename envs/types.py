@@ -128,8 +128,8 @@ class Episode:
     """A played task. ``sequences[seat]`` are the sequences of each seat the current policy controlled.
 
     ``info``: seat (the task's), returns and scores of all seats (None unless the game ended), history, length,
-    n_decisions ({seat: decisions asked}), forced and retries (counts); of trace match, exact and share too; of a
-    failed episode only error.
+    n_decisions ({seat: decisions asked}) and retries of seats that no opponent's adapter has, forced (a count), own_end
+    (whether such a seat was asked last); of trace match, exact and share too; of a failed episode only error.
     """
 
     task: Task

@@ -90,9 +90,10 @@ def outcome(episode: Episode) -> Row:
 def legal_rate(episodes: Seq[Episode]) -> float | None:
     """Share of the answers, those asked for again too, that were read as a legal action; None: there was none."""
     played = [e for e in episodes if e.outcome != "failed"]
-    illegal = sum(e.info["retries"] + (e.outcome == "forfeited") for e in played)
+    illegal = sum(e.info["retries"] + (e.outcome == "forfeited" and e.info["own_end"]) for e in played)
     asked = sum(sum(e.info["n_decisions"].values()) + e.info["retries"] for e in played)
-    answers = asked - sum(e.outcome == "truncated" for e in played)  # whose last question had no answer
+    unanswered = sum(e.outcome == "truncated" and e.info["own_end"] for e in played)  # the last question of these
+    answers = asked - unanswered
     return 1 - illegal / answers if answers else None
 
 

@@ -620,6 +620,24 @@ def test_what_became_of_the_english_is_told_of_models_that_know_any(monkeypatch)
     assert f"; {same} of 20 answers" in english.told(found)
 
 
+def test_answers_of_an_opponent_are_not_the_players():
+    """It never answers legally, and forfeits; or its prompt does not fit."""
+    config = EnvConfig(answer_mode="free")
+    tasks = [Task(LEDUC, seed, "past:x", seed) for seed in range(20)]
+
+    def one(query):
+        return Action(
+            str(next(iter(query.legal))) if query.adapter is None else "none", truncated=cut and bool(query.adapter)
+        )
+
+    for cut in (False, True):
+        player = SimpleNamespace(act=lambda queries: [one(query) for query in queries])
+        episodes = play(config, player, tasks)
+        assert {e.outcome for e in episodes} == {"truncated" if cut else "forfeited"}
+        assert legal_rate(episodes) == 1.0
+        assert sum(e.info["retries"] for e in episodes) == 0
+
+
 class Leaving:
     """A player whose run is to stop."""
 
@@ -655,9 +673,9 @@ def test_games_that_were_recorded_are_not_kept_by_the_player():
 
 def test_a_question_without_an_answer_is_no_legal_answer():
     task = Task(KUHN, 0, "random", 0)
-    ended = Episode(task, "kuhn_poker", 1.0, "finished", info={"retries": 0, "n_decisions": {0: 2}})
-    cut = Episode(task, "kuhn_poker", 0.0, "truncated", info={"retries": 1, "n_decisions": {0: 2}})
-    never = Episode(task, "kuhn_poker", 0.0, "truncated", info={"retries": 0, "n_decisions": {0: 1}})
+    ended = Episode(task, "kuhn_poker", 1.0, "finished", info={"retries": 0, "n_decisions": {0: 2}, "own_end": True})
+    cut = Episode(task, "kuhn_poker", 0.0, "truncated", info={"retries": 1, "n_decisions": {0: 2}, "own_end": True})
+    never = Episode(task, "kuhn_poker", 0.0, "truncated", info={"retries": 0, "n_decisions": {0: 1}, "own_end": True})
     assert legal_rate([ended, cut]) == pytest.approx(3 / 4)
     assert legal_rate([never]) is None
 
