@@ -481,6 +481,7 @@ def test_a_past_self_stays_as_it_was_and_can_be_written_and_forgotten(qwen2, new
     names = list(other.trainable())
     other.keep_past("step-000010", qwen2.past_adapter("step-000010"))
     assert list(other.trainable()) == names
+    assert not any(p.requires_grad for n, p in other.peft_model.named_parameters() if "step-000010" in n)
     assert torch.equal(other.evaluate_decisions(sequences, adapter="step-000010").logprobs, then)
     assert not any(p.requires_grad for n, p in other.peft_model.named_parameters() if "step-000010" in n)
     other.forget_past("step-000010")

@@ -242,7 +242,7 @@ MUTANTS = {
                "                start += B_OR.shape[1]\n                by_inner", "                by_inner"),
         Mutant("adapter: frozen weights only", LORA,
                "if B_OR is not None:\n                out_NO", "if False:\n                out_NO"),
-        Mutant("SwiGLU: gate and up change places", LAYERS, "F.silu(gate).mul_(grads[0])", "F.silu(up).mul_(grads[0])"),
+        Mutant("SwiGLU: gate and up change places", LAYERS, "mlp.act_fn(gate) * up", "mlp.act_fn(up) * gate"),
         Mutant("norm: no gradient through the mean square", LAYERS,
                "g.mul_(inverse).addcmul_(x, along)", "g.mul_(inverse)"),
     ],
@@ -322,7 +322,7 @@ MUTANTS = {
     ],
     # ---- past selves
     "tests/policy/test_player.py::test_a_past_self_stays_as_it_was_and_can_be_written_and_forgotten": [
-        Mutant("past selves are trained on", ADAPTERS, "trained.get(parameter, False)", "trained.get(parameter, True)"),
+        Mutant("past selves are trained on", ADAPTERS, "set_requires_grad(name, False)", "set_requires_grad(name, True)"),
         Mutant("a past self is a fresh adapter", ADAPTERS,
                "set_peft_model_state_dict(self.peft_model, tensors, adapter_name=name)", "pass"),
     ],
