@@ -322,7 +322,8 @@ MUTANTS = {
     ],
     # ---- past selves
     "tests/policy/test_player.py::test_a_past_self_stays_as_it_was_and_can_be_written_and_forgotten": [
-        Mutant("past selves are trained on", ADAPTERS, "set_requires_grad(name, False)", "set_requires_grad(name, True)"),
+        Mutant("past selves are trained on", ADAPTERS,
+               "set_requires_grad(name, False)", "set_requires_grad(name, True)"),
         Mutant("a past self is a fresh adapter", ADAPTERS,
                "set_peft_model_state_dict(self.peft_model, tensors, adapter_name=name)", "pass"),
     ],
