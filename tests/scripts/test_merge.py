@@ -183,7 +183,7 @@ def test_moves_count_up_to_the_first_that_differs():
     found = proof.compare(before, after, effect=2.0)
     assert (found["mean_difference"], found["max_difference"]) == (0.25, 0.5)
     assert (found["moves"], found["identical_moves"]) == (2 + 2 + 1, 3 / 5)
-    assert found["value_difference"] == pytest.approx((-1.0 + 0.0) / 2)  # pairs: -2 and 0; 0 alone
+    assert found["value_difference"] == -1.0  # of -2 and 0; the pair of the deal that was lost is left out
 
 
 def test_all_deals_lost_is_no_proof():
