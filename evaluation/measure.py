@@ -346,9 +346,11 @@ class _Transcript:
 
     def act(self, queries: Seq[Query]) -> list[Action]:
         """Answer as the player does."""
-        probs = self.player.action_probs(queries) if queries[0].legal else [{} for _ in queries]
         actions = self.player.act(queries)
-        for query, action, p in zip(queries, actions, probs, strict=True):
+        chosen = [q for q, action in zip(queries, actions, strict=True) if q.legal and not action.truncated]
+        probs = iter(self.player.action_probs(chosen) if chosen else [])
+        for query, action in zip(queries, actions, strict=True):
+            p = next(probs) if query.legal and not action.truncated else {}
             system, *_, user = (m["content"] for m in query.conversation)
             turn = {"seat": query.seat, "user": user, "answer": action.text, "legal": query.legal, "probs": p,
                     "action": parse_action(action.text, query.legal), "value": action.value}  # fmt: skip

@@ -39,7 +39,7 @@ from training import memory, preflight
 from training.config import DEFAULT_FILES, ROOT, load_sections
 from training.memory import GB, count_parameters
 from training.process import at_least, run_program
-from utils import ConfigError, must_be_writable, read_json
+from utils import ConfigError, must_be_writable, read_json, write_file
 
 TINY = ROOT / "config" / "presets" / "tiny.json"
 TINY_MODEL = "models/tiny"
@@ -224,7 +224,7 @@ def run(args: argparse.Namespace) -> None:
         print(warning)
     if args.output.exists() and not args.yes and not Confirm.ask(f"Replace {args.output}?"):
         raise ConfigError(f"--output {args.output}: is kept; name another file")
-    args.output.write_text(json.dumps(chosen.overlay, indent=1) + "\n", encoding="utf-8")
+    write_file(args.output, (json.dumps(chosen.overlay, indent=1) + "\n").encode())
     command = f"python train_ppo.py --config {shlex.quote(str(args.output))}"
     print(f"{args.output} is written. Go on with\n  {command} --dry-run\n  {command}")
 

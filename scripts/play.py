@@ -20,7 +20,7 @@ from config.flags import FlagParser
 from config.reader import ConfigError, blaming
 from env_wrapper import make_env, play
 from envs.openspiel import position, table
-from envs.types import Action, Episode, Query, Task
+from envs.types import Action, Episode, PromptTooLongError, Query, Task
 from evaluation.measure import game_sets
 from evaluation.players import Contestant, Roster, Seats, player_flags
 from training.process import ProgramError, leave, run_program
@@ -56,7 +56,10 @@ class Person:
     def _opinion(self, query: Query) -> str:
         if not hasattr(self.adviser, "action_probs"):
             return "this opponent has no probabilities to show"
-        [probs] = self.adviser.action_probs([query])
+        try:
+            [probs] = self.adviser.action_probs([query])
+        except PromptTooLongError:
+            return "the position does not fit into what the model may read"
         ranked = sorted(probs.items(), key=lambda item: -item[1])
         return "\n".join(f"  {action:>4}  {p:6.1%}  {query.legal[action]}" for action, p in ranked)
 

@@ -209,8 +209,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = _arguments(argv)
     try:
         listener = _listen(args.host, args.port)
-    except OSError as error:
-        print(f"serve: cannot listen on {args.host} port {args.port}: {error.strerror or error}", file=sys.stderr)
+    except (OSError, TypeError, UnicodeError) as error:  # of these the last two are of a name that no machine has
+        why = getattr(error, "strerror", None) or error
+        print(f"serve: cannot listen on {args.host} port {args.port}: {why}", file=sys.stderr)
         return 1
     if args.host not in LOOPBACK:
         print("serve: every machine that reaches this address may play: there are no passwords", file=sys.stderr)

@@ -80,6 +80,8 @@ EOF
 }
 
 is_recent .venv/bin/python || make_venv
+# Where making it was interrupted there is an interpreter and no pip yet.
+.venv/bin/python -m pip --version >/dev/null 2>&1 || .venv/bin/python -m ensurepip >/dev/null
 [[ "$(cat "$stamp" 2>/dev/null)" == "$wanted" ]] || install
 touch "$stamp" # make compares its time with that of the requirements
 report

@@ -10,6 +10,7 @@ and ``report.md``, to be pasted.
 """
 
 import argparse
+import io
 import json
 import math
 import os
@@ -246,7 +247,9 @@ def draw_curves(runs: Sequence[RunData], path: Path) -> Path:
         _finish(axis, panel["title"], panel["unit"], len(panel["lines"]))
     for axis in axes[len(drawn) :]:
         axis.set_axis_off()
-    figure.savefig(path)
+    drawing = io.BytesIO()
+    figure.savefig(drawing, format="png")
+    write_file(path, drawing.getvalue())  # what a link leads to stays as it is
     return path
 
 

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 from config.reader import blaming, read_text
 from envs.client import one_line
 from envs.config import EnvConfig, TraceConfig
-from envs.trace.prints import MAX_PRINTS, inject_safe
+from envs.trace.prints import MAX_PRINTS, compiles, inject_safe
 from envs.trace.programs import LEVELS, Program, generate
 from envs.trace.sandbox import Run, Sandbox, SandboxError
 from envs.trace.scoring import leading_share, score
@@ -169,6 +169,8 @@ class _Workshop:
             found = self.rows[task_id % len(self.rows)]
             row, name, injection_seed = found if isinstance(found, Program) else _row(found), "trace", task_id
             max_prints, run = MAX_PRINTS, self.sandbox.run
+            if not compiles(row.program):
+                raise NoAnswerError(f"task_id {task_id}: the program is no Python")
 
         try:
             shown, result = inject_safe(row.program, injection_seed, lambda p: run(p, row.inputs), max_prints)
@@ -236,7 +238,7 @@ def _read(file: Path) -> list[Program]:
     for number, line in enumerate(text.split("\n"), 1):
         try:
             rows += [_row(json.loads(line))] if line.strip() else []
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise ValueError(f"{file}:{number}: {error}") from error
     return rows
 

@@ -118,9 +118,10 @@ def inject(
     return ast.unparse(ast.fix_missing_locations(tree))
 
 
-def _compiles(program: str) -> bool:
+def compiles(program: str) -> bool:
+    """Whether a program, out of its code block, is Python."""
     try:
-        compile(program, "program", "exec", dont_inherit=True)
+        compile(_without_fence(program), "program", "exec", dont_inherit=True)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return False
     return True
@@ -139,9 +140,9 @@ def inject_safe(program: str, seed: int, execute: Execute, max_prints: int = MAX
     if run.status not in ("ok", "error"):  # a limit, which no print has to do with
         return shown, run
     broken = frozenset[str]()
-    if not _compiles(shown) and _compiles(_without_fence(program)):  # a print before ``global``
+    if not compiles(shown) and compiles(program):  # a print before ``global``
         tags = {f"__DBG_{n}__" for n in range(max_prints)}
-        broken = frozenset(t for t in tags if not _compiles(inject(program, seed, max_prints, skip=tags - {t})))
+        broken = frozenset(t for t in tags if not compiles(inject(program, seed, max_prints, skip=tags - {t})))
     trial = execute(inject(program, seed, max_prints, trial=True, skip=broken))
     broken |= frozenset(re.findall(r"^__DBG_\d+__$", trial.stderr, re.MULTILINE))
     if not broken:

@@ -401,7 +401,7 @@ def test_safe_injection_leaves_out_prints_that_are_no_python_or_cannot_be_shown(
     assert broken, "the public environment's injection breaks it"
 
 
-@pytest.mark.parametrize("program", ["print('\ud800')", "-" * 100_000 + "1"])
+@pytest.mark.parametrize("program", ["print('\ud800')", "-" * 100_000 + "1", "print 1", "print(1)\0"])
 def test_a_program_that_python_cannot_read_is_no_task(tmp_path, program):
     (tmp_path / "a.jsonl").write_text(json.dumps({"program": program}))
     with pytest.raises(NoAnswerError, match="task_id 0: the program"):
@@ -457,6 +457,7 @@ BAD = [
     ("{folder}/broken.jsonl", "broken.jsonl:1: Expecting"),
     ("{folder}/latin.jsonl", "latin.jsonl: is not UTF-8 text"),
     ("{folder}/latin", "a.py: is not UTF-8 text"),
+    ("{folder}/deep.jsonl", "deep.jsonl:1: maximum recursion depth"),
     ("{folder}/pipe", "a.py: cannot be read: is no regular file"),
 ]
 
@@ -471,6 +472,7 @@ def test_bad_sources(source, message, tmp_path):
     os.mkfifo(tmp_path / "pipe" / "a.py")  # nobody writes into it
     for name in ("latin.jsonl", "latin/a.py"):
         (tmp_path / name).write_bytes(b"# caf\xe9\n")
+    (tmp_path / "deep.jsonl").write_text("[" * 200_000)
     with pytest.raises(ValueError, match=message):
         new_env(source=source.format(folder=tmp_path))
 

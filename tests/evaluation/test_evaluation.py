@@ -671,6 +671,15 @@ def test_games_that_were_recorded_are_not_kept_by_the_player():
     assert sorted(ended) == [0, 0, 1, 1, 2, 2]
 
 
+def test_a_game_whose_prompt_no_longer_fits_is_recorded_to_there():
+    """What it thought of the alternatives is not asked where nothing can be read."""
+    policy = tiny_policy(Path(base_model()), ppo={"max_seq_length": 18})
+    rows = record(policy, EnvConfig(prompt="compact", history_turns="all"), [Task(LEDUC, 1, "random", 1)], 1)
+    assert rows[0]["outcome"] == "truncated"
+    assert [bool(turn["probs"]) for turn in rows[0]["turns"]] == [True] * (len(rows[0]["turns"]) - 1) + [False]
+    assert len(rows[0]["turns"]) > 1
+
+
 def test_a_question_without_an_answer_is_no_legal_answer():
     task = Task(KUHN, 0, "random", 0)
     ended = Episode(task, "kuhn_poker", 1.0, "finished", info={"retries": 0, "n_decisions": {0: 2}, "own_end": True})

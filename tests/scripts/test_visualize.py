@@ -141,6 +141,14 @@ def png_size(path):
 # --- Curves ------------------------------------------------------------------------------------------------------
 
 
+def test_what_a_link_in_the_runs_folder_leads_to_is_kept(run_dir, tmp_path):
+    (tmp_path / "mine.txt").write_text("mine")
+    (tmp_path / "curves.png").symlink_to(tmp_path / "mine.txt")
+    visualize.draw_curves([visualize.load_run(run_dir)], tmp_path / "curves.png")
+    assert (tmp_path / "mine.txt").read_text() == "mine"
+    assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
+
+
 def test_draw_curves_writes_a_picture_that_grows_with_the_keys(run_dir, tmp_path):
     def draw(folder):
         return visualize.draw_curves([visualize.load_run(folder)], tmp_path / "curves.png")
