@@ -43,7 +43,8 @@ def replayable(episode: dict[str, Any]) -> dict[str, Any]:
             shown = [
                 {"state": t.get("state", t.get("user", "")), "moves": [], "turns": [i]} for i, t in enumerate(turns)
             ]
-            return {**episode, "frames": shown}
+            nothing = {"state": f"Nothing was asked: the game {episode.get('outcome')}.", "moves": [], "turns": []}
+            return {**episode, "frames": shown or [nothing]}
         shown = frames(episode)
         for frame in shown:
             frame["turns"] = _answered(turns, at, frame)

@@ -141,6 +141,12 @@ def png_size(path):
 # --- Curves ------------------------------------------------------------------------------------------------------
 
 
+def test_a_game_that_failed_before_anything_was_asked_has_a_frame_to_show():
+    row = {"step": 1, "game": "trace", "task_id": 0, "outcome": "failed", "history": None, "turns": []}
+    [frame] = replayable(row)["frames"]
+    assert frame["state"] == "Nothing was asked: the game failed."
+
+
 def test_what_a_link_in_the_runs_folder_leads_to_is_kept(run_dir, tmp_path):
     (tmp_path / "mine.txt").write_text("mine")
     (tmp_path / "curves.png").symlink_to(tmp_path / "mine.txt")
