@@ -14,6 +14,7 @@ import torch
 from env_wrapper import EnvConfig, Episode, Task, play
 from games import CONFIGS_PER_GAME, NAMES
 from policy import Policy, load_policy
+from policy.model import quietly
 from scripts.make_tiny_model import make_model, make_tokenizer, prompts
 from training.config import SECTIONS
 from utils import load_config
@@ -43,7 +44,8 @@ def _folder() -> tempfile.TemporaryDirectory:
 def base_model() -> str:
     """The folder of a random base and its tokenizer, made once per process."""
     tokenizer = make_tokenizer(prompts(("kuhn_poker", "leduc_poker", "tic_tac_toe"), 10), 320)
-    make_model(len(tokenizer), 32, 2, 0.15, 0).save_pretrained(_folder().name)
+    with quietly():  # whichever test is the first reads what it prints itself, and no bar
+        make_model(len(tokenizer), 32, 2, 0.15, 0).save_pretrained(_folder().name)
     tokenizer.save_pretrained(_folder().name)
     return _folder().name
 
