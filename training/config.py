@@ -217,6 +217,7 @@ def narrowed(curriculum: CurriculumConfig, env: EnvConfig) -> CurriculumConfig:
                 split = stage.range_weights.get(i, [usual / len(own[i])] * len(own[i]))
                 for (a, b), weight in zip(own[i], split, strict=True):
                     games[f"{a}-{b}"] += weight
+            games = dict(games)  # dataclasses.asdict cannot copy the other kind before Python 3.12
         with blaming(f"stage {stage.name!r}: ", raising=ValueError):
             return replace(stage, games=games if named else stage.games, **opponent)
 
