@@ -348,9 +348,12 @@ class _Transcript:
         """Answer as the player does."""
         actions = self.player.act(queries)
         chosen = [q for q, action in zip(queries, actions, strict=True) if q.legal and not action.truncated]
-        probs = iter(self.player.action_probs(chosen) if chosen else [])
+        found: list[dict[int, float]] = []
+        with contextlib.suppress(PromptTooLongError):  # free answers may be shorter than the longest legal one
+            found = self.player.action_probs(chosen) if chosen else []
+        probs = iter(found)
         for query, action in zip(queries, actions, strict=True):
-            p = next(probs) if query.legal and not action.truncated else {}
+            p = next(probs, {}) if query.legal and not action.truncated else {}
             system, *_, user = (m["content"] for m in query.conversation)
             turn = {"seat": query.seat, "user": user, "answer": action.text, "legal": query.legal, "probs": p,
                     "action": parse_action(action.text, query.legal), "value": action.value}  # fmt: skip
