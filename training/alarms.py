@@ -34,7 +34,12 @@ class Alarm(NamedTuple):
     sign: Callable[[Row, Memory], bool]
 
 
+NOTHING_TRAINED = Alarm(
+    "nothing_trained", "no decision was trained on: see truncated (raise ppo.max_seq_length) and skipped", 3, "stop",
+    lambda row, m: not row["updates"],
+)  # fmt: skip
 ALARMS = (
+    NOTHING_TRAINED,
     Alarm("entropy", "the policy has all but stopped exploring: raise ppo.entropy_coef or lower the learning rate",
           10, "warn", lambda row, m: row["entropy"] < 0.05 * m["entropy_first"]),
     Alarm("legal_mass", "unconstrained answers are no longer legal: raise ppo.legal_mass_coef", 5, "warn",
@@ -50,13 +55,13 @@ ALARMS = (
     Alarm("grad_norm", "the gradient is ten times its usual size", 3, "slow",
           lambda row, m: row["grad_norm"] > 10 * m["grad_norm_usual"] > 0),
     Alarm("score_drop", "the score has fallen far below the best of this stage: go back to an earlier checkpoint",
-          10, "stop", lambda row, m: m["score_now"] < m.get("score_best", 0.0) - 0.2),
+          10, "stop", lambda row, m: m.get("score_now", 0.0) < m.get("score_best", 0.0) - 0.2),
 )  # fmt: skip
 
 
 def respond(row: dict[str, Any], state: TrainerState, ppo: PPOConfig) -> None:
     """Adapt the learning rate's scale to what the step did; raise alarms, which are noted in ``row``."""
-    if ppo.alarms == "off" or not row["updates"]:
+    if ppo.alarms == "off":
         return
     raised = watch(row, state.alarms)
     if raised:
@@ -78,28 +83,33 @@ def watch(row: Row, memory: Memory) -> list[Alarm]:
 
     A change of stage starts score, entropy and legal mass anew: another opponent or game is no collapse.
     """
-    raised = []
-    _remember(row, memory)
-    for alarm in ALARMS:
+    raised, trained = [], bool(row["updates"])
+    if trained:
+        _remember(row, memory)
+    for alarm in ALARMS if trained else (NOTHING_TRAINED,):
         count = f"{alarm.name}_steps"
         memory[count] = memory.get(count, 0) + 1 if alarm.sign(row, memory) else 0
         if memory[count] == alarm.patience:
             raised.append(alarm)
-    _follow(row, memory)
+    if trained:
+        _follow(row, memory)
     return raised
 
 
 def _remember(row: Row, memory: Memory) -> None:
     memory["entropy_first"] = memory.get("entropy_first") or row["entropy"]
     memory.setdefault("grad_norm_usual", 0.0)
+    if "legal_mass" in row:
+        memory["legal_mass_best"] = max(memory.get("legal_mass_best", 0.0), row["legal_mass"])
+    if any(opponent.startswith("past:") for opponent in row["opponents"]):  # who grow stronger as the policy does
+        _forget(memory, "score")
+        return
     rows, now = memory.get("score_rows", 0) + 1, memory.get("score_now", 0.0)
     # Equal weights first: with few games a step the first may be lucky, and what follows looks a collapse.
     memory["score_now"] = now + max(1 / rows, SMOOTHING) * (row["score_mean"] - now)
     memory["score_rows"] = rows
     if rows >= 1 / SMOOTHING:
         memory["score_best"] = max(memory.get("score_best", 0.0), memory["score_now"])
-    if "legal_mass" in row:
-        memory["legal_mass_best"] = max(memory.get("legal_mass_best", 0.0), row["legal_mass"])
 
 
 def _follow(row: Row, memory: Memory) -> None:
@@ -107,5 +117,9 @@ def _follow(row: Row, memory: Memory) -> None:
     usual = memory["grad_norm_usual"] or row["grad_norm"]
     memory["grad_norm_usual"] = usual + SMOOTHING * (min(row["grad_norm"], 2 * usual) - usual)
     if "stage_change" in row:
-        for name in [name for name in memory if name.startswith(("score", "entropy", "legal_mass"))]:
-            del memory[name]
+        _forget(memory, "score", "entropy", "legal_mass")
+
+
+def _forget(memory: Memory, *signs: str) -> None:
+    for name in [name for name in memory if name.startswith(signs)]:
+        del memory[name]

@@ -22,12 +22,13 @@ import psutil
 import torch
 from tabulate import tabulate
 
-from config.reader import blaming
+from config.reader import blaming, read_json
 from curriculum import CurriculumConfig, eval_tasks, first_tasks, pool
 from envs import exact
 from envs.config import EnvConfig
-from envs.openspiel import load_game, position, query_at, table, tables
+from envs.openspiel import ATTEMPTS, load_game, position, query_at, table, tables
 from envs.opponents import RandomBot, make_bot, parse_opponent
+from envs.prompts import RETRY
 from envs.types import Episode, Task
 from games import CONFIGS_PER_GAME, GAMES
 from policy.chat import ChatFormat, answer_trie
@@ -81,6 +82,12 @@ def measure_prompts(config: SimpleNamespace, chat: ChatFormat, peek: bool = Fals
             f"ppo.max_seq_length = {config.ppo.max_seq_length}: the first prompt and answer of {game} take {needed} "
             f"tokens; expected at least {needed}, a shorter env.prompt, or other games in curriculum.stages"
         )
+    again = chat.later([{"role": "user", "content": RETRY.format(attempt=1, attempts=ATTEMPTS)}])
+    asked = needed + (ATTEMPTS - 1) * (len(again) + config.ppo.max_new_tokens)
+    free = config.env.env_type == "openspiel" and config.env.answer_mode == "free"
+    if free and asked > config.ppo.max_seq_length:
+        log.warning("ppo.max_seq_length = %d: the %d answers that %s allows to a decision may take %d tokens; games "
+                    "that are cut off teach nothing", config.ppo.max_seq_length, ATTEMPTS, game, asked)  # fmt: skip
     return measured
 
 
@@ -117,6 +124,20 @@ def check_card(config: SimpleNamespace, parameters: Parameters) -> None:
             f"model.model_name: {config.model.model_name} takes {needed / GB:.1f} GB before its first game, and "
             f"{torch.cuda.get_device_name()} has {total / GB:.1f} GB, {others}; --dry-run says what takes how much"
         )
+
+
+def check_lora(config: SimpleNamespace) -> None:
+    """Raise ConfigError where ``lora`` is not what ``model.adapter``, a folder, was made with: that is what trains."""
+    folder = Path(config.model.adapter or "").expanduser()
+    if config.model.adapter is None or not folder.is_dir():
+        return
+    with blaming("model.adapter: ", ConfigError):
+        made = read_json(folder / "adapter_config.json")
+    for key, value in dataclasses.asdict(config.lora).items():
+        held = made.get(key, value) if isinstance(made, dict) else value
+        if held != value and not (isinstance(held, list) and set(held) == set(value)):
+            raise ConfigError(f"lora.{key} = {json.dumps(value)}: {config.model.adapter} was made with "
+                              f"{json.dumps(held)}; expected the same")  # fmt: skip
 
 
 def look(config: SimpleNamespace) -> tuple[Any, Parameters, ChatFormat]:
@@ -334,6 +355,9 @@ def check(config: SimpleNamespace, processes: int = 1, dry_run: bool = False, **
 
         check_server(config.env)
     check_adapter(config.model)
+    check_lora(config)
+    if config.curriculum.failure_replay_prob and not any(stage.gate for stage in config.curriculum.stages):
+        log.warning("curriculum.failure_replay_prob: nothing is replayed, as no stage has an opponent that counts")
     if dry_run:
         _check_run_folder(config, **start)
         print(describe(config))

@@ -260,7 +260,11 @@ class Checkpointed:
             state.setdefault("drawn", saved.step * self.config.ppo.batch_size)  # checkpoints before 2026-11-24
             self.state = make(TrainerState, state, "trainer_state")
             self.state.check(saved.step)
-            if self._played_otherwise(saved.json("run_config")):
+            before, ppo = saved.json("run_config"), self.config.ppo
+            known = before.get("ppo", {}) if isinstance(before, dict) else {}
+            if known.get("init_kl_coef", ppo.init_kl_coef) != ppo.init_kl_coef:  # forced: what it became is void
+                self.state.kl_coef = ppo.init_kl_coef
+            if self._played_otherwise(before):
                 self.state.before = [{"game": r["game"], **dict.fromkeys(("value", "exact", "share"))}
                                      for r in self.state.before]  # fmt: skip
             if self.state.row:

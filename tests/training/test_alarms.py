@@ -11,12 +11,13 @@ from training import alarms
 from training.alarms import ALARMS, watch
 
 QUIET = {"entropy": 1.0, "legal_mass": 0.9, "update_kl": 0.01, "logprob_gap_mean": 0.001, "explained_variance": 0.3,
-         "grad_norm": 1.0, "score_mean": 0.7}  # fmt: skip
+         "grad_norm": 1.0, "score_mean": 0.7, "updates": 4.0, "opponents": {"random": 8}}  # fmt: skip
 SIGNS = {
     "entropy": {"entropy": 0.04}, "legal_mass": {"legal_mass": 0.4}, "kl": {"update_kl": 0.31},
     "kl_average": {"kl_average": 0.51}, "logprob_gap": {"logprob_gap_mean": 0.21},
     "explained_variance": {"explained_variance": -0.6},
     "grad_norm": {"grad_norm": 50.0}, "score_drop": {"score_mean": 0.0},
+    "nothing_trained": {"updates": 0.0},
 }  # fmt: skip
 PATIENCE = {alarm.name: alarm.patience for alarm in ALARMS}
 
@@ -67,6 +68,20 @@ def test_a_new_stage_is_no_collapse():
     lost = QUIET | {"score_mean": 0.0}  # the new stage's mean is its own: 0.9 * 0.95^n < 0.9 - 0.2 from n = 5 on
     steps = [*[first] * 29, first | {"stage_change": "hard"}, *[first] * 25, *[lost] * 40]
     assert raised(steps) == [(55 + 5 + PATIENCE["score_drop"] - 1, "score_drop")]
+
+
+def test_past_selves_who_grow_stronger_are_no_collapse():
+    """The score falls by nature as each new past self joins; against fixed opponents alone it would be one."""
+    easy, hard = QUIET | {"score_mean": 0.9}, QUIET | {"score_mean": 0.5}
+    past = {"opponents": {"random": 4, "past:step-000100": 4}}
+    assert raised([*[easy] * 50, *[hard] * 60]) != []
+    assert raised([*[easy | past] * 50, *[hard | past] * 60]) == []
+    assert raised([*[easy] * 50, *[hard | past] * 60]) == []
+
+
+def test_steps_that_trained_nothing_are_told_though_they_have_no_other_metric():
+    nothing = {"updates": 0.0, "opponents": {"random": 8}, "score_mean": 0.5}
+    assert raised([nothing] * 9) == [(PATIENCE["nothing_trained"], "nothing_trained")]
 
 
 def test_a_game_of_fewer_answers_is_no_collapse_of_the_entropy_either():

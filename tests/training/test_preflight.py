@@ -263,6 +263,48 @@ def test_more_tokens_than_the_model_reads_are_refused(tmp_path, check):
         check(config)
 
 
+def test_free_answers_that_leave_no_room_to_ask_again_are_told(tmp_path, caplog):
+    """The game would be cut off at the first illegal answer, and nothing would be trained on, without a word."""
+    free = {"max_new_tokens": 40, "max_seq_length": 4096}
+    roomy = micro_config(tmp_path, env={"answer_mode": "free"}, ppo=free)
+    measured = preflight.measure_prompts(roomy, chat_of(roomy)).values()
+    assert not caplog.records
+    tight = free | {"max_seq_length": max(max(prompts.first) for prompts in measured) + 2 * 40}
+    preflight.measure_prompts(micro_config(tmp_path, env={"answer_mode": "free"}, ppo=tight), chat_of(roomy))
+    [record] = caplog.records
+    assert re.match(r"ppo\.max_seq_length = \d+: the 3 answers that (leduc|kuhn)_poker allows", record.getMessage())
+    caplog.clear()
+    preflight.measure_prompts(micro_config(tmp_path, ppo=tight), chat_of(roomy))  # constrained: never asked again
+    assert not caplog.records
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"r": 8}, "lora.r = 8: {} was made with 4"),
+        ({"lora_alpha": 5}, "lora.lora_alpha = 5: {} was made with 8"),
+        ({"target_modules": ["q_proj"]}, 'lora.target_modules = ["q_proj"]: {} was made with ["v_proj", "q_proj"]'),
+    ],
+)
+def test_a_lora_section_that_the_adapter_was_not_made_with_is_refused(tmp_path, change, told):
+    """What trains is the adapter as it is: the section would be ignored, and a dry run count by it."""
+    made = {"r": 4, "lora_alpha": 8, "target_modules": ["v_proj", "q_proj"]}
+    (tmp_path / "adapter").mkdir()
+    (tmp_path / "adapter" / "adapter_config.json").write_text(json.dumps(made))
+    model = {"adapter": str(tmp_path / "adapter")}
+    preflight.check_lora(micro_config(tmp_path, model=model, lora=made | {"target_modules": ["q_proj", "v_proj"]}))
+    with pytest.raises(ConfigError) as refused:
+        preflight.check_lora(micro_config(tmp_path, model=model, lora=made | change))
+    assert str(refused.value).startswith(told.format(tmp_path / "adapter"))
+
+
+@pytest.mark.parametrize(("opponent", "told"), [("random", 0), ("self", 1), ({"random": 1.0}, 1)])
+def test_failure_replay_without_games_that_count_is_told(tmp_path, caplog, opponent, told):
+    config = micro_config(tmp_path, curriculum=stage("kuhn_poker", opponent=opponent) | {"failure_replay_prob": 0.3})
+    preflight.check(config)
+    assert sum("failure_replay_prob" in record.getMessage() for record in caplog.records) == told
+
+
 @pytest.mark.parametrize("check", [preflight.describe, preflight.check_prompts])
 def test_a_first_prompt_that_cannot_fit_is_refused(tmp_path, check):
     config = micro_config(tmp_path, env={"prompt": "full"}, ppo={"max_seq_length": 64})

@@ -503,11 +503,11 @@ def test_a_run_of_an_older_version_goes_on(tmp_path, drawn):
 def test_a_forced_resume_takes_a_smaller_batch_and_a_magnet_that_was_not_there(tmp_path):
     """The magnet begins as a copy of the policy, not as the base; where memory is short, what is asked for counts."""
     assert train(tmp_path, "--set", "ppo.num_train_steps=2") == 0
-    knobs = ["model.tokens_per_batch=256", "ppo.magnet_coef=0.1", "ppo.num_train_steps=3"]
+    knobs = ["model.tokens_per_batch=256", "ppo.magnet_coef=0.1", "ppo.num_train_steps=3", "ppo.init_kl_coef=0.02"]
     config = read_config(parse_args(["--resume", str(tmp_path / "run"), "--set", *knobs], None))
     trainer = train_ppo.Trainer(config, tmp_path / "run")
     trainer.load(tmp_path / "run" / "checkpoint-000002", force=True)
-    assert trainer.policy.tokens_per_batch == 256
+    assert (trainer.policy.tokens_per_batch, trainer.state.kl_coef) == (256, 0.02)
     mine, average = (trainer.policy.past_adapter(name) for name in ("default", "average"))
     assert any(tensor.abs().max() > 0 for key, tensor in mine.items() if "lora_B" in key)
     assert all(torch.equal(mine[key], average[key]) for key in mine)
