@@ -373,6 +373,8 @@ def record(player: Any, env_config: EnvConfig, tasks: Seq[Task], step: int) -> l
         kept = {key: episode.info.get(key) for key in ("seat", "returns", "history")}
         if not is_board:
             kept["history"] = None  # there is no game to replay
+        if episode.outcome == "failed":
+            kept["error"] = episode.info["error"]
         rows.append({"step": step, "game": episode.game, "task_id": episode.task.task_id, "seed": episode.task.seed,
                      "opponent": episode.task.opponent, "score": episode.score, "outcome": episode.outcome,
                      **kept, "turns": transcript.turns.get(number, [])})  # fmt: skip

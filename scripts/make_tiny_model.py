@@ -136,8 +136,15 @@ def run(args: argparse.Namespace) -> None:
         tokenizer.save_pretrained(folder)
         (folder / "recipe.json").write_text(json.dumps(recipe, indent=1))
 
+    folder = args.output.resolve()
     with naming(f"{args.output}: "):
-        write_directory(args.output.resolve(), fill)
+        if weights:  # runs on it go on with no other
+            aside = folder.with_name(f"{folder.name}-{hashlib.sha256(note.read_bytes()).hexdigest()[:8]}")
+            if not aside.exists():
+                folder.rename(aside)
+                print(f"the model that was there is now {aside}; its runs go on with --resume RUN --force-config "
+                      f"--set model.model_name={aside}")  # fmt: skip
+        write_directory(folder, fill)
     print(f"{args.output}: {model.num_parameters():,} parameters, {len(tokenizer)} tokens")
 
 

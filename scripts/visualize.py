@@ -125,8 +125,12 @@ def load_run(directory: Path) -> RunData:
     env = config.get("env")
     if isinstance(env, dict) and env.get("games_path"):  # whose games the replay is then able to draw
         make(EnvConfig, {"games_path": env["games_path"]}, f"{files[0]}: env")
-    if not isinstance(summary.get("games", {}), dict):
-        raise ConfigError(f"{files[1]}: games must be an object of one entry a game")
+    games, english = summary.get("games", {}), summary.get("english") or {}
+    if not isinstance(games, dict) or not all(isinstance(game, dict) for game in games.values()):
+        raise ConfigError(f"{files[1]}: games must be an object of one object a game")
+    answers = english.get("answers", []) if isinstance(english, dict) else None
+    if not isinstance(answers, list) or not all(isinstance(answer, list) for answer in answers):
+        raise ConfigError(f"{files[1]}: english must be an object, its answers a list of lists")
     return RunData(directory.resolve().name, rows, config, summary, episodes, about)
 
 

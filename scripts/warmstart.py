@@ -259,8 +259,10 @@ def run(args: argparse.Namespace) -> None:
         policy.save(folder)
         (folder / "run_config.json").write_text(json.dumps(config_dict(vars(config)), indent=1))  # for evaluate.py
 
-    write_directory(Path(args.output).resolve(), fill)
-    print(f"\nadapter: {args.output}\ngo on:   python train_ppo.py ... --set model.adapter={args.output}")
+    names = [args.output, *(f"{args.output}-{number}" for number in range(2, 100))]
+    output = next(name for name in names if not Path(name).exists())  # another may have taken it meanwhile
+    write_directory(Path(output).resolve(), fill)
+    print(f"\nadapter: {output}\ngo on:   python train_ppo.py ... --set model.adapter={output}")
 
 
 def main(argv: Seq[str] | None = None) -> int:

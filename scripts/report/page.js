@@ -183,7 +183,8 @@ function show(index) {
   const frame = frames[view.frame], before = view.frame ? frames[view.frame - 1].state : null, [word, tone] = verdict(view.episode);
   const returns = Array.isArray(view.episode.returns) ? ` · returns ${view.episode.returns.map((v) => short(v)).join(" / ")}` : "";
   const seat = (view.episode.seat ?? null) === null ? "" : ` · the model is Player ${view.episode.seat}`;
-  put($("outcome"), html`<span class="${tone}">${word}</span>${returns + seat}`);
+  const error = view.episode.error ? ` · ${view.episode.error}` : "";
+  put($("outcome"), html`<span class="${tone}">${word}</span>${returns + seat + error}`);
   put($("board"), drawPosition(view.episode.game, frame.text ?? frame.state, before));
   $("moves").querySelector(".now")?.classList.remove("now");
   $("moves").children[view.frame].classList.add("now");

@@ -671,6 +671,15 @@ def test_games_that_were_recorded_are_not_kept_by_the_player():
     assert sorted(ended) == [0, 0, 1, 1, 2, 2]
 
 
+def test_a_recorded_game_that_failed_tells_why():
+    player = FunctionPlayer(lambda query: str(next(iter(query.legal))))
+    player.action_probs = lambda queries: [dict.fromkeys(query.legal, 1.0) for query in queries]
+    rows = record(player, EnvConfig(), [Task(KUHN, 1, "perfect", 1), Task(KUHN, 1, "random", 1)], 1)
+    assert [row["outcome"] for row in rows] == ["failed", "finished"]
+    assert rows[0]["error"].startswith("ValueError: ")
+    assert "error" not in rows[1]
+
+
 def test_a_game_whose_prompt_no_longer_fits_is_recorded_to_there():
     """What it thought of the alternatives is not asked where nothing can be read."""
     policy = tiny_policy(Path(base_model()), ppo={"max_seq_length": 18})

@@ -484,3 +484,7 @@ def test_a_base_is_made_anew_when_the_texts_it_reads_change(tmp_path, monkeypatc
         assert make_tiny_model.main([str(tmp_path / "base"), "--layers", "1", "--hidden", "16"]) == 0
         said.append("already there" in capsys.readouterr().out)
     assert said == [False, True, False]
+    [before] = tmp_path.glob("base-*")  # with which the runs of before go on
+    recipes = [json.loads((folder / "recipe.json").read_text())["texts"] for folder in (before, tmp_path / "base")]
+    assert recipes[0] != recipes[1]
+    assert (before / "model.safetensors").is_file()

@@ -134,6 +134,24 @@ def test_a_warm_start_is_legal_and_better_and_ppo_goes_on_from_it(tmp_path, caps
     assert f"--output {out}: is there already" in capsys.readouterr().err
 
 
+def test_two_with_one_output_keep_both(tmp_path, monkeypatch, capsys):
+    """Both find the name free at their start; the later one to end must not replace the other's adapter."""
+    config = micro_file(
+        tmp_path, ppo={"eval_games": 2}, curriculum={"stages": [{"name": "one", "games": ["kuhn_poker"]}]}
+    )
+    out = tmp_path / "warm"
+
+    def clone(*args):
+        out.mkdir()
+        (out / "adapter_model.safetensors").write_text("of another one")
+
+    monkeypatch.setattr(warmstart, "clone", clone)
+    assert main(["--config", config, "--teacher", "cfr:5", "--episodes", "4", "--output", str(out)]) == 0
+    assert (out / "adapter_model.safetensors").read_text() == "of another one"
+    assert (tmp_path / "warm-2" / "adapter_model.safetensors").is_file()
+    assert f"adapter: {out}-2\n" in capsys.readouterr().out
+
+
 def test_every_stage_is_taught(tmp_path, monkeypatch):
     stages = [{"name": game, "games": [game]} for game in ("kuhn_poker", "leduc_poker")]
     seen: list[int] = []
