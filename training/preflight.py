@@ -135,7 +135,11 @@ def check_lora(config: SimpleNamespace) -> None:
         made = read_json(folder / "adapter_config.json")
     for key, value in dataclasses.asdict(config.lora).items():
         held = made.get(key, value) if isinstance(made, dict) else value
-        if held != value and not (isinstance(held, list) and set(held) == set(value)):
+        if key == "target_modules":  # in any order; a pattern, which PEFT takes too, is not looked into
+            same = not isinstance(held, list) or set(map(str, held)) == set(value)
+        else:
+            same = held == value
+        if not same:
             raise ConfigError(f"lora.{key} = {json.dumps(value)}: {config.model.adapter} was made with "
                               f"{json.dumps(held)}; expected the same")  # fmt: skip
 
