@@ -259,10 +259,14 @@ def run(args: argparse.Namespace) -> None:
         policy.save(folder)
         (folder / "run_config.json").write_text(json.dumps(config_dict(vars(config)), indent=1))  # for evaluate.py
 
-    names = [args.output, *(f"{args.output}-{number}" for number in range(2, 100))]
-    output = next(name for name in names if not Path(name).exists())  # another may have taken it meanwhile
+    output = _free(args.output)
     write_directory(Path(output).resolve(), fill)
     print(f"\nadapter: {output}\ngo on:   python train_ppo.py ... --set model.adapter={output}")
+
+
+def _free(name: str) -> str:
+    """The name, or where another program has taken it meanwhile the first of ``name-2``, ... that is free."""
+    return next(n for n in [name, *(f"{name}-{i}" for i in range(2, 1000))] if not Path(n).exists())
 
 
 def main(argv: Seq[str] | None = None) -> int:

@@ -260,13 +260,7 @@ class Checkpointed:
             state.setdefault("drawn", saved.step * self.config.ppo.batch_size)  # checkpoints before 2026-11-24
             self.state = make(TrainerState, state, "trainer_state")
             self.state.check(saved.step)
-            before, ppo = saved.json("run_config"), self.config.ppo
-            known = before.get("ppo", {}) if isinstance(before, dict) else {}
-            if known.get("init_kl_coef", ppo.init_kl_coef) != ppo.init_kl_coef:  # forced: what it became is void
-                self.state.kl_coef = ppo.init_kl_coef
-            if self._played_otherwise(before):
-                self.state.before = [{"game": r["game"], **dict.fromkeys(("value", "exact", "share"))}
-                                     for r in self.state.before]  # fmt: skip
+            self._drop_what_changed(saved.json("run_config"))
             if self.state.row:
                 self.state.row = _numbers(self.state.row)
             self.state.alarms = _numbers(self.state.alarms)
@@ -281,11 +275,15 @@ class Checkpointed:
             abandon_after(self.run_dir, self.state.step)
             self.metrics.truncate_to(self.state.step - (self.state.row is not None))
 
-    def _played_otherwise(self, before: Any) -> bool:
-        """Whether what was evaluated before training was another task: other prompts, say, or answers."""
-        env = before.get("env", {}) if isinstance(before, dict) else {}
-        now = utils.config_dict({"env": self.config.env})["env"]
-        return any(key in env and env[key] != now[key] for key in PLAYED_BY if key != "games_path")
+    def _drop_what_changed(self, before: Any) -> None:
+        """Forget what another configuration brought about: the penalty it set, values of other prompts or answers."""
+        held = before if isinstance(before, dict) else {}
+        ppo, env, now = held.get("ppo", {}), held.get("env", {}), utils.config_dict({"env": self.config.env})["env"]
+        if ppo.get("init_kl_coef", self.config.ppo.init_kl_coef) != self.config.ppo.init_kl_coef:
+            self.state.kl_coef = self.config.ppo.init_kl_coef
+        if any(key in env and env[key] != now[key] for key in PLAYED_BY if key != "games_path"):
+            self.state.before = [{"game": r["game"], **dict.fromkeys(("value", "exact", "share"))}
+                                 for r in self.state.before]  # fmt: skip
 
     def _load_frozen(self, saved: utils.Checkpoint) -> None:
         held = self.curriculum.past or "past.safetensors" in saved.manifest["files"]

@@ -34,7 +34,7 @@ def random_table(game, seed):
         ("hex(board_size=3)", 0.978),
         (GOOFSPIEL.format(4), 0.708),
         (GOOFSPIEL.format(5), 0.775),
-        (LIARS_DICE, 0.781),
+        pytest.param(LIARS_DICE, 0.781, marks=pytest.mark.slow),
     ],
 )
 def test_ceilings_are_the_known_ones_and_are_attained(name, ceiling):

@@ -67,6 +67,7 @@ def arguments(folder, *args, **sections):
 # ------------------------------------------------------------------------------------------------------ kills, signals
 
 
+@pytest.mark.slow
 def test_killed_between_the_last_flush_and_the_rename(undisturbed, tmp_path):
     code = """
 real = utils.Path.rename
@@ -320,6 +321,7 @@ def test_programs_say_in_a_line_before_their_work_that_the_disk_is_full(
     assert line.endswith(" MB are needed, its disk has 0 MB free")
 
 
+@pytest.mark.slow
 def test_a_run_whose_reader_is_gone_goes_on_to_its_end(undisturbed, tmp_path):
     """As with ``| head -1``; so does one that writes into a terminal that was closed."""
     reader, writer = os.pipe()
@@ -331,6 +333,7 @@ def test_a_run_whose_reader_is_gone_goes_on_to_its_end(undisturbed, tmp_path):
     assert_same_run(tmp_path, undisturbed)
 
 
+@pytest.mark.slow
 def test_a_terminal_of_few_letters_a_machine_without_git_and_a_tilde(tmp_path):
     """What cannot be shown is shown as "?", and what is not there is not needed."""
     set_up = "os.environ['HOME'] = sys.argv.pop()"

@@ -96,11 +96,13 @@ def signal_in_evaluation(number, nth):
     [
         ("evaluate", signal_in_evaluation, signal.SIGTERM, 0, 0),  # before the first step
         ("evaluate", signal_in_evaluation, signal.SIGTERM, 1, 4),  # of step 4, whose row waits for it
-        ("evaluate", signal_in_evaluation, signal.SIGINT, 2, 6),  # after the last step
-        ("play", signal_in_rollout, signal.SIGTERM, 0, 0),
+        pytest.param(
+            "evaluate", signal_in_evaluation, signal.SIGINT, 2, 6, marks=pytest.mark.slow
+        ),  # after the last step
+        pytest.param("play", signal_in_rollout, signal.SIGTERM, 0, 0, marks=pytest.mark.slow),
         ("play", signal_in_rollout, signal.SIGTERM, 3, 3),
         ("ppo_update", signal_in_update, signal.SIGTERM, 2, 3),
-        ("ppo_update", signal_in_update, signal.SIGINT, 5, 6),
+        pytest.param("ppo_update", signal_in_update, signal.SIGINT, 5, 6, marks=pytest.mark.slow),
     ],
 )
 def test_a_signal_leaves_a_checkpoint_from_which_the_run_goes_on_exactly(
@@ -325,7 +327,10 @@ def test_an_end_that_was_cut_short_is_made_again_though_there_was_an_earlier_one
     assert summary(tmp_path)["steps"] == 2
 
 
-@pytest.mark.parametrize("late", [OSError(28, "No space left on device"), RuntimeError("engine\nlost")])
+LATE = [OSError(28, "No space left on device"), pytest.param(RuntimeError("engine\nlost"), marks=pytest.mark.slow)]
+
+
+@pytest.mark.parametrize("late", LATE)
 def test_a_late_failure_costs_no_result(undisturbed, tmp_path, monkeypatch, capsys, late):
     """Games are recorded for people to look at. A resume tries again, and is then the undisturbed run."""
 
@@ -410,7 +415,9 @@ class BrokenWandb:
             raise ConnectionError("api.wandb.ai is unreachable")
 
 
-@pytest.mark.parametrize(("fails_at", "calls"), [("init", ["init"]), ("log", ["init", "log"])])
+@pytest.mark.parametrize(
+    ("fails_at", "calls"), [pytest.param("init", ["init"], marks=pytest.mark.slow), ("log", ["init", "log"])]
+)
 def test_training_does_not_need_wandb(undisturbed, tmp_path, monkeypatch, capsys, fails_at, calls):
     broken = BrokenWandb(fails_at)
     monkeypatch.setitem(sys.modules, "wandb", broken)

@@ -399,7 +399,8 @@ def test_servers_that_play_another_model_are_refused(policy, server, tmp_path, g
 
 
 def test_a_gap_between_sampler_and_learner_raises_the_alarm():
-    row = {"entropy": 1.0, "score_mean": 0.5, "update_kl": 0.0, "explained_variance": 0.0, "grad_norm": 1.0}
+    row = {"entropy": 1.0, "score_mean": 0.5, "update_kl": 0.0, "explained_variance": 0.0, "grad_norm": 1.0,
+           "updates": 1.0, "opponents": {"random": 8}}  # fmt: skip
     memory: dict[str, float] = {}
     raised = [alarms.watch(row | {"logprob_gap_mean": 0.3}, memory) for _ in range(3)]
     assert [[a.name for a in r] for r in raised] == [[], [], ["logprob_gap"]]
@@ -504,7 +505,10 @@ FAULTS = {  # name -> (fault, exit code, what the last line holds)
 }
 
 
-@pytest.mark.parametrize("name", FAULTS)
+RARE = ("500, for ever", "garbage, for ever", "another model's answer, for ever", "an adapter refused, twice")
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] * (n in RARE)) for n in FAULTS])
 def test_faults_in_training(server, tmp_path, drawing, capsys, name):
     fault, code, said = FAULTS[name]
     fault.seen, server.faulty = -1, fault

@@ -114,6 +114,7 @@ def test_a_row_that_fails_or_comes_too_late_stops_nothing(tmp_path, monkeypatch)
     assert (late.rows, late.skipped) == ([], ["load c: no time left"])
 
 
+@pytest.mark.slow
 def test_a_peer_that_fails_is_told_with_its_cause():
     with pytest.raises(RuntimeError, match=r"floor.py w9: KeyError: 'w9'"):
         bench_peers.run(sys.executable, "floor.py", "w9")

@@ -349,6 +349,7 @@ def test_card_tells_the_evaluation_with_intervals(run_4bit, merged_4bit):
     assert f"| leduc_poker | {result['before']:+.3f} | {result['after']:+.3f} | [{low:+.3f}, {high:+.3f}] |" in card
 
 
+@pytest.mark.slow
 def test_the_cards_snippet_runs_as_pasted(run_plain, merged_4bit, tmp_path):
     """Of the merged model and of the adapter alone; what it prints is a legal action of the position it shows."""
     assert merge_in(tmp_path / "adapter", run_plain, "--adapter-only") == 0
