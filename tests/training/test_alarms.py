@@ -77,6 +77,7 @@ def test_past_selves_who_grow_stronger_are_no_collapse():
     assert raised([*[easy] * 50, *[hard] * 60]) != []
     assert raised([*[easy | past] * 50, *[hard | past] * 60]) == []
     assert raised([*[easy] * 50, *[hard | past] * 60]) == []
+    assert raised([*[easy] * 50, hard | past, *[hard] * 60]) == []  # what was best before them is no measure after
 
 
 def test_steps_that_trained_nothing_are_told_though_they_have_no_other_metric():
