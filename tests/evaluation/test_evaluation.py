@@ -25,7 +25,7 @@ from env_wrapper import Action, EnvConfig, Episode, Task, play
 from envs import exact, ratings
 from envs.openspiel import load_game, position, query_at
 from envs.ratings import rate
-from envs.types import InterruptedRolloutError
+from envs.types import InterruptedRolloutError, PromptTooLongError
 from evaluation import english
 from evaluation.intervals import mean_interval, pair_means, paired_difference, student, wilson
 from evaluation.measure import (
@@ -669,6 +669,18 @@ def test_games_that_were_recorded_are_not_kept_by_the_player():
     assert sorted(ended) == [0, 1, 2]
     assert record(player, EnvConfig(games_at_once=2), tasks, 1) == rows
     assert sorted(ended) == [0, 0, 1, 1, 2, 2]
+
+
+def test_a_free_answer_that_fits_is_recorded_where_the_longest_legal_one_does_not():
+    class Short(FunctionPlayer):
+        def action_probs(self, queries):
+            raise PromptTooLongError
+
+    player = Short(lambda query: str(next(iter(query.legal))))
+    rows = record(player, EnvConfig(answer_mode="free"), [Task(KUHN, 1, "random", 1)], 1)
+    assert rows[0]["outcome"] == "finished"
+    assert rows[0]["turns"]
+    assert all(turn["action"] is not None and turn["probs"] == {} for turn in rows[0]["turns"])
 
 
 def test_a_recorded_game_that_failed_tells_why():

@@ -207,6 +207,17 @@ def test_a_bot_has_no_opinion(person, capsys):
     assert "no probabilities to show" in capsys.readouterr().out
 
 
+def test_a_position_that_does_not_fit_has_no_opinion(person, capsys):
+    class Short(FirstLegal):
+        def action_probs(self, queries):
+            raise play.PromptTooLongError
+
+    person("?", *["1"] * 3)
+    opponent = Contestant("first", {}, EnvConfig(), Short())
+    play.play_one(opponent, Task(task_of("kuhn_poker"), 0, opponent.opponent))
+    assert "does not fit into what the model may read" in capsys.readouterr().out
+
+
 def test_the_seed_is_the_deal(person, capsys):
     deals = []
     for seed in ("0", "0", "1", "2", "3"):

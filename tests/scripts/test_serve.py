@@ -411,6 +411,13 @@ def test_a_taken_port_is_one_line(server):
     assert "cannot listen on 127.0.0.1" in result.stderr
 
 
+@pytest.mark.parametrize("host", ["a..b", "x" * 64, "no\0host", "256.1.1.1"])
+def test_a_host_that_no_machine_has_is_one_line(host, capsys):
+    assert serve.main(["--host", host, "--port", "0"]) == 1
+    [line] = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"serve: cannot listen on {host} port 0: ")
+
+
 @contextlib.contextmanager
 def thread_server(**settings):
     """The server in a thread of this process, where its clocks can be set; give its port."""

@@ -348,6 +348,7 @@ def test_ranges_of_a_game_that_is_named_keep_their_weights(options):
         ("hex", hexes, hexes): 11, ("hex", hexes + 1, hexes + 1): 1, ("leduc_poker", leduc, leduc + size - 1): 10,
         ("clobber", clobber, clobber + size - 1): 11,
     }  # fmt: skip
+    assert config_dict({"stage": stage})["stage"]["games"] == stage.games  # as it is written into config.json
 
 
 def test_an_opponent_that_is_named_is_that_of_every_stage(options):
