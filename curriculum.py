@@ -3,7 +3,7 @@
 import math
 import re
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Any, Literal
@@ -334,7 +334,7 @@ class Curriculum:
         rate = self._rates.get(cell, 0.5)
         self._rates[cell] = rate + RATE_STEP * (success - rate)
         # The rest of a step that was drawn before the stage changed says nothing about what the new one plays.
-        if counts and any(first <= task.task_id <= last for first, last in self._pools[self._stage].get(cell[0], ())):
+        if counts and _holds(self._pools[self._stage], task.task_id):
             self._window.append((cell[0], int(success)))
             self._episodes += 1
             return self._maybe_advance(task.index)
@@ -372,6 +372,16 @@ class Curriculum:
         self._window = self._windowed(window)
         self._buffer, self.past = buffer, past
         self._trim_buffer()
+
+    def forget_others(self, window: bool) -> None:
+        """Drop failures that no stage plays; ``window``: and count the stage's games anew, as they are other ones."""
+        stages = list(zip(self.config.stages, self._pools, strict=True))
+        self._buffer = {
+            key: entry for key, entry in self._buffer.items()
+            if any(key[2] == stage.gate and _holds(ranges, key[0]) for stage, ranges in stages)
+        }  # fmt: skip
+        if window:
+            self._episodes, self._window = 0, self._windowed([])
 
     def _weight(self, game: int, opponent: str) -> float:
         weight = self.stage.mixture[opponent] * self._weights[self._stage][game]
@@ -412,6 +422,10 @@ class Curriculum:
 
 def _seed(value: Any) -> int | None:
     return None if value is None else int(value)
+
+
+def _holds(ranges: Mapping[int, Iterable[TaskRange]], task_id: int) -> bool:
+    return any(first <= task_id <= last for first, last in ranges.get(task_id // games.CONFIGS_PER_GAME, ()))
 
 
 def _is_fixed(spec: str) -> bool:

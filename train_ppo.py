@@ -396,7 +396,7 @@ class Trainer(Checkpointed):
         if any(changes):
             row |= {"stage_change": self.curriculum.stage.name, "stage_reason": self.curriculum.last_change}
         row |= timing(started, played, time.perf_counter(), len(episodes), len(batch.values_M))
-        alarms.respond(row, state, ppo)
+        state.lr_scale = alarms.respond(row, state.alarms, state.lr_scale, ppo)
         self.midway = False
         return row
 
@@ -572,12 +572,12 @@ def main(argv: list[str] | None = None) -> int:
     try:
         config = read_config(args)
         if args.dry_run:
-            preflight.check(config, dry_run=True, resume=args.resume, force_config=args.force_config)
+            preflight.check(config, dry_run=True, resume=args.resume, force=args.force_config)
             return 0
         ranks = Ranks.join(device_of(config.model))
         if config.run.threads:
             torch.set_num_threads(config.run.threads)
-        preflight.check(config, ranks.world)
+        preflight.check(config, ranks.world, resume=args.resume)
         code = train(config, args.resume, args.force_config, ranks)
         ranks.close()
         if code and ranks.first:

@@ -294,6 +294,7 @@ def save_checkpoint(
     tensors: Mapping[str, Mapping[str, Any]],
     base: Mapping[str, Any] | None = None,
     score: float | None = None,
+    scale: Any = None,
     keep_last: int = 0,
     keep_best: int = 1,
 ) -> Path:
@@ -306,7 +307,8 @@ def save_checkpoint(
         documents: name -> JSON-able object, written to ``<name>.json`` (trainer_state, curriculum, run_config).
         tensors: name -> flat dict of tensors, written to ``<name>.safetensors`` (optimizer).
         base: what the adapter belongs to, for the manifest (model, revision).
-        score: of an evaluation at this step, higher is better; only scored checkpoints can be the best.
+        score: at this step, higher is better; only scored checkpoints can be the best.
+        scale: what the score is of, JSON-able; those on another are not compared with it.
         keep_last: newest verified checkpoints to keep; 0 keeps all.
         keep_best: checkpoints with the highest scores to keep besides.
 
@@ -322,13 +324,14 @@ def save_checkpoint(
             write(tmp)
         _write_state(tmp, documents, tensors)
         with naming(f"{MANIFEST}: "):
-            manifest = {"schema": SCHEMA, "step": step, "score": score, "base": dict(base or {})}
+            manifest = {"schema": SCHEMA, "step": step, "score": score, "scale": scale,
+                        "base": dict(base or {})}  # fmt: skip
             files = {p.relative_to(tmp).as_posix(): fingerprint(p) for p in tmp.rglob("*") if p.is_file()}
             manifest |= {"versions": versions(), "files": files}
             (tmp / MANIFEST).write_text(_seal(manifest), encoding="utf-8")
 
     path = write_directory(Path(run_dir) / f"checkpoint-{step:06d}", fill)
-    _retain(Path(run_dir), keep_last, keep_best)
+    _retain(Path(run_dir), keep_last, keep_best, scale)
     return path
 
 
@@ -476,18 +479,21 @@ def checkpoints_in(run_dir: Path) -> list[Path]:
     return sorted(found, key=step_of, reverse=True)
 
 
-def _score_of(path: Path) -> float:
+def _score_of(path: Path, scale: Any) -> float:
     try:
-        score = json.loads(read_file(path / MANIFEST))["score"]
-    except (ValueError, KeyError, TypeError, RecursionError):
+        manifest = json.loads(read_file(path / MANIFEST))
+        score, its_scale = manifest["score"], manifest.get("scale", scale)  # none before 2026-11-25
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return -math.inf
-    return score if type(score) in (int, float) and not math.isnan(score) else -math.inf
+    comparable = its_scale == scale and type(score) in (int, float) and not math.isnan(score)
+    return score if comparable else -math.inf
 
 
-def _retain(run_dir: Path, keep_last: int, keep_best: int) -> None:
+def _retain(run_dir: Path, keep_last: int, keep_best: int, scale: Any) -> None:
     """Delete all but the newest and the best verified checkpoints; without a verified one, nothing."""
     paths = checkpoints_in(run_dir)
-    scored = sorted((p for p in paths if _score_of(p) > -math.inf), key=_score_of, reverse=True)
+    scores = {path: _score_of(path, scale) for path in paths}
+    scored = sorted((path for path in paths if scores[path] > -math.inf), key=scores.__getitem__, reverse=True)
     newest, best = _first_verified(paths, keep_last), _first_verified(scored, keep_best)
     for path in paths:
         if newest and path not in newest + best and step_of(path) < step_of(newest[0]):

@@ -347,13 +347,9 @@ class _Transcript:
     def act(self, queries: Seq[Query]) -> list[Action]:
         """Answer as the player does."""
         actions = self.player.act(queries)
-        chosen = [q for q, action in zip(queries, actions, strict=True) if q.legal and not action.truncated]
-        found: list[dict[int, float]] = []
-        with contextlib.suppress(PromptTooLongError):  # free answers may be shorter than the longest legal one
-            found = self.player.action_probs(chosen) if chosen else []
-        probs = iter(found)
+        probs = iter(self._probs([q for q, a in zip(queries, actions, strict=True) if q.legal and not a.truncated]))
         for query, action in zip(queries, actions, strict=True):
-            p = next(probs, {}) if query.legal and not action.truncated else {}
+            p = next(probs) if query.legal and not action.truncated else {}
             system, *_, user = (m["content"] for m in query.conversation)
             turn = {"seat": query.seat, "user": user, "answer": action.text, "legal": query.legal, "probs": p,
                     "action": parse_action(action.text, query.legal), "value": action.value}  # fmt: skip
@@ -362,6 +358,13 @@ class _Transcript:
             turns = self.turns.setdefault(query.episode, [])
             turns.append(turn if turns else {"system": system, **turn})
         return actions
+
+    def _probs(self, queries: list[Query]) -> list[dict[int, float]]:
+        """Of every legal action; {} where what was answered freely fits, and the longest legal answer does not."""
+        try:
+            return self.player.action_probs(queries) if queries else []
+        except PromptTooLongError:
+            return [{}] if len(queries) == 1 else [probs for query in queries for probs in self._probs([query])]
 
 
 def record(player: Any, env_config: EnvConfig, tasks: Seq[Task], step: int) -> list[dict[str, Any]]:

@@ -11,6 +11,7 @@ import argparse
 import hashlib
 import json
 import re
+import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -141,7 +142,7 @@ def run(args: argparse.Namespace) -> None:
         if weights:  # runs on it go on with no other
             aside = folder.with_name(f"{folder.name}-{hashlib.sha256(note.read_bytes()).hexdigest()[:8]}")
             if not aside.exists():
-                folder.rename(aside)
+                write_directory(aside, lambda copy: shutil.copytree(folder, copy, dirs_exist_ok=True))
                 print(f"the model that was there is now {aside}; its runs go on with --resume RUN --force-config "
                       f"--set model.model_name={aside}")  # fmt: skip
         write_directory(folder, fill)

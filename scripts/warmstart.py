@@ -266,7 +266,7 @@ def run(args: argparse.Namespace) -> None:
 
 def _free(name: str) -> str:
     """The name, or where another program has taken it meanwhile the first of ``name-2``, ... that is free."""
-    return next(n for n in [name, *(f"{name}-{i}" for i in range(2, 1000))] if not Path(n).exists())
+    return next(n for n in [name, *(f"{Path(name)}-{i}" for i in range(2, 1000))] if not Path(n).exists())
 
 
 def main(argv: Seq[str] | None = None) -> int:

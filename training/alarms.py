@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     from training.config import PPOConfig
-    from training.state import TrainerState
 
 log = logging.getLogger(__name__)
 
 SLOWER = 0.5  # factor on the learning rate when an alarm asks for it
 LEAST_SCALE = 0.05  # of the configured learning rate; below that slowing down is no longer an answer
 SMOOTHING = 0.05  # of the running score and gradient norm: about the last 20 steps count
+COUNT = "_steps"  # in a row, that an alarm's sign has been there
 
 Row = Mapping[str, Any]
 Memory = dict[str, Any]
@@ -59,17 +59,22 @@ ALARMS = (
 )  # fmt: skip
 
 
-def respond(row: dict[str, Any], state: TrainerState, ppo: PPOConfig) -> None:
-    """Adapt the learning rate's scale to what the step did; raise alarms, which are noted in ``row``."""
+def respond(row: dict[str, Any], memory: Memory, lr_scale: float, ppo: PPOConfig) -> float:
+    """Raise the alarms of a step, which are noted in ``row``; return the learning rate's scale after it.
+
+    With ``ppo.alarms`` off they are remembered for, and counted anew once they are on again.
+    """
+    raised = watch(row, memory)
     if ppo.alarms == "off":
-        return
-    raised = watch(row, state.alarms)
+        memory.update((name, 0) for name in memory if name.endswith(COUNT))
+        return lr_scale
     if raised:
         row["alarms"] = [alarm.name for alarm in raised]
     for alarm in raised:
-        log.warning("step %d: alarm %s: %s", state.step, alarm.name, alarm.meaning)
+        log.warning("step %d: alarm %s: %s", row["step"], alarm.name, alarm.meaning)
         if ppo.alarms == "act" and alarm.action == "slow":
-            state.lr_scale = max(state.lr_scale * SLOWER, LEAST_SCALE)
+            lr_scale = max(lr_scale * SLOWER, LEAST_SCALE)
+    return lr_scale
 
 
 def fatal(row: Row, ppo: PPOConfig) -> Alarm | None:
@@ -87,12 +92,15 @@ def watch(row: Row, memory: Memory) -> list[Alarm]:
     if trained:
         _remember(row, memory)
     for alarm in ALARMS if trained else (NOTHING_TRAINED,):
-        count = f"{alarm.name}_steps"
+        count = f"{alarm.name}{COUNT}"
         memory[count] = memory.get(count, 0) + 1 if alarm.sign(row, memory) else 0
         if memory[count] == alarm.patience:
             raised.append(alarm)
-    if trained:
-        _follow(row, memory)
+    if trained:  # not before: an outlier must not be part of what it is compared with
+        usual = memory["grad_norm_usual"] or row["grad_norm"]
+        memory["grad_norm_usual"] = usual + SMOOTHING * (min(row["grad_norm"], 2 * usual) - usual)
+    if "stage_change" in row:
+        forget(memory)
     return raised
 
 
@@ -102,7 +110,7 @@ def _remember(row: Row, memory: Memory) -> None:
     if "legal_mass" in row:
         memory["legal_mass_best"] = max(memory.get("legal_mass_best", 0.0), row["legal_mass"])
     if any(opponent.startswith("past:") for opponent in row["opponents"]):  # who grow stronger as the policy does
-        _forget(memory, "score")
+        forget(memory, "score")
         return
     rows, now = memory.get("score_rows", 0) + 1, memory.get("score_now", 0.0)
     # Equal weights first: with few games a step the first may be lucky, and what follows looks a collapse.
@@ -112,14 +120,8 @@ def _remember(row: Row, memory: Memory) -> None:
         memory["score_best"] = max(memory.get("score_best", 0.0), memory["score_now"])
 
 
-def _follow(row: Row, memory: Memory) -> None:
-    """What the step was, for those after it: an outlier must not be part of what it is compared with."""
-    usual = memory["grad_norm_usual"] or row["grad_norm"]
-    memory["grad_norm_usual"] = usual + SMOOTHING * (min(row["grad_norm"], 2 * usual) - usual)
-    if "stage_change" in row:
-        _forget(memory, "score", "entropy", "legal_mass")
-
-
-def _forget(memory: Memory, *signs: str) -> None:
+def forget(memory: Memory, *signs: str) -> None:
+    """Forget what these are compared with; none named: all that hangs on who plays what."""
+    signs = signs or ("score", "entropy", "legal_mass")
     for name in [name for name in memory if name.startswith(signs)]:
         del memory[name]

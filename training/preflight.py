@@ -22,7 +22,7 @@ import psutil
 import torch
 from tabulate import tabulate
 
-from config.reader import blaming, read_json
+from config.reader import blaming, make, read_json
 from curriculum import CurriculumConfig, eval_tasks, first_tasks, pool
 from envs import exact
 from envs.config import EnvConfig
@@ -32,7 +32,7 @@ from envs.prompts import RETRY
 from envs.types import Episode, Task
 from games import CONFIGS_PER_GAME, GAMES
 from policy.chat import ChatFormat, answer_trie
-from policy.model import check_adapter, device_of, load_architecture, load_tokenizer
+from policy.model import LoraConfig, check_adapter, device_of, load_architecture, load_tokenizer
 from policy.network import ATTENDED
 from policy.vllm_server import check_servers
 from training import memory
@@ -83,11 +83,11 @@ def measure_prompts(config: SimpleNamespace, chat: ChatFormat, peek: bool = Fals
             f"tokens; expected at least {needed}, a shorter env.prompt, or other games in curriculum.stages"
         )
     again = chat.later([{"role": "user", "content": RETRY.format(attempt=1, attempts=ATTEMPTS)}])
-    asked = needed + (ATTEMPTS - 1) * (len(again) + config.ppo.max_new_tokens)
+    asked = needed + (ATTEMPTS - 1) * (1 + len(again) + config.ppo.max_new_tokens)  # 1: what ends an answer
     free = config.env.env_type == "openspiel" and config.env.answer_mode == "free"
     if free and asked > config.ppo.max_seq_length:
         log.warning("ppo.max_seq_length = %d: the %d answers that %s allows to a decision may take %d tokens; games "
-                    "that are cut off teach nothing", config.ppo.max_seq_length, ATTEMPTS, game, asked)  # fmt: skip
+                    "that are cut off have no result", config.ppo.max_seq_length, ATTEMPTS, game, asked)  # fmt: skip
     return measured
 
 
@@ -126,22 +126,29 @@ def check_card(config: SimpleNamespace, parameters: Parameters) -> None:
         )
 
 
-def check_lora(config: SimpleNamespace) -> None:
-    """Raise ConfigError where ``lora`` is not what ``model.adapter``, a folder, was made with: that is what trains."""
+def check_lora(config: SimpleNamespace, resumed: bool = False) -> None:
+    """Raise ConfigError where ``lora`` is not what ``model.adapter``, a folder, was made with: that is what trains.
+
+    A run that goes on trains it already, and is told.
+    """
     folder = Path(config.model.adapter or "").expanduser()
     if config.model.adapter is None or not folder.is_dir():
         return
     with blaming("model.adapter: ", ConfigError):
         made = read_json(folder / "adapter_config.json")
+    differ = []
     for key, value in dataclasses.asdict(config.lora).items():
         held = made.get(key, value) if isinstance(made, dict) else value
-        if key == "target_modules":  # in any order; a pattern, which PEFT takes too, is not looked into
-            same = not isinstance(held, list) or set(map(str, held)) == set(value)
-        else:
-            same = held == value
-        if not same:
-            raise ConfigError(f"lora.{key} = {json.dumps(value)}: {config.model.adapter} was made with "
-                              f"{json.dumps(held)}; expected the same")  # fmt: skip
+        try:
+            said = getattr(make(LoraConfig, {key: held}, "lora"), key)
+        except ConfigError:  # the section cannot say it: patterns, say, and single layers, which PEFT takes too
+            continue
+        if (sorted(said) != sorted(value)) if key == "target_modules" else said != value:
+            differ.append(f"lora.{key} = {json.dumps(value)}: {config.model.adapter} was made with {json.dumps(held)}")
+    if differ and not resumed:
+        raise ConfigError(f"{'; '.join(differ)}; expected the same")
+    for line in differ:
+        log.warning("%s, which is trained", line)
 
 
 def look(config: SimpleNamespace) -> tuple[Any, Parameters, ChatFormat]:
@@ -333,10 +340,12 @@ def _move_seconds(opponent: str, episode: Episode, place: float) -> float:
 # ------------------------------------------------------------------------------------------------------- the report
 
 
-def check(config: SimpleNamespace, processes: int = 1, dry_run: bool = False, **start: Any) -> None:
+def check(
+    config: SimpleNamespace, processes: int = 1, dry_run: bool = False, resume: str | None = None, force: bool = False
+) -> None:
     """Look for what would stop the run at its start, or make a game useless; ``dry_run``: print what it would take.
 
-    ``start``: for a dry run, ``resume`` and ``force_config`` as ``find_checkpoint`` takes them.
+    ``resume``, and ``force`` in a dry run, are as ``find_checkpoint`` takes them.
 
     Raises:
         ConfigError: programs, servers or prompts that cannot be played with.
@@ -359,11 +368,11 @@ def check(config: SimpleNamespace, processes: int = 1, dry_run: bool = False, **
 
         check_server(config.env)
     check_adapter(config.model)
-    check_lora(config)
-    if config.curriculum.failure_replay_prob and not any(stage.gate for stage in config.curriculum.stages):
+    check_lora(config, bool(resume))
+    if config.curriculum.failure_replay_prob and not any(s.gate in s.mixture for s in config.curriculum.stages):
         log.warning("curriculum.failure_replay_prob: nothing is replayed, as no stage has an opponent that counts")
     if dry_run:
-        _check_run_folder(config, **start)
+        _check_run_folder(config, resume, force)
         print(describe(config))
         device_of(config.model)
     else:
@@ -372,13 +381,13 @@ def check(config: SimpleNamespace, processes: int = 1, dry_run: bool = False, **
         check_servers(config, processes)
 
 
-def _check_run_folder(config: SimpleNamespace, resume: str | None = None, force_config: bool = False) -> None:
+def _check_run_folder(config: SimpleNamespace, resume: str | None, force: bool) -> None:
     """Raise ConfigError for a folder that the run could not start in; nothing is made or set aside."""
     folder = Path(config.run.output_dir).absolute()
     there = next(path for path in (folder, *folder.parents) if path.exists())
     if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
         raise ConfigError(f"run.output_dir: {there} is no folder that can be written into")
-    find_checkpoint(folder, resume, config_dict(vars(config)), force_config, look_only=True)
+    find_checkpoint(folder, resume, config_dict(vars(config)), force, look_only=True)
 
 
 def describe(config: SimpleNamespace) -> str:

@@ -25,6 +25,7 @@ from envs.config import PLAYED_BY
 from envs.types import Episode
 from policy.player import Policy
 from policy.vllm_player import Engine
+from training import alarms
 from training.config import SECTIONS
 from training.loggers import Loggers
 from training.memory import checkpoint_bytes
@@ -37,6 +38,7 @@ log = logging.getLogger(__name__)
 
 METRICS = "metrics.jsonl"
 AT_THE_END = "summary.json", "episodes.jsonl", "final", "average"  # what a run leaves besides, of its last step
+ASKED = "temperature", "max_seq_length", "max_new_tokens"  # of ``ppo``: how the model is asked, in evaluations too
 SAVE_SECONDS = 15 * 60  # between checkpoints, where ppo.save_freq steps take longer
 DEVICE_ERRORS = (torch.OutOfMemoryError, torch.AcceleratorError)
 GROW_STEPS = 50  # after which batches that were halved for lack of memory are tried at twice the size
@@ -105,6 +107,7 @@ class Checkpointed:
     names: list[str]  # of the trained parameters, in the optimizer's order
     optimizer: torch.optim.Optimizer
     curriculum: Curriculum
+    evaluated: list[int]  # task ids
     state: TrainerState
     metrics: MetricsLog
     loggers: Loggers
@@ -178,7 +181,7 @@ class Checkpointed:
             documents={"trainer_state": state, "curriculum": self.curriculum.state_dict(),
                        "run_config": utils.config_dict(vars(self.config))},
             tensors={"optimizer": tensors} | ({"past": past} if past else {}),
-            base=self.base, score=score, keep_last=self.config.run.keep_last,
+            base=self.base, score=score, scale=self.scale, keep_last=self.config.run.keep_last,
         )  # fmt: skip
 
     def save_players(self) -> Path:
@@ -202,6 +205,11 @@ class Checkpointed:
         """What the evaluation of this step came to; None: there was none."""
         step, score = self.scored
         return score if step == self.state.step else None
+
+    @property
+    def scale(self) -> list[int]:
+        """What scores of checkpoints are means of: the tasks evaluated, none where it is the window's success rate."""
+        return self.evaluated if self.config.ppo.eval_freq else []
 
     def is_due(self) -> bool:
         """Whether a checkpoint is to be written now: so many steps, after an evaluation, or by the clock."""
@@ -244,7 +252,7 @@ class Checkpointed:
         """
         saved = load_checkpoint(path)
         with utils.naming(f"{path}: "):
-            self._check_base(path, saved.manifest["base"], force)
+            another = self._check_base(path, saved.manifest["base"], force)
             state = saved.json("trainer_state")
             self.policy.load(path)
             try:
@@ -260,12 +268,13 @@ class Checkpointed:
             state.setdefault("drawn", saved.step * self.config.ppo.batch_size)  # checkpoints before 2026-11-24
             self.state = make(TrainerState, state, "trainer_state")
             self.state.check(saved.step)
-            self._drop_what_changed(saved.json("run_config"))
             if self.state.row:
                 self.state.row = _numbers(self.state.row)
             self.state.alarms = _numbers(self.state.alarms)
             self.curriculum.load_state_dict(saved.json("curriculum"))
-            self.scored = (saved.step, saved.manifest.get("score"))
+            self._drop_what_changed(saved.json("run_config"), another)
+            comparable = saved.manifest.get("scale", self.scale) == self.scale
+            self.scored = (saved.step, saved.manifest.get("score") if comparable else None)
             self._load_frozen(saved)
         if threads != torch.get_num_threads():
             log.warning("saved with %s threads, now %d: the resumed run will not be identical to the bit",
@@ -275,15 +284,27 @@ class Checkpointed:
             abandon_after(self.run_dir, self.state.step)
             self.metrics.truncate_to(self.state.step - (self.state.row is not None))
 
-    def _drop_what_changed(self, before: Any) -> None:
-        """Forget what another configuration brought about: the penalty it set, values of other prompts or answers."""
-        held = before if isinstance(before, dict) else {}
-        ppo, env, now = held.get("ppo", {}), held.get("env", {}), utils.config_dict({"env": self.config.env})["env"]
-        if ppo.get("init_kl_coef", self.config.ppo.init_kl_coef) != self.config.ppo.init_kl_coef:
+    def _drop_what_changed(self, before: dict[str, Any], another: bool) -> None:
+        """Forget what another configuration, or base, brought about: its penalty, and results of other play."""
+        now = utils.config_dict(vars(self.config))
+
+        def differs(was: Any, is_now: dict[str, Any], *keys: str) -> bool:
+            return isinstance(was, dict) and any(key in was and was[key] != is_now[key] for key in keys)
+
+        if differs(before.get("ppo"), now["ppo"], "init_kl_coef"):
             self.state.kl_coef = self.config.ppo.init_kl_coef
-        if any(key in env and env[key] != now[key] for key in PLAYED_BY if key != "games_path"):
-            self.state.before = [{"game": r["game"], **dict.fromkeys(("value", "exact", "share"))}
-                                 for r in self.state.before]  # fmt: skip
+        played_by = [key for key in PLAYED_BY if key != "games_path"]
+        another |= differs(before.get("env"), now["env"], *played_by) or differs(before.get("ppo"), now["ppo"], *ASKED)
+        if another:
+            unknown = dict.fromkeys(("value", "exact", "share"))
+            self.state.before = [{"game": r["game"], **unknown} for r in self.state.before if self.state.step]
+        were, are = ({s["name"]: s for s in c["curriculum"]["stages"]} for c in (before, now))
+        name = self.curriculum.stage.name
+        if another or differs(were.get(name), are[name], "games", "opponent", "gate_opponent"):
+            alarms.forget(self.state.alarms)
+            self.curriculum.forget_others(window=True)
+        elif were != are:
+            self.curriculum.forget_others(window=False)
 
     def _load_frozen(self, saved: utils.Checkpoint) -> None:
         held = self.curriculum.past or "past.safetensors" in saved.manifest["files"]
@@ -294,7 +315,9 @@ class Checkpointed:
                 raise CheckpointError(f"past.safetensors holds no {name}")
             self.policy.keep_past(name, mine or None)  # an average that is new begins as a copy of the policy
 
-    def _check_base(self, path: Path, base: dict[str, Any], force: bool) -> None:
+    def _check_base(self, path: Path, base: dict[str, Any], force: bool) -> bool:
+        """Whether somebody else plays, or other games, which only ``force`` allows."""
+        changes = set()
         for part in ("weights", "tokenizer", "adapter", "games"):
             if base.get(part, self.base.get(part)) != self.base.get(part):
                 owner = self.config.env.games_path if part == "games" else self.base["model"]
@@ -302,6 +325,8 @@ class Checkpointed:
                 if not force:
                     raise ConfigError(f"--resume: {changed}; --force-config goes on")
                 log.warning("%s", changed)
+                changes.add(part)
+        return bool(changes - {"adapter"})  # with which the run began
 
 
 def _numbers(saved: dict[str, Any]) -> dict[str, Any]:
@@ -382,6 +407,7 @@ def find_checkpoint(
         raise ConfigError(f"--resume: {path / 'run_config.json'}: is no configuration")
     for section, cls in SECTIONS.items():  # knobs that are newer than the checkpoint had their defaults
         known = {f.name: f.default for f in fields(cls) if f.default is not MISSING}
+        known |= {f.name: f.default_factory() for f in fields(cls) if f.default_factory is not MISSING}
         held = {key: x for key, x in saved.get(section, {}).items() if f"{section}.{key}" not in GONE}
         saved[section] = json.loads(json.dumps(known)) | held
     changed = config_diff(saved, redact(resolved, words=False))

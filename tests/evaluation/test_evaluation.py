@@ -674,13 +674,18 @@ def test_games_that_were_recorded_are_not_kept_by_the_player():
 def test_a_free_answer_that_fits_is_recorded_where_the_longest_legal_one_does_not():
     class Short(FunctionPlayer):
         def action_probs(self, queries):
-            raise PromptTooLongError
+            if any(len(query.legal) > 2 for query in queries):
+                raise PromptTooLongError
+            return [dict.fromkeys(query.legal, 0.5) for query in queries]
 
     player = Short(lambda query: str(next(iter(query.legal))))
-    rows = record(player, EnvConfig(answer_mode="free"), [Task(KUHN, 1, "random", 1)], 1)
-    assert rows[0]["outcome"] == "finished"
-    assert rows[0]["turns"]
-    assert all(turn["action"] is not None and turn["probs"] == {} for turn in rows[0]["turns"])
+    tasks = [Task(task_id, 1, "random", 1) for task_id in (KUHN, TIC_TAC_TOE, KUHN)]
+    rows = record(player, EnvConfig(answer_mode="free"), tasks, 1)
+    assert [row["outcome"] for row in rows] == ["finished"] * 3
+    for row in rows:
+        assert row["turns"]
+        assert all(turn["action"] is not None for turn in row["turns"])
+        assert [bool(turn["probs"]) for turn in row["turns"]] == [len(turn["legal"]) == 2 for turn in row["turns"]]
 
 
 def test_a_recorded_game_that_failed_tells_why():

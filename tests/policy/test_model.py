@@ -1,5 +1,6 @@
 """The trunk against the library's own forward pass, chat formats against the templates, and what loading refuses."""
 
+import errno
 import importlib.resources
 import json
 import platform
@@ -488,3 +489,18 @@ def test_a_base_is_made_anew_when_the_texts_it_reads_change(tmp_path, monkeypatc
     recipes = [json.loads((folder / "recipe.json").read_text())["texts"] for folder in (before, tmp_path / "base")]
     assert recipes[0] != recipes[1]
     assert (before / "model.safetensors").is_file()
+
+
+def test_a_base_that_cannot_be_made_anew_leaves_the_one_that_was_there(tmp_path, monkeypatch, capsys):
+    words = [str(tmp_path / "base"), "--layers", "1", "--hidden", "16"]
+    assert make_tiny_model.main(words) == 0
+    before = (tmp_path / "base" / "model.safetensors").read_bytes()
+    monkeypatch.setattr(make_tiny_model, "TEACHING_GAMES", ("tic_tac_toe",))
+
+    class Full:
+        def save_pretrained(self, folder):
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(make_tiny_model, "make_model", lambda *args: Full())
+    assert make_tiny_model.main(words) == 2
+    assert (tmp_path / "base" / "model.safetensors").read_bytes() == before

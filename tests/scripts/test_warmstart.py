@@ -146,7 +146,7 @@ def test_two_with_one_output_keep_both(tmp_path, monkeypatch, capsys):
         (out / "adapter_model.safetensors").write_text("of another one")
 
     monkeypatch.setattr(warmstart, "clone", clone)
-    assert main(["--config", config, "--teacher", "cfr:5", "--episodes", "4", "--output", str(out)]) == 0
+    assert main(["--config", config, "--teacher", "cfr:5", "--episodes", "4", "--output", f"{out}/"]) == 0
     assert (out / "adapter_model.safetensors").read_text() == "of another one"
     assert (tmp_path / "warm-2" / "adapter_model.safetensors").is_file()
     assert f"adapter: {out}-2\n" in capsys.readouterr().out

@@ -8,7 +8,8 @@ from tiny_runs import Drawing, rows, train
 
 import train_ppo
 from training import alarms
-from training.alarms import ALARMS, watch
+from training.alarms import ALARMS, respond, watch
+from training.config import PPOConfig
 
 QUIET = {"entropy": 1.0, "legal_mass": 0.9, "update_kl": 0.01, "logprob_gap_mean": 0.001, "explained_variance": 0.3,
          "grad_norm": 1.0, "score_mean": 0.7, "updates": 4.0, "opponents": {"random": 8}}  # fmt: skip
@@ -78,6 +79,33 @@ def test_past_selves_who_grow_stronger_are_no_collapse():
     assert raised([*[easy | past] * 50, *[hard | past] * 60]) == []
     assert raised([*[easy] * 50, *[hard | past] * 60]) == []
     assert raised([*[easy] * 50, hard | past, *[hard] * 60]) == []  # what was best before them is no measure after
+
+
+def test_a_stage_that_changes_in_a_step_that_trained_nothing_is_no_collapse():
+    first, second = QUIET | {"entropy": 3.0, "score_mean": 0.9}, QUIET | {"entropy": 0.1, "score_mean": 0.4}
+    assert raised([*[first] * 49, first | {"updates": 0.0, "stage_change": "small"}, *[second] * 60]) == []
+
+
+def raised_with(memory, mode, rows_of_run):
+    """Steps at which ``respond`` raised something."""
+    noted = [dict(row, step=i) for i, row in enumerate(rows_of_run, 1)]
+    for row in noted:
+        assert respond(row, memory, 1.0, PPOConfig(alarms=mode)) == 1.0
+    return [(row["step"], name) for row in noted for name in row.get("alarms", ())]
+
+
+def test_what_changes_while_alarms_are_off_is_no_collapse_when_they_are_on_again():
+    easy, hard = QUIET | {"score_mean": 0.9}, QUIET | {"score_mean": 0.4}
+    memory = {}
+    assert raised_with(memory, "warn", [easy] * 50) == []
+    assert raised_with(memory, "off", [easy | {"stage_change": "hard"}, *[hard] * 100]) == []
+    assert raised_with(memory, "act", [hard] * 60) == []
+
+
+def test_what_went_wrong_while_alarms_were_off_is_told_when_they_are_on_again():
+    memory, silent = {}, QUIET | SIGNS["entropy"]
+    assert raised_with(memory, "off", [*[QUIET] * 20, *[silent] * 20]) == []
+    assert raised_with(memory, "warn", [silent] * 20) == [(PATIENCE["entropy"], "entropy")]
 
 
 def test_steps_that_trained_nothing_are_told_though_they_have_no_other_metric():

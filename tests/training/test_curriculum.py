@@ -441,6 +441,25 @@ def test_a_state_of_other_stages_is_refused():
         other.load_state_dict(state)
 
 
+def test_failures_that_no_stage_plays_are_forgotten_on_request():
+    both = [Stage("first", ["leduc_poker"], "mcts"), Stage("last", ["leduc_poker", "hex#3"], "random")]
+    curriculum = Curriculum(CurriculumConfig(both[1:]), 0)
+    feed(curriculum, [0, 1, 0])
+    feed(curriculum, [0], game=HEX, config_id=3)
+    state = curriculum.state_dict() | {"stage": "first"}
+    assert curriculum.buffer_size == 3
+    last = ((["leduc_poker", "hex"], "random", 3), (["leduc_poker"], "random", 2),
+            (["hex#3", "hex#4"], "random", 1), (["leduc_poker", "hex"], "perfect", 0))  # fmt: skip
+    for games_, opponent, left in last:
+        other = Curriculum(CurriculumConfig([both[0], Stage("last", games_, opponent)]), 0)
+        other.load_state_dict(state)
+        other.forget_others(window=False)
+        assert other.buffer_size == left
+        assert other.state_dict()["episodes"] == 4
+        other.forget_others(window=True)
+        assert (other.state_dict()["episodes"], other.state_dict()["window"]) == (0, [])
+
+
 # --------------------------------------------------------------------------------------------------------- bad usage
 
 

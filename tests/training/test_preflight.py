@@ -11,6 +11,7 @@ from tiny import micro_config
 
 from curriculum import eval_tasks
 from env_wrapper import Decision, EnvConfig, Sequence
+from envs.prompts import RETRY
 from envs.trace.env import TASKS_PER_LEVEL, expected_output
 from games import CONFIGS_PER_GAME, NAMES
 from policy import load_policy
@@ -269,8 +270,11 @@ def test_free_answers_that_leave_no_room_to_ask_again_are_told(tmp_path, caplog)
     roomy = micro_config(tmp_path, env={"answer_mode": "free"}, ppo=free)
     measured = preflight.measure_prompts(roomy, chat_of(roomy)).values()
     assert not caplog.records
-    tight = free | {"max_seq_length": max(max(prompts.first) for prompts in measured) + 2 * 40}
-    preflight.measure_prompts(micro_config(tmp_path, env={"answer_mode": "free"}, ppo=tight), chat_of(roomy))
+    asked = [{"role": "assistant", "content": ""}, {"role": "user", "content": RETRY.format(attempt=1, attempts=3)}]
+    again = chat_of(roomy).later(asked)
+    enough = max(max(prompts.first) for prompts in measured) + 3 * 40 + 2 * len(again)
+    for tight in (free | {"max_seq_length": enough}, free | {"max_seq_length": enough - 1}):
+        preflight.measure_prompts(micro_config(tmp_path, env={"answer_mode": "free"}, ppo=tight), chat_of(roomy))
     [record] = caplog.records
     assert re.match(r"ppo\.max_seq_length = \d+: the 3 answers that (leduc|kuhn)_poker allows", record.getMessage())
     caplog.clear()
@@ -286,7 +290,7 @@ def test_free_answers_that_leave_no_room_to_ask_again_are_told(tmp_path, caplog)
         ({"target_modules": ["q_proj"]}, 'lora.target_modules = ["q_proj"]: {} was made with ["v_proj", "q_proj"]'),
     ],
 )
-def test_a_lora_section_that_the_adapter_was_not_made_with_is_refused(tmp_path, change, told):
+def test_a_lora_section_that_the_adapter_was_not_made_with_is_refused(tmp_path, caplog, change, told):
     """What trains is the adapter as it is: the section would be ignored, and a dry run count by it."""
     made = {"r": 4, "lora_alpha": 8, "target_modules": ["v_proj", "q_proj"]}
     (tmp_path / "adapter").mkdir()
@@ -295,15 +299,37 @@ def test_a_lora_section_that_the_adapter_was_not_made_with_is_refused(tmp_path, 
     preflight.check_lora(micro_config(tmp_path, model=model, lora=made | {"target_modules": ["q_proj", "v_proj"]}))
     with pytest.raises(ConfigError) as refused:  # as every start asks, before anything is loaded
         preflight.check(micro_config(tmp_path, model=model, lora=made | change))
-    pattern = made | change | {"target_modules": ".*_proj"}
-    (tmp_path / "adapter" / "adapter_config.json").write_text(json.dumps(pattern))
-    preflight.check_lora(micro_config(tmp_path, model=model, lora=made | change))  # not looked into
     assert str(refused.value).startswith(told.format(tmp_path / "adapter"))
+    preflight.check(micro_config(tmp_path, model=model, lora=made | change), resume="run")  # it trains it already
+    [record] = caplog.records
+    assert record.getMessage() == f"{told.format(tmp_path / 'adapter')}, which is trained"
 
 
-@pytest.mark.parametrize(("opponent", "told"), [("random", 0), ("self", 1), ({"random": 1.0}, 1)])
-def test_failure_replay_without_games_that_count_is_told(tmp_path, caplog, opponent, told):
-    config = micro_config(tmp_path, curriculum=stage("kuhn_poker", opponent=opponent) | {"failure_replay_prob": 0.3})
+@pytest.mark.parametrize(
+    "made", [{"target_modules": ".*_proj"}, {"target_modules": ["layers.0.self_attn.q_proj"]}, {"lora_alpha": 5.5}]
+)
+def test_an_adapter_that_no_lora_section_can_tell_is_taken_as_it_is(tmp_path, made):
+    (tmp_path / "adapter").mkdir()
+    (tmp_path / "adapter" / "adapter_config.json").write_text(json.dumps(made))
+    preflight.check_lora(micro_config(tmp_path, model={"adapter": str(tmp_path / "adapter")}))
+
+
+def test_all_that_differs_from_the_adapter_is_told_at_once(tmp_path):
+    (tmp_path / "adapter").mkdir()
+    (tmp_path / "adapter" / "adapter_config.json").write_text(json.dumps({"r": 3, "lora_alpha": 7}))
+    with pytest.raises(
+        ConfigError, match=r"^lora\.r = .* was made with 3; lora\.lora_alpha = .* 7; expected the same$"
+    ):
+        preflight.check_lora(micro_config(tmp_path, model={"adapter": str(tmp_path / "adapter")}))
+
+
+@pytest.mark.parametrize(("opponent", "gate", "told"), [
+    ("random", None, 0), ("self", None, 1), ({"random": 1.0}, None, 1), ("self", "random", 1),
+    ({"self": 1.0, "random": 1.0}, "random", 0), ({"self": 1.0, "mcts:2x1": 1.0}, "random", 1),
+])  # fmt: skip
+def test_failure_replay_without_games_that_count_is_told(tmp_path, caplog, opponent, gate, told):
+    played = stage("kuhn_poker", opponent=opponent, gate_opponent=gate)
+    config = micro_config(tmp_path, curriculum=played | {"failure_replay_prob": 0.3})
     preflight.check(config)
     assert sum("failure_replay_prob" in record.getMessage() for record in caplog.records) == told
 

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import time
 
 import pytest
@@ -488,7 +489,7 @@ def test_a_run_of_an_older_version_goes_on(tmp_path, drawn):
     config, held, manifest = (
         json.loads((folder / f"{name}.json").read_text()) for name in ("run_config", "trainer_state", "manifest")
     )
-    del config["ppo"]["rehearsal_coef"], held["drawn"], manifest["digest"]
+    del config["ppo"]["rehearsal_coef"], config["env"]["trace"], held["drawn"], manifest["digest"]
     config["run"]["keep_best"], config["lora"]["lora_dropout"] = True, 0.0
     config["ppo"] |= {"lr_target_kl": None, "critic_warmup_steps": 0}
     for path, content in ((folder / "run_config.json", config), (folder / "trainer_state.json", held)):
@@ -511,6 +512,52 @@ def test_a_forced_resume_takes_a_smaller_batch_and_a_magnet_that_was_not_there(t
     mine, average = (trainer.policy.past_adapter(name) for name in ("default", "average"))
     assert any(tensor.abs().max() > 0 for key, tensor in mine.items() if "lora_B" in key)
     assert all(torch.equal(mine[key], average[key]) for key in mine)
+
+
+def loaded(folder, step, *knobs):
+    """A trainer that goes on from a checkpoint with other knobs."""
+    config = read_config(parse_args(["--resume", str(folder / "run"), "--set", "run.keep_last=9", *knobs], None))
+    trainer = train_ppo.Trainer(config, folder / "run")
+    trainer.load(folder / "run" / f"checkpoint-{step:06d}", force=True)
+    return trainer
+
+
+LOW = '{"name": "low", "games": {"leduc_poker#0": 2, "kuhn_poker#0": 1}, "threshold": 0.0, "min_episodes": 30}'
+REMEMBERED = {"score", "entropy", "grad", "kl"}
+
+
+@pytest.mark.parametrize(("knob", "counted", "compared", "before"), [
+    ("ppo.gamma=0.5", True, REMEMBERED, True), ("ppo.eval_freq=0", True, REMEMBERED, True),
+    ("env.opponent=mcts:2x1", False, {"grad", "kl"}, True), ("ppo.temperature=0.7", False, {"grad", "kl"}, False),
+    ("env.history_turns=2", False, {"grad", "kl"}, False), (f"curriculum.stages=[{LOW}]", False, {"grad", "kl"}, True),
+])  # fmt: skip
+def test_a_forced_resume_forgets_what_others_did(undisturbed, tmp_path, knob, counted, compared, before):
+    """Games of another opponent count for no stage, are not replayed, and are no measure for alarms."""
+    copy_of(undisturbed / "run", tmp_path, 1)
+    trainer = loaded(tmp_path, 1, knob)
+    curriculum = trainer.curriculum.state_dict()
+    assert (curriculum["episodes"] > 0, curriculum["window"] != []) == (counted, counted)
+    assert {name.split("_")[0] for name in trainer.state.alarms} & REMEMBERED == compared
+    assert [row["value"] is not None for row in trainer.state.before] == [before] * 2
+
+
+def test_failures_against_an_opponent_that_went_are_not_replayed(undisturbed, tmp_path):
+    copy_of(undisturbed / "run", tmp_path, 2)
+    assert loaded(tmp_path, 2, "ppo.gamma=0.5").curriculum.buffer_size == 2
+    assert loaded(tmp_path, 2, "env.opponent=mcts:2x1").curriculum.buffer_size == 0
+
+
+def test_a_forced_resume_of_what_was_only_evaluated_evaluates_anew(undisturbed, tmp_path):
+    shutil.copytree(undisturbed / "run" / "checkpoint-000000", tmp_path / "run" / "checkpoint-000000")
+    assert loaded(tmp_path, 0, "env.history_turns=2").state.before == []
+    assert len(loaded(tmp_path, 0, "ppo.gamma=0.5").state.before) == 2
+
+
+def test_a_score_on_another_scale_is_none(undisturbed, tmp_path):
+    """It would be saved again as one of an evaluation, and stay the best for ever."""
+    copy_of(undisturbed / "run", tmp_path, 4)
+    assert loaded(tmp_path, 4).score is not None
+    assert loaded(tmp_path, 4, "ppo.eval_freq=0").score is None
 
 
 def test_no_task_is_drawn_twice_by_a_run_that_goes_on_with_smaller_steps(tmp_path, drawn):

@@ -1,5 +1,6 @@
 """Random numbers without state, secrets, and what a checkpoint gives back and keeps."""
 
+import json
 import os
 import shutil
 import subprocess
@@ -189,6 +190,20 @@ def test_the_newest_and_the_best_are_kept(tmp_path):
     for step, score in [(1, 0.5), (2, 0.9), (3, None), (4, 0.9), (5, 0.1), (6, None)]:
         save(tmp_path, step, score=score, keep_last=2)
     assert names(tmp_path) == ["checkpoint-000004", "checkpoint-000005", "checkpoint-000006"]
+
+
+def test_the_best_is_among_those_on_the_scale_of_the_last(tmp_path):
+    """A stage and its success rate are no mean of an evaluation; checkpoints of before say of neither which."""
+    scored = [(1.7, []), (0.5, [7]), (0.9, [7]), (0.6, [7]), (0.95, [8]), (0.2, [7])]
+    for step, (score, scale) in enumerate(scored, 1):
+        save(tmp_path, step, score=score, scale=scale, keep_last=0)
+    save(tmp_path, 7, score=None, scale=[7], keep_last=1)
+    assert names(tmp_path) == ["checkpoint-000003", "checkpoint-000007"]
+    manifest = json.loads((tmp_path / "checkpoint-000003" / "manifest.json").read_text())
+    del manifest["scale"], manifest["digest"]
+    (tmp_path / "checkpoint-000003" / "manifest.json").write_text(utils._seal(manifest))
+    save(tmp_path, 8, score=0.3, scale=[9], keep_last=1)
+    assert names(tmp_path) == ["checkpoint-000003", "checkpoint-000008"]
 
 
 def test_without_a_limit_all_are_kept(tmp_path):
