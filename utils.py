@@ -152,7 +152,7 @@ def rest_collector() -> None:
     gc.set_threshold(100_000)
 
 
-def write_directory(target: Path, fill: Callable[[Path], None]) -> Path:
+def write_directory(target: Path, fill: Callable[[Path], object]) -> Path:
     """Make ``target`` hold what ``fill(temporary directory)`` writes, wholly or not at all.
 
     An existing target is replaced. Whatever goes wrong, ``target`` is as before; after a crash ``sweep`` (which

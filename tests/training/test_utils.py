@@ -272,7 +272,7 @@ def test_a_deletion_that_is_cut_short_leaves_no_damaged_checkpoint_in_sight(tmp_
         save(tmp_path, step)
     monkeypatch.setattr(shutil, "rmtree", give_up_halfway)
     with pytest.raises(CheckpointError, match="checkpoint-000001 cannot be deleted: OSError"):
-        utils._retain(tmp_path, keep_last=1, keep_best=0)
+        utils._retain(tmp_path, keep_last=1, keep_best=0, scale=None)
     monkeypatch.undo()
     utils.sweep(tmp_path, "*")
     assert names(tmp_path) == ["checkpoint-000002"]
@@ -281,7 +281,7 @@ def test_a_deletion_that_is_cut_short_leaves_no_damaged_checkpoint_in_sight(tmp_
 def test_nothing_is_deleted_where_nothing_verifies(tmp_path):
     for step in (1, 2):
         damage(save(tmp_path, step))
-    utils._retain(tmp_path, keep_last=1, keep_best=1)
+    utils._retain(tmp_path, keep_last=1, keep_best=1, scale=None)
     assert len(names(tmp_path)) == 2
 
 
