@@ -7,14 +7,14 @@ import sysconfig
 import threading
 import time
 import traceback
-from collections import deque
 from collections.abc import Sequence as Seq
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import Executor, Future, ThreadPoolExecutor, wait
 from typing import Any
 
 import games
 from config.reader import make
 from envs.config import EnvConfig
+from envs.opponents import parse_opponent
 from envs.parser import parse_action
 from envs.types import (
     Action,
@@ -220,8 +220,6 @@ def _is_slow(config: EnvConfig, tasks: Seq[Task]) -> bool:
     """Return True where a step of the environment is worth a thread: remote, running programs, or searching."""
     if config.env_mode != "local" or config.env_type != "openspiel":
         return True
-    from envs.opponents import parse_opponent
-
     return any(parse_opponent(opponent).searches for opponent in {task.opponent for task in tasks})
 
 
@@ -248,21 +246,15 @@ def play(env_config: EnvConfig | dict[str, Any], player: Player, tasks: Seq[Task
     runs = [_Ongoing(number, task, config) for number, task in enumerate(tasks, first)]
     halves = [runs[0::2], runs[1::2]] if slow else [runs]
     pool = ThreadPoolExecutor(CALLS_AT_ONCE if config.env_mode != "local" else os.cpu_count()) if slow else None
-
-    def step_all(half: list[_Ongoing], actions: Seq[Action | None]) -> Any:
-        if pool:
-            return [pool.submit(run.advance, action) for run, action in zip(half, actions, strict=True)]
-        return map(_Ongoing.advance, half, actions)
-
     try:
-        stepping = [step_all(half, [None] * len(half)) for half in halves]
+        stepping = [_step_all(half, [None] * len(half), pool) for half in halves]
         while any(halves):
             for i, half in enumerate(halves):
                 _wait(stepping[i], player)
                 halves[i] = active = [run for run in half if run.running]
                 if (ended := [run.number for run in half if not run.running]) and hasattr(player, "release"):
                     player.release(ended)
-                stepping[i] = step_all(active, _act(player, active))
+                stepping[i] = _step_all(active, _act(player, active), pool)
     finally:
         left = sys.exc_info()[0] in (InterruptedRolloutError, KeyboardInterrupt)
         if pool:  # after a signal nobody waits for a search, which may take minutes
@@ -285,11 +277,16 @@ def _abandon(runs: list[_Ongoing], seconds: float | None) -> None:
         thread.join(max(0.0, end - time.monotonic()))
 
 
-def _wait(stepping: Any, player: Player) -> None:
-    """Wait for a half's steps or, where there are no threads, run them."""
-    if not isinstance(stepping, list):
-        deque(stepping, maxlen=0)
-        return
+def _step_all(runs: list[_Ongoing], actions: Seq[Action | None], pool: Executor | None) -> list[Future[None]]:
+    if pool:
+        return [pool.submit(run.advance, action) for run, action in zip(runs, actions, strict=True)]
+    for run, action in zip(runs, actions, strict=True):
+        run.advance(action)
+    return []
+
+
+def _wait(stepping: list[Future[None]], player: Player) -> None:
+    """Wait for a half's steps, where threads make them."""
     leave_if_stopped = getattr(player, "leave_if_stopped", lambda: None)
     while wait(stepping, POLL_SECONDS).not_done:
         leave_if_stopped()
