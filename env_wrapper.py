@@ -4,8 +4,6 @@ import contextlib
 import os
 import sys
 import sysconfig
-import threading
-import time
 import traceback
 from collections.abc import Sequence as Seq
 from concurrent.futures import Executor, Future, ThreadPoolExecutor, wait
@@ -265,16 +263,9 @@ def play(env_config: EnvConfig | dict[str, Any], player: Player, tasks: Seq[Task
 
 def _abandon(runs: list[_Ongoing], seconds: float | None) -> None:
     """Close what is open; in ``seconds`` all at once, no longer: a hanging server must not keep a run from saving."""
-    if seconds is None:
-        for run in runs:
-            run.abandon()
-        return
-    closing = [threading.Thread(target=run.abandon, daemon=True) for run in runs]
-    for thread in closing:
-        thread.start()
-    end = time.monotonic() + seconds
-    for thread in closing:
-        thread.join(max(0.0, end - time.monotonic()))
+    pool = ThreadPoolExecutor(max(1, len(runs)))
+    wait([pool.submit(run.abandon) for run in runs], seconds)
+    pool.shutdown(wait=seconds is None)
 
 
 def _step_all(runs: list[_Ongoing], actions: Seq[Action | None], pool: Executor | None) -> list[Future[None]]:
