@@ -17,7 +17,7 @@ SHOWN = "repr({0}) if isinstance({0}, (int, float, str, bool, type(None))) else 
 # In the trial run a print that raises reports itself once and lets the program go on.
 TRIAL = """
 try:
-    pass
+    {printed}
 except Exception:
     if {tag!r} not in __import__('sys').modules['__main__'].__dict__:
         __import__('sys').modules['__main__'].__dict__[{tag!r}] = None
@@ -83,13 +83,8 @@ class _Injector:
         self.left -= 1
         if tag in self.skip:
             return []
-        printed = ast.parse(f"print({tag!r}, {', '.join(SHOWN.format(name) for name in chosen)})").body
-        if not self.trial:
-            return printed
-        attempt = ast.parse(TRIAL.format(tag=tag)).body[0]
-        assert isinstance(attempt, ast.Try)
-        attempt.body = printed
-        return [attempt]
+        printed = f"print({tag!r}, {', '.join(SHOWN.format(name) for name in chosen)})"
+        return ast.parse(TRIAL.format(printed=printed, tag=tag) if self.trial else printed).body
 
 
 def _without_fence(program: str) -> str:
