@@ -39,11 +39,6 @@ def _bids(state: State) -> list[tuple[int, str]]:
     return [(player, BIDS[action]) for player, action in moves if player >= 0 and action in BIDS]
 
 
-def _trump(bids: list[tuple[int, str]]) -> str:
-    """Return the trump suit as a word, empty while nobody has named one."""
-    return next((bid for _, bid in bids if bid != "Pass"), "")
-
-
 def _lone(state: State) -> list[int]:
     """Return the seats that play alone, the declarer first."""
     declarer = [state.declarer()] if state.declarer_go_alone() else []
@@ -59,7 +54,7 @@ def _describe(state: State, seat: int) -> str:
     if discard:
         lines.append(f"You discarded {discard}")
     lines.append(f"Bidding: {', '.join(f'{SEATS[p]} {bid}' for p, bid in bids) or 'none yet'}")
-    lines.append(f"Trump: {_trump(bids) or 'not named yet'}")
+    lines.append(f"Trump: {next((bid for _, bid in bids if bid != 'Pass'), 'not named yet')}")
     lines += [f"{SEATS[p]} plays alone." for p in _lone(state)]
     for number, trick in enumerate(parse_tricks(view), start=1):
         lines.append(f"Trick {number}: " + ", ".join(f"{SEATS[p]} {card}" for p, card in trick))

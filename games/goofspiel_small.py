@@ -10,4 +10,4 @@ def _params(config_id: int) -> Params:
     return {"players": 2, "num_cards": 4 + config_id % 3, "points_order": "descending", "imp_info": True}
 
 
-GAME = replace(GOOFSPIEL, name="goofspiel_small", params=_params, spiel_name="goofspiel", compact_actions=False)
+GAME = replace(GOOFSPIEL, name="goofspiel_small", params=_params, spiel_name="goofspiel")

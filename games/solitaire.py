@@ -15,23 +15,19 @@ def _parts(state: State) -> tuple[list[str], list[str], list[tuple[int, list[str
     return waste, tops, [(pile.count(_HIDDEN), [card for card in pile if card != _HIDDEN]) for pile in piles]
 
 
-def _steps_left(state: State) -> int:
-    return _DEPTH - len(state.history())
-
-
 def _describe(state: State, seat: int) -> str:
     waste, tops, piles = _parts(state)
     lines = ["Waste, playable cards in brackets: " + " ".join(c if i % 3 else f"[{c}]" for i, c in enumerate(waste))]
     lines.append("Foundations: " + " ".join(top if len(top) > 1 else f"{top}(empty)" for top in tops))
     lines += [f"Pile: {' '.join(['##'] * hidden + cards)}" for hidden, cards in piles]
-    lines.append(f"Empty piles: {7 - len(piles)}. Face-down cards are ##. Steps left: {_steps_left(state)}.")
+    lines.append(f"Empty piles: {7 - len(piles)}. Face-down cards are ##. Steps left: {_DEPTH - len(state.history())}.")
     return "\n".join(lines)
 
 
 def _compact(state: State, seat: int) -> str:
     waste, tops, piles = _parts(state)
     columns = [f"{hidden}{''.join(cards)}" for hidden, cards in piles]
-    return f"{''.join(waste)}|{''.join(tops)}|{' '.join(columns)}|{_steps_left(state)}"
+    return f"{''.join(waste)}|{''.join(tops)}|{' '.join(columns)}|{_DEPTH - len(state.history())}"
 
 
 GAME = Game(

@@ -18,10 +18,6 @@ def _swap(w: Writer) -> None:
     w.emit_one(f"{first}, {second} = {second}, {first}", f"{first}, {second} = {second}, {first} + {second}")
 
 
-def _show(w: Writer) -> None:
-    w.show()
-
-
 def _branch(w: Writer) -> None:
     target = w.get("int")
     change = w.one_of(f"{target} += {w.number()}", f"{target} = {w.number(2)}")
@@ -255,7 +251,7 @@ def _anonymous(w: Writer) -> None:
 
 
 BY_LEVEL = {
-    1: (_assignment, _augmented, _swap, _show),
+    1: (_assignment, _augmented, _swap, Writer.show),
     2: (_branch, _truth),
     3: (_accumulate, _countdown, _grid, _collatz),
     4: (_string, _characters, _rebuild, _caesar, _splitting),
