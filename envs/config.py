@@ -83,8 +83,6 @@ class EnvConfig:
 class TraceConfig:
     """Where the programs come from, what they may use, and how answers count."""
 
-    source: str = (
-        "generator"  # generator | a folder of .jsonl and .py files, or a .jsonl file | a Hub dataset "owner/name"
-    )
+    source: str = "generator"  # generator | folder of .jsonl and .py files | .jsonl file | Hub dataset "owner/name"
     partial_credit: bool = False  # score the share of correct leading lines instead of right or wrong
     sandbox_min_level: int = knob(1, min=0, max=2)  # refuse to run programs of others below it; see docs/trace.md
