@@ -164,8 +164,8 @@ def check_server(config: EnvConfig) -> None:
 class RemoteEnv(OpenSpielEnv):
     """One episode at a time on a server; see ``env_wrapper.Env``. The state is the episode's name there.
 
-    ``Step.info`` is that of ``OpenSpielEnv``; ``history`` and ``returns`` are those the server tells at the end:
-    public servers tell none (``[]`` and None).
+    In ``Step.info``, ``history`` and ``returns`` are those the server tells at the end: public servers tell none
+    (``[]`` and None).
     """
 
     _spiel: Any = None  # the ``pyspiel.Game`` of the episode; programs have none

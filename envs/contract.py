@@ -61,10 +61,7 @@ def transcript(env: Env, task: Task, answer: Answer, noise: int | None = None) -
 def check_contract(new_env: Callable[[], Env], task: Task, answer: Answer = random_legal) -> list[Step]:
     """Check an environment on one task and return the steps of an episode.
 
-    Args:
-        new_env: makes an environment.
-        task: what to play.
-        answer: gives a raw text for a decision; it may draw from the generator it is given.
+    ``answer`` gives a raw text for a decision; it may draw from the generator it is given.
 
     Raises:
         ContractError: a promise is not kept; what the environment raises itself passes through.
@@ -123,11 +120,7 @@ def _answered(env: Env, task: Task, answer: Answer, position: int, text: str) ->
 
 @functools.cache
 def check_own_games() -> None:
-    """Check the user's own games, once in a process.
-
-    Raises:
-        ContractError: names the file, its line where it failed, and what is wrong.
-    """
+    """Check the user's own games, once in a process; ContractError names the file, its line and what is wrong."""
     table.cache_clear()  # of games that the user's may have replaced
     for name, file in games.OWN.items():
         try:

@@ -212,12 +212,7 @@ def known_size(spiel: Any) -> int:
 
 
 class OpenSpielEnv:
-    """One episode at a time of any game against any opponent; see ``env_wrapper.Env``.
-
-    ``Step.info``: game, seat (to move), own_seat (the task's), system, attempt (1-based), adapter (the earlier adapter
-    that answers, None: the current policy), history, outcome; when done also returns (None after a forfeit) and
-    scores ({seat: score}).
-    """
+    """One episode at a time of any game against any opponent; see ``env_wrapper.Env``."""
 
     def __init__(self, config: EnvConfig, attempts: int = ATTEMPTS):
         self.config, self.attempts = config, attempts

@@ -29,10 +29,7 @@ def rate(matches: Mapping[tuple[int, int], Sequence[np.ndarray]], players: int, 
     of players far apart together, so an end lies as far out as the percentile or its mirror image about the rating
     (the basic bootstrap). Who won, or lost, every game against everyone has an interval without that end.
 
-    Args:
-        matches: (i, j) -> for each game an array (units, games of a unit) of i's results: 1 won, 0.5 drawn, 0 lost.
-        players: how many there are.
-        anchor: the player whose rating is fixed.
+    ``matches`` is (i, j) -> for each game an array (units, games of a unit) of i's results: 1 won, 0.5 drawn, 0 lost.
     """
     rng = np.random.default_rng(0)
     fitted = _fit(matches, players, anchor)

@@ -27,9 +27,10 @@ class Step:
     """What the environment shows: the user message and the legal actions of the seat to move, or the end.
 
     ``legal`` maps action id to action string, forced moves included (empty when done). ``score`` is in
-    [0, 1] when done. ``info`` holds seat, returns, history ([[player, action], ...], -1 = chance), outcome
-    (finished | forfeited, None while running), system (the system message), attempt (1-based), adapter
-    (None: the current policy), game (its name).
+    [0, 1] when done. ``info`` holds game (its name), seat (to move), own_seat (the task's, of board games), system (the
+    system message), attempt (1-based), adapter (the earlier adapter that answers, None: the current policy), history
+    ([[player, action], ...], -1 = chance), outcome (finished | forfeited, None while running); when done also
+    returns (None after a forfeit) and scores ({seat: score}).
     """
 
     text: str

@@ -53,15 +53,11 @@ class Traced(NamedTuple):
 
 
 class TraceEnv:
-    """One program an episode; see ``env_wrapper.Env``.
+    """One program an episode; see ``env_wrapper.Env``. Of a configuration, prompt, protocol and trace are used.
 
-    ``Step.info``: game (``trace``, or ``trace_l3`` for level 3 of the generator), seat 0, system, attempt 1,
-    adapter None, history, outcome. When done also returns and scores (the score), and independent of the configured
-    protocol: match (equal as the public environment compares), exact (equal to the character), share (of
-    correct leading lines), expected (the first 500 characters).
-
-    Args:
-        config: prompt, protocol ("affinetes": the public comparison; "native": exact) and trace are used.
+    The game of ``Step.info`` is ``trace``, or ``trace_l3`` for level 3 of the generator. When done it also has,
+    independent of the configured protocol: match (equal as the public environment compares), exact (equal to the
+    character), share (of correct leading lines), expected (the first 500 characters).
 
     Raises:
         ValueError: a source that does not exist, or rows without programs.
