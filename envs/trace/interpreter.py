@@ -84,7 +84,6 @@ class Interpreter:
         self.pending, self.stdout, self.stderr, self.status = b"", bytearray(), bytearray(), ""
         self.open_outputs = {self.process.stdout, self.process.stderr}
         self.started = self.deadline = self.next_look = 0.0
-        self.ended = False
 
     @property
     def pipes(self) -> list:
@@ -172,9 +171,8 @@ class Interpreter:
 
     def end(self) -> None:
         """Kill the whole session and reap it; nothing more the second time."""
-        if self.ended:
+        if self.process.returncode is not None:
             return
-        self.ended = True
         if self.in_namespaces:  # the process outside kills the one inside, reaps it and ends
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self.process.terminate()

@@ -118,7 +118,7 @@ class Sandbox(contextlib.AbstractContextManager["Sandbox"]):
 
     def _serving(self) -> Interpreter:
         """The interpreter that serves trusted programs, started again if it has ended."""
-        if self._server is None or self._server.ended or self._server.exited():
+        if self._server is None or self._server.process.returncode is not None or self._server.exited():
             if self._server is not None:
                 self._server.end()
             self._server = self._start("serve").result()
