@@ -203,14 +203,6 @@ def known(state: Any, seat: int) -> list[float]:
     return state.observation_tensor(seat) if kind.provides_observation_tensor else []
 
 
-def known_size(spiel: Any) -> int:
-    """How many numbers ``known`` tells of a game; 0: OpenSpiel has no tensor of it."""
-    kind = spiel.get_type()
-    if kind.provides_information_state_tensor:
-        return spiel.information_state_tensor_size()
-    return spiel.observation_tensor_size() if kind.provides_observation_tensor else 0
-
-
 class OpenSpielEnv:
     """One episode at a time of any game against any opponent; see ``env_wrapper.Env``."""
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from curriculum import CurriculumConfig, pool
-from envs.openspiel import known, known_size, load_game, replay, table
+from envs.openspiel import known, load_game, replay, table
 from policy.state_head import State
 from training.trajectories import Trajectory
 
@@ -31,6 +31,6 @@ def state_shapes(curriculum: CurriculumConfig) -> dict[str, set[int]]:
     shapes: dict[str, set[int]] = {}
     for first, last in chain.from_iterable(r for stage in curriculum.stages for r in pool(stage.games).values()):
         for task_id in range(first, min(last + 1, first + SHAPE_TASKS)):
-            if size := known_size(table(task_id).spiel):
+            if size := len(known(table(task_id).spiel.new_initial_state(), 0)):
                 shapes.setdefault(table(task_id).game.name, set()).add(size)
     return shapes
