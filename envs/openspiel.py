@@ -235,7 +235,7 @@ class OpenSpielEnv:
             if p not in self._adapters
         }
         self._chance = Stream(seed)
-        self._joint: dict[int, int] = {}
+        self._joint: list[int] = []  # what the first seats of a simultaneous node have chosen
         self._history, self._attempt = [], 1
         self._state = self._table.spiel.new_initial_state()
         return self._advance()
@@ -255,7 +255,7 @@ class OpenSpielEnv:
 
     def _play(self, action: int) -> Step:
         if self._simultaneous:
-            self._joint[self._seat] = action
+            self._joint.append(action)
         else:
             self._apply(self._seat, action)
         return self._advance()
@@ -295,20 +295,16 @@ class OpenSpielEnv:
 
     def _next_simultaneous_seat(self) -> int | None:
         """Return the model's seat that still has to choose; once all have chosen, move together and return None."""
-        joint = self._joint
-        for seat in range(self._table.players):
-            if seat in joint:
-                continue
+        for seat in range(len(self._joint), self._table.players):
             if not (legal := self._state.legal_actions(seat)):
-                joint[seat] = INVALID
+                self._joint.append(INVALID)
             elif seat in self._bots:
-                joint[seat] = self._bot_action(seat, legal)
+                self._joint.append(self._bot_action(seat, legal))
             else:
                 return seat
-        actions = [joint[seat] for seat in range(self._table.players)]
-        self._state.apply_actions(actions)
-        self._history += [[seat, action] for seat, action in enumerate(actions)]
-        joint.clear()
+        self._state.apply_actions(self._joint)
+        self._history += [[seat, action] for seat, action in enumerate(self._joint)]
+        self._joint = []
         return None
 
     def _decide(self, seat: int, legal: list[int], simultaneous: bool) -> Step:
