@@ -1,7 +1,5 @@
 """The adapters on one base: which of them is read with, what is trained, and how they are kept, written and loaded."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path

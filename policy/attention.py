@@ -4,8 +4,6 @@ Shapes: N queries or keys in a flat list, Q query heads, H key-value heads, G = 
 and S keys of a bucket.
 """
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 import torch

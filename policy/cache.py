@@ -3,8 +3,6 @@
 Shapes: C slots, H key-value heads, E head size.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

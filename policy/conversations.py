@@ -4,8 +4,6 @@ A sequence that was handed out never changes. Each turn makes a new one, which b
 hundred numbers costs microseconds, and nobody has to know who else holds a list.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from typing import Any

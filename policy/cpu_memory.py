@@ -1,7 +1,5 @@
 """Memory of a process on a CPU: what glibc keeps of what is freed, and oneDNN of the kernels that it compiles."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 from functools import cache

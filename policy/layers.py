@@ -3,8 +3,6 @@
 Shapes: N tokens, D inputs, H heads, E head size.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -5,8 +5,6 @@ An adapter is added into its base's output in the dtype of the computation, what
 Shapes: N tokens, D inputs, O outputs, R rank of an adapter.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence as Seq
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The base model and its adapter: which, how they are held in memory, and what must be true of them."""
 
-from __future__ import annotations
-
 import functools
 import hashlib
 import importlib.util

@@ -6,8 +6,6 @@ The layers are the library's own modules, run one by one here so that what sever
 Shapes: N tokens computed in a pass, U of them read, D hidden size, H heads, E head size.
 """
 
-from __future__ import annotations
-
 import gc
 from collections.abc import Callable, Collection, Iterator
 from collections.abc import Sequence as Seq

@@ -4,8 +4,6 @@ Shapes: B rows, T tokens, K read positions per row, P cached tokens, L layers, H
 D hidden size, V columns of the output layer, N rows of hidden states, M decisions.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as Seq
 from functools import lru_cache, partial

@@ -6,8 +6,6 @@ of the pass, and its path says where the keys and values of all its tokens lie. 
 Shapes: N tokens computed in a pass, U of them read, R runs of queries in a bucket, T queries and S keys of a run.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Seq
 from typing import NamedTuple

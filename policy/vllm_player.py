@@ -4,8 +4,6 @@ What plays is always a published adapter with a version in its name, never one t
 that do not answer are left out and tried again; see ``docs/scaling.md`` for how to start them.
 """
 
-from __future__ import annotations
-
 import asyncio
 import math
 import secrets

@@ -1,7 +1,5 @@
 """A vLLM server as training uses it: what it can do, which adapters it holds, and calls that never raise."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import math

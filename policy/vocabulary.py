@@ -7,8 +7,6 @@ pass computes nothing again.
 Shapes: N rows, D hidden size, V tokens of the vocabulary, C columns of a slice, S slices.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -4,14 +4,11 @@ Every alarm has to hold for ``patience`` steps in a row; it is raised once and a
 What an alarm remembers is a flat dict of numbers that belongs into the checkpoint.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
-if TYPE_CHECKING:
-    from training.config import PPOConfig
+from training.config import PPOConfig
 
 log = logging.getLogger(__name__)
 

@@ -1,7 +1,5 @@
 """The numbers of a step and of a process, and the file of JSON lines they go to. Other places are in loggers.py."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import logging
