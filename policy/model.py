@@ -1,7 +1,6 @@
 """The base model and its adapter: which, how they are held in memory, and what must be true of them."""
 
 import functools
-import hashlib
 import importlib.util
 import logging
 import subprocess
@@ -9,6 +8,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -344,7 +344,7 @@ def identity(config: ModelConfig, base: Any, tokenizer: Any) -> dict[str, str | 
     words = tokenizer.backend_tokenizer.to_str() + (tokenizer.chat_template or "")
     commit = f"commit {getattr(base.config, '_commit_hash', None)}"
     return {
-        "model": config.model_name, "revision": config.revision, "tokenizer": _sha256(words.encode()),
+        "model": config.model_name, "revision": config.revision, "tokenizer": sha256(words.encode()).hexdigest(),
         "weights": _digest(_located(config.model_name)) or commit, "games": own_digest(),
         **({"adapter": _digest(config.adapter)} if config.adapter else {}),
     }  # fmt: skip
@@ -355,11 +355,7 @@ def _digest(folder: str) -> str:
     files = sorted(Path(folder).expanduser().glob("*.safetensors"))
     found = zip(files, in_threads(fingerprint, files, None), strict=True)
     digests = [f"{path.name} {file['sha256']}" for path, file in found]
-    return _sha256("\n".join(digests).encode()) if digests else ""
-
-
-def _sha256(data: bytes) -> str:
-    return hashlib.sha256(data).hexdigest()
+    return sha256("\n".join(digests).encode()).hexdigest() if digests else ""
 
 
 def guard_4bit_on_cpu(model: nn.Module) -> None:

@@ -212,7 +212,7 @@ class Reader:
         results: list[Any] = [None] * len(reads)
         while todo:
             wanted = [reads[m[0]]._replace(keep=any(reads[n].keep for n in m)) for m in todo]
-            own = [_row(read) for read in wanted]
+            own = [Row(r.ids[r.cached :], r.kv.path if r.kv else NOTHING) for r in wanted]
             batch = next(batches(own, self.tokens_per_batch))
             try:
                 read_now = self.forward(wanted[batch], own[batch])
@@ -288,7 +288,3 @@ class Reader:
         hidden_UD = run_trunk(self.trunk, tree, recompute=self._recomputed(len(tree.ids_N)))
         wanted = [tree.flat[index[row]][at] for row, at in zip(ends, positions, strict=True)]
         return hidden_UD[torch.from_numpy(np.searchsorted(tree.reads_U, np.concatenate(wanted))).to(self.device)]
-
-
-def _row(read: Read) -> Row:
-    return Row(read.ids[read.cached :], NOTHING if read.kv is None else read.kv.path)

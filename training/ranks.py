@@ -61,7 +61,12 @@ class Ranks:
         Raises:
             ConfigError: a launcher that started fewer processes than it was asked for.
         """
-        _refuse_lone_launch()
+        launched = {"ACCELERATE_MIXED_PRECISION", "MASTER_PORT"} <= os.environ.keys()
+        if launched and "WORLD_SIZE" not in os.environ:  # accelerate launch --cpu --num_processes 2 does so in silence
+            raise ConfigError(
+                "accelerate launch --cpu has started one process, not several: use "
+                "torchrun --standalone --nproc_per_node 2 train_ppo.py ..."
+            )
         with blaming("WORLD_SIZE and its like, which a launcher sets: "):
             if int(os.environ.get("WORLD_SIZE", "1")) == 1:
                 return cls()
@@ -180,13 +185,3 @@ class Ranks:
         """Leave the group, so that the processes end without complaint."""
         if self.world > 1:
             torch.distributed.destroy_process_group()
-
-
-def _refuse_lone_launch() -> None:
-    """Raise ConfigError in the one process that ``accelerate launch --cpu --num_processes 2`` starts in silence."""
-    launched = {"ACCELERATE_MIXED_PRECISION", "MASTER_PORT"} <= os.environ.keys() and "WORLD_SIZE" not in os.environ
-    if launched:
-        raise ConfigError(
-            "accelerate launch --cpu has started one process, not several: use "
-            "torchrun --standalone --nproc_per_node 2 train_ppo.py ..."
-        )
