@@ -125,16 +125,11 @@ class Engine:
         mine = [i for i, query in enumerate(queries) if query.adapter is None]
         actions = dict(zip(others, self.policy.act([queries[i] for i in others]), strict=True))
         self._heard = time.monotonic()
-        answers = self._runner.run(_together(self._answer(self._open(queries[i])) for i in mine))
+        answers = self._runner.run(_together(self._answer(queries[i]) for i in mine))
         if mine and all(a.error for a in answers) and (len(mine) > 1 or not any(map(self._may_play, self.servers))):
             raise EngineError(answers[0].error)
         actions |= zip(mine, answers, strict=True)
         return [actions[i] for i in range(len(queries))]
-
-    def _open(self, query: Query) -> Turn | None:
-        policy = self.policy
-        free_tokens = None if policy.constrained else policy.max_new_tokens
-        return self.conversations.open(query, policy.max_seq_length, free_tokens)
 
     def _request(self, turn: Turn, bad: int) -> dict[str, Any]:
         again = (bad,) if bad else ()  # the same seed would bring the same bad answer
@@ -147,8 +142,10 @@ class Engine:
         return body | {"max_tokens": turn.trie.longest,
                        "structured_outputs": {"choice": [str(action) for action in turn.query.legal]}}  # fmt: skip
 
-    async def _answer(self, turn: Turn | None) -> Action:
+    async def _answer(self, query: Query) -> Action:
         """Ask until there is an answer, time is over, or the answers are bad too often."""
+        free_tokens = None if self.policy.constrained else self.policy.max_new_tokens
+        turn = self.conversations.open(query, self.policy.max_seq_length, free_tokens)
         if turn is None:
             return Action("", truncated=True)
         async with self._slots:
