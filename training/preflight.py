@@ -414,7 +414,7 @@ def describe(config: SimpleNamespace) -> str:
 def say_prompts(config: SimpleNamespace, measured: dict[int, Prompts]) -> list[str]:
     """What each game's prompts take, and which outgrow the limit."""
     limit = config.ppo.max_seq_length
-    lines = [(p.game, max(p.first), max(p.later, default=0), max(p.longest), p.decisions / len(p.first))
+    lines = [(p.game, max(p.first), max(p.later, default=0), max(p.longest), len(p.passes) / len(p.first))
              for p in measured.values()]  # fmt: skip
     cut = [f"{p.game} ({sum(n > limit for n in p.longest)} of {len(p.longest)})" for p in measured.values()
            if max(p.longest) > limit]  # fmt: skip

@@ -29,7 +29,7 @@ class Prompts:
     later: list[int] = field(default_factory=list)  # read anew at each later turn
     shared: int = 0  # tokens of the system message
     answer: int = 0  # of the longest answer
-    passes: list[int] = field(default_factory=list)  # tokens of each answer that had to be chosen
+    passes: list[int] = field(default_factory=list)  # of each answer given: how many of its tokens had to be chosen
     episodes: list[Episode] = field(default_factory=list)
     slots: int = 0  # tokens whose keys and values are held at once, those that games begin alike with once
     at_work: int = 0  # tokens read in one round, likewise
@@ -46,11 +46,6 @@ class Prompts:
     def longest(self) -> list[int]:
         """Tokens of the longest prompt of each conversation, and its answer."""
         return list(self._longest.values())
-
-    @property
-    def decisions(self) -> int:
-        """Answers given, in all games."""
-        return len(self.first) + len(self.later)
 
     @property
     def read(self) -> int:
