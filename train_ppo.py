@@ -341,12 +341,7 @@ def adapt_kl_coef(kl_coef: float, kl: float, decisions: int, ppo: PPOConfig) -> 
 
 
 class Trainer(Checkpointed):
-    """One run: the objects of a configuration, one method a chapter of a step.
-
-    From ``Checkpointed`` (training/state.py) come ``load``, ``save``, ``player`` (the policy, or servers with its
-    weights), ``keep_past`` (the average of ``magnet_coef`` follows; now and then a copy becomes the opponent ``past``)
-    and ``grow_batches``.
-    """
+    """One run: the objects of a configuration, one method a chapter of a step; the rest is in training/state.py."""
 
     def __init__(self, config: SimpleNamespace, run_dir: Path, ranks: Ranks = LONE) -> None:
         self.config, self.ppo, self.run_dir, self.ranks = config, config.ppo, run_dir, ranks

@@ -71,7 +71,6 @@ class Conversations:
         """Add the prompt's tokens to the conversation that it extends, or start one.
 
         Args:
-            query: the question.
             max_seq_length: tokens that prompt and longest answer must fit into; None is returned where they do not.
             free_tokens: the most that a free answer may have; None: the answer is one of the legal ids.
         """

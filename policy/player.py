@@ -1,7 +1,6 @@
 """The player: turns conversations into answers (``act``) and scores the answers for PPO (``evaluate_decisions``).
 
-Shapes: B rows, T tokens, K read positions per row, P cached tokens, L layers, H key-value heads, E head size,
-D hidden size, V columns of the output layer, N rows of hidden states, M decisions.
+Shapes: D hidden size, V columns of the output layer, N rows of hidden states, M decisions.
 """
 
 from collections.abc import Iterable, Mapping

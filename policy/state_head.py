@@ -35,10 +35,7 @@ class StateHead(nn.Module):
         """KL of each decision's state (M) to what is told of it, in nats, number by number; 0 where none is known.
 
         For numbers that are 0 or 1 that is -log P of the state; what lies between counts as a probability.
-
-        Args:
-            hidden_MD: hidden states at the last tokens of the prompts.
-            states: of those decisions.
+        ``hidden_MD``: the hidden states at the last tokens of the prompts.
         """
         hidden_MD = hidden_MD * (self.length / hidden_MD.norm(dim=1, keepdim=True))
         nats_M, names = hidden_MD.new_zeros(len(states)), [f"{game}-{len(x)}" for game, x in states]

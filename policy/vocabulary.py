@@ -106,12 +106,8 @@ def invert(cdf_NV: Tensor, u_N: Tensor) -> tuple[Tensor, Tensor]:
 def draw(hidden_ND: Tensor, weight_VD: Tensor, u_N: Tensor | None, temperature: float) -> tuple[Tensor, Tensor]:
     """Tokens drawn from softmax(hidden W^T / temperature) and their log-probabilities (fp64).
 
-    Args:
-        hidden_ND: last hidden states.
-        weight_VD: the output layer.
-        u_N: one uniform number a row (fp64), inverted through the distribution function in the order of the
-            tokens: first the slice, then the token in it. None: the likeliest token.
-        temperature: of the softmax.
+    ``u_N``: one uniform number a row (fp64), inverted through the distribution function in the order of the tokens:
+    first the slice, then the token in it. None: the likeliest token.
     """
     pieces = [_logits(hidden_ND, weight_CD, temperature) for weight_CD in weight_VD.split(COLUMNS)]
     mass_NS = torch.stack([piece_NC.logsumexp(1) for piece_NC in pieces], 1).double()

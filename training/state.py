@@ -242,9 +242,7 @@ class Checkpointed:
     def load(self, path: Path, force: bool = False) -> None:
         """Go on exactly where a checkpoint was written, or the newest one before it whose weights can play.
 
-        Args:
-            path: the checkpoint.
-            force: go on although its base model or tokenizer is another one.
+        ``force``: although its base model, tokenizer, adapter or games are others.
 
         Raises:
             CheckpointError: it does not hold what a checkpoint of this run holds.
