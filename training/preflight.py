@@ -171,14 +171,6 @@ def look(config: SimpleNamespace) -> tuple[Any, Parameters, ChatFormat]:
     return architecture, parameters, ChatFormat(load_tokenizer(config.model))
 
 
-def check_prompts(config: SimpleNamespace) -> None:
-    """Raise ConfigError where the card is too small, or a game would always be cut off before its first answer."""
-    _, parameters, chat = look(config)
-    check_card(config, parameters)
-    measure_prompts(config, chat, peek=True)
-    say_answers(config, chat)
-
-
 def say_answers(config: SimpleNamespace, chat: ChatFormat) -> list[str]:
     """How much of what the programs of each level print an answer can hold; nothing to say of games and servers.
 
@@ -348,7 +340,7 @@ def check(
     ``resume``, and ``force`` in a dry run, are as ``find_checkpoint`` takes them.
 
     Raises:
-        ConfigError: programs, servers or prompts that cannot be played with.
+        ConfigError: programs, servers, prompts or a card that cannot be played with.
     """
     with blaming("run.output_dir: ", OSError):  # a name too long, say
         Path(config.run.output_dir).exists()
@@ -376,7 +368,10 @@ def check(
         print(describe(config))
         device_of(config.model)
     else:
-        check_prompts(config)
+        _, parameters, chat = look(config)
+        check_card(config, parameters)
+        measure_prompts(config, chat, peek=True)
+        say_answers(config, chat)
     if config.env.use_vllm:
         check_servers(config, processes)
 

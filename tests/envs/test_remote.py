@@ -21,7 +21,7 @@ from env_wrapper import EnvConfig, Task, make_env, play
 from envs import affinetes, client
 from envs.affinetes import ServerError
 from envs.types import InterruptedRolloutError
-from training.preflight import check_prompts
+from training import preflight
 from utils import ConfigError
 
 
@@ -185,9 +185,11 @@ def test_an_opponent_of_a_later_stage_that_no_public_server_has_is_told_before_t
     stages = [{"name": name, "games": games, "opponent": bots} for name, bots in against.items()]
     with scripted_server(public) as url:
         env, ppo = {"env_mode": "url", "env_url": url, "prompt": "full"}, {"max_seq_length": 4096}
-        check_prompts(micro_config(tmp_path, env=env, ppo=ppo, curriculum={"stages": stages[:2]}))
+        some, every = (micro_config(tmp_path, env=env, ppo=ppo, curriculum={"stages": s}) for s in (stages[:2], stages))
+        _, _, chat = preflight.look(some)
+        preflight.measure_prompts(some, chat, peek=True)
         with pytest.raises(ConfigError, match=rf"task 200000000 failed: .*{opponent}"):
-            check_prompts(micro_config(tmp_path, env=env, ppo=ppo, curriculum={"stages": stages}))
+            preflight.measure_prompts(every, chat, peek=True)
 
 
 def test_tasks_that_no_server_can_play():

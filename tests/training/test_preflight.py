@@ -224,7 +224,7 @@ def test_programs_are_read_like_games(tmp_path):
     assert "evaluation" in preflight.describe(config)
 
 
-@pytest.mark.parametrize("check", [preflight.describe, preflight.check_prompts])
+@pytest.mark.parametrize("check", [preflight.describe, preflight.check])
 def test_answers_too_short_for_what_programs_print_are_refused(tmp_path, check):
     env = {"env_type": "trace", "answer_mode": "free"}
     levels = {"stages": [{"name": "only", "games": [[0, 3 * TASKS_PER_LEVEL - 1]]}]}
@@ -240,7 +240,7 @@ def test_answers_too_short_for_what_programs_print_are_refused(tmp_path, check):
     check(micro_config(tmp_path, env=env, ppo={"max_seq_length": 2048, "max_new_tokens": needed}, curriculum=levels))
 
 
-@pytest.mark.parametrize("check", [preflight.describe, preflight.check_prompts])
+@pytest.mark.parametrize("check", [preflight.describe, preflight.check])
 @pytest.mark.parametrize(("endless", "stopped"), [(1, False), (5, True)])
 def test_programs_without_an_answer_stop_a_run_where_they_are_many(tmp_path, caplog, check, endless, stopped):
     """Of ten; the episodes of a few fail, and that is all."""
@@ -257,7 +257,7 @@ def test_programs_without_an_answer_stop_a_run_where_they_are_many(tmp_path, cap
         check(config)
 
 
-@pytest.mark.parametrize("check", [preflight.describe, preflight.check_prompts])
+@pytest.mark.parametrize("check", [preflight.describe, preflight.check])
 def test_more_tokens_than_the_model_reads_are_refused(tmp_path, check):
     config = micro_config(tmp_path, ppo={"max_seq_length": 10**6})
     with pytest.raises(ConfigError, match=r"^ppo\.max_seq_length = 1000000: .* reads \d+ tokens at most$"):
@@ -334,14 +334,14 @@ def test_failure_replay_without_games_that_count_is_told(tmp_path, caplog, oppon
     assert sum("failure_replay_prob" in record.getMessage() for record in caplog.records) == told
 
 
-@pytest.mark.parametrize("check", [preflight.describe, preflight.check_prompts])
+@pytest.mark.parametrize("check", [preflight.describe, preflight.check])
 def test_a_first_prompt_that_cannot_fit_is_refused(tmp_path, check):
     config = micro_config(tmp_path, env={"prompt": "full"}, ppo={"max_seq_length": 64})
     with pytest.raises(ConfigError, match=r"^ppo\.max_seq_length = 64: .* of leduc_poker take \d+ tokens; expected"):
         check(config)
 
 
-@pytest.mark.parametrize("check", [preflight.describe, preflight.check_prompts])
+@pytest.mark.parametrize("check", [preflight.describe, preflight.check])
 @pytest.mark.parametrize(
     ("games", "opponent"),
     [
@@ -366,7 +366,7 @@ def test_a_bot_that_only_evaluations_play_is_asked_too(tmp_path):
 
 def test_a_bot_that_solves_the_games_of_its_stage_is_taken_before_it_solves_them(tmp_path):
     curriculum = stage("kuhn_poker", opponent="cfr:999999999")
-    preflight.check_prompts(micro_config(tmp_path, curriculum=curriculum))
+    preflight.check(micro_config(tmp_path, curriculum=curriculum))
 
 
 def test_games_that_outgrow_the_limit_are_named(tmp_path):
