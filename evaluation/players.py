@@ -71,7 +71,7 @@ class ModelPlayer:
         if not self.policy.constrained or not sequences:
             return []
         with self.policy.using(self.adapter):
-            return self.policy.log_legal_mass(sequences).exp().tolist()
+            return self.policy.evaluate_decisions(sequences, legal_mass=True).legal_mass.exp().tolist()
 
 
 class ChatPlayer:

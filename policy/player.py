@@ -308,12 +308,6 @@ class Policy(Adapters):
         logp_M, entropy_M = (zeros_M.index_add(0, owner_N, x_N) for x_N in (logp_N, entropy_N))
         return Evaluation(logp_M, entropy_M, values_M, mass_M, prompts_MD)
 
-    def log_legal_mass(self, sequences: Seq[Sequence]) -> Tensor:
-        """The log legal mass of each decision (M), see ``Evaluation``, with gradients."""
-        mass_M = self.evaluate_decisions(sequences, legal_mass=True).legal_mass
-        assert mass_M is not None
-        return mass_M
-
     def _choices(self, hidden_ND: Tensor, decisions: list[Decision], entropy_grad: bool) -> tuple[Tensor, Tensor]:
         """Log-probability of what was chosen and entropy, per token-level choice (N)."""
         chosen_N = torch.tensor([c for d in decisions for c in d.chosen], device=self.device)

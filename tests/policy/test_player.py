@@ -414,7 +414,7 @@ def test_legal_mass_is_the_product_over_the_whole_answer(new_policy, temperature
     sequences += sequences_of(play(EnvConfig(prompt="compact"), policy, tasks_of("leduc_poker", "liars_dice")))
     expected = check_scores(policy, sequences)[:, 3]
     policy.tokens_per_batch = 300
-    mass_M = policy.log_legal_mass(sequences)
+    mass_M = policy.evaluate_decisions(sequences, legal_mass=True).legal_mass
     assert_close(mass_M.detach(), expected, **TOLERANCE)
     assert mass_M.max() < 0
     mass_M.sum().backward()

@@ -405,7 +405,8 @@ def test_a_checkpoint_plays_as_the_policy_that_was_saved(run, checkpoint, tmp_pa
     found = result["tables"][0]["results"][0]
     assert (found["exact"], found["ceiling"]) == pytest.approx((own, best), abs=1e-6)
     assert found["share"] == pytest.approx((own - random) / (best - random), abs=1e-5)
-    mass = policy.log_legal_mass(expected[0].sequences[expected[0].info["seat"]]).exp().mean().item()
+    sequences = expected[0].sequences[expected[0].info["seat"]]
+    mass = policy.evaluate_decisions(sequences, legal_mass=True).legal_mass.exp().mean().item()
     assert played(output)[0]["legal_mass"] == pytest.approx(mass, rel=1e-4)
 
 

@@ -326,5 +326,5 @@ def test_answers_become_likely_and_legal_if_wanted_and_only_the_adapter_moves(tm
 def means(policy, sequences):
     """Of the answers' log-probability, and of the legal mass."""
     with torch.no_grad():
-        legal = float(policy.log_legal_mass(sequences).exp().mean())
+        legal = float(policy.evaluate_decisions(sequences, legal_mass=True).legal_mass.exp().mean())
         return float(policy.evaluate_decisions(sequences).logprobs.mean()), legal

@@ -379,11 +379,11 @@ def test_legal_mass_is_rewarded(tmp_path):
     batch = played(policy)
     batch = replace(batch, advantages_M=torch.zeros_like(batch.advantages_M))
     with torch.no_grad():
-        before = policy.log_legal_mass(batch.sequences).mean()
+        before = policy.evaluate_decisions(batch.sequences, legal_mass=True).legal_mass.mean()
     ppo = replace(WHOLE, legal_mass_coef=1.0, vf_coef=0.0, entropy_coef=0.0)
     ppo_update(policy, adam(policy), batch, ppo, (0,))
     with torch.no_grad():
-        assert policy.log_legal_mass(batch.sequences).mean() > before + 0.1
+        assert policy.evaluate_decisions(batch.sequences, legal_mass=True).legal_mass.mean() > before + 0.1
 
 
 def test_what_the_update_reads_of_the_legal_mass_is_that_of_a_pass_of_its_own(tmp_path):
