@@ -22,7 +22,7 @@ from policy.attention import PaddedRows, attend, prepare
 from policy.cache import Kept, Store
 from policy.layers import gated, norm, rotate
 from policy.lora import linear, linears
-from policy.tree import NOTHING, Cut, Row, Tree, grow, new_tokens
+from policy.tree import Cut, Row, Tree, grow, new_tokens
 
 SHARED_PREFIX_MIN = 32  # tokens; a shorter system message costs less to read again than to keep
 CUTS = Cut(128, 1.05, 1 << 14), Cut(256, 1.25, 1 << 19)  # on CPUs, and on GPUs, where a launch costs more
@@ -148,11 +148,6 @@ class Read(NamedTuple):
     kv: Kept | None
     keep: bool
 
-    @property
-    def cached(self) -> int:
-        """How many tokens need not be read again."""
-        return 0 if self.kv is None else len(self.kv.path)
-
 
 class Reader:
     """Reads rows of tokens with one model, as many at a time as ``tokens_per_batch`` allows.
@@ -204,18 +199,19 @@ class Reader:
         """Hidden state after the last token of each read (N, D), and keys and values; equal reads happen once."""
         rank: dict[int, int] = {}
         rows: dict[tuple[int, tuple[int, ...]], list[int]] = {}
-        for n, read in enumerate(reads):
+        own = [Row(r.ids[len(r.kv.path) :], r.kv.path) if r.kv else Row(r.ids) for r in reads]
+        for n, (read, row) in enumerate(zip(reads, own, strict=True)):
             past = rank.setdefault(id(read.kv), len(rank))
-            rows.setdefault((past, tuple(read.ids[read.cached :])), []).append(n)
+            rows.setdefault((past, tuple(row.ids)), []).append(n)
         todo = [rows[key] for key in sorted(rows)]
-        self._longest_row, self._kept = max(len(r.ids) - r.cached + len(r.ids) // ATTENDED for r in reads), 0
+        self._longest_row, self._kept = max(len(ids) + (len(past) + len(ids)) // ATTENDED for ids, past in own), 0
         results: list[Any] = [None] * len(reads)
         while todo:
             wanted = [reads[m[0]]._replace(keep=any(reads[n].keep for n in m)) for m in todo]
-            own = [Row(r.ids[r.cached :], r.kv.path if r.kv else NOTHING) for r in wanted]
-            batch = next(batches(own, self.tokens_per_batch))
+            new = [own[m[0]] for m in todo]
+            batch = next(batches(new, self.tokens_per_batch))
             try:
-                read_now = self.forward(wanted[batch], own[batch])
+                read_now = self.forward(wanted[batch], new[batch])
             except torch.OutOfMemoryError:
                 if not self.halve_batches():
                     raise
