@@ -517,7 +517,7 @@ def training_loop(trainer: Trainer, stop: StopSignal, console: Console) -> int:
         return 0
     except InterruptedRolloutError:
         console.say(f"interrupted after step {state.step}; checkpoint: {trainer.save_at_the_end()}")
-        return stop.exit_code
+        return 128 + stop.received  # as a shell reports it
     except RuntimeError as error:  # ours, and whatever torch, a device or a server has to say
         when = f"in step {state.step + 1}" if trainer.midway else f"after step {state.step}"
         cause, lone = " ".join(str(error).split()), trainer.ranks if isinstance(error, ElsewhereError) else LONE

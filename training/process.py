@@ -198,11 +198,6 @@ class StopSignal:
         self.received = 0
         self._before: dict[int, Any] = {}
 
-    @property
-    def exit_code(self) -> int:
-        """128 + signal number, as a shell reports it."""
-        return 128 + self.received
-
     def __enter__(self) -> StopSignal:
         heard = [signal.SIGTERM, signal.SIGINT]
         heard += [signal.SIGHUP] if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN else []
