@@ -401,8 +401,6 @@ def find_checkpoint(
     path = Path(resume)
     with blaming("--resume: ", CheckpointError):
         saved = load_checkpoint(path).json("run_config")
-    if not isinstance(saved, dict):
-        raise ConfigError(f"--resume: {path / 'run_config.json'}: is no configuration")
     for section, cls in SECTIONS.items():  # knobs that are newer than the checkpoint had their defaults
         known = {f.name: f.default for f in fields(cls) if f.default is not MISSING}
         known |= {f.name: f.default_factory() for f in fields(cls) if f.default_factory is not MISSING}
