@@ -22,7 +22,7 @@ from config.flags import FlagParser
 from config.reader import blaming
 from curriculum import CurriculumConfig, Stage, pool
 from env_wrapper import check_games
-from envs.config import EnvConfig, TraceConfig
+from envs.config import EnvConfig
 from games import NAMES, find
 from policy.model import LoraConfig, ModelConfig
 from training.loggers import NAMES as LOGGERS
@@ -100,7 +100,6 @@ SECTIONS: dict[str, type] = {
     "model": ModelConfig, "lora": LoraConfig, "ppo": PPOConfig, "env": EnvConfig, "curriculum": CurriculumConfig,
     "run": RunConfig,
 }  # fmt: skip
-TABLES = SECTIONS | {"curriculum.stages": Stage, "env.trace": TraceConfig}  # everything that can be set
 ROOT = Path(__file__).parents[1]
 DEFAULT_FILES = [ROOT / "config" / f"{name}_config.json" for name in ("train", "env", "curriculum")]
 

@@ -21,8 +21,11 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
 from config.reader import describe_field, read_json  # noqa: E402
-from training.config import TABLES  # noqa: E402
+from curriculum import Stage  # noqa: E402
+from envs.config import TraceConfig  # noqa: E402
+from training.config import SECTIONS  # noqa: E402
 
+TABLES = SECTIONS | {"curriculum.stages": Stage, "env.trace": TraceConfig}  # everything that can be set
 EVIDENCE = ("results.md", "log.md", "scaling.md", "trace.md", "guide.md")
 HEAD = """# Configuration
 
