@@ -34,10 +34,6 @@ class EngineError(RuntimeError):
     """No server answers any more, or weights older than allowed have played."""
 
 
-class _BadAnswerError(ValueError):
-    """A server's answer that cannot be used."""
-
-
 class Engine:
     """Answers queries through the servers of ``env.vllm_base_url``; other adapters' are answered by ``policy``.
 
@@ -160,11 +156,12 @@ class Engine:
                     status, answer = await self._ask(server, body, left)
                     try:
                         self._write(turn, answer, version, body["max_tokens"])
-                        server.pause, server.problem, self._heard = FIRST_WAIT, "", time.monotonic()
-                        return self.conversations.close(turn, version)
-                    except _BadAnswerError as error:
+                    except ValueError as error:
                         problem = str(error) if status == 200 else problem_of(status, answer)
                         bad += status == 200
+                    else:
+                        server.pause, server.problem, self._heard = FIRST_WAIT, "", time.monotonic()
+                        return self.conversations.close(turn, version)
                     if status != 429:
                         server.later(problem)  # 404: it has been started anew, and lacks the adapter
                     faults += status > 0 and status not in (404, 429, 503)  # those are waited for
@@ -214,15 +211,12 @@ class Engine:
         """Write a server's answer, of so many tokens at most, into the conversation.
 
         Raises:
-            _BadAnswerError: it is none, or not one that was asked for; nothing has been written.
+            ValueError: it is none, or not one that was asked for; nothing has been written.
         """
         tokens, logprobs = _sampled(answer, self.name(version), self.policy.base.config.vocab_size)
         if len(tokens) > most or self.policy.chat.end_id in tokens[:-1]:
-            raise _BadAnswerError(f"{len(tokens)} tokens where {most} at most, and none after the end, were asked for")
-        try:
-            self.conversations.write(turn, tokens, logprobs)
-        except ValueError as error:  # no legal answer
-            raise _BadAnswerError(str(error)) from error
+            raise ValueError(f"{len(tokens)} tokens where {most} at most, and none after the end, were asked for")
+        self.conversations.write(turn, tokens, logprobs)
 
 
 async def _together(work: Iterable[Awaitable[Any]]) -> list[Any]:
@@ -230,7 +224,7 @@ async def _together(work: Iterable[Awaitable[Any]]) -> list[Any]:
 
 
 def _sampled(answer: Any, model: str, vocabulary: int) -> tuple[list[int], list[float]]:
-    """Token ids and log-probabilities of an answer to /v1/completions."""
+    """Token ids and log-probabilities of an answer to /v1/completions. ValueError: it is none."""
     try:
         choice = answer["choices"][0]
         tokens, logprobs = choice["token_ids"], choice["logprobs"]["token_logprobs"]
@@ -240,5 +234,5 @@ def _sampled(answer: Any, model: str, vocabulary: int) -> tuple[list[int], list[
     except (TypeError, KeyError, IndexError):
         sound = False
     if not sound:
-        raise _BadAnswerError(f"not an answer with token ids and log-probabilities: {one_line(str(answer))}")
+        raise ValueError(f"not an answer with token ids and log-probabilities: {one_line(str(answer))}")
     return tokens, logprobs
