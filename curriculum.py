@@ -9,9 +9,10 @@ from itertools import accumulate
 from typing import Any, Literal
 
 import games
+from config.reader import ConfigError, knob
 from envs.opponents import parse_opponent
 from envs.types import Task
-from utils import ConfigError, knob, uniform
+from utils import uniform
 
 # The environment derives seat, deal and opponent from the seed. Half of the seeds NumPy takes are for training; the
 # other half is for evaluation only (its last few thousand are left out: offsets of the seed must stay below 2^32).

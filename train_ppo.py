@@ -34,6 +34,7 @@ from torch.nn.utils import clip_grad_norm_, get_total_norm
 from torch.optim import Optimizer
 
 import utils
+from config.reader import ConfigError, config_dict
 from curriculum import Curriculum, eval_tasks, first_tasks
 from env_wrapper import play
 from envs.types import Episode, InterruptedRolloutError
@@ -54,7 +55,6 @@ from training.process import StopSignal, TrainingError
 from training.ranks import ElsewhereError, Ranks, add_up, means
 from training.state import DEVICE_ERRORS, Checkpointed, TrainerState, dump_batch, find_checkpoint, is_finished
 from training.trajectories import Batch, Moments, Trajectory, game_groups, log_ratios, rollout_scores, terminal_rewards
-from utils import ConfigError
 
 GAPS = ("logprob_gap_mean", "logprob_gap_max")  # |learner's - sampler's| log-probability
 STATS = ("policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction", "legal_mass", "rehearsal_kl",
@@ -451,7 +451,7 @@ class Trainer(Checkpointed):
 def train(config: SimpleNamespace, resume: str | None, force_config: bool = False, ranks: Ranks = LONE) -> int:
     """Run the training loop; return the exit code."""
     run_dir = Path(config.run.output_dir)
-    resolved, lock = utils.config_dict(vars(config)), process.lock_run(run_dir) if ranks.first else None
+    resolved, lock = config_dict(vars(config)), process.lock_run(run_dir) if ranks.first else None
     if resume is not None and is_finished(run_dir, resume, resolved, force_config):
         print(f"{run_dir} is finished: see {run_dir / 'summary.json'}; --set ppo.num_train_steps=N goes on to step N")
         return 0

@@ -27,15 +27,9 @@ from typing import Any, SupportsIndex
 
 import psutil
 
-from config.reader import ConfigError, config_dict, config_diff, knob, load_config, read_file, read_json
+from config.reader import ConfigError, read_file, read_json
+from config.reader import load_config as load_config  # handed on: checkpoints and configurations are read together
 from games import NAMES
-
-__all__ = [
-    "Checkpoint", "CheckpointError", "ConfigError", "RuinedWeightsError", "bounded", "config_dict",
-    "config_diff", "in_threads", "knob", "latest_checkpoint", "load_checkpoint", "load_config", "must_be_writable",
-    "naming", "need_space", "pack_optimizer", "read_file", "read_json", "redact", "save_checkpoint", "sweep", "uniform",
-    "unpack_optimizer", "verify_checkpoint", "write_directory", "write_file",
-]  # fmt: skip
 
 log = logging.getLogger(__name__)
 POLL_SECONDS = 0.5  # between looks at whether a signal has come, while threads are waited for
@@ -439,6 +433,7 @@ def _seal(manifest: dict[str, Any]) -> str:
 
 @cache
 def versions() -> dict[str, str]:
+    """Of Python and of those ``LIBRARIES`` that are installed."""
     installed = {dist.name.lower().replace("-", "_"): dist.version for dist in metadata.distributions()}
     return {"python": sys.version.split()[0], **{name: installed[name] for name in LIBRARIES if name in installed}}
 

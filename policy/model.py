@@ -15,9 +15,10 @@ from typing import Any
 import torch
 from torch import nn
 
+from config.reader import ConfigError, knob, read_file
 from games import own_digest
 from policy import cpu_memory
-from utils import ConfigError, bounded, fingerprint, in_threads, knob, read_file
+from utils import bounded, fingerprint, in_threads
 
 LINEARS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 ARCHITECTURES = ("qwen2", "qwen3", "llama")

@@ -25,7 +25,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import torch
 
 from config.flags import FlagParser
-from config.reader import blaming, read_text
+from config.reader import ConfigError, blaming, read_json, read_text
 from curriculum import first_tasks
 from envs.trace import check_config
 from evaluation.measure import EvaluationError
@@ -37,16 +37,7 @@ from scripts.export.proof import compare, observe, record_decisions, say
 from training.config import load_sections
 from training.memory import count_parameters
 from training.process import at_least, run_program
-from utils import (
-    CheckpointError,
-    ConfigError,
-    fingerprint,
-    must_be_writable,
-    naming,
-    need_space,
-    read_json,
-    write_file,
-)
+from utils import CheckpointError, fingerprint, must_be_writable, naming, need_space, write_file
 
 REPORT = "merge_report.json"
 ROUNDING = {"float32": 1e-4, "float16": 0.01, "bfloat16": 0.02}  # nats a decision that arithmetic alone may cost

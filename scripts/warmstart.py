@@ -34,7 +34,7 @@ import numpy as np
 import torch
 
 from config.flags import FlagParser
-from config.reader import blaming
+from config.reader import ConfigError, blaming, config_dict
 from curriculum import Curriculum, TaskRange, first_tasks, pool
 from env_wrapper import play
 from envs.config import EnvConfig
@@ -53,16 +53,7 @@ from training.console import Console
 from training.memory import checkpoint_bytes
 from training.preflight import exact_tasks, say_answers
 from training.process import at_least, leave, run_program
-from utils import (
-    CheckpointError,
-    ConfigError,
-    config_dict,
-    in_threads,
-    must_be_writable,
-    need_space,
-    uniform,
-    write_directory,
-)
+from utils import CheckpointError, in_threads, must_be_writable, need_space, uniform, write_directory
 
 _MOVE, _EXPLORE = 201, 202  # first keys of random streams
 GAMES_AT_ONCE = 256

@@ -19,14 +19,14 @@ from types import SimpleNamespace
 from typing import Any
 
 from config.flags import FlagParser
-from config.reader import blaming
+from config.reader import ConfigError, blaming, config_dict, knob, load_config
 from curriculum import CurriculumConfig, Stage, pool
 from env_wrapper import check_games
 from envs.config import EnvConfig
 from games import NAMES, find
 from policy.model import LoraConfig, ModelConfig
 from training.loggers import NAMES as LOGGERS
-from utils import CheckpointError, ConfigError, config_dict, knob, latest_checkpoint, load_checkpoint, load_config
+from utils import CheckpointError, latest_checkpoint, load_checkpoint
 
 
 @dataclass(frozen=True)

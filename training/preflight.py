@@ -22,7 +22,7 @@ import psutil
 import torch
 from tabulate import tabulate
 
-from config.reader import blaming, make, read_json
+from config.reader import ConfigError, blaming, config_dict, make, read_json
 from curriculum import CurriculumConfig, eval_tasks, first_tasks, pool
 from envs import exact
 from envs.config import EnvConfig
@@ -41,7 +41,7 @@ from training.memory import GB, Parameters, checkpoint_bytes, count_parameters
 from training.positions import state_shapes
 from training.state import find_checkpoint
 from training.token_counts import Prompts, count_tokens
-from utils import CheckpointError, ConfigError, config_dict, need_space
+from utils import CheckpointError, need_space
 
 log = logging.getLogger(__name__)
 SEARCH_SECONDS = 0.02  # that a search is measured for, at least, or all of its simulations

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 import utils
-from config.reader import blaming, make
+from config.reader import ConfigError, blaming, config_dict, config_diff, knob, make, read_json
 from config.synonyms import GONE
 from curriculum import Curriculum
 from envs.client import is_number
@@ -32,7 +32,7 @@ from training.memory import checkpoint_bytes
 from training.metrics import MetricsLog, finite
 from training.process import StoppablePlayer, StopSignal
 from training.ranks import Ranks
-from utils import CheckpointError, ConfigError, config_diff, knob, latest_checkpoint, load_checkpoint, read_json, redact
+from utils import CheckpointError, latest_checkpoint, load_checkpoint, redact
 
 log = logging.getLogger(__name__)
 
@@ -179,7 +179,7 @@ class Checkpointed:
         return utils.save_checkpoint(
             self.run_dir, self.state.step, self.policy.save,
             documents={"trainer_state": state, "curriculum": self.curriculum.state_dict(),
-                       "run_config": utils.config_dict(vars(self.config))},
+                       "run_config": config_dict(vars(self.config))},
             tensors={"optimizer": tensors} | ({"past": past} if past else {}),
             base=self.base, score=score, scale=self.scale, keep_last=self.config.run.keep_last,
         )  # fmt: skip
@@ -198,7 +198,7 @@ class Checkpointed:
     @property
     def shown_config(self) -> bytes:
         """The configuration as files hold it, without secrets."""
-        return json.dumps(redact(utils.config_dict(vars(self.config)), words=False), indent=1).encode()
+        return json.dumps(redact(config_dict(vars(self.config)), words=False), indent=1).encode()
 
     @property
     def score(self) -> float | None:
@@ -284,7 +284,7 @@ class Checkpointed:
 
     def _drop_what_changed(self, before: dict[str, Any], another: bool) -> None:
         """Forget what another configuration, or base, brought about: its penalty, and results of other play."""
-        now = utils.config_dict(vars(self.config))
+        now = config_dict(vars(self.config))
 
         def differs(was: Any, is_now: dict[str, Any], *keys: str) -> bool:
             return isinstance(was, dict) and any(key in was and was[key] != is_now[key] for key in keys)

@@ -37,8 +37,8 @@ def _number(value: Any) -> str:
 
 def differing(config: dict[str, Any]) -> list[str]:
     """The settings that are not the default files', as ``key: default -> value``."""
+    from config.reader import config_dict, config_diff, load_config
     from training.config import DEFAULT_FILES, SECTIONS
-    from utils import config_dict, config_diff, load_config
 
     defaults = config_dict(load_config(SECTIONS, DEFAULT_FILES))
     changed = config_diff(defaults, config)

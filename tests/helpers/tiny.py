@@ -11,13 +11,13 @@ from typing import Any
 
 import torch
 
+from config.reader import load_config
 from env_wrapper import EnvConfig, Episode, Task, play
 from games import CONFIGS_PER_GAME, NAMES
 from policy import Policy, load_policy
 from policy.model import quietly
 from scripts.make_tiny_model import make_model, make_tokenizer, prompts
 from training.config import SECTIONS
-from utils import load_config
 
 KUHN, LEDUC = (NAMES.index(name) * CONFIGS_PER_GAME for name in ("kuhn_poker", "leduc_poker"))
 STAGE = {"name": "only", "games": [[KUHN, KUHN], [LEDUC, LEDUC]]}

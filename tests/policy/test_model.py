@@ -15,6 +15,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch.testing import assert_close
 
+from config.reader import ConfigError, load_config
 from policy import network
 from policy.attention import PaddedRows, attend
 from policy.chat import ChatFormat, answer_trie
@@ -23,7 +24,6 @@ from policy.network import CUTS, Read, run_trunk
 from policy.tree import Cut, Row, grow
 from scripts import make_tiny_model
 from scripts.make_tiny_model import make_model, make_tokenizer, prompts
-from utils import ConfigError, load_config
 
 BOTH = pytest.mark.parametrize("architecture", ["qwen2", "qwen3"])
 ROOT = Path(__file__).parents[2]

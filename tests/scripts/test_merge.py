@@ -13,10 +13,11 @@ import torch
 from huggingface_hub import ModelCard
 from tiny import base_model, micro_config, tiny_policy
 
+from config.reader import config_dict
 from evaluation import measure as evaluation
 from scripts import merge
 from scripts.export import proof, publish
-from utils import ConfigError, config_dict, read_json, save_checkpoint
+from utils import ConfigError, read_json, save_checkpoint
 
 FOUR_BITS = {"use_4bit": True, "dtype": "bfloat16"}
 QWEN_3B = "Qwen/Qwen2.5-3B-Instruct"
