@@ -42,18 +42,7 @@ from envs.ratings import rate
 from envs.trace import check_config
 from evaluation import measure
 from evaluation.arena import Arena, check_match
-from evaluation.measure import (
-    OVERALL,
-    VALUE,
-    EvaluationError,
-    GameResult,
-    Row,
-    between,
-    columns,
-    game_sets,
-    label,
-    summary,
-)
+from evaluation.measure import OVERALL, VALUE, EvaluationError, GameResult, Row, between, columns, game_sets, summary
 from evaluation.players import AFFINETES, Contestant, Roster, find_adapter, player_flags
 from games import own_digest
 from training.config import narrowed
@@ -181,7 +170,7 @@ class Contest:
 
     def _with_cells(self, rows: dict[str, list[TaskRange]]) -> dict[str, list[TaskRange]]:
         """The games of ``STRENGTH`` among the run's, or those asked for; of each the first configuration."""
-        firsts = {label(parts[0][0]): parts[0][0] for parts in rows.values()}
+        firsts = {measure.label(parts[0][0]): parts[0][0] for parts in rows.values()}
         others = [game for game in firsts if game not in STRENGTH]
         if len(others) == len(firsts) or (others and self.args.games):
             raise ConfigError(f"--strength: nobody to measure {others[0]} by; --games can be {', '.join(STRENGTH)}")
