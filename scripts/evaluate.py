@@ -85,15 +85,14 @@ def exact_results(player: Contestant, task_ids: set[int]) -> dict[str, float]:
     return found | {"exploitability": found["nash_conv"] / (2 * game.max_utility())}  # a seat, as values are scaled
 
 
-def result_lines(results: Sequence[GameResult], with_exact: bool, style: str = "plain") -> str:
+def result_lines(results: Sequence[GameResult], style: str) -> str:
     """The table of one player; counts that are 0 everywhere are left out."""
     counts = [kind for kind in ("draw", "truncated", "forfeited", "failed") if any(getattr(r, kind) for r in results)]
-    lines = []
-    for r in results:
-        line = {"game": r.game, "games": r.episodes, "value": r.value, "95 %": between(r.low, r.high),
-                "success": r.success, **{kind: getattr(r, kind) for kind in counts}, "legal": r.legal_mass}  # fmt: skip
-        exact = {"exact": r.exact, "ceiling": r.ceiling, "share": r.share, "NashConv": r.nash_conv}
-        lines.append(line | (exact if with_exact else {}))
+    lines = [
+        {"game": r.game, "games": r.episodes, "value": r.value, "95 %": between(r.low, r.high), "success": r.success,
+         **{kind: getattr(r, kind) for kind in counts}, "legal": r.legal_mass,
+         "exact": r.exact, "ceiling": r.ceiling, "share": r.share, "NashConv": r.nash_conv} for r in results
+    ]  # fmt: skip
     return columns(lines, style, value=VALUE, legal=".2g", exact=VALUE, ceiling=VALUE)
 
 
@@ -233,7 +232,7 @@ class Contest:
             exactly = "; exact, ceiling and share: against random" * (self.args.exact and opponent.label != "random")
             against = f" against {opponent.label}" * self.boards
             print(f"{player.label}{against}, {sampling}, seed {self.args.seed}{exactly}")
-            print(result_lines(results, self.args.exact, self.style), end="\n\n")
+            print(result_lines(results, self.style), end="\n\n")
         for report["comparison"] in self._found(lambda: measure.differences(*played)) if self.args.compare else []:
             print(f"{self.players[0].label} minus {self.players[1].label}, value on the same deals")
             lines = [{**{key: d[key] for key in ("game", "pairs", "difference")}, "95 %": between(*d["interval"]),
@@ -352,12 +351,12 @@ class Contest:
         return {"settings": self.settings([*opponents.values()]), "strength": shown, "cfr_nash_conv": told}
 
 
-def strength_lines(results: Sequence[tuple[Contestant, Contestant, GameResult]], style: str = "plain") -> str:
+def strength_lines(results: Sequence[tuple[Contestant, Contestant, GameResult]], style: str) -> str:
     """The table of ``Contest.strength``; who plays is told where there are several, what failed where something did."""
     several, odd = len({p.label for p, _, _ in results}) > 1, ("truncated", "forfeited", "failed")
     counts = [kind for kind in odd if any(getattr(r, kind) for _, _, r in results)]
     lines = [
-        {**({"player": p.label} if several else {}), "game": r.game, "opponent": o.label, "games": r.episodes,
+        {"player": p.label if several else None, "game": r.game, "opponent": o.label, "games": r.episodes,
          "value": r.value, "95 %": between(r.low, r.high), "won": r.success, "drawn": r.draw, "lost": r.loss,
          **{kind: getattr(r, kind) for kind in counts}} for p, o, r in results
     ]  # fmt: skip
