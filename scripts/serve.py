@@ -16,7 +16,7 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -67,10 +67,6 @@ async def _body(request: Request) -> Any:
     return data
 
 
-def _signature(method: Callable[..., Any]) -> inspect.Signature:
-    return inspect.signature(method, eval_str=True)
-
-
 async def _invoke(actor: Actor, request: Request, name: Any, args: Any, kwargs: Any) -> JSONResponse:
     if name not in actor.methods:
         raise HTTPException(404, f"no method {name!r}: there are {', '.join(actor.methods)}")
@@ -78,7 +74,7 @@ async def _invoke(actor: Actor, request: Request, name: Any, args: Any, kwargs: 
         raise HTTPException(422, "args must be a list and kwargs an object")
     if isinstance(nested := kwargs.get("kwargs"), dict):  # as the public client's example passes them on
         kwargs = {key: value for key, value in kwargs.items() if key != "kwargs"} | nested
-    method, signature = actor.methods[name], _signature(actor.methods[name])
+    method, signature = actor.methods[name], inspect.signature(actor.methods[name])
     CLIENT.set(request)
     try:
         with blaming(f"{name}{signature}: ", TypeError, raising=partial(RequestError, "invalid_request")):
@@ -96,7 +92,7 @@ def make_app(actor: Actor) -> Starlette:
         return JSONResponse({"status": "ok"})
 
     async def list_methods(request: Request) -> JSONResponse:
-        methods = [{"name": name, "signature": str(_signature(method)), "source": "Actor",
+        methods = [{"name": name, "signature": str(inspect.signature(method)), "source": "Actor",
                     "endpoint": f"POST /{name}"} for name, method in actor.methods.items()]  # fmt: skip
         usage = {
             "sdk_style": 'POST /call {"method": "reset", "args": [], "kwargs": {...}}',
@@ -186,9 +182,8 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     try:
         load_config({"env": EnvConfig}, files, sets, skip_unknown_sections=True)
         check_games()
-        read_task(0, 0, args.opponent, args.max_search)
-    except RequestError as error:
-        parser.error(f"--opponent: {error}")
+        with blaming("--opponent: "):
+            read_task(0, 0, args.opponent, args.max_search)
     except ValueError as error:
         parser.error(str(error))
     return args
