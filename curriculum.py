@@ -26,6 +26,7 @@ BUFFER_SIZE = 1000  # failed tasks that are remembered; the oldest makes room
 LEARNABILITY_FLOOR = 0.05  # least weight of a game; p(1 - p) is at most 0.25
 FORGIVEN_AFTER = 2  # successes in a row that take a task out of the failure buffer
 RATE_STEP = 0.05  # of the moving success rate behind learnability: about the last 20 games count
+CHANGING = "self", "past"  # opponents that change with the policy
 PAST_SIZE = 5  # past selves that are kept; the one beaten most makes room
 PAST_STEP = 0.01  # of the moving mean score against each past self: about the last 100 games count
 
@@ -65,7 +66,7 @@ class Stage:
                 raise ValueError(f"opponent {spec!r}: past alone is allowed, which is chosen among them")
             if spec != "past":
                 parse_opponent(spec)
-        if self.gate_opponent and not _is_fixed(self.gate_opponent):
+        if self.gate_opponent in CHANGING:
             raise ValueError(f"gate_opponent {self.gate_opponent!r} changes with the policy: random or a search bot")
 
     @property
@@ -92,7 +93,7 @@ class Stage:
         """The fixed opponent whose games count; None: no games count."""
         if self.gate_opponent or not isinstance(self.opponent, str):
             return self.gate_opponent
-        return self.opponent if _is_fixed(self.opponent) else None
+        return None if self.opponent in CHANGING else self.opponent
 
 
 @dataclass(frozen=True)
@@ -427,10 +428,6 @@ def _seed(value: Any) -> int | None:
 
 def _holds(ranges: Mapping[int, Iterable[TaskRange]], task_id: int) -> bool:
     return any(first <= task_id <= last for first, last in ranges.get(task_id // games.CONFIGS_PER_GAME, ()))
-
-
-def _is_fixed(spec: str) -> bool:
-    return spec not in ("self", "past") and not spec.startswith("past:")
 
 
 def _draw_task(ranges: Sequence[TaskRange], u: float, weights: Sequence[float] = ()) -> int:
