@@ -284,7 +284,7 @@ class _Watched:
     """A player, telling how many of its games have ended."""
 
     def __init__(self, player: Player, games: int, progress: Progress) -> None:
-        self.act, self._pass_on = player.act, getattr(player, "release", None)
+        self.act, self._pass_on = player.act, getattr(player, "release", lambda episodes: None)
         self.leave_if_stopped = getattr(player, "leave_if_stopped", lambda: None)
         self._done, self._games, self._progress = 0, games, progress
         progress("evaluation: games", 0, games)
@@ -293,11 +293,7 @@ class _Watched:
         """Count finished games."""
         self._done += len(episodes)
         self._progress("evaluation: games", self._done, self._games)
-        if self._pass_on:
-            self._pass_on(episodes)
-
-
-UNKNOWN = dict.fromkeys(("value", "exact", "share"))  # of a game that was not played before training
+        self._pass_on(episodes)
 
 
 def _free_play(found: dict[str, Any] | None) -> str | None:
@@ -306,18 +302,18 @@ def _free_play(found: dict[str, Any] | None) -> str | None:
 
 def result_table(before: list[dict[str, Any]], after: list[GameResult]) -> tuple[str, dict[str, Any]]:
     """The closing table as text, and the same as the contents of ``summary.json``."""
-    lines, games, known = [], {}, {old["game"]: old for old in before}
+    lines, games, known = [], dict[str, Any](), {old["game"]: old for old in before}
     for new in after:
-        old = known.get(new.game, UNKNOWN)
+        old = known.get(new.game, {})  # nothing, of a game that was not played before training
         free_before = old.get("free_play")
-        lines.append({"game": new.game, "before": old["value"], "after": new.value, "95 %": between(new.low, new.high),
-                      "exact": new.exact, "ceiling": new.ceiling, "share": new.share,
-                      "NashConv before": old.get("nash_conv"), "NashConv": new.nash_conv,
+        lines.append({"game": new.game, "before": old.get("value"), "after": new.value,
+                      "95 %": between(new.low, new.high), "exact": new.exact, "ceiling": new.ceiling,
+                      "share": new.share, "NashConv before": old.get("nash_conv"), "NashConv": new.nash_conv,
                       "free before": _free_play(free_before), "free after": _free_play(new.free_play)})  # fmt: skip
         games[new.game] = {
-            "before": old["value"], "after": new.value, "interval": [new.low, new.high], "episodes": new.episodes,
-            "exact_before": old["exact"], "exact_after": new.exact, "random": new.random, "ceiling": new.ceiling,
-            "share_before": old["share"], "share": new.share, "exact": new.exact is not None,
+            "before": old.get("value"), "after": new.value, "interval": [new.low, new.high], "episodes": new.episodes,
+            "exact_before": old.get("exact"), "exact_after": new.exact, "random": new.random, "ceiling": new.ceiling,
+            "share_before": old.get("share"), "share": new.share, "exact": new.exact is not None,
             "nash_conv_before": old.get("nash_conv"), "nash_conv": new.nash_conv,
             "free_play_before": free_before, "free_play": new.free_play,
         }  # fmt: skip
