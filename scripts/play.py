@@ -26,10 +26,6 @@ from evaluation.players import Contestant, Roster, Seats, player_flags
 from training.process import ProgramError, leave, run_program
 
 
-class QuitError(Exception):
-    """The person has had enough."""
-
-
 class Person:
     """Someone at the terminal, who sees the board, however tersely the model does, and answers with action ids."""
 
@@ -37,7 +33,7 @@ class Person:
         self.task_id, self.adviser = task_id, adviser
 
     def act(self, queries: Sequence[Query]) -> list[Action]:
-        """Show the position and wait for a legal answer; QuitError: ``q``, or the end of the input."""
+        """Show the position and wait for a legal answer; EOFError: ``q``, or the end of the input."""
         [query] = queries
         state, game = position(self.task_id, query.history), table(self.task_id).game
         print(f"\n{game.describe(state, query.seat)}\n\nYou are Player {query.seat}.")
@@ -45,7 +41,7 @@ class Person:
         while True:
             text = _ask("your move (? for the model's opinion, q to quit): ")
             if text in ("q", "quit"):
-                raise QuitError
+                raise EOFError
             if text == "?":
                 print(self._opinion(query))
             elif (action := meant(text, query.legal)) is None:
@@ -78,10 +74,7 @@ def _plain(name: str) -> str:
 
 
 def _ask(prompt: str) -> str:
-    try:
-        text = input(prompt).strip()
-    except EOFError:
-        raise QuitError from None
+    text = input(prompt).strip()
     if not sys.stdin.isatty():
         print(text)
     return text
@@ -91,7 +84,7 @@ def play_one(opponent: Contestant, task: Task) -> Episode:
     """Play one task, the person in its own seat.
 
     Raises:
-        QuitError: the person ended it.
+        EOFError: the person ended it.
         ConfigError: a bot that cannot play this game.
     """
     config = replace(opponent.env, env_mode="local")
@@ -141,7 +134,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         # The environment seats the player at seed % 2; deals are numbered so that every seed is another one.
         try:
             episode = play_one(opponent, Task(first, 2 * args.seed + args.seat, opponent.opponent))
-        except QuitError:
+        except EOFError:
             print("\nbye")
             return
         if episode.outcome == "failed":

@@ -80,7 +80,7 @@ def test_the_model_is_asked_as_it_was_taught_and_the_person_sees_the_board(perso
     person("4", "2", "q")
     model = FirstLegal()
     opponent = Contestant("first", {}, EnvConfig(prompt="compact", history_turns=0), model)
-    with pytest.raises(play.QuitError):
+    with pytest.raises(EOFError):
         play.play_one(opponent, Task(task_of("tic_tac_toe"), 1, opponent.opponent))
     assert [len(query.conversation) for query in model.queries] == [2, 2, 2]
     assert model.queries[0].conversation[0]["content"] == "tic_tac_toe"
@@ -91,7 +91,7 @@ def test_the_model_is_asked_as_it_was_taught_and_the_person_sees_the_board(perso
 def test_illegal_answers_are_asked_again_and_never_played(person, capsys):
     person("44", "o(0,0)", "", "-1", "4", "q")
     opponent = Contestant("first", {}, EnvConfig(), FirstLegal())
-    with pytest.raises(play.QuitError):
+    with pytest.raises(EOFError):
         play.play_one(opponent, Task(task_of("tic_tac_toe"), 0, opponent.opponent))
     shown = capsys.readouterr().out
     assert shown.count("is none of the legal actions 0, 1, 2, 3, 4, 5, 6, 7, 8") == 4
@@ -189,13 +189,13 @@ def test_the_models_opinion_is_its_probabilities(person, checkpoint, capsys):
     class Spy(FirstLegal):
         def act(self, queries):
             seen.extend(queries)
-            raise play.QuitError
+            raise EOFError
 
     from env_wrapper import play as play_tasks
     from evaluation.players import Seats
 
     tasks = [Task(task_of("leduc_poker"), 4, contestant.opponent)]
-    with pytest.raises(play.QuitError):
+    with pytest.raises(EOFError):
         play_tasks(contestant.env, Seats(Spy(), {contestant.label: contestant.player}), tasks)
     [probs] = contestant.player.action_probs(seen)
     assert opinion == pytest.approx({action: 100 * p for action, p in probs.items()}, abs=0.06)
