@@ -37,10 +37,6 @@ ANSWER_SECONDS = 300.0  # for all of them
 MAX_CHARACTERS = 2**18  # of an answer
 
 
-class ChatError(ProgramError):
-    """A server that does not answer, or not as an OpenAI-compatible one does."""
-
-
 class ModelPlayer:
     """A policy with one of its adapters (``"base"``: none)."""
 
@@ -87,7 +83,7 @@ class ChatPlayer:
         """Answer the queries, several at a time.
 
         Raises:
-            ChatError: the server still gives no answer after repetitions, or refuses the request. One whose answer
+            ProgramError: the server still gives no answer after repetitions, or refuses the request. One whose answer
                 makes no sense is asked again; then the game has failed.
         """
         return in_threads(self._answer, queries, CALLS_AT_ONCE)
@@ -99,7 +95,7 @@ class ChatPlayer:
             if status in (400, 413) and "context" in text.lower():
                 return Action("", truncated=True)
             if status != 200:
-                raise ChatError(f"{self.url}: {problem_of(status, text)}")
+                raise ProgramError(f"{self.url}: {problem_of(status, text)}")
             with contextlib.suppress(ValueError):
                 return Action(_content(text))
         told = f"not the answer of an OpenAI-compatible server: {one_line(text)}"

@@ -30,13 +30,7 @@ RESEARCH_ONLY = re.compile(r"research|non-?commercial|(^|-)nc(-|$)", re.IGNORECA
 VOCABULARY = ("tokenizer.json", "vocab.json", "merges.txt")  # the base's words, among them things like /home
 PLACES = re.compile(r"(?<![\w:/.<-])/(home|root|Users|tmp|mnt|media|opt|srv|var|data|scratch|workspace|content)/")
 PRIVATE_KEYS = ("env_url", "env_image", "vllm_base_url", "games_path")  # perhaps with a password or a path
-
-
 MARK = "\n<!-- written by merge.py, which keeps this file if it is edited: "
-
-
-class PublishError(ProgramError):
-    """What keeps a folder from being published, in one line."""
 
 
 # ----------------------------------------------------------------------------------------------------------- licence
@@ -192,7 +186,7 @@ def published_files(folder: Path) -> list[Path]:
 
 
 def check_public(folder: Path) -> None:
-    """Raise PublishError where a file holds a secret of the environment or a path of this machine."""
+    """Raise ProgramError where a file holds a secret of the environment or a path of this machine."""
     own = "|".join(re.escape(str(p)) for p in {Path.home(), Path.cwd(), ROOT} if len(p.parts) > 1)
     machine = re.compile(rf"(?<![\w.-])({own})(?![\w-])") if own else PLACES
     for path in published_files(folder):
@@ -200,10 +194,10 @@ def check_public(folder: Path) -> None:
             continue
         text = path.read_text(encoding="utf-8", errors="replace")
         if redact(text) != text:
-            raise PublishError(f"{path}: holds a secret that stands in the environment; remove it before publishing")
+            raise ProgramError(f"{path}: holds a secret that stands in the environment; remove it before publishing")
         if found := machine.search(text) or PLACES.search(text):
             line = text.count("\n", 0, found.start()) + 1
-            raise PublishError(f"{path}: line {line} holds a path of this machine; remove it before publishing")
+            raise ProgramError(f"{path}: line {line} holds a path of this machine; remove it before publishing")
 
 
 def check_repo(repo: str) -> None:
@@ -230,7 +224,7 @@ def who_uploads() -> str:
 
 
 def upload(folder: Path, repo: str, private: bool) -> str:
-    """Upload a folder, its repository made where there is none; return the address. PublishError: what the Hub said."""
+    """Upload a folder, its repository made where there is none; return the address. ProgramError: what the Hub said."""
     from huggingface_hub import HfApi
 
     api = HfApi()
@@ -238,5 +232,5 @@ def upload(folder: Path, repo: str, private: bool) -> str:
         api.create_repo(repo, private=private, exist_ok=True)
         info = api.upload_folder(repo_id=repo, folder_path=folder, commit_message="Upload model and card")
     except Exception as error:  # likewise
-        raise PublishError(redact(f"--push {repo}: {' '.join(str(error).split())[:300]}")) from error
+        raise ProgramError(redact(f"--push {repo}: {' '.join(str(error).split())[:300]}")) from error
     return str(info.commit_url)

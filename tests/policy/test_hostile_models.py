@@ -14,9 +14,10 @@ from tiny import tiny_policy
 
 from env_wrapper import EnvConfig, Query
 from envs import client
-from evaluation.players import ChatError, ChatPlayer
+from evaluation.players import ChatPlayer
 from policy.vllm_player import Engine, EngineError
 from policy.vllm_server import check_servers
+from training.process import ProgramError
 from utils import ConfigError
 
 CARD, CHOICE = "data.0", "choices.0"
@@ -134,7 +135,7 @@ def test_no_misbehaviour_is_believed_or_waited_for(policy, tmp_path, monkeypatch
                 texts = use_it(server, policy, tmp_path, mode, (12 if believed else 1.5) * SECONDS)
                 assert mode == "free" or use == "chat/completions" or set(texts) <= {"1", "20"}, what
                 ends["answered"] += 1
-            except (ConfigError, EngineError, ChatError) as error:
+            except (ConfigError, EngineError, ProgramError) as error:
                 line = str(error)
                 assert server.url in line, (what, line)
                 assert line.isprintable(), (what, line)

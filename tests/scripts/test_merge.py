@@ -240,7 +240,7 @@ def test_what_gives_something_away_is_not_published(tmp_path, monkeypatch, name,
     (tmp_path / "out" / "tokenizer.json").write_text('{"/home/": 1}')  # words of the vocabulary are no paths
     publish.check_public(tmp_path / "out")
     file.write_text(text.format(tmp=tmp_path))
-    with pytest.raises(publish.PublishError, match=found):
+    with pytest.raises(publish.ProgramError, match=found):
         publish.check_public(tmp_path / "out")
 
 
