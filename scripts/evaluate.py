@@ -81,8 +81,7 @@ def exact_results(player: Contestant, task_ids: set[int]) -> dict[str, float]:
         why = "do not all fit into ppo.max_seq_length" if player.env.env_mode == "local" else "are those of a server"
         log.warning("--exact: %s left out for %s, whose prompts %s", table(task_id).game.name, player.label, why)
         return {}
-    found = measure.table_values(policy_table, task_id, nash=True)
-    return found | {"exploitability": found["nash_conv"] / (2 * game.max_utility())}  # a seat, as values are scaled
+    return measure.table_values(policy_table, task_id, nash=True)
 
 
 def result_lines(results: Sequence[GameResult], style: str) -> str:
@@ -243,9 +242,7 @@ class Contest:
     def _results(self, player: Contestant, rows: dict[str, list[Row]]) -> list[GameResult]:
         results = list[GameResult]()
         for game, played in rows.items():
-            exact = self._exact(player, played)
-            exact.pop("exploitability", None)
-            results += self._found(partial(summary, game, [played], **exact))
+            results += self._found(partial(summary, game, [played], **self._exact(player, played)))
         return [*results, summary(OVERALL, list(rows.values()))] if len(results) > 1 else results
 
     def ladder(self) -> dict[str, Any]:
@@ -298,7 +295,8 @@ class Contest:
             best, scores = best_response(config, find_adapter(name), ranges, self.args, Path(folder), arena.console)
             answer = replace(self.roster.contestant(str(best), self.names), label=f"response_to_{player.label}")
         rows = self.play(arena, answer, player, [game])[game]
-        most = self._exact(player, rows).get("exploitability")
+        gain = self._exact(player, rows).get("nash_conv")  # of both seats, in the game's own points
+        most = None if gain is None else gain / (2 * load_game(rows[0]["task_id"]).max_utility())
         return summary(game, [rows]).row | {"trained": scores, "exploitability": most}
 
     def _exact(self, player: Contestant, rows: Sequence[Row]) -> dict[str, float]:
