@@ -292,7 +292,7 @@ def save_checkpoint(
     keep_last: int = 0,
     keep_best: int = 1,
 ) -> Path:
-    """Write ``checkpoint-NNNNNN/`` atomically, then delete those that are no longer to be kept.
+    """Write ``checkpoint-NNNNNN/`` atomically, then delete those that are no longer to be kept; return its folder.
 
     Args:
         run_dir: the run's directory, locked by this process.
@@ -305,9 +305,6 @@ def save_checkpoint(
         scale: what the score is of, JSON-able; those on another are not compared with it.
         keep_last: newest verified checkpoints to keep; 0 keeps all.
         keep_best: checkpoints with the highest scores to keep besides.
-
-    Returns:
-        The checkpoint's directory.
 
     Raises:
         CheckpointError: names the file. Nothing is left behind and older checkpoints are untouched.

@@ -1,7 +1,6 @@
 """How good a player is: sampled games with intervals, exact values where the game is small enough.
 
-Values are in [-1, 1]: 2 * score - 1, which in a zero-sum game is return / greatest return. Evaluation draws its
-seeds from a range that training never uses, and every player compared gets the same deals in the same seats.
+Values are in [-1, 1]: 2 * score - 1, which in a zero-sum game is return / greatest return.
 """
 
 import contextlib
