@@ -236,14 +236,12 @@ def panel_lines(panel: Panel, runs: Sequence[RunData]) -> list[dict[str, Any]]:
 def draw_curves(runs: Sequence[RunData], path: Path) -> Path:
     """Draw the panels of the runs into a PNG file."""
     from matplotlib import rcParams
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     rcParams["text.parse_math"] = False  # what stands between two dollars in a run's name is no formula
     drawn, columns = panels(runs), 3
     rows = max(1, math.ceil(len(drawn) / columns))
     figure = Figure(figsize=(16, 3.1 * rows), dpi=100, layout="constrained")
-    FigureCanvasAgg(figure)
     figure.suptitle(" · ".join(run.name for run in runs), fontsize=13)
     axes = list(figure.subplots(rows, columns, squeeze=False).flat)
     for axis, panel in zip(axes, drawn, strict=False):
