@@ -21,11 +21,10 @@ def table(rows: Sequence[Sequence[Any]]) -> str:
     return "\n".join([lines[0], "|" + "---|" * len(rows[0]), *lines[1:]])
 
 
-def results(games: dict[str, Any]) -> str:
+def results(games: dict[str, dict[str, Any]]) -> str:
     """The evaluation, without columns that nothing is known for."""
-    found = [g if isinstance(g, dict) else {} for g in games.values()]
-    keys = [key for key in HEADS if any(g.get(key) is not None for g in found)]
-    rows = [[name, *(_number(g.get(key)) for key in keys)] for name, g in zip(games, found, strict=True)]
+    keys = [key for key in HEADS if any(g.get(key) is not None for g in games.values())]
+    rows = [[name, *(_number(g.get(key)) for key in keys)] for name, g in games.items()]
     return table([["game", *(HEADS[key] for key in keys)], *rows])
 
 
