@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
-from typing import Any, Literal
+from typing import Any
 
 import games
 from config.reader import ConfigError, knob
@@ -102,8 +102,8 @@ class CurriculumConfig:
 
     stages: list[Stage]  # in their order
     failure_replay_prob: float = knob(0.3, min=0, max=1)  # share of tasks drawn from failed ones
-    replay_seed: Literal["same", "fresh"] = "same"  # replay the very deal, or the task with a new one
-    sampling: Literal["uniform", "learnability"] = "uniform"  # learnability: games by p(1 - p) of their success rate
+    replay_seed: str = knob("same", choices=("same", "fresh"))  # replay the very deal, or the task with a new one
+    sampling: str = knob("uniform", choices=("uniform", "learnability"))  # learnability: games by p(1 - p) of success
     past_every: int = knob(100, min=1)  # steps between two past selves that ``past`` chooses from
 
     @property

@@ -41,8 +41,8 @@ def blaming(
         raise raising(line) from error
 
 
-def knob(default: Any, *, min: Any = None, max: Any = None, above: Any = None, choices: Iterable[Any] = ()) -> Any:
-    """Return a dataclass field with limits. They hold for the value, or for each item of a list or object."""
+def knob(default: Any, *, min: Any = None, max: Any = None, above: Any = None, choices: Iterable[str] = ()) -> Any:
+    """A dataclass field with limits (``choices``: of text) that hold for the value or each item of a list or object."""
     limits = {"min": min, "max": max, "above": above, "choices": tuple(choices)}
     return dataclasses.field(default=default, metadata=limits)
 
@@ -321,8 +321,6 @@ def _likeness(path: str, known: str) -> float:
 
 
 def _is_a(value: Any, hint: Any) -> bool:
-    if typing.get_origin(hint) is typing.Literal:
-        return any(type(value) is type(choice) and value == choice for choice in typing.get_args(hint))
     if hint is float:
         return type(value) is float or (type(value) is int and abs(value) < 2**1023)
     return hint is Any or (type(value) is hint and (hint is not str or _is_text(value)))
@@ -335,7 +333,7 @@ def _is_text(value: str) -> bool:
 
 def _within(value: Any, limits: Mapping[str, Any]) -> bool:
     low, high, above, choices = (limits.get(name) for name in ("min", "max", "above", "choices"))
-    if choices and value is not None and value not in choices:
+    if choices and isinstance(value, str) and value not in choices:
         return False
     if type(value) not in (int, float):
         return True
@@ -354,9 +352,8 @@ def describe_field(hint: Any, limits: Mapping[str, Any]) -> str:
     if origin in (list, tuple, dict):
         noun, item = ("an object", kinds[1]) if origin is dict else ("a list", kinds[0])
         return f"{noun} of ({describe_field(item, limits)})"
-    choices = kinds if origin is typing.Literal else limits.get("choices")
-    if choices and hint is not type(None):
-        return f"one of {', '.join(map(_show, choices))}"
+    if limits.get("choices") and hint is str:
+        return f"one of {', '.join(map(_show, limits['choices']))}"
     names = {int: "an integer", float: "a number", str: "a string", bool: "true or false", type(None): "null"}
     if hint not in (int, float):
         return names.get(hint, "any value")

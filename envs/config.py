@@ -3,7 +3,7 @@
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import games
 from config.reader import blaming, check_values, knob, make
@@ -29,7 +29,7 @@ class EnvConfig:
     env_mode: str = knob("local", choices=("local", "url", "docker"))  # the latter two: public affinetes servers
     prompt: str = knob("full", choices=("full", "compact"))  # compact: no rules, a terse state
     answer_mode: str = knob("constrained", choices=("constrained", "free"))  # constrained to legal answers, or free
-    history_turns: Literal["auto", "all"] | int = knob("auto", min=0)  # past turns kept; "auto": the game's own
+    history_turns: str | int = knob("auto", min=0, choices=("auto", "all"))  # past turns kept; "auto": the game's own
     protocol: str = knob("native", choices=("native", "affinetes"))  # affinetes: forced moves are asked, too
     games_at_once: int = knob(0, min=0)  # games open together, each with what was read of it; 0: all
     env_url: str = ""  # url: the server, for example http://127.0.0.1:8765

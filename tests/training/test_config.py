@@ -4,7 +4,6 @@ import dataclasses
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 import pytest
 from hypothesis import given, settings
@@ -42,7 +41,7 @@ class PPO:
 
 @dataclass(frozen=True)
 class Env:
-    mode: Literal["local", "url"] = "local"
+    mode: str = knob("local", choices=("local", "url"))
     opponent: str | dict[str, float] = "random"
     ranges: tuple[str | tuple[int, int], ...] = ()
     items: tuple[Item, ...] = ()
