@@ -27,8 +27,7 @@ from typing import Any, SupportsIndex
 
 import psutil
 
-from config.reader import ConfigError, read_file, read_json
-from config.reader import load_config as load_config  # handed on: checkpoints and configurations are read together
+from config.reader import ConfigError, load_config, read_file, read_json  # noqa: F401, load_config is handed on
 from games import NAMES
 
 log = logging.getLogger(__name__)
@@ -314,16 +313,19 @@ def save_checkpoint(
         with naming("adapter and tokenizer: "):
             write(tmp)
         _write_state(tmp, documents, tensors)
-        with naming(f"{MANIFEST}: "):
-            manifest = {"schema": SCHEMA, "step": step, "score": score, "scale": scale,
-                        "base": dict(base or {})}  # fmt: skip
-            files = {p.relative_to(tmp).as_posix(): fingerprint(p) for p in tmp.rglob("*") if p.is_file()}
-            manifest |= {"versions": versions(), "files": files}
-            (tmp / MANIFEST).write_text(_seal(manifest), encoding="utf-8")
+        write_manifest(tmp, step, base or {}, score=score, scale=scale)
 
     path = write_directory(Path(run_dir) / f"checkpoint-{step:06d}", fill)
     _retain(Path(run_dir), keep_last, keep_best, scale)
     return path
+
+
+def write_manifest(folder: Path, step: int, base: Mapping[str, Any], **more: Any) -> None:
+    """Note what a folder holds, by which ``verify_checkpoint`` finds what has changed since."""
+    with naming(f"{MANIFEST}: "):
+        manifest = {"schema": SCHEMA, "step": step, "base": dict(base), **more, "versions": versions()}
+        manifest["files"] = {p.relative_to(folder).as_posix(): fingerprint(p) for p in folder.rglob("*") if p.is_file()}
+        (folder / MANIFEST).write_text(_seal(manifest), encoding="utf-8")
 
 
 def _write_state(tmp: Path, documents: Mapping[str, Any], tensors: Mapping[str, Mapping[str, Any]]) -> None:

@@ -1,6 +1,8 @@
 """Command lines, read alike by every program."""
 
 import argparse
+import errno
+import os
 import sys
 from collections.abc import Sequence
 from typing import Any, NoReturn
@@ -12,8 +14,20 @@ ALIKE = (
 )  # fmt: skip
 
 
+LONGEST = 1000  # characters of a message
+
+
+def one_line(message: object) -> str:
+    """A message without line ends, and without the middle where what it quotes is long."""
+    line = " ".join(str(message).split())
+    return line if len(line) <= LONGEST else f"{line[: LONGEST // 2]} ... {line[-LONGEST // 2 :]}"
+
+
 class FlagParser(argparse.ArgumentParser):
-    """``--output_dir`` and ``--output-dir`` are the same flag, whichever was declared; so are those of ``ALIKE``."""
+    """``--output_dir`` and ``--output-dir`` are the same flag, whichever was declared; so are those of ``ALIKE``.
+
+    ``~`` is the home directory in ``--flag=~/x``, too, where a shell leaves it alone. No word may be empty.
+    """
 
     def parse_known_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> Any:  # type: ignore[override]
         """As argparse's, the flags written as they were declared."""
@@ -24,14 +38,30 @@ class FlagParser(argparse.ArgumentParser):
             plain = flag.replace("_", "-")
             others = next((group for group in ALIKE if plain in group), ())
             found = next((declared[name] for name in (plain, *others) if name in declared), flag)
-            return found + equals + value if word.startswith("--") else word
+            return found + equals + os.path.expanduser(value) if word.startswith("--") else os.path.expanduser(word)
 
         words = sys.argv[1:] if args is None else args
-        for word in words:
+        for before, word in zip(["", *words], words, strict=False):
             if word != (shown := word.encode(errors="replace").decode()):
                 self.error(f"{shown}: is not UTF-8 text")
-        return super().parse_known_args([as_declared(word) for word in words], namespace)
+            if not word or (word.startswith("--") and word.endswith("=")):
+                self.error(f"{word or before}: an empty value; is a variable of the shell not set?")
+        words = [as_declared(word) for word in words]
+        for word in words:
+            _refuse_loop(self, word.partition("=")[2] if word.startswith("--") else word)
+        return super().parse_known_args(words, namespace)
 
     def error(self, message: str) -> NoReturn:
         """Say in one line what is wrong with the command line, and leave with 2."""
-        self.exit(2, f"error: {message}\n")
+        self.exit(2, f"error: {one_line(message)}\n")
+
+
+def _refuse_loop(parser: FlagParser, path: str) -> None:
+    """Links that lead to each other, which Python up to 3.12 meets with another error than all that cannot be read."""
+    try:
+        os.stat(path)
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            parser.error(f"{path}: {error.strerror}")
+    except ValueError:  # a null character
+        pass

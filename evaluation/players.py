@@ -226,7 +226,8 @@ class Roster:
             policy.add_adapter(adapter, folder)
         except Exception as error:  # somebody's files
             cause = (str(error).strip() or type(error).__name__).splitlines()[0]
-            raise ConfigError(f"{name}: does not fit {config.model.model_name} ({cause})") from error
+            told = f"{WEIGHTS} or adapter_config.json does not fit {config.model.model_name}"
+            raise ConfigError(f"{name}: {told} ({cause})") from error
         found = identity(config.model, policy.base, policy.tokenizer)
         check_base(name, found)
         digest = fingerprint(folder / WEIGHTS)["sha256"]
@@ -283,6 +284,8 @@ def find_adapter(name: str) -> Path:
         raise ConfigError(f"{name}: there is no {WEIGHTS} in {folder}")
     if (folder / "manifest.json").exists() and (problems := verify_checkpoint(folder)):
         raise ConfigError(f"{name}: {'; '.join(problems)}")
+    if (file := folder / "adapter_config.json").exists() and not isinstance(read_json(file), dict):
+        raise ConfigError(f"{file}: is no JSON object")
     return folder
 
 

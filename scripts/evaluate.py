@@ -18,6 +18,7 @@ something is). A success is a score above 0.5.
 import argparse
 import json
 import logging
+import os
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
@@ -33,7 +34,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import numpy as np
 
 from config.flags import FlagParser
-from config.reader import blaming
+from config.reader import blaming, read_json
 from curriculum import TaskRange
 from envs import exact
 from envs.openspiel import load_game, table, tables
@@ -376,7 +377,18 @@ def _outcomes(rows: Sequence[Row]) -> np.ndarray:
     return (np.sign(scores - 0.5) + 1) / 2
 
 
+def _is_own(file: Path) -> bool:
+    """Whether a file holds what ``--json`` wrote."""
+    try:
+        report = read_json(file)
+    except ConfigError:
+        return False
+    return isinstance(report, dict) and "settings" in report
+
+
 def _check_json(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
+    if args.json and Path(args.json).is_file() and Path(args.json).stat().st_size and not _is_own(Path(args.json)):
+        parser.error(f"--json {args.json}: holds something else than tables of this program; name another file")
     if args.json and not Path(args.json).resolve().parent.is_dir():
         parser.error(f"--json {args.json}: there is no such folder")
     if args.json and Path(args.json).is_dir():
@@ -398,8 +410,10 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--compare", nargs=2, metavar="PLAYER", help="evaluate both and test the difference")
     add("--ladder", nargs="*", metavar="PLAYER",
         help=f"round robin; default: --checkpoint, with one also base, and {', '.join(LADDER_BOTS)}")  # fmt: skip
-    add("--exploit", type=at_least(1), metavar="N", help="train N best responses and play the best: a lower bound")
-    add("--exploit-steps", type=at_least(1), default=200, help="of PPO for each of them (default 200)")
+    add(
+        "--exploit", type=at_least(1, 1000), metavar="N", help="train N best responses and play the best: a lower bound"
+    )
+    add("--exploit-steps", type=at_least(1, 2**20), default=200, help="of PPO for each of them (default 200)")
     add("--strength", action="store_true", help="a table against search and solved games, 1000 games a cell")
     add("--base-url", metavar="URL", help="of an OpenAI-compatible server; its key comes from OPENAI_API_KEY")
     add("--opponent", metavar="PLAYER", help="default random; mcts with --protocol affinetes")
@@ -421,7 +435,7 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         parser.error("nobody to evaluate: name a --checkpoint or a --model, or use --compare or --ladder")
     if args.episodes % 2:
         parser.error(f"--episodes {args.episodes}: an even number, half of them for each seat")
-    trained = args.checkpoint and all(Path(name).is_dir() for name in args.checkpoint)
+    trained = args.checkpoint and all(map(os.path.isdir, args.checkpoint))
     if args.exploit and (others or args.strength or not trained):
         parser.error("--exploit: needs --checkpoint with runs or their checkpoints, and nothing to compare")
     if (args.compare and (args.checkpoint or args.base_url)) or (args.ladder and args.checkpoint):

@@ -81,7 +81,7 @@ def merge(config: SimpleNamespace, adapter: Path, output: Path, dtype: str, coun
     del policy
     gc.collect()
     torch.cuda.empty_cache()
-    merged = load(config, model_name=str(output), revision=None, adapter=None, use_4bit=False, dtype=dtype)
+    merged = load(config, model_name=str(output.absolute()), revision=None, adapter=None, use_4bit=False, dtype=dtype)
     after = observe(merged, config, sequences, count)
     kinds = {dtype, config.model.dtype}
     return {"proof": compare(before, after, effect), "rounding": max(ROUNDING[kind] for kind in kinds)}

@@ -18,7 +18,7 @@ import sys
 import time
 from base64 import b64encode
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -132,6 +132,14 @@ def load_run(directory: Path) -> RunData:
     if not isinstance(answers, list) or not all(isinstance(answer, list) for answer in answers):
         raise ConfigError(f"{files[1]}: english must be an object, its answers a list of lists")
     return RunData(directory.resolve().name, rows, config, summary, episodes, about)
+
+
+def load_runs(directories: Sequence[Path]) -> list[RunData]:
+    """``load_run`` of each, named by the end of its path: as many folders as it takes to tell them apart."""
+    parts = [directory.resolve().parts for directory in directories]
+    names = [["/".join(path[-n:]) for path in parts] for n in range(1, max(map(len, parts)) + 1)]
+    told = next((tried for tried in names if len({*tried}) == len({*parts})), names[-1])
+    return [replace(load_run(directory), name=name) for directory, name in zip(directories, told, strict=True)]
 
 
 def _opponent_shares(rows: list[dict[str, Any]]) -> None:
@@ -336,6 +344,7 @@ def write_markdown(runs: Sequence[RunData], path: Path) -> Path:
     return path
 
 
+MARK = b"<title>Run report</title>"  # of a page of this program
 BEGUN = "metrics.jsonl", ".lock"  # one of them is in the folder of a run that has begun
 
 
@@ -346,7 +355,7 @@ def follow(directories: Sequence[Path], output: Path, seconds: float) -> None:
         metrics = [directory / "metrics.jsonl" for directory in directories]
         if all(file.is_file() and file.stat().st_size for file in metrics):  # it is empty until the first step is done
             output.mkdir(parents=True, exist_ok=True)
-            page = write_report([load_run(directory) for directory in directories], output / "report.html", seconds)
+            page = write_report(load_runs(directories), output / "report.html", seconds)
             if not told:
                 print(page, flush=True)
             told = True
@@ -370,6 +379,15 @@ def _ended(directory: Path) -> bool:
     return True
 
 
+def _must_be_own(output: Path) -> None:
+    """Raise ConfigError where a folder that is no run's holds files that are not of this program."""
+    page = output / "report.html"
+    if any((output / begun).exists() for begun in BEGUN) or (page.is_file() and MARK in page.read_bytes()):
+        return
+    if there := [name for name in ("curves.png", "report.html", "report.md") if (output / name).exists()]:
+        raise ConfigError(f"--output {output}: {there[0]} is there, and not by this program; name another folder")
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Write curves.png and report.html; 0 done, 2 bad input."""
     parser = FlagParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -382,9 +400,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     output = args.output or args.run[0]
 
     def run() -> None:
+        _must_be_own(output)
         if args.watch:
             follow(args.run, output, args.watch)
-        runs = [load_run(directory) for directory in args.run]
+        runs = load_runs(args.run)
         must_be_writable(output)
         print(write_report(runs, output / "report.html"))
         print(write_markdown(runs, output / "report.md"))

@@ -170,7 +170,7 @@ def checkpoint_in(place: Path) -> Path:
     if not place.is_dir():
         raise ConfigError(f"--resume: there is no folder {place}")
     place = place.resolve()  # "." and links have other parents than the run
-    named = re.fullmatch(r"checkpoint-\d+", place.name) or (place / "manifest.json").exists()
+    named = re.fullmatch(r"checkpoint-\d+", place.name) or (place / "trainer_state.json").exists()
     path = place if named else latest_checkpoint(place)
     if path is None:
         raise ConfigError(f"--resume: no checkpoint that verifies in {place}")

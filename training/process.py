@@ -20,6 +20,7 @@ from pathlib import Path
 from types import FrameType
 from typing import IO, Any, NoReturn
 
+from config.flags import one_line
 from envs.types import Action, InterruptedRolloutError, Query
 from utils import CheckpointError, ConfigError, redact, sweep
 
@@ -83,13 +84,12 @@ def say_how_to_go_on(program: str, run_dir: str, processes: int, stream: IO[str]
 
 def setup_logging() -> None:
     """Log to stderr and print uncaught exceptions, both without secrets; what the terminal cannot show becomes "?"."""
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        stream = getattr(sys, name)
+        if stream is None:  # closed: nobody answers, which is told, and nobody reads
+            setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115, as long as the program
+        elif isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
-    if sys.stdin is None:
-        sys.stdin = open(os.devnull)  # noqa: SIM115, nobody answers, which is told
-    elif isinstance(sys.stdin, io.TextIOWrapper):
-        sys.stdin.reconfigure(errors="replace")
     handler = logging.StreamHandler()
     handler.setLevel(logging.INFO)  # lower ones are for the run's own file
     handler.setFormatter(_Redacted("%(levelname)s: %(message)s"))
@@ -118,7 +118,7 @@ def run_program(body: Callable[[], int | None]) -> int:
         message, code = str(error), 1
     except (KeyboardInterrupt, EOFError):
         message, code = "interrupted", 130
-    print(f"error: {redact(message)}", file=sys.stderr)
+    print(f"error: {redact(one_line(message))}", file=sys.stderr)
     return code
 
 
@@ -129,7 +129,7 @@ def _is_unread(stream: IO[str]) -> bool:
     return any(event & select.POLLERR for _, event in poll.poll(0))
 
 
-def at_least(least: float, most: float = sys.float_info.max) -> Callable[[str], float]:
+def at_least(least: float, most: float = 2**31 - 1) -> Callable[[str], float]:
     """An argparse type: finite numbers from ``least`` to ``most``, whole ones where ``least`` is an int."""
 
     def number(text: str) -> float:
@@ -141,8 +141,7 @@ def at_least(least: float, most: float = sys.float_info.max) -> Callable[[str], 
         if value == math.inf:
             raise argparse.ArgumentTypeError(f"{text}: expected a finite number")
         if not least <= value <= most:
-            end = f" and at most {most}" if most < sys.float_info.max else ""
-            raise argparse.ArgumentTypeError(f"{text}: expected at least {least}{end}")
+            raise argparse.ArgumentTypeError(f"{text}: expected at least {least} and at most {most}")
         return value
 
     return number

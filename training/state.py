@@ -190,6 +190,7 @@ class Checkpointed:
         def fill(adapter: str, folder: Path) -> None:
             self.policy.save(folder, adapter=adapter)
             (folder / "run_config.json").write_bytes(self.shown_config)  # that of the run may change
+            utils.write_manifest(folder, self.state.step, self.base)
 
         if "average" in self.frozen:
             utils.write_directory(self.run_dir / "average", partial(fill, "average"))

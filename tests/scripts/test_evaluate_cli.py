@@ -61,7 +61,7 @@ def test_where_the_report_goes_is_looked_at_first_and_a_cut_off_adapter_is_a_lin
     weights.write_bytes(weights.read_bytes()[:1000])
     assert evaluate.main(["--checkpoint", str(weights.parent)]) == 2
     error = capsys.readouterr().err
-    assert error.startswith(f"error: {weights.parent}: does not fit ")
+    assert error.startswith(f"error: {weights.parent}: adapter_model.safetensors or adapter_config.json does not fit ")
     assert error.count("\n") == 1
 
 
@@ -680,6 +680,31 @@ def test_programs_have_no_opponents(flags, capsys):
     assert "error: env.env_type trace: programs have no opponents" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("held", ['{"step": 1}\n', "notes", "[1]"])
+def test_tables_replace_tables_alone(tmp_path, capsys, held):
+    file = tmp_path / "metrics.jsonl"
+    command = ["--checkpoint", "random", "--games", "tic_tac_toe", "--episodes", "2", "--json", str(file)]
+    file.write_text(held)
+    with pytest.raises(SystemExit) as ended:
+        evaluate.main(command)
+    assert ended.value.code == 2
+    assert f"--json {file}: holds something else than tables of this program" in capsys.readouterr().err
+    assert file.read_text() == held
+    file.write_text("")
+    for _ in range(2):
+        assert evaluate.main(command) == 0
+    assert "tables" in json.loads(file.read_text())
+
+
+@pytest.mark.parametrize("held", ["null", "[]"])
+def test_an_adapter_without_settings_is_told_by_its_file(checkpoint, tmp_path, capsys, held):
+    shutil.copytree(checkpoint, tmp_path / "copy")
+    (tmp_path / "copy" / "manifest.json").unlink()
+    (tmp_path / "copy" / "adapter_config.json").write_text(held)
+    assert evaluate.main(["--checkpoint", str(tmp_path / "copy"), "--episodes", "2"]) == 2
+    assert capsys.readouterr().err.endswith(f"{tmp_path}/copy/adapter_config.json: is no JSON object\n")
+
+
 @pytest.mark.parametrize(
     ("players", "told"),
     [
@@ -1000,10 +1025,9 @@ def test_a_run_stands_for_its_latest_checkpoint_and_its_final_adapter_can_be_nam
 
 
 def test_models_that_were_taught_different_prompts_do_not_meet(run, checkpoint, tmp_path, capsys):
-    import shutil
-
     other = tmp_path / "other" / "checkpoint-000006"
     shutil.copytree(run / "final", other)
+    (other / "manifest.json").unlink()
     config, own = (json.loads((run / "run_config.json").read_text()) for _ in range(2))
     config["env"]["prompt"] = "full"
     (other / "run_config.json").write_text(json.dumps(config))

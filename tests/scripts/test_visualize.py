@@ -296,6 +296,31 @@ def test_a_history_that_is_not_of_this_game_is_refused():
 # --- Command -----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("name", ["report.md", "report.html", "curves.png"])
+def test_what_lies_in_a_folder_of_yours_is_not_replaced(run_dir, tmp_path, capsys, name):
+    output = tmp_path / "mine"
+    output.mkdir()
+    (output / name).write_text("my notes")
+    assert visualize.main(["--run", str(run_dir), "--output", str(output)]) == 2
+    told = f"error: --output {output}: {name} is there, and not by this program; name another folder\n"
+    assert capsys.readouterr().err == told
+    assert [path.read_text() for path in output.iterdir()] == ["my notes"]
+    (output / name).unlink()
+    for _ in range(2):  # what is there by this program is
+        assert visualize.main(["--run", str(run_dir), "--output", str(output)]) == 0
+
+
+def test_runs_of_one_name_are_told_apart(tmp_path):
+    for folder in ("a", "b", "c/a"):
+        (tmp_path / folder).mkdir(parents=True)
+    runs = [write_run(tmp_path / folder / "seed0", steps=3, seed=1) for folder in ("a", "b")]
+    assert [run.name for run in visualize.load_runs(runs)] == ["a/seed0", "b/seed0"]
+    assert [run.name for run in visualize.load_runs([*runs, runs[0]])] == ["a/seed0", "b/seed0", "a/seed0"]
+    assert [run.name for run in visualize.load_runs(runs[:1])] == ["seed0"]
+    deep = write_run(tmp_path / "c" / "a" / "seed0", steps=3, seed=1)
+    assert [run.name for run in visualize.load_runs([runs[0], deep])] == [f"{tmp_path.name}/a/seed0", "c/a/seed0"]
+
+
 def test_the_report_carries_several_runs_and_stands_alone(run_dir, tmp_path, capsys):
     second = write_run(tmp_path / "second", steps=30, seed=1, shown=("hex",))
     assert visualize.main(["--checkpoint_dir", str(run_dir), str(second), "--output", str(tmp_path / "out")]) == 0

@@ -195,6 +195,44 @@ def test_words_that_are_no_text_are_told_before_anything_is_done(capsys):
     assert capsys.readouterr().err == "error: runs/caf?: is not UTF-8 text\n"
 
 
+@pytest.mark.parametrize(("words", "told"), [
+    (["--run", ""], "--run: an empty value; is a variable of the shell not set?"),
+    (["--run="], "--run=: an empty value; is a variable of the shell not set?"),
+    (["--run", "LOOP/run"], "LOOP/run: Too many levels of symbolic links"), (["--run=LOOP"], "LOOP: Too many levels"),
+    (["--size", "a\nb"], "argument --size: invalid int value: 'a\\nb'"), (["--size", "9\n 8"], "argument --size: inv"),
+    (["x\ny"], "unrecognized arguments: x y"),
+])  # fmt: skip
+def test_words_that_name_nothing_are_told_in_a_line(tmp_path, capsys, words, told):
+    loop = tmp_path / "loop"
+    loop.symlink_to("loop")
+    parser = FlagParser()
+    parser.add_argument("--run")
+    parser.add_argument("--size", type=int)
+    with pytest.raises(SystemExit) as ended:
+        parser.parse_args([word.replace("LOOP", str(loop)) for word in words])
+    line = capsys.readouterr().err
+    assert (ended.value.code, line.count("\n")) == (2, 1)
+    assert line.startswith(f"error: {told.replace('LOOP', str(loop))}")
+
+
+def test_a_message_keeps_both_ends_of_what_it_quotes(capsys):
+    with pytest.raises(SystemExit):
+        FlagParser().parse_args(["--" + "9" * 5000 + "z"])
+    line = capsys.readouterr().err
+    assert len(line) < 1100
+    assert line.startswith("error: unrecognized arguments: --999")
+    assert line.endswith("99z\n")
+
+
+def test_a_tilde_is_the_home_directory_wherever_a_shell_leaves_it(monkeypatch):
+    monkeypatch.setenv("HOME", "/home/somebody")
+    parser = FlagParser()
+    for flag in ("--output", "--config"):
+        parser.add_argument(flag, nargs="*")
+    read = parser.parse_args(["--output=~/x", "--config", "~", "a~b", "--config", "~/y", "c=~/z"])
+    assert (read.output, read.config) == (["/home/somebody/x"], ["/home/somebody/y", "c=~/z"])
+
+
 def test_missing_file_and_folder(tmp_path):
     with pytest.raises(ConfigError, match=r"no\.json: cannot be read: No such file"):
         read_json(tmp_path / "no.json")

@@ -30,9 +30,11 @@ from transformers import AutoTokenizer
 import env_wrapper
 import train_ppo
 import utils
+from config.reader import ConfigError
 from curriculum import EVAL_SEEDS, TRAIN_SEEDS
 from env_wrapper import Task
 from evaluation import measure as evaluation
+from evaluation.players import find_adapter
 from scripts.make_tiny_model import make_model
 from training import console, state
 from training.config import parse_args, read_config
@@ -558,6 +560,20 @@ def test_a_score_on_another_scale_is_none(undisturbed, tmp_path):
     copy_of(undisturbed / "run", tmp_path, 4)
     assert loaded(tmp_path, 4).score is not None
     assert loaded(tmp_path, 4, "ppo.eval_freq=0").score is None
+
+
+@pytest.mark.parametrize("folder", ["final", "average"])
+def test_a_player_that_changed_is_not_taken(undisturbed, tmp_path, folder, capsys):
+    shutil.copytree(undisturbed / "run", tmp_path / "run")
+    file = tmp_path / "run" / folder / "adapter_model.safetensors"
+    assert find_adapter(str(file.parent)) == file.parent
+    weights = bytearray(file.read_bytes())
+    weights[-300] ^= 64
+    file.write_bytes(weights)
+    with pytest.raises(ConfigError, match=r"adapter_model\.safetensors: sha256 differs from the manifest's"):
+        find_adapter(str(file.parent))
+    assert train_ppo.main(["--resume", str(file.parent)]) == 2
+    assert f"error: --resume: no checkpoint that verifies in {file.parent}\n" in capsys.readouterr().err
 
 
 def test_no_task_is_drawn_twice_by_a_run_that_goes_on_with_smaller_steps(tmp_path, drawn):
