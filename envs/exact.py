@@ -116,12 +116,6 @@ def value_against_random(pyspiel_game: SpielGame, table: TabularPolicy) -> tuple
     return (_values(pyspiel_game, [table, uniform])[0], _values(pyspiel_game, [uniform, table])[1])
 
 
-def random_values(pyspiel_game: SpielGame) -> tuple[float, float]:
-    """Expected return of seat 0 and of seat 1 when both play uniformly at random."""
-    uniform = uniform_table(pyspiel_game)
-    return _values(pyspiel_game, [uniform, uniform])
-
-
 def best_response_values(pyspiel_game: SpielGame) -> tuple[float, float]:
     """Expected return, per seat, of the best player there is against uniform random: the ceiling."""
     return _best_against_random(str(pyspiel_game))
@@ -134,8 +128,7 @@ def nash_conv(pyspiel_game: SpielGame, table: TabularPolicy) -> float:
     """
     information_states(pyspiel_game)
     if _is_perfect(pyspiel_game):
-        best = [_best_response(pyspiel_game, seat, table) for seat in (0, 1)]
-        return sum(best) - sum(_values(pyspiel_game, [table, table]))
+        return sum(_best_response(pyspiel_game, seat, table) for seat in (0, 1))  # without it they have 0 together
     return pyspiel.nash_conv(_turn_based(pyspiel_game), _pairs(table))
 
 
@@ -253,15 +246,14 @@ def _values(pyspiel_game: SpielGame, tables: list[TabularPolicy]) -> tuple[float
         root = _turn_based(pyspiel_game).new_initial_state()
         v0, v1 = pyspiel.expected_returns(root, [pyspiel.TabularPolicy(_pairs(table)) for table in tables], -1, True)
         return v0, v1
-    values: dict[str, tuple[float, float]] = {}
+    values: dict[str, float] = {}  # of seat 0
     for key, node in _positions(str(pyspiel_game)).items():
         if not node.children:
-            v0, v1 = node.state.returns()
+            values[key] = node.state.returns()[0]
         else:
             weights = node.chance or [tables[node.state.current_player()][key][action] for action in node.actions]
-            v0, v1 = (_dot(weights, [values[child][seat] for child in node.children]) for seat in (0, 1))
-        values[key] = v0, v1
-    return values[key]
+            values[key] = _dot(weights, [values[child] for child in node.children])
+    return values[key], -values[key]
 
 
 def _dot(weights: list[float], values: list[float]) -> float:

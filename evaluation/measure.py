@@ -232,9 +232,9 @@ def table_values(table: dict, task_id: int, nash: bool = False) -> dict[str, flo
     ``nash``: and what both seats together would gain by their best answers to the policy.
     """
     game = load_game(task_id)
-    values = exact.value_against_random(game, table), exact.random_values(game), exact.best_response_values(game)
-    means = [sum(seats) / (2 * game.max_utility()) for seats in values]
-    found = dict(zip(("exact", "random", "ceiling"), means, strict=True))
+    values = exact.value_against_random(game, table), exact.best_response_values(game)
+    own, ceiling = (sum(seats) / (2 * game.max_utility()) for seats in values)
+    found = {"exact": own, "random": 0.0, "ceiling": ceiling}  # the game is zero-sum, and both seats are played
     return found | ({"nash_conv": exact.nash_conv(game, table)} if nash else {})
 
 
