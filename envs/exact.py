@@ -11,7 +11,7 @@ many histories lead to, a policy whose prompt carries the conversation is repres
 """
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from graphlib import CycleError, TopologicalSorter
 from typing import Any, NamedTuple
@@ -240,20 +240,30 @@ def _positions(game_string: str) -> dict[str, Position]:
         return {}
 
 
+def _worth(game_string: str, tables: Sequence[TabularPolicy | None]) -> dict[str, float]:
+    """What positions are worth to seat 0 when seat ``i`` plays ``tables[i]``, None: as well as it can."""
+    values: dict[str, float] = {}
+    for key, node in _positions(game_string).items():
+        below, seat = [values[child] for child in node.children], node.state.current_player()
+        if not below:
+            values[key] = node.state.returns()[0]
+        elif node.chance:
+            values[key] = _dot(node.chance, below)
+        elif (table := tables[seat]) is None:
+            values[key] = (max, min)[seat](below)
+        else:
+            values[key] = _dot([table[key][action] for action in node.actions], below)
+    return values
+
+
 def _values(pyspiel_game: SpielGame, tables: list[TabularPolicy]) -> tuple[float, float]:
     """Expected return of each seat when seat ``i`` plays ``tables[i]``."""
     if not _is_perfect(pyspiel_game):
         root = _turn_based(pyspiel_game).new_initial_state()
         v0, v1 = pyspiel.expected_returns(root, [pyspiel.TabularPolicy(_pairs(table)) for table in tables], -1, True)
         return v0, v1
-    values: dict[str, float] = {}  # of seat 0
-    for key, node in _positions(str(pyspiel_game)).items():
-        if not node.children:
-            values[key] = node.state.returns()[0]
-        else:
-            weights = node.chance or [tables[node.state.current_player()][key][action] for action in node.actions]
-            values[key] = _dot(weights, [values[child] for child in node.children])
-    return values[key], -values[key]
+    *_, value = _worth(str(pyspiel_game), tables).values()
+    return value, -value
 
 
 def _dot(weights: list[float], values: list[float]) -> float:
@@ -266,16 +276,8 @@ def _best_response(pyspiel_game: SpielGame, seat: int, other: TabularPolicy) -> 
         game = _turn_based(pyspiel_game)
         response = pyspiel.TabularBestResponse(game, seat, _pairs(other))  # it would not keep a policy alive
         return response.value_from_state(game.new_initial_state())
-    values: dict[str, float] = {}
-    for key, node in _positions(str(pyspiel_game)).items():
-        below = [values[child] for child in node.children]
-        if not below:
-            values[key] = node.state.returns()[seat]
-        elif node.state.current_player() == seat:
-            values[key] = max(below)
-        else:
-            values[key] = _dot(node.chance or [other[key][action] for action in node.actions], below)
-    return values[key]
+    *_, value = _worth(str(pyspiel_game), (None, other) if seat == 0 else (other, None)).values()
+    return value if seat == 0 else -value
 
 
 @lru_cache(maxsize=32)
@@ -287,17 +289,11 @@ def _best_against_random(game_string: str) -> tuple[float, float]:
 
 @lru_cache(maxsize=32)
 def _perfect_play(game_string: str) -> TabularPolicy:
-    values: dict[str, float] = {}  # of seat 0
+    values = _worth(game_string, (None, None))
     table: TabularPolicy = {}
     for key, node in _positions(game_string).items():
-        below = [values[child] for child in node.children]
-        if not below:
-            values[key] = node.state.returns()[0]
-        elif node.chance:
-            values[key] = _dot(node.chance, below)
-        else:
-            values[key] = (max, min)[node.state.current_player()](below)
-            keeps = [abs(value - values[key]) < 1e-9 for value in below]
+        if node.children and not node.chance:
+            keeps = [abs(values[child] - values[key]) < 1e-9 for child in node.children]
             table[key] = {action: kept / sum(keeps) for action, kept in zip(node.actions, keeps, strict=True)}
     return table
 
