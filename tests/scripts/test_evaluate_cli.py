@@ -59,6 +59,7 @@ def test_where_the_report_goes_is_looked_at_first_and_a_cut_off_adapter_is_a_lin
     shutil.copytree(run, tmp_path / "run")
     weights = tmp_path / "run" / "final" / "adapter_model.safetensors"
     weights.write_bytes(weights.read_bytes()[:1000])
+    (weights.parent / "manifest.json").unlink()
     assert evaluate.main(["--checkpoint", str(weights.parent)]) == 2
     error = capsys.readouterr().err
     assert error.startswith(f"error: {weights.parent}: adapter_model.safetensors or adapter_config.json does not fit ")
