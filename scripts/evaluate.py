@@ -109,6 +109,8 @@ class Contest:
         self.lost: list[str] = []  # what there is no result of, since all its games failed
         self.roster = Roster(args.config, sets, args.seed, args.greedy, args.model)
         self.names = self._names()
+        if any(item.startswith("env.opponent=") for item in args.set):
+            raise ConfigError("--set env.opponent: stages are not played here; --opponent names the player's")
         opponent = args.opponent or ("mcts" if affinetes else "random")
         self.opponent_name = opponent.removeprefix("past:")
         self.rows = self._rows()

@@ -953,6 +953,7 @@ def test_flags_mean_the_same_in_every_program(capsys):
         (["--checkpoint", "random", "--games_at_once", "0"], "--games-at-once: 0: expected at least 1"),
         (["--checkpoint", "random", "--set", "ppo.nothing=1"], "--set: ppo.nothing = 1: no such key"),
         (["--checkpoint", "base"], "base: the base of what?"),
+        (["--checkpoint", "random", "--set", "env.opponent=mcts"], "env.opponent: stages are not played here"),
         (["--checkpoint", "http://127.0.0.1:1/v1"], "--model must name the model"),
         (["--base_url", "http://127.0.0.1:1/v1", "--checkpoint", "random"], "--model must name the model"),
         (

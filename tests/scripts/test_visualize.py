@@ -296,16 +296,16 @@ def test_a_history_that_is_not_of_this_game_is_refused():
 # --- Command -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["report.md", "report.html", "curves.png"])
-def test_what_lies_in_a_folder_of_yours_is_not_replaced(run_dir, tmp_path, capsys, name):
+def test_what_lies_in_a_folder_of_yours_is_not_replaced(run_dir, tmp_path, capsys):
     output = tmp_path / "mine"
     output.mkdir()
-    (output / name).write_text("my notes")
-    assert visualize.main(["--run", str(run_dir), "--output", str(output)]) == 2
-    told = f"error: --output {output}: {name} is there, and not by this program; name another folder\n"
-    assert capsys.readouterr().err == told
-    assert [path.read_text() for path in output.iterdir()] == ["my notes"]
-    (output / name).unlink()
+    for name in ("report.md", "report.html", "curves.png"):
+        (output / name).write_text("my notes")
+        assert visualize.main(["--run", str(run_dir), "--output", str(output)]) == 2
+        told = f"error: --output {output}: {name} is there, and not by this program; name another folder\n"
+        assert capsys.readouterr().err == told
+        assert [path.read_text() for path in output.iterdir()] == ["my notes"]
+        (output / name).unlink()
     for _ in range(2):  # what is there by this program is
         assert visualize.main(["--run", str(run_dir), "--output", str(output)]) == 0
 
