@@ -580,7 +580,7 @@ def main(argv: list[str] | None = None) -> int:
             process.say_how_to_go_on(__file__, config.run.output_dir, ranks.world, sys.stdout)
         return code
     except ConfigError as error:
-        print(f"error: {utils.redact(one_line(error))}", file=sys.stderr)
+        print(f"error: {one_line(utils.redact(str(error)))}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:  # before there is anything to save
         print("error: interrupted", file=sys.stderr)
@@ -588,7 +588,7 @@ def main(argv: list[str] | None = None) -> int:
     except (TrainingError, utils.CheckpointError, *DEVICE_ERRORS, OSError) as error:
         if config and ranks.first:
             process.say_how_to_go_on(__file__, config.run.output_dir, ranks.world, sys.stderr)
-        print(f"{'training failed' if config else 'error'}: {utils.redact(one_line(error))}", file=sys.stderr)
+        print(f"{'training failed' if config else 'error'}: {one_line(utils.redact(str(error)))}", file=sys.stderr)
         return 1 if config else 2
 
 

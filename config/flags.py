@@ -44,7 +44,7 @@ class FlagParser(argparse.ArgumentParser):
         for before, word in zip(["", *words], words, strict=False):
             if word != (shown := word.encode(errors="replace").decode()):
                 self.error(f"{shown}: is not UTF-8 text")
-            if not word or (word.startswith("--") and word.endswith("=")):
+            if not word or (word.startswith("--") and word.partition("=")[1:] == ("=", "")):
                 self.error(f"{word or before}: an empty value; is a variable of the shell not set?")
         words = [as_declared(word) for word in words]
         for word in words:

@@ -87,7 +87,7 @@ def setup_logging() -> None:
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         stream = getattr(sys, name)
         if stream is None:  # closed: nobody answers, which is told, and nobody reads
-            setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115, as long as the program
+            setattr(sys, name, open(os.devnull, mode, errors="replace"))  # noqa: SIM115, as long as the program
         elif isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
     handler = logging.StreamHandler()
@@ -118,7 +118,7 @@ def run_program(body: Callable[[], int | None]) -> int:
         message, code = str(error), 1
     except (KeyboardInterrupt, EOFError):
         message, code = "interrupted", 130
-    print(f"error: {redact(one_line(message))}", file=sys.stderr)
+    print(f"error: {one_line(redact(message))}", file=sys.stderr)
     return code
 
 

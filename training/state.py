@@ -285,7 +285,7 @@ class Checkpointed:
 
     def _drop_what_changed(self, before: dict[str, Any], another: bool) -> None:
         """Forget what another configuration, or base, brought about: its penalty, and results of other play."""
-        now = config_dict(vars(self.config))
+        now = redact(config_dict(vars(self.config)), words=False)  # as it is saved
 
         def differs(was: Any, is_now: dict[str, Any], *keys: str) -> bool:
             return isinstance(was, dict) and any(key in was and was[key] != is_now[key] for key in keys)
