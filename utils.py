@@ -445,8 +445,9 @@ def fingerprint(path: Path) -> dict[str, Any]:
 
 def _compare(directory: Path, name: str, size: Any, sha256: Any) -> str:
     try:
-        path = (directory / name).resolve()
-        if not path.is_relative_to(directory.resolve()):
+        path, root = (directory / name).resolve(), directory.resolve()  # in the Hub's cache: a link to ../../blobs
+        root = root.parents[1] if root.parent.name == "snapshots" and ".." not in Path(name).parts else root
+        if not path.is_relative_to(root):
             return "leads out of the checkpoint"
         if not path.is_file():
             return "missing"
@@ -477,10 +478,9 @@ def _score_of(path: Path, scale: Any) -> float:
     try:
         manifest = json.loads(read_file(path / MANIFEST))
         score, its_scale = manifest["score"], manifest.get("scale", scale)  # none before 2026-11-25
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return float(score) if its_scale == scale and type(score) in (int, float) and score == score else -math.inf
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError):
         return -math.inf
-    comparable = its_scale == scale and type(score) in (int, float) and not math.isnan(score)
-    return score if comparable else -math.inf
 
 
 def _retain(run_dir: Path, keep_last: int, keep_best: int, scale: Any) -> None:

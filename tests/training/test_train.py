@@ -562,6 +562,19 @@ def test_a_score_on_another_scale_is_none(undisturbed, tmp_path):
     assert loaded(tmp_path, 4, "ppo.eval_freq=0").score is None
 
 
+def test_a_player_in_the_hubs_cache_is_links(undisturbed, tmp_path):
+    """Their targets lie elsewhere; it is their bytes that count."""
+    shutil.copytree(undisturbed / "run" / "final", tmp_path / "blobs")
+    folder = tmp_path / "snapshots" / "abc"
+    folder.mkdir(parents=True)
+    for file in (tmp_path / "blobs").iterdir():
+        (folder / file.name).symlink_to(f"../../blobs/{file.name}")
+    assert find_adapter(str(folder)) == folder
+    (tmp_path / "blobs" / "adapter_model.safetensors").write_bytes(b"")
+    with pytest.raises(ConfigError, match="0 bytes instead of"):
+        find_adapter(str(folder))
+
+
 @pytest.mark.parametrize("folder", ["final", "average"])
 def test_a_player_that_changed_is_not_taken(undisturbed, tmp_path, folder, capsys):
     shutil.copytree(undisturbed / "run", tmp_path / "run")
