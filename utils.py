@@ -17,7 +17,7 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
 from importlib import metadata
@@ -300,8 +300,7 @@ def save_checkpoint(
         documents: name -> JSON-able object, written to ``<name>.json`` (trainer_state, curriculum, run_config).
         tensors: name -> flat dict of tensors, written to ``<name>.safetensors`` (optimizer).
         base: what the adapter belongs to, for the manifest (model, revision).
-        score: at this step, higher is better; only scored checkpoints can be the best.
-        scale: what the score is of, JSON-able; those on another are not compared with it.
+        score, scale: at this step, higher is better, and what it is of (JSON-able); each scale has a best of its own.
         keep_last: newest verified checkpoints to keep; 0 keeps all.
         keep_best: checkpoints with the highest scores to keep besides.
 
@@ -316,7 +315,7 @@ def save_checkpoint(
         write_manifest(tmp, step, base or {}, score=score, scale=scale)
 
     path = write_directory(Path(run_dir) / f"checkpoint-{step:06d}", fill)
-    _retain(Path(run_dir), keep_last, keep_best, scale)
+    _retain(Path(run_dir), keep_last, keep_best)
     return path
 
 
@@ -344,8 +343,7 @@ def _write_state(tmp: Path, documents: Mapping[str, Any], tensors: Mapping[str, 
 
 def load_checkpoint(path: str | Path) -> Checkpoint:
     """Verify every byte of the checkpoint in ``path`` and return it; CheckpointError: what is wrong, in one line."""
-    problems = verify_checkpoint(path)
-    if problems:
+    if problems := verify_checkpoint(path):
         raise CheckpointError(f"{path}: {'; '.join(problems)}")
     return Checkpoint(Path(path), json.loads(read_file(Path(path) / MANIFEST)))
 
@@ -474,21 +472,23 @@ def checkpoints_in(run_dir: Path) -> list[Path]:
     return sorted(found, key=step_of, reverse=True)
 
 
-def _score_of(path: Path, scale: Any) -> float:
-    try:
+def _score_of(path: Path) -> tuple[str, float]:
+    """What a checkpoint's score is of, and the score; "", 0: it has none."""
+    with suppress(ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError):  # damaged, or forged
         manifest = json.loads(read_file(path / MANIFEST))
-        score, its_scale = manifest["score"], manifest.get("scale", scale)  # none before 2026-11-25
-        return float(score) if its_scale == scale and type(score) in (int, float) and score == score else -math.inf
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError):
-        return -math.inf
+        if type(score := manifest["score"]) in (int, float) and score == score:
+            return json.dumps(manifest.get("scale")), float(score)
+    return "", 0.0
 
 
-def _retain(run_dir: Path, keep_last: int, keep_best: int, scale: Any) -> None:
-    """Delete all but the newest and the best verified checkpoints; without a verified one, nothing."""
+def _retain(run_dir: Path, keep_last: int, keep_best: int) -> None:
+    """Delete all but the newest and, on each scale, the best verified checkpoints; without a verified one, nothing."""
     paths = checkpoints_in(run_dir)
-    scores = {path: _score_of(path, scale) for path in paths}
-    scored = sorted((path for path in paths if scores[path] > -math.inf), key=scores.__getitem__, reverse=True)
-    newest, best = _first_verified(paths, keep_last), _first_verified(scored, keep_best)
+    scores = {path: _score_of(path) for path in paths}
+    ranked, best = sorted(paths, key=lambda path: scores[path][1], reverse=True), list[Path]()
+    for scale in {scale for scale, _ in scores.values() if scale}:
+        best += _first_verified([path for path in ranked if scores[path][0] == scale], keep_best)
+    newest = _first_verified(paths, keep_last)
     for path in paths:
         if newest and path not in newest + best and step_of(path) < step_of(newest[0]):
             with naming(f"{path.name} cannot be deleted: "):

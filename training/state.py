@@ -1,6 +1,7 @@
 """Everything a run needs to go on exactly where it was: what is adaptive, and all of it in and out of checkpoints."""
 
 import contextlib
+import hashlib
 import itertools
 import json
 import logging
@@ -208,9 +209,13 @@ class Checkpointed:
         return score if step == self.state.step else None
 
     @property
-    def scale(self) -> list[int]:
-        """What scores of checkpoints are means of: the tasks evaluated, none where it is the window's success rate."""
-        return self.evaluated if self.config.ppo.eval_freq else []
+    def scale(self) -> str:
+        """Digest of what a checkpoint's score is of: who is asked, and how, about which tasks, or in which stages."""
+        config = redact(config_dict(vars(self.config)), words=False)
+        asked = [config["env"][key] for key in PLAYED_BY if key != "games_path"] + [config["ppo"][key] for key in ASKED]
+        played = self.evaluated if self.config.ppo.eval_freq else config["curriculum"]["stages"]
+        base = [self.base.get(part) for part in ("weights", "tokenizer", "games")]
+        return hashlib.sha256(json.dumps([asked, played, base]).encode()).hexdigest()[:16]
 
     def is_due(self) -> bool:
         """Whether a checkpoint is to be written now: so many steps, after an evaluation, or by the clock."""

@@ -192,18 +192,18 @@ def test_the_newest_and_the_best_are_kept(tmp_path):
     assert names(tmp_path) == ["checkpoint-000004", "checkpoint-000005", "checkpoint-000006"]
 
 
-def test_the_best_is_among_those_on_the_scale_of_the_last(tmp_path):
-    """A stage and its success rate are no mean of an evaluation; checkpoints of before say of neither which."""
-    scored = [(1.7, []), (0.5, [7]), (0.9, [7]), (0.6, [7]), (0.95, [8]), (0.2, [7])]
+def test_each_scale_has_a_best_of_its_own(tmp_path):
+    """A stage and its success rate are no mean of an evaluation; checkpoints of before do not say which."""
+    scored = [(1.7, "a"), (0.5, "b"), (0.9, "b"), (0.6, "b"), (0.95, "c"), (0.2, "b"), (10**400, "b")]
     for step, (score, scale) in enumerate(scored, 1):
         save(tmp_path, step, score=score, scale=scale, keep_last=0)
-    save(tmp_path, 7, score=None, scale=[7], keep_last=1)
-    assert names(tmp_path) == ["checkpoint-000003", "checkpoint-000007"]
+    save(tmp_path, 9, score=None, scale="b", keep_last=1)
+    assert names(tmp_path) == [f"checkpoint-{step:06d}" for step in (1, 3, 5, 9)]
     manifest = json.loads((tmp_path / "checkpoint-000003" / "manifest.json").read_text())
     del manifest["scale"], manifest["digest"]
     (tmp_path / "checkpoint-000003" / "manifest.json").write_text(utils._seal(manifest))
-    save(tmp_path, 8, score=0.3, scale=[9], keep_last=1)
-    assert names(tmp_path) == ["checkpoint-000003", "checkpoint-000008"]
+    save(tmp_path, 10, score=0.3, scale="b", keep_last=1)
+    assert names(tmp_path) == [f"checkpoint-{step:06d}" for step in (1, 3, 5, 10)]
 
 
 def test_without_a_limit_all_are_kept(tmp_path):
@@ -272,7 +272,7 @@ def test_a_deletion_that_is_cut_short_leaves_no_damaged_checkpoint_in_sight(tmp_
         save(tmp_path, step)
     monkeypatch.setattr(shutil, "rmtree", give_up_halfway)
     with pytest.raises(CheckpointError, match="checkpoint-000001 cannot be deleted: OSError"):
-        utils._retain(tmp_path, keep_last=1, keep_best=0, scale=None)
+        utils._retain(tmp_path, keep_last=1, keep_best=0)
     monkeypatch.undo()
     utils.sweep(tmp_path, "*")
     assert names(tmp_path) == ["checkpoint-000002"]
@@ -281,7 +281,7 @@ def test_a_deletion_that_is_cut_short_leaves_no_damaged_checkpoint_in_sight(tmp_
 def test_nothing_is_deleted_where_nothing_verifies(tmp_path):
     for step in (1, 2):
         damage(save(tmp_path, step))
-    utils._retain(tmp_path, keep_last=1, keep_best=1, scale=None)
+    utils._retain(tmp_path, keep_last=1, keep_best=1)
     assert len(names(tmp_path)) == 2
 
 
