@@ -299,11 +299,13 @@ def check_base(name: str, found: dict[str, str | None]) -> None:
     """
     if not (manifest := find_adapter(name) / "manifest.json").exists():
         return
-    trained = read_json(manifest).get("base", {})
+    trained = read_json(manifest).get("base")
+    if not isinstance(trained, dict):
+        raise ConfigError(f"{manifest}: base is no object")
     for part in ("weights", "tokenizer"):
         if trained.get(part, found[part]) != found[part]:
             told = f"{name}: the {part} of {found['model']} are not those that it was trained with"
-            if found["model"] == trained["model"]:
+            if found["model"] == trained.get("model"):
                 raise ConfigError(f"{told}; --set model.model_name=... names others")
             log.warning("%s", told)
 

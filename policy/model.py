@@ -18,7 +18,7 @@ from torch import nn
 from config.reader import ConfigError, knob, read_file
 from games import own_digest
 from policy import cpu_memory
-from utils import bounded, fingerprint, in_threads
+from utils import bounded, fingerprint, in_threads, verify_checkpoint
 
 LINEARS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 ARCHITECTURES = ("qwen2", "qwen3", "llama")
@@ -170,6 +170,8 @@ def check_adapter(config: ModelConfig) -> None:
     folder = Path(config.adapter).expanduser()
     if folder.is_dir() and not (folder / "adapter_config.json").is_file():
         raise ConfigError(f"model.adapter: {config.adapter!r} holds no adapter_config.json; expected such as RUN/final")
+    if (folder / "manifest.json").exists() and (problems := verify_checkpoint(folder)):
+        raise ConfigError(f"model.adapter: {config.adapter!r}: {'; '.join(problems)}")
     if not folder.is_dir() and (folder.is_absolute() or config.adapter.startswith(".") or _hub_problem()):
         raise _cannot_load("adapter", config.adapter, FileNotFoundError("no such folder"))
 

@@ -206,6 +206,8 @@ def run(args: argparse.Namespace) -> None:
     resolve({"env": {"games_path": args.games_path}})  # its games may then be named
     if args.output.is_dir():
         raise ConfigError(f"--output {args.output}: is a folder; expected a file")
+    if args.output.exists() and not args.output.is_file():
+        raise ConfigError(f"--output {args.output}: is no regular file")
     must_be_writable(args.output.absolute().parent)
     ask_all(args, bool(gpu))
     found, config, measured = options(args, bool(gpu))

@@ -22,7 +22,7 @@ import os
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from itertools import combinations, product
@@ -380,28 +380,30 @@ def _outcomes(rows: Sequence[Row]) -> np.ndarray:
 
 
 def _is_own(file: Path) -> bool:
-    """Whether a file holds what ``--json`` wrote."""
+    """Whether a file holds what ``--json`` wrote, or nothing."""
     try:
-        report = read_json(file)
+        report = read_json(file) if file.stat().st_size else {"settings": {"players": []}}
     except ConfigError:
         return False
-    return isinstance(report, dict) and "settings" in report
+    settings = report.get("settings") if isinstance(report, dict) else None
+    return isinstance(settings, dict) and "players" in settings
 
 
-def _check_json(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
-    if args.json and Path(args.json).is_file() and Path(args.json).stat().st_size and not _is_own(Path(args.json)):
-        parser.error(f"--json {args.json}: holds something else than tables of this program; name another file")
-    if args.json and not Path(args.json).resolve().parent.is_dir():
-        parser.error(f"--json {args.json}: there is no such folder")
-    if args.json and Path(args.json).is_dir():
-        parser.error(f"--json {args.json}: is a folder; expected a file")
-    if args.json and args.output and Path(args.json).resolve() == args.output.resolve():
-        parser.error(f"--json {args.json}: is the --output file, which holds the games; name another")
-    try:
-        if args.json:
-            must_be_writable(Path(args.json).resolve().parent)
-    except ConfigError as error:
-        parser.error(f"--json {args.json}: {error}")
+def _check_json(file: Path, output: Path | None) -> None:
+    """Raise ConfigError or OSError where tables cannot be written there, or would replace something else."""
+    if not file.parent.is_dir():
+        raise ConfigError("there is no such folder")
+    with suppress(FileNotFoundError):
+        file.lstat()  # a name too long, say
+    if file.is_dir():
+        raise ConfigError("is a folder; expected a file")
+    if output and file == Path(os.path.realpath(output)):
+        raise ConfigError("is the --output file, which holds the games; name another")
+    if file.exists() and not file.is_file():
+        raise ConfigError("is no regular file")
+    if file.exists() and not _is_own(file):
+        raise ConfigError("holds something else than tables of this program; name another file")
+    must_be_writable(file.parent)
 
 
 def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -444,7 +446,11 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         parser.error("--compare and --ladder PLAYER... name all players: leave out --checkpoint, and --base-url")
     if (args.ladder is not None and (args.opponent or args.exact)) or (args.exploit and args.opponent):
         parser.error("--ladder and --exploit name opponents themselves: leave out --opponent, and of --ladder --exact")
-    _check_json(parser, args)
+    try:
+        if args.json:
+            _check_json(Path(os.path.realpath(args.json)), args.output)
+    except (ConfigError, OSError) as error:
+        parser.error(f"--json {args.json}: {error}")
     if args.base_url and not args.model:
         parser.error("--base-url: --model must name the model that the server is to be asked for")
     return args

@@ -385,7 +385,7 @@ def _must_be_own(output: Path) -> None:
     if any((output / begun).exists() for begun in BEGUN) or (page.is_file() and MARK in page.read_bytes()):
         return
     if there := [name for name in ("curves.png", "report.html", "report.md") if (output / name).exists()]:
-        raise ConfigError(f"--output {output}: {there[0]} is there, and not by this program; name another folder")
+        raise ConfigError(f"--output {output}: {there[0]} is there, and no report.html of this program; name another")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -185,8 +185,13 @@ def parse_args(argv: Seq[str] | None) -> argparse.Namespace:
     args = parser.parse_args(argv)
     if not 0 <= args.explore < 1:
         parser.error(f"--explore {args.explore:g}: expected a number >= 0 and < 1")
-    if Path(args.output).exists():
+    try:
+        Path(args.output).lstat()
         parser.error(f"--output {args.output}: is there already")
+    except FileNotFoundError:
+        pass
+    except OSError as error:  # a name too long, say
+        parser.error(f"--output {args.output}: {error.strerror}")
     return args
 
 

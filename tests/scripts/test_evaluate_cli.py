@@ -24,6 +24,7 @@ from tiny_runs import STEPS, undisturbed_run
 
 import env_wrapper
 import train_ppo
+import utils
 from curriculum import CurriculumConfig, Stage
 from env_wrapper import EnvConfig, Task
 from envs import client
@@ -681,7 +682,7 @@ def test_programs_have_no_opponents(flags, capsys):
     assert "error: env.env_type trace: programs have no opponents" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("held", ['{"step": 1}\n', "notes", "[1]"])
+@pytest.mark.parametrize("held", ['{"step": 1}\n', "notes", "[1]", '{"settings": {"editor.tabSize": 4}}'])
 def test_tables_replace_tables_alone(tmp_path, capsys, held):
     file = tmp_path / "metrics.jsonl"
     command = ["--checkpoint", "random", "--games", "tic_tac_toe", "--episodes", "2", "--json", str(file)]
@@ -695,6 +696,26 @@ def test_tables_replace_tables_alone(tmp_path, capsys, held):
     for _ in range(2):
         assert evaluate.main(command) == 0
     assert "tables" in json.loads(file.read_text())
+
+
+def test_tables_are_written_into_files_alone(tmp_path, capsys):
+    os.mkfifo(tmp_path / "pipe")
+    for name, why in ((tmp_path / "pipe", "is no regular file"), ("x" * 300, "[Errno 36] File name too long")):
+        with pytest.raises(SystemExit) as ended:
+            evaluate.main(["--checkpoint", "random", "--json", str(name)])
+        assert ended.value.code == 2
+        assert capsys.readouterr().err.startswith(f"error: --json {name}: {why}")
+
+
+@pytest.mark.parametrize("base", [[], None, "x", {"weights": "0"}])
+def test_a_manifest_of_odd_contents_is_a_line(checkpoint, tmp_path, capsys, base):
+    shutil.copytree(checkpoint, tmp_path / "copy")
+    manifest = json.loads((tmp_path / "copy" / "manifest.json").read_text())
+    del manifest["digest"]
+    (tmp_path / "copy" / "manifest.json").write_text(utils._seal(manifest | {"base": base}))
+    code = evaluate.main(["--checkpoint", str(tmp_path / "copy"), "--games", "kuhn_poker", "--episodes", "2"])
+    assert code == (0 if isinstance(base, dict) else 2)
+    assert ("base is no object" in capsys.readouterr().err) == (code == 2)
 
 
 @pytest.mark.parametrize("held", ["null", "[]"])

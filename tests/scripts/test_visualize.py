@@ -302,7 +302,7 @@ def test_what_lies_in_a_folder_of_yours_is_not_replaced(run_dir, tmp_path, capsy
     for name in ("report.md", "report.html", "curves.png"):
         (output / name).write_text("my notes")
         assert visualize.main(["--run", str(run_dir), "--output", str(output)]) == 2
-        told = f"error: --output {output}: {name} is there, and not by this program; name another folder\n"
+        told = f"error: --output {output}: {name} is there, and no report.html of this program; name another\n"
         assert capsys.readouterr().err == told
         assert [path.read_text() for path in output.iterdir()] == ["my notes"]
         (output / name).unlink()

@@ -590,6 +590,10 @@ def test_a_player_that_changed_is_not_taken(undisturbed, tmp_path, folder, capsy
         find_adapter(str(file.parent))
     assert train_ppo.main(["--resume", str(file.parent)]) == 2
     assert f"error: --resume: no checkpoint that verifies in {file.parent}\n" in capsys.readouterr().err
+    other = tmp_path / "other"
+    other.mkdir()
+    assert train(other, "--set", f"model.adapter={file.parent}") == 2
+    assert "adapter_model.safetensors: sha256 differs from the manifest's" in capsys.readouterr().err
 
 
 def test_no_task_is_drawn_twice_by_a_run_that_goes_on_with_smaller_steps(tmp_path, drawn):
