@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from training.process import at_least
+from training.process import ProgramError, at_least, run_program
 
 ROOT = Path(__file__).parents[2]
 PROGRAMS = ["train_ppo", *(f"scripts.{path.stem}" for path in sorted((ROOT / "scripts").glob("[a-z]*.py")))]
@@ -75,11 +75,25 @@ def test_whoever_asks_and_is_not_answered_says_so(typed):
     assert done.stderr == (b"error: interrupted\n" if not typed else b"")
 
 
+def test_a_secret_that_lies_where_a_long_message_is_cut_is_not_told(monkeypatch, capsys):
+    monkeypatch.setenv("WANDB_API_KEY", "SECRETKEY0123456789")
+    for before in range(470, 500, 4):
+        long = "x" * before + "SECRETKEY0123456789" + "y" * 900
+
+        def fail(long=long):
+            raise ProgramError(long)
+
+        assert run_program(fail) == 1
+        assert "SECRET" not in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("closed", ["2>&-", "0<&- 1>&-"])
 def test_nobody_needs_to_listen(tmp_path, closed):
     command = [sys.executable, "scripts/evaluate.py", "--checkpoint", "random", "--episodes", "2"]
     command += ["--games", "tic_tac_toe", "--json", str(tmp_path / "tables.json")]
-    done = subprocess.run(["sh", "-c", f'exec "$@" {closed}', "sh", *command], cwd=ROOT, capture_output=True, text=True)
+    latin = os.environ | {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    command = ["sh", "-c", f'exec "$@" {closed}', "sh", *command]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=latin)
     assert (done.returncode, "Traceback" in done.stdout + done.stderr) == (0, False)
     assert "settings" in (tmp_path / "tables.json").read_text()
 

@@ -233,6 +233,14 @@ def test_a_tilde_is_the_home_directory_wherever_a_shell_leaves_it(monkeypatch):
     assert (read.output, read.config) == (["/home/somebody/x"], ["/home/somebody/y", "c=~/z"])
 
 
+def test_a_value_that_ends_in_an_equals_sign_is_no_empty_one():
+    """``--set=env.opponent=`` is the stages' own opponent."""
+    assert parse_args(["--set=env.opponent=", "--set", "env.games_path="], None).set == [
+        "env.opponent=",
+        "env.games_path=",
+    ]
+
+
 def test_missing_file_and_folder(tmp_path):
     with pytest.raises(ConfigError, match=r"no\.json: cannot be read: No such file"):
         read_json(tmp_path / "no.json")

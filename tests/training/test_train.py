@@ -543,6 +543,17 @@ def test_a_forced_resume_forgets_what_others_did(undisturbed, tmp_path, knob, co
     assert [row["value"] is not None for row in trainer.state.before] == [before] * 2
 
 
+def test_a_secret_that_is_given_again_is_no_other_play(tmp_path, monkeypatch):
+    """It is not in the checkpoint, whose place says so."""
+    monkeypatch.setenv("DATA_PASSWORD", "hunter2-hunter2")
+    source = "env.trace.source=hunter2-hunter2"
+    assert train(tmp_path, "--set", "ppo.num_train_steps=1", source) == 0
+    assert "[redacted]" in (tmp_path / "run" / "checkpoint-000001" / "run_config.json").read_text()
+    trainer = loaded(tmp_path, 1, source)
+    assert trainer.curriculum.state_dict()["episodes"] > 0
+    assert trainer.state.before[0]["value"] is not None
+
+
 def test_failures_against_an_opponent_that_went_are_not_replayed(undisturbed, tmp_path):
     copy_of(undisturbed / "run", tmp_path, 2)
     assert loaded(tmp_path, 2, "ppo.gamma=0.5").curriculum.buffer_size == 2
