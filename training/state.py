@@ -39,7 +39,9 @@ log = logging.getLogger(__name__)
 
 METRICS = "metrics.jsonl"
 AT_THE_END = "summary.json", "episodes.jsonl", "final", "average"  # what a run leaves besides, of its last step
-ASKED = "temperature", "max_seq_length", "max_new_tokens"  # of ``ppo``: how the model is asked, in evaluations too
+# How the model is asked, in evaluations too: keys of ``env``, and of ``ppo``. Games of the user's own have a digest.
+SHOWN_BY = [key for key in PLAYED_BY if key != "games_path"]
+ASKED = "temperature", "max_seq_length", "max_new_tokens"
 SAVE_SECONDS = 15 * 60  # between checkpoints, where ppo.save_freq steps take longer
 DEVICE_ERRORS = (torch.OutOfMemoryError, torch.AcceleratorError)
 GROW_STEPS = 50  # after which batches that were halved for lack of memory are tried at twice the size
@@ -200,7 +202,12 @@ class Checkpointed:
     @property
     def shown_config(self) -> bytes:
         """The configuration as files hold it, without secrets."""
-        return json.dumps(redact(config_dict(vars(self.config)), words=False), indent=1).encode()
+        return json.dumps(self.safe_config, indent=1).encode()
+
+    @property
+    def safe_config(self) -> dict[str, Any]:
+        """The configuration without secrets, as checkpoints keep it."""
+        return redact(config_dict(vars(self.config)), words=False)
 
     @property
     def score(self) -> float | None:
@@ -211,8 +218,8 @@ class Checkpointed:
     @property
     def scale(self) -> str:
         """Digest of what a checkpoint's score is of: who is asked, and how, about which tasks, or in which stages."""
-        config = redact(config_dict(vars(self.config)), words=False)
-        asked = [config["env"][key] for key in PLAYED_BY if key != "games_path"] + [config["ppo"][key] for key in ASKED]
+        config = self.safe_config
+        asked = [config["env"][key] for key in SHOWN_BY] + [config["ppo"][key] for key in ASKED]
         played = self.evaluated if self.config.ppo.eval_freq else config["curriculum"]["stages"]
         base = [self.base.get(part) for part in ("weights", "tokenizer", "games")]
         return hashlib.sha256(json.dumps([asked, played, base]).encode()).hexdigest()[:16]
@@ -290,15 +297,14 @@ class Checkpointed:
 
     def _drop_what_changed(self, before: dict[str, Any], another: bool) -> None:
         """Forget what another configuration, or base, brought about: its penalty, and results of other play."""
-        now = redact(config_dict(vars(self.config)), words=False)  # as it is saved
+        now = self.safe_config
 
         def differs(was: Any, is_now: dict[str, Any], *keys: str) -> bool:
             return isinstance(was, dict) and any(key in was and was[key] != is_now[key] for key in keys)
 
         if differs(before.get("ppo"), now["ppo"], "init_kl_coef"):
             self.state.kl_coef = self.config.ppo.init_kl_coef
-        played_by = [key for key in PLAYED_BY if key != "games_path"]
-        another |= differs(before.get("env"), now["env"], *played_by) or differs(before.get("ppo"), now["ppo"], *ASKED)
+        another |= differs(before.get("env"), now["env"], *SHOWN_BY) or differs(before.get("ppo"), now["ppo"], *ASKED)
         if another:
             unknown = dict.fromkeys(("value", "exact", "share"))
             self.state.before = [{"game": r["game"], **unknown} for r in self.state.before if self.state.step]
