@@ -127,6 +127,15 @@ def test_the_report_proves_it(merged_4bit):
     assert report["made_of"]["dequantised"]
 
 
+def test_a_folder_called_tilde_is_read_where_it_was_written(run_plain, tmp_path, monkeypatch):
+    """As the home directory is not: another merge may lie there, and pass for this one."""
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "~").mkdir()
+    assert merge_in("./~/player", run_plain) == 0
+    assert (tmp_path / "~" / "player" / "merge_report.json").is_file()
+
+
 def test_weights_may_be_saved_more_finely(run_plain, tmp_path):
     assert merge_in(tmp_path / "a", run_plain) == 0
     assert merge_in(tmp_path / "b", run_plain, "--dtype", "bfloat16") == 0
