@@ -389,7 +389,15 @@ def _is_own(file: Path) -> bool:
     return isinstance(settings, dict) and "players" in settings
 
 
-def _check_json(file: Path, output: Path | None) -> None:
+def _check_json(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
+    try:
+        if args.json:
+            _must_take_tables(Path(os.path.realpath(args.json)), args.output)
+    except (ConfigError, OSError) as error:
+        parser.error(f"--json {args.json}: {error}")
+
+
+def _must_take_tables(file: Path, output: Path | None) -> None:
     """Raise ConfigError or OSError where tables cannot be written there, or would replace something else."""
     if not file.parent.is_dir():
         raise ConfigError("there is no such folder")
@@ -446,11 +454,7 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         parser.error("--compare and --ladder PLAYER... name all players: leave out --checkpoint, and --base-url")
     if (args.ladder is not None and (args.opponent or args.exact)) or (args.exploit and args.opponent):
         parser.error("--ladder and --exploit name opponents themselves: leave out --opponent, and of --ladder --exact")
-    try:
-        if args.json:
-            _check_json(Path(os.path.realpath(args.json)), args.output)
-    except (ConfigError, OSError) as error:
-        parser.error(f"--json {args.json}: {error}")
+    _check_json(parser, args)
     if args.base_url and not args.model:
         parser.error("--base-url: --model must name the model that the server is to be asked for")
     return args
