@@ -246,6 +246,7 @@ def draw_curves(runs: Sequence[RunData], path: Path) -> Path:
     from matplotlib import rcParams
     from matplotlib.figure import Figure
 
+    rcParams["axes.formatter.useoffset"] = False  # memory that stays at 956 MB is not 0.01 above "+9.56e2"
     rcParams["text.parse_math"] = False  # what stands between two dollars in a run's name is no formula
     drawn, columns = panels(runs), 3
     rows = max(1, math.ceil(len(drawn) / columns))

@@ -296,6 +296,25 @@ def test_a_history_that_is_not_of_this_game_is_refused():
 # --- Command -----------------------------------------------------------------------------------------------------
 
 
+def test_numbers_that_hardly_change_are_drawn_as_they_are(tmp_path, monkeypatch):
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    texts: list[str] = []
+
+    def look(figure, *args, **options):
+        FigureCanvasAgg(figure).draw()
+        texts.extend(axis.yaxis.get_offset_text().get_text() for axis in figure.axes)
+
+    monkeypatch.setattr(Figure, "savefig", look)
+    run = visualize.load_run(write_run(tmp_path / "run", steps=9))
+    for row in run.rows:
+        row["memory_mb"] = 956 + 0.01 * (row["step"] > 4)
+    visualize.draw_curves([run], tmp_path / "curves.png")
+    assert len(texts) > 5
+    assert not any(texts)
+
+
 def test_what_lies_in_a_folder_of_yours_is_not_replaced(run_dir, tmp_path, capsys):
     output = tmp_path / "mine"
     output.mkdir()
