@@ -531,6 +531,7 @@ def finish(trainer: Trainer, stop: StopSignal, console: Console, results: list[G
     final = trainer.save_players()
     table, summary = result_table(trainer.state.before, results or trainer.evaluate(stop, console.progress))
     summary |= {"steps": trainer.state.step, "seed": trainer.config.run.seed, "checkpoint": checkpoint.name}
+    (trainer.run_dir / "episodes.jsonl").unlink(missing_ok=True)  # of an earlier end
     utils.write_file(trainer.run_dir / "summary.json", json.dumps(summary, indent=1).encode())
     console.close()
     console.say(f"\n{table}\n\ncheckpoint: {checkpoint}\nadapter:    {final}")

@@ -707,6 +707,22 @@ def test_tables_are_written_into_files_alone(tmp_path, capsys):
         assert capsys.readouterr().err.startswith(f"error: --json {name}: {why}")
 
 
+def test_tables_as_json_and_tables_to_be_read_need_two_files(tmp_path, capsys):
+    printed, stdout = tmp_path / "printed", os.dup(1)
+    with printed.open("w") as file:
+        os.dup2(file.fileno(), 1)
+        try:
+            with pytest.raises(SystemExit) as ended:
+                evaluate.main(
+                    ["--checkpoint", "random", "--games", "tic_tac_toe", "--episodes", "2", "--json", "/dev/stdout"]
+                )
+        finally:
+            os.dup2(stdout, 1)
+            os.close(stdout)
+    assert ended.value.code == 2
+    assert "error: --json /dev/stdout: is where the tables are printed" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("base", [[], None, "x", {"weights": "0"}])
 def test_a_manifest_of_odd_contents_is_a_line(checkpoint, tmp_path, capsys, base):
     shutil.copytree(checkpoint, tmp_path / "copy")

@@ -4,6 +4,7 @@ import json
 import os
 import re
 import shutil
+import sys
 import time
 
 import pytest
@@ -469,6 +470,20 @@ def test_a_finished_run_is_not_finished_with_other_knobs(tmp_path, capsys):
     assert "is finished" in capsys.readouterr().out
     assert train(tmp_path, "--resume", *once, "ppo.gamma=0.5") == 2
     assert "the configuration has changed since checkpoint-000001: ppo.gamma" in capsys.readouterr().err
+
+
+def test_a_longer_run_killed_while_it_ends_is_not_finished(tmp_path, monkeypatch, capsys):
+    once, twice = (("--set", f"ppo.num_train_steps={steps}") for steps in (1, 2))
+    assert train(tmp_path, *once) == 0
+    with monkeypatch.context() as context:
+        context.setattr("train_ppo.record", lambda *_: sys.exit("killed"))
+        with pytest.raises(SystemExit):
+            train(tmp_path, "--resume", *twice)
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())["steps"] == 2
+    assert train(tmp_path, "--resume", *twice) == 0
+    assert "is finished" not in capsys.readouterr().out
+    games = (tmp_path / "run" / "episodes.jsonl").read_text().splitlines()
+    assert {json.loads(game)["step"] for game in games} == {2}
 
 
 @pytest.fixture
