@@ -19,6 +19,7 @@ import os
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -531,7 +532,8 @@ def finish(trainer: Trainer, stop: StopSignal, console: Console, results: list[G
     final = trainer.save_players()
     table, summary = result_table(trainer.state.before, results or trainer.evaluate(stop, console.progress))
     summary |= {"steps": trainer.state.step, "seed": trainer.config.run.seed, "checkpoint": checkpoint.name}
-    (trainer.run_dir / "episodes.jsonl").unlink(missing_ok=True)  # of an earlier end
+    with suppress(OSError):  # of an earlier end
+        (trainer.run_dir / "episodes.jsonl").unlink()
     utils.write_file(trainer.run_dir / "summary.json", json.dumps(summary, indent=1).encode())
     console.close()
     console.say(f"\n{table}\n\ncheckpoint: {checkpoint}\nadapter:    {final}")

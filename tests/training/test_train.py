@@ -486,6 +486,15 @@ def test_a_longer_run_killed_while_it_ends_is_not_finished(tmp_path, monkeypatch
     assert {json.loads(game)["step"] for game in games} == {2}
 
 
+def test_a_folder_where_games_are_written_costs_no_result(tmp_path, capsys):
+    assert train(tmp_path, "--set", "ppo.num_train_steps=1") == 0
+    (tmp_path / "run" / "episodes.jsonl").unlink()
+    (tmp_path / "run" / "episodes.jsonl").mkdir()
+    assert train(tmp_path, "--resume", "--set", "ppo.num_train_steps=2") == 0
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())["steps"] == 2
+    assert "nothing is shown of it" in capsys.readouterr().out
+
+
 @pytest.fixture
 def drawn(monkeypatch):
     """The indices of all tasks that are played in training."""
