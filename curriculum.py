@@ -310,8 +310,10 @@ class Curriculum:
         self.past[name] = 0.5
         return gone
 
-    def update(self, task: Task, score: float) -> dict[str, Any] | None:
+    def update(self, task: Task, score: float, drawn_in: str | None = None) -> dict[str, Any] | None:
         """Take the result of a game, its task as ``next`` gave it. Truncated and failed games are not for here.
+
+        ``drawn_in``: the stage it was drawn in; None: the present one.
 
         Replays move only their entry in the failure buffer. Of the others, those against the gate opponent feed
         the window, and the buffer when they fail; replays would draw the success rate towards the hard deals.
@@ -336,7 +338,7 @@ class Curriculum:
         rate = self._rates.get(cell, 0.5)
         self._rates[cell] = rate + RATE_STEP * (success - rate)
         # The rest of a step that was drawn before the stage changed says nothing about what the new one plays.
-        if counts and _holds(self._pools[self._stage], task.task_id):
+        if counts and drawn_in in (None, self.stage.name) and _holds(self._pools[self._stage], task.task_id):
             self._window.append((cell[0], int(success)))
             self._episodes += 1
             return self._maybe_advance(task.index)

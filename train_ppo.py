@@ -41,7 +41,7 @@ from curriculum import Curriculum, eval_tasks, first_tasks
 from env_wrapper import play
 from envs.types import Episode, InterruptedRolloutError
 from evaluation.english import told, unlearned
-from evaluation.measure import GameResult, Progress, evaluate, record, result_table
+from evaluation.measure import GameResult, Progress, deals_of, evaluate, record, result_table
 from policy.model import device_of, identity
 from policy.player import Policy, load_policy
 from policy.rehearsal import Rehearsal, divergence
@@ -383,7 +383,7 @@ class Trainer(Checkpointed):
         state.moments, state.kl_coef = moments, adapt_kl_coef(state.kl_coef, batch.kl_ref, len(batch.values_M), ppo)
 
         stage = self.curriculum.stage.name
-        changes = [self.curriculum.update(e.task, e.score) for e in valid if e.outcome != "truncated"]
+        changes = [self.curriculum.update(e.task, e.score, stage) for e in valid if e.outcome != "truncated"]
         state.step, state.drawn = state.step + 1, state.drawn + len(tasks)
         self.keep_past()
         self.grow_batches()
@@ -548,7 +548,7 @@ def finish(trainer: Trainer, stop: StopSignal, console: Console, results: list[G
 def show(trainer: Trainer, stop: StopSignal, console: Console, summary: dict[str, Any]) -> None:
     """Sample games for the replay viewer, see what became of the model's English, and draw the curves."""
     run_dir = trainer.run_dir
-    tasks = [task for t in trainer.evaluated for task in eval_tasks([(t, t)], 3, 1)]
+    tasks = [task for t in trainer.evaluated for task in eval_tasks([deals_of(t, trainer.config.env)], 3, 1)]
     rows = record(trainer.player(stop), trainer.config.env, tasks, trainer.state.step)
     utils.write_file(run_dir / "episodes.jsonl", "".join(json.dumps(utils.redact(r)) + "\n" for r in rows).encode())
     trainer.loggers.games(rows)

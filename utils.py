@@ -218,10 +218,11 @@ def sweep(directory: Path, name: str) -> None:
 
 
 def _remove(path: Path) -> None:
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path)
-    else:
-        path.unlink(missing_ok=True)
+    try:
+        (shutil.rmtree if path.is_dir() and not path.is_symlink() else os.unlink)(path)
+    except OSError as exc:
+        if os.path.lexists(path):  # whoever needs its name will tell
+            log.warning("%s cannot be deleted: %s", path, exc.strerror)
 
 
 def _fsync(path: Path) -> None:
@@ -491,9 +492,8 @@ def _retain(run_dir: Path, keep_last: int, keep_best: int) -> None:
     newest = _first_verified(paths, keep_last)
     for path in paths:
         if newest and path not in newest + best and step_of(path) < step_of(newest[0]):
-            with naming(f"{path.name} cannot be deleted: "):
-                # Under its own name, half-deleted, it would look damaged.
-                shutil.rmtree(path.rename(path.with_name(f".tmp-{path.name}")))
+            with naming(f"{path.name} cannot be deleted: "):  # under its own name, half of it would look damaged
+                _remove(path.rename(path.with_name(f".tmp-{path.name}")))
 
 
 def _first_verified(paths: list[Path], count: int) -> list[Path]:

@@ -320,7 +320,7 @@ def whole_step(step: Step, config: SimpleNamespace, architecture: Any) -> dict[s
     """A GPU's operations of each part of a step; to the layers come the optimizer and the legal mass's vocabulary."""
     parts = {part: [p for p in step.passes if p.part == part] for part in ("rollout", "score", "update")}
     found = {part: counted(passes, config, architecture) for part, passes in parts.items()}
-    trained = count_parameters(config.model, config.lora, architecture).trainable
+    trained = count_parameters(config.lora, architecture).trainable
     adam = Op(
         "adam", 0, 48 * trained, 100, torch.float32
     )  # gradient twice for its norm, weights and moments in and out
@@ -346,14 +346,14 @@ def card_rows(name: str, four_bit: bool, cards: Seq[Card], sets: Seq[str] = (), 
             played = [play_steps(narrow(config, Path(small)), gpu=True)[0] for _ in range(steps)]
         measured = preflight.measure_prompts(config, ChatFormat(load_tokenizer(config.model)))
         gpu = SimpleNamespace(**vars(config) | {"model": replace(config.model, device="cuda")})
-        held = memory.estimate(gpu, count_parameters(config.model, config.lora, architecture), architecture, measured)
+        held = memory.estimate(gpu, count_parameters(config.lora, architecture), architecture, measured)
     again = [whole_step(step, config, architecture) for step in played]
     for p in (p for step in played for p in step.passes):
         p.recompute = False
     kept = [whole_step(step, config, architecture) for step in played]
     tokens = max(len(p.tree.ids_N) for step in played for p in step.passes if p.part == "update")
     layer = network.activation_bytes(architecture, config.lora.target_modules, 2)
-    always = sum(memory.held(gpu, count_parameters(config.model, config.lora, architecture)).values())
+    always = sum(memory.held(gpu, count_parameters(config.lora, architecture)).values())
     host = sum(step.seconds for step in played) / steps
     rows = []
     for card in cards:

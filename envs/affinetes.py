@@ -169,6 +169,7 @@ class RemoteEnv(OpenSpielEnv):
     """
 
     _spiel: Any = None  # the ``pyspiel.Game`` of the episode; programs have none
+    _ours = False  # whether scripts/serve.py plays it
 
     def __init__(self, config: EnvConfig):
         super().__init__(config)
@@ -185,7 +186,7 @@ class RemoteEnv(OpenSpielEnv):
         if parse_opponent(task.opponent).kind not in ("random", "mcts", "ismcts"):
             raise ValueError(f"opponent {task.opponent!r} cannot play on a server: choose random, mcts or ismcts")
         self._table, self._attempt = table(task.task_id), 1
-        self._name, self._spiel = self._table.game.name, self._table.spiel
+        self._name, self._spiel, self._ours = self._table.game.name, self._table.spiel, False
         seed = derive_seed(task.task_id) if task.seed is None else task.seed
         asked = {"task_id": task.task_id, "seed": seed % SEEDS, "opponent": task.opponent}
         reply = self._call("reset", **asked)
@@ -218,7 +219,7 @@ class RemoteEnv(OpenSpielEnv):
             return read_reply(self._server.call(method, arguments, self.config.env_timeout), self._spiel)
 
     def _error(self, problem: str) -> ServerError:
-        defect = DEFECTS.get(self._name)
+        defect = None if self._ours else DEFECTS.get(self._name)
         ways_out = "scripts/serve.py plays it, env.allowed_game_indices leaves it out"
         known = f" (known of public servers: {defect}; {ways_out})" if defect else ""
         return ServerError(f"{self._name} on {self._server.name}: {one_line(problem, 400)}{known}")

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from config.reader import ConfigError, parse_json
+from config.reader import ConfigError, blaming, parse_json
 
 ATTEMPTS = 5  # of a call that may be repeated
 FIRST_WAIT, LONGEST_WAIT = 0.5, 8.0  # seconds between them, doubling
@@ -160,7 +160,9 @@ def connections() -> Any:
     import httpx
 
     limits = httpx.Limits(max_connections=None, keepalive_expiry=KEEPALIVE_SECONDS)
-    return httpx.AsyncClient(limits=limits, verify=_tls())
+    direct = dict.fromkeys(("all://localhost", "all://127.0.0.1", "all://[::1]"))  # whatever proxy the shell names
+    with blaming("the proxy that ALL_PROXY, HTTP_PROXY or HTTPS_PROXY names: ", (ValueError, ImportError)):
+        return httpx.AsyncClient(limits=limits, verify=_tls(), mounts=direct)
 
 
 _pool = functools.cache(connections)  # of all HttpClients

@@ -1,5 +1,6 @@
 """The knobs of the environments: how games are played and shown, and where programs to trace come from."""
 
+import os
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -62,7 +63,7 @@ class EnvConfig:
 
     def _add_games(self) -> None:
         # Whoever reads a run's configuration plays its games. That of a stranger cannot name the folder it lies in.
-        if not Path(self.games_path).expanduser().is_absolute():
+        if not Path(os.path.expanduser(self.games_path)).is_absolute():
             raise ValueError(f"games_path {self.games_path!r} is not allowed: a path that begins with / or ~")
         with blaming("games_path: ", raising=ValueError):
             games.add(self.games_path)

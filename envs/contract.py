@@ -181,13 +181,13 @@ def _check_hidden(task_id: int) -> None:
     for _ in range(PLAYOUTS):
         state = spiel.new_initial_state()
         while not state.is_terminal():
-            player = state.current_player()
-            if player >= 0:
+            everyone, mover = range(spiel.num_players()), state.current_player()
+            for player in everyone if state.is_simultaneous_node() else [mover] if mover >= 0 else []:
                 texts = game.describe(state, player), game.compact(state, player)
                 known = seen.setdefault((player, state.information_state_string(player)), texts)
                 _promise(known == texts, f"the description shows seat {player} what the game hides from it")
             if state.is_simultaneous_node():
-                legal = [state.legal_actions(p) for p in range(spiel.num_players())]
+                legal = [state.legal_actions(p) for p in everyone]
                 state.apply_actions([rng.choice(actions or [pyspiel.INVALID_ACTION]) for actions in legal])
             else:
                 state.apply_action(rng.choice(state.legal_actions()))

@@ -147,15 +147,17 @@ def position(task_id: int, history: Sequence[Sequence[int]]) -> Any:
 def score(pyspiel_game: Any, returns: list[float], seat: int) -> float:
     """Map the returns of a finished game to [0, 1] for one seat, as the public environment does.
 
-    Zero-sum: the return's place between the game's lowest and highest utility. General-sum: with one player the
-    same, with two 1 / 0.5 / 0 by comparison, with more 1 - rank / (players - 1), ties sharing the best rank.
+    Zero-sum and cooperative: the return's place between the game's lowest and highest utility. General-sum: with one
+    player the same, with two 1 / 0.5 / 0 by comparison, with more 1 - rank / (players - 1), ties sharing the best rank.
     """
     return _place(returns, seat, _utilities(pyspiel_game))
 
 
 def _utilities(pyspiel_game: Any) -> tuple[float, float] | None:
     """(Lowest, highest) utility where a seat's own return says how well it did, None where others' returns do."""
-    if pyspiel_game.get_type().utility == pyspiel.GameType.Utility.ZERO_SUM or pyspiel_game.num_players() == 1:
+    kinds = pyspiel.GameType.Utility
+    own_return = pyspiel_game.get_type().utility in (kinds.ZERO_SUM, kinds.IDENTICAL)
+    if own_return or pyspiel_game.num_players() == 1:
         return pyspiel_game.min_utility(), pyspiel_game.max_utility()
     return None
 

@@ -20,7 +20,7 @@ MAX_MEMORY_MB = 256
 CFR_ITERATIONS = 300  # leduc_poker: 3 s, NashConv 0.005
 ALLOWED = (
     "random, mcts, mcts_light, mcts:SIMSxROLLOUTS, ismcts, ismcts:SIMSxROLLOUTS, perfect, cfr, cfr:ITERATIONS; in "
-    "training also self and past:NAME"
+    "training also self and past"
 )
 # Hidden information that can be drawn anew. OpenSpiel cannot in phantom_ttt; in bridge one draw takes 0.2 s (it solves
 # the deal); hearts has four sides.

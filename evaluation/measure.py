@@ -190,6 +190,12 @@ def _range_label(first: int, last: int) -> str:
     return game.name + ("#*" if high - low == CONFIGS_PER_GAME - 1 else f"#{low}-{high}")
 
 
+def deals_of(task_id: int, env_config: EnvConfig) -> TaskRange:
+    """The task ids that the deals of one have: of programs the rest of its level, since their seeds choose no row."""
+    level = TASKS_PER_LEVEL if env_config.env_type == "trace" else 1
+    return task_id, task_id - task_id % level + level - 1
+
+
 def paired_tasks(game_sets: Seq[Seq[TaskRange]], games: int, seed: int, opponent: str) -> list[list[Task]]:
     """``games`` tasks (an even number) for each set: pairs of one task id, one game in each seat, on reserved seeds.
 
@@ -258,8 +264,7 @@ def evaluate(
         EvaluationError: every episode of a game failed.
     """
     trace = env_config.env_type == "trace"
-    level = TASKS_PER_LEVEL if trace else 1  # of programs the rest of a level: their seeds choose no row
-    drawn = paired_tasks([[(t, t - t % level + level - 1)] for t in task_ids], games, seed, opponent)
+    drawn = paired_tasks([[deals_of(t, env_config)] for t in task_ids], games, seed, opponent)
     everything = [task for tasks in drawn for task in tasks]
     episodes = iter(play(env_config, _Watched(player, len(everything), progress), everything))
     results, levels = [], dict[str, list[list[Episode]]]()
@@ -369,11 +374,12 @@ def record(player: Any, env_config: EnvConfig, tasks: Seq[Task], step: int) -> l
     rows = []
     for number, episode in enumerate(play(env_config, transcript, tasks)):
         kept = {key: episode.info.get(key) for key in ("seat", "returns", "history")}
+        kept["opponent"] = episode.task.opponent
         if not is_board:
-            kept["history"] = None  # there is no game to replay
+            kept["history"] = kept["opponent"] = None  # there is no game to replay, and nobody plays against it
         if episode.outcome == "failed":
             kept["error"] = episode.info["error"]
         rows.append({"step": step, "game": episode.game, "task_id": episode.task.task_id, "seed": episode.task.seed,
-                     "opponent": episode.task.opponent, "score": episode.score, "outcome": episode.outcome,
+                     "score": episode.score, "outcome": episode.outcome,
                      **kept, "turns": transcript.turns.get(number, [])})  # fmt: skip
     return rows

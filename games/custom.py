@@ -1,5 +1,6 @@
 """Games of users' own: the files of a folder that add games or replace built-in ones. See docs/adding_a_game.md."""
 
+import os
 import re
 import runpy
 import traceback
@@ -18,7 +19,7 @@ def extend(games: list[Game], folder: str) -> tuple[list[Game], dict[str, str]]:
         ValueError: there is no such folder, or a file and its line that is no game.
     """
     files: dict[str, str] = {}
-    if not (home := Path(folder).expanduser()).is_dir():
+    if not (home := Path(os.path.expanduser(folder))).is_dir():
         raise ValueError(f"{folder} is not a folder")
     for path in sorted(path for path in home.glob("*.py") if not path.name.startswith("_")):
         game = _load(path)

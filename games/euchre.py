@@ -4,7 +4,7 @@ from games.base import Game, Params, State, rules_text
 from games.tricks import SEATS, parse_hand, parse_tricks
 
 LONE_DEFENDER = (
-    " Then the defenders are asked in turn, from the declarer's left, whether one of them defends alone; the first "
+    " Then the defenders are asked in turn, from the dealer's left, whether one of them defends alone; the first "
     "Alone settles it."
 )
 BIDS = {24: "Pass", 25: "Clubs", 26: "Diamonds", 27: "Hearts", 28: "Spades"}

@@ -9,8 +9,9 @@ PHASES = {
     "DRAW": "draw",
     "DISCARD": "discard or knock",
     "KNOCK": "knocked: discard, then lay melds, then pass",
-    "LAYOFF": "lay cards off on the knocker's melds, pass, lay your own melds, pass",
-    "WALL": "the stock is used up: knock or pass",
+    "LAYOFF": "lay cards off on the knocker's melds, then pass",
+    "MELDS": "lay your own melds, then pass, which ends the hand",
+    "WALL": "the stock is used up: knock with the upcard, or pass",
 }
 
 # What the engine's deadwood means where it is not simply the best arrangement of the hand.
@@ -18,6 +19,7 @@ COUNTED = {
     "DISCARD": " after the best discard",
     "KNOCK": " (all cards not laid down)",
     "LAYOFF": " (all cards not laid down)",
+    "MELDS": " (all cards not laid down)",
 }
 
 
@@ -36,7 +38,8 @@ def _melds(state: State, player: int) -> list[str]:
 
 
 def _phase(state: State) -> str:
-    return str(state.current_phase()).rpartition(".")[2]
+    phase = str(state.current_phase()).rpartition(".")[2]
+    return "MELDS" if phase == "LAYOFF" and state.finished_layoffs() else phase  # after gin from the start
 
 
 def _log(state: State) -> list[list[str]]:
@@ -75,7 +78,7 @@ def _describe(state: State, seat: int) -> str:
 
 
 def _compact(state: State, seat: int) -> str:
-    """Phase, hand, deadwood, upcard, stock, opponent's known cards, melds and layoffs, then the turns.
+    """Phase, hand, deadwood, upcard, stock, opponent's known cards, melds and layoffs, then first upcard and turns.
 
     A turn ``-s7h`` is: - the opponent (+ own), drew from the stock (u upcard, p passed), discarded 7h.
     """
@@ -87,7 +90,8 @@ def _compact(state: State, seat: int) -> str:
     parts.append(" ".join(_melds(state, seat) + _melds(state, 1 - seat)))
     parts.append(_cards(state.layoffs(), ""))
     turns = [f"{'+' if int(p) == seat else '-'}{source[0]}{''.join(rest)}" for p, source, *rest in _log(state)]
-    return "|".join([*parts, "".join(turns)])
+    first = next((_card(i.action) for i in state.full_history()[2 * len(state.hands()[0]) :] if i.player < 0), "")
+    return "|".join([*parts, first + "".join(turns)])
 
 
 GAME = Game(

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from policy.chat import ChatFormat
 from policy.model import ADAPTER_BYTES, ADAPTER_SECONDS, check_folder
 from utils import ConfigError, bounded
 
@@ -19,6 +20,8 @@ class Adapters:
 
     ``active`` names the one in use; ``"base"`` is none at all.
     """
+
+    chat: ChatFormat
 
     def __init__(self, peft_model: Any, tokenizer: Any, value_head: nn.Linear, model_name: str) -> None:
         self.peft_model, self.tokenizer = peft_model, tokenizer
@@ -69,7 +72,7 @@ class Adapters:
         if adapter != "default":  # PEFT would put it into a folder of its name
             save_file(self.past_adapter(adapter), folder / "adapter_model.safetensors", {"format": "pt"})
         (folder / "README.md").unlink(missing_ok=True)  # PEFT's empty model card
-        self.tokenizer.save_pretrained(folder)
+        self.chat.save(folder)
         for name, head in self.heads.items():
             numbers = {n: p.detach().cpu().contiguous() for n, p in head.named_parameters()}
             save_file(numbers, folder / f"{name}.safetensors")
@@ -87,9 +90,11 @@ class Adapters:
             raise ConfigError(f"{folder} holds no {missing[0]}.safetensors: it was trained without it")
         adapter, *heads = (load_file(folder / f"{name}.safetensors") for name in ("adapter_model", *self.heads))
         mine = get_peft_model_state_dict(self.peft_model, save_embedding_layers=False)
-        pairs = [(adapter, mine), *zip(heads, (head.state_dict() for head in self.heads.values()), strict=True)]
-        if any({n: t.shape for n, t in a.items()} != {n: t.shape for n, t in b.items()} for a, b in pairs):
-            raise ConfigError(f"{folder}: its adapter does not fit {self.model_name} with this lora section")
+        held = {"adapter": mine} | {name: head.state_dict() for name, head in self.heads.items()}
+        for (name, ours), theirs in zip(held.items(), [adapter, *heads], strict=True):
+            if {n: t.shape for n, t in ours.items()} != {n: t.shape for n, t in theirs.items()}:
+                what = "these games" if name == "state_head" else f"{self.model_name} with this lora section"
+                raise ConfigError(f"{folder}: its {name} does not fit {what}")
         set_peft_model_state_dict(self.peft_model, adapter)
         for head, numbers in zip(self.heads.values(), heads, strict=True):
             head.load_state_dict(numbers)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 from envs.client import one_line
@@ -12,6 +14,8 @@ from utils import ConfigError, bounded
 
 TEMPLATE_SECONDS, TEMPLATE_BYTES = 5.0, 2**31  # to render a few words in
 TEMPLATE_CHARACTERS = 2**16
+ASKED = {"enable_thinking": False}  # of a template, in training
+THINKING_OFF = "{%- set enable_thinking = enable_thinking | default(false) -%}"
 END = "."  # stands for the end-of-turn token in an answer
 DIGITS = "0123456789"
 ANSWER_CHARS = END + DIGITS
@@ -49,13 +53,18 @@ class ChatFormat:
         if tuple(self.first_prompt(talk)[0]) != self._encode(self._render(talk)):
             raise ConfigError("model.model_name: its chat template is not a text around each message; Qwen's is needed")
 
-    def _render(self, messages: list[Message]) -> str:
+    def save(self, folder: Path) -> None:
+        """Write the tokenizer; who names no mode of thinking is asked as in training, without."""
+        talk, saved = [{"role": "user", "content": "a"}], copy.deepcopy(self.tokenizer)
+        if self._render(talk, {}) != self._render(talk):  # Qwen3's: thinking is on unless it is switched off
+            saved.chat_template = THINKING_OFF + saved.chat_template
+        saved.save_pretrained(folder)
+
+    def _render(self, messages: list[Message], asked: dict[str, bool] = ASKED) -> str:
         """A template is a program of whoever made the model: it may fail, or never end."""
         try:
             with bounded(TEMPLATE_SECONDS, TEMPLATE_BYTES):
-                text = self.tokenizer.apply_chat_template(
-                    messages, tokenize=False, add_generation_prompt=True, enable_thinking=False
-                )
+                text = self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True, **asked)
         except Exception as error:  # whatever that program raises, or its end by ``bounded``
             cause = one_line(f"{type(error).__name__} {error}")
             raise ConfigError(f"model.model_name: its chat template fails: {cause}") from error

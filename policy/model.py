@@ -3,6 +3,7 @@
 import functools
 import importlib.util
 import logging
+import os
 import subprocess
 import warnings
 from collections.abc import Iterator
@@ -132,7 +133,7 @@ def _located(name: str) -> str:
     Raises:
         ConfigError: a folder that is not there.
     """
-    path = Path(name).expanduser()
+    path = Path(os.path.expanduser(name))
     if path.is_dir() or (ROOT / path).is_dir():
         return name if path.is_dir() else str(ROOT / path)
     if name.startswith((".", "/", "~", "models/")):  # no name for the Hub
@@ -149,7 +150,7 @@ def check_folder(key: str, name: str) -> None:
     Raises:
         ConfigError: it holds something else than files and folders, or more text than belongs there.
     """
-    folder = Path(name).expanduser()
+    folder = Path(os.path.expanduser(name))
     if folder.is_file():
         raise ConfigError(f"model.{key}: {name!r} is a file; expected a folder")
     for path in sorted([*folder.glob("*"), *folder.glob("chat_templates/*")]):
@@ -167,7 +168,7 @@ def check_adapter(config: ModelConfig) -> None:
     if config.adapter is None:
         return
     check_folder("adapter", config.adapter)
-    folder = Path(config.adapter).expanduser()
+    folder = Path(os.path.expanduser(config.adapter))
     if folder.is_dir() and not (folder / "adapter_config.json").is_file():
         raise ConfigError(f"model.adapter: {config.adapter!r} holds no adapter_config.json; expected such as RUN/final")
     if (folder / "manifest.json").exists() and (problems := verify_checkpoint(folder)):
@@ -355,7 +356,7 @@ def identity(config: ModelConfig, base: Any, tokenizer: Any) -> dict[str, str | 
 
 def _digest(folder: str) -> str:
     """Of the weights in a folder, shards at the same time; "" where there are none."""
-    files = sorted(Path(folder).expanduser().glob("*.safetensors"))
+    files = sorted(Path(os.path.expanduser(folder)).glob("*.safetensors"))
     found = zip(files, in_threads(fingerprint, files, None), strict=True)
     digests = [f"{path.name} {file['sha256']}" for path, file in found]
     return sha256("\n".join(digests).encode()).hexdigest() if digests else ""

@@ -104,7 +104,7 @@ def options(args: argparse.Namespace, gpu: bool) -> tuple[list[Option], SimpleNa
     """
     plain = resolve({"model": {"model_name": args.model[0]}})
     architecture = load_architecture(plain.model)
-    parameters = count_parameters(plain.model, plain.lora, architecture)
+    parameters = count_parameters(plain.lora, architecture)
     tiny = parameters.total < TINY_PARAMETERS
     overlay = base_overlay(args, gpu, tiny)
     config = resolve(overlay)

@@ -109,8 +109,6 @@ class Contest:
         self.lost: list[str] = []  # what there is no result of, since all its games failed
         self.roster = Roster(args.config, sets, args.seed, args.greedy, args.model)
         self.names = self._names()
-        if any(item.startswith("env.opponent=") for item in args.set):
-            raise ConfigError("--set env.opponent: stages are not played here; --opponent names the player's")
         opponent = args.opponent or ("mcts" if affinetes else "random")
         self.opponent_name = opponent.removeprefix("past:")
         self.rows = self._rows()
@@ -121,7 +119,7 @@ class Contest:
         args = self.args
         names = list(args.compare or args.ladder or args.checkpoint)
         if args.ladder is not None and not args.ladder:
-            own = args.checkpoint or (args.model and not args.base_url)  # there --model is a name at the server
+            own = not args.base_url and (args.checkpoint or args.model)  # there --model is a name at the server
             names = [*(["base"] if own else []), *LADDER_BOTS, *args.checkpoint]
         if args.base_url:
             names.append(args.base_url)
@@ -435,7 +433,8 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--episodes", type=at_least(2, 2**20), help="a game, half in each seat (default 200, with --strength 1000)")
     add("--exact", action="store_true", help="exact values, share of the ceiling and NashConv of small games")
     add("--protocol", choices=("native", "affinetes"), default="native", help="affinetes: as the public environment")
-    add("--output", type=Path, metavar="FILE.jsonl", help="a row a game; the command goes on where it was interrupted")
+    add("--output", type=Path, metavar="FILE.jsonl", help="a row a game; the command goes on where it was interrupted "
+        "(--exploit trains its responses again)")  # fmt: skip
     add("--json", metavar="FILE", help="the tables as JSON")
     add("--markdown", action="store_true", help="tables to be pasted into Markdown")
     add("--games-at-once", type=at_least(1), default=128, help="part of what the seed determines (default 128)")
@@ -456,6 +455,10 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         parser.error("--compare and --ladder PLAYER... name all players: leave out --checkpoint, and --base-url")
     if (args.ladder is not None and (args.opponent or args.exact)) or (args.exploit and args.opponent):
         parser.error("--ladder and --exploit name opponents themselves: leave out --opponent, and of --ladder --exact")
+    if {item.partition("=")[0].strip().rpartition(".")[2] for item in args.set} & {"opponent", "opponent_type"}:
+        parser.error("--set env.opponent: stages are not played here; --opponent names the player's")
+    if args.exploit and args.greedy:
+        parser.error("--exploit: responses learn against sampled play, and are measured against it; leave out --greedy")
     _check_json(parser, args)
     if args.base_url and not args.model:
         parser.error("--base-url: --model must name the model that the server is to be asked for")

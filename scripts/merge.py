@@ -65,7 +65,7 @@ def write_merged(policy: Any, adapter: Path, output: Path, dtype: str) -> None:
         base = base.dequantize(dtype=getattr(torch, dtype))
     merged = PeftModel.from_pretrained(base.to(getattr(torch, dtype)), adapter).merge_and_unload()
     merged.save_pretrained(output)
-    policy.tokenizer.save_pretrained(output)
+    policy.chat.save(output)
 
 
 def merge(config: SimpleNamespace, adapter: Path, output: Path, dtype: str, count: int) -> dict[str, Any]:
@@ -202,7 +202,7 @@ def make_merge(adapter: Path, config: SimpleNamespace, args: argparse.Namespace)
         print(f"{args.output} holds this merge already")
     else:
         must_be_writable(args.output)
-        weights = count_parameters(model, config.lora, load_architecture(model)).total
+        weights = count_parameters(config.lora, load_architecture(model)).total
         with blaming("--output ", CheckpointError):
             need_space(args.output, weights * getattr(torch, dtype).itemsize)
         begun = {"made_of": made_of, "interrupted": True}  # until all is there

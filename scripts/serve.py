@@ -12,6 +12,7 @@ import argparse
 import asyncio
 import inspect
 import json
+import math
 import os
 import signal
 import socket
@@ -183,7 +184,7 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         load_config({"env": EnvConfig}, files, sets, skip_unknown_sections=True)
         check_games()
         with blaming("--opponent: "):
-            read_task(0, 0, args.opponent, args.max_search)
+            read_task(0, 0, args.opponent, math.inf)  # the bound is for clients
     except ValueError as error:
         parser.error(str(error))
     return args

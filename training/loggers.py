@@ -168,7 +168,8 @@ def _told(row: Row) -> str:
     turns = row.get("turns") or []
     answers = ", ".join(str(turn.get("legal", {}).get(turn.get("action"), turn.get("answer"))) for turn in turns)
     last = str(turns[-1].get("user", "")) if turns else ""
-    head = f"{row.get('game')} against {row.get('opponent')}: {row.get('outcome')}, score {row.get('score')}"
+    against = f" against {row['opponent']}" if row.get("opponent") else ""
+    head = f"{row.get('game')}{against}: {row.get('outcome')}, score {row.get('score')}"
     return f"{head}\n{last}\nplayed: {answers}"
 
 

@@ -52,7 +52,7 @@ class Parameters:
         return sum(self.linears) + self.other + self.trainable
 
 
-def count_parameters(model: ModelConfig, lora: LoraConfig, architecture: Any) -> Parameters:
+def count_parameters(lora: LoraConfig, architecture: Any) -> Parameters:
     """Count on the meta device, where tensors have shapes and no bytes.
 
     LoRA (https://arxiv.org/abs/2106.09685, section 4.1) adds ``r * (inputs + outputs)`` to a linear layer.

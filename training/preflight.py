@@ -131,7 +131,7 @@ def check_lora(config: SimpleNamespace, resumed: bool = False) -> None:
 
     A run that goes on trains it already, and is told.
     """
-    folder = Path(config.model.adapter or "").expanduser()
+    folder = Path(os.path.expanduser(config.model.adapter or ""))
     if config.model.adapter is None or not folder.is_dir():
         return
     with blaming("model.adapter: ", ConfigError):
@@ -162,7 +162,7 @@ def look(config: SimpleNamespace) -> tuple[Any, Parameters, ChatFormat]:
     if config.ppo.max_seq_length > most:
         raise ConfigError(f"ppo.max_seq_length = {config.ppo.max_seq_length}: {config.model.model_name} reads {most} "
                           "tokens at most")  # fmt: skip
-    counted, shapes = count_parameters(config.model, config.lora, architecture), dict[str, set[int]]()
+    counted, shapes = count_parameters(config.lora, architecture), dict[str, set[int]]()
     if config.ppo.state_coef:
         shapes = state_shapes(config.curriculum)
     states = (architecture.hidden_size + 1) * sum(map(sum, shapes.values()))
@@ -232,7 +232,7 @@ def exact_tasks(config: SimpleNamespace, chat: ChatFormat) -> dict[int, float]:
     env, limit = config.env, {"auto": EXACT_OPERATIONS, "always": 1e99, "never": -1.0}[config.ppo.eval_exact]
     if env.env_type == "trace" or env.answer_mode == "free" or env.env_mode != "local" or limit < 0:
         return {}
-    weights = sum(count_parameters(config.model, config.lora, load_architecture(config.model)).linears)
+    weights = sum(count_parameters(config.lora, load_architecture(config.model)).linears)
     costs = {t: exact_operations(t, env, chat, weights) for t in first_tasks(config.curriculum)}
     return {task: cost for task, cost in costs.items() if cost <= limit}
 

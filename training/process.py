@@ -13,6 +13,7 @@ import select
 import shlex
 import signal
 import sys
+import time
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -27,6 +28,9 @@ from utils import CheckpointError, ConfigError, redact, sweep
 # What a run writes into its folder; whatever else is there may be anybody's.
 OWN = ("checkpoint-*", "final", "average", "metrics.jsonl", "episodes.jsonl", "summary.json", "about.json",
        "run_config.json", "abandoned-*")  # fmt: skip
+
+
+TOGETHER = 0.5  # seconds between two signals that are one
 
 
 class ProgramError(RuntimeError):
@@ -164,11 +168,14 @@ def lock_run(run_dir: str | Path) -> IO[str]:
         raise ConfigError(f"{run_dir}: cannot be written: {exc.strerror}") from exc
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as exc:
+    except BlockingIOError as exc:
         file.seek(0)
         owner = file.read().strip() or "unknown"
         file.close()
         raise ConfigError(f"{run_dir}: in use by another run (process {owner})") from exc
+    except OSError as exc:  # some network disks have none
+        file.close()
+        raise ConfigError(f"{run_dir}: cannot be locked: {exc.strerror}; choose a folder on another disk") from exc
     file.truncate(0)
     file.write(f"{os.getpid()}\n")
     file.flush()
@@ -190,11 +197,12 @@ def leave(code: int) -> NoReturn:
 class StopSignal:
     """While entered, the first SIGTERM, SIGINT or SIGHUP only sets ``received``; the second ends the process at once.
 
-    A terminal that is closed sends SIGHUP, which stays ignored under ``nohup``.
+    A terminal that is closed sends SIGHUP, which stays ignored under ``nohup``. Shells and service managers send it
+    twice, or beside SIGTERM: what comes within ``TOGETHER`` seconds is one.
     """
 
     def __init__(self) -> None:
-        self.received = 0
+        self.received, self._at = 0, 0.0
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> StopSignal:
@@ -208,9 +216,11 @@ class StopSignal:
             signal.signal(number, handler)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        if self.received:
+        now = time.monotonic()
+        if not self.received:
+            self.received, self._at = number, now
+        elif now - self._at > TOGETHER:
             os._exit(128 + number)
-        self.received = number
 
 
 @dataclass

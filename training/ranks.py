@@ -73,6 +73,8 @@ class Ranks:
             from accelerate import PartialState
 
             state = PartialState(cpu=device == "cpu", timeout=PATIENCE)
+        if not state.is_main_process:  # the first one speaks for all
+            logging.getLogger().setLevel(logging.ERROR)
         return cls(state.process_index, state.num_processes)
 
     @property

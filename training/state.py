@@ -111,6 +111,7 @@ class Checkpointed:
     optimizer: torch.optim.Optimizer
     curriculum: Curriculum
     evaluated: list[int]  # task ids
+    exact: dict[int, float]  # of them, those with exact values
     state: TrainerState
     metrics: MetricsLog
     loggers: Loggers
@@ -220,7 +221,9 @@ class Checkpointed:
         """Digest of what a checkpoint's score is of: who is asked, and how, about which tasks, or in which stages."""
         config = self.safe_config
         asked = [config["env"][key] for key in SHOWN_BY] + [config["ppo"][key] for key in ASKED]
-        played = self.evaluated if self.config.ppo.eval_freq else config["curriculum"]["stages"]
+        played: Any = config["curriculum"]["stages"]
+        if self.config.ppo.eval_freq:  # where exact values are known, a share of the ceiling
+            played = [self.evaluated, sorted(self.exact)]
         base = [self.base.get(part) for part in ("weights", "tokenizer", "games")]
         return hashlib.sha256(json.dumps([asked, played, base]).encode()).hexdigest()[:16]
 
@@ -345,13 +348,19 @@ def _numbers(saved: dict[str, Any]) -> dict[str, Any]:
 
 
 def dump_batch(path: Path, step: int, batch: Any, episodes: Iterable[Episode]) -> None:
-    """Write what the updates that were not finite were made of (a ``train_ppo.Batch``), for whoever looks into it."""
+    """Write what the updates that were not finite were made of (a ``train_ppo.Batch``), for whoever looks into it.
+
+    The run has its end to come to: where it cannot be written, that is told.
+    """
     tasks = [{"task_id": e.task.task_id, "seed": e.task.seed, "opponent": e.task.opponent} for e in episodes]
     rows = [{"task": tasks[unit], "ids": sequence.ids, "decisions": [asdict(d) for d in sequence.decisions],
              "advantages": batch.advantages_M[span].tolist(), "returns": batch.returns_M[span].tolist(),
              "old_logprobs": batch.old_logprobs_M[span].tolist()}
             for unit, sequence, span in zip(batch.unit, batch.sequences, batch.spans, strict=True)]  # fmt: skip
-    path.write_text(json.dumps({"step": step, "sequences": rows}))
+    try:
+        utils.write_file(path, json.dumps({"step": step, "sequences": rows}).encode())
+    except CheckpointError as error:
+        log.warning("%s", error)
 
 
 def set_aside(path: Path, copied: bool = False) -> str:
@@ -388,6 +397,9 @@ def _take_folder(run_dir: Path, resume: str | None, look_only: bool) -> None:
                 f"run.output_dir: {folder} is there and is no adapter: it would be replaced; name another"
             )
     if resume is None or Path(resume).resolve().parent != run_dir.resolve():
+        if (run_dir / "adapter_config.json").exists():
+            raise ConfigError(f"run.output_dir: {run_dir} is a checkpoint or a player, which a run would damage; "
+                              "--resume goes on from a checkpoint, --output-dir starts another run")  # fmt: skip
         if any(run_dir.glob("checkpoint-*")):
             ways = "--resume goes on" if resume is None else f"--resume {run_dir} goes on"
             ways += ", --output-dir starts another"

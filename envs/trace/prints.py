@@ -12,6 +12,8 @@ from collections.abc import Callable, Set
 from envs.trace.interpreter import Run
 
 MAX_PRINTS = 6
+# By which a program may go on after a print that raises: handlers, and what ends a thread or a task alone.
+SWALLOWS = re.compile(r"\b(except|suppress|finally|__a?exit__|[Tt]hread\w*|submit|gather)\b")
 AFTER_ASSIGNMENT, AFTER_IF = 0.6, 0.4  # probability of a print
 SHOWN = "repr({0}) if isinstance({0}, (int, float, str, bool, type(None))) else type({0}).__name__"
 # In the trial run a print that raises reports itself once and lets the program go on.
@@ -130,7 +132,7 @@ def inject_safe(program: str, seed: int, execute: Execute, max_prints: int = MAX
     """
     shown = inject(program, seed, max_prints)
     run = execute(shown)
-    if run.status == "ok" and not re.search(r"\bexcept\b|\bsuppress\b|\bfinally\b", program):
+    if run.status == "ok" and not SWALLOWS.search(program):
         return shown, run
     if run.status not in ("ok", "error"):  # a limit, which no print has to do with
         return shown, run

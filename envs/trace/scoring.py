@@ -43,7 +43,7 @@ def score(expected: str, prediction: str, protocol: str = "affinetes") -> float:
 
 def leading_share(expected: str, prediction: str, protocol: str = "affinetes") -> float:
     """Share of lines, from the first on, that are right before the first wrong one; missing and extra lines count."""
-    wanted, given = expected.split("\n"), clean(prediction).split("\n")
+    wanted, given = expected.split("\n"), clean(prediction).replace("\r\n", "\n").split("\n")
     if score(expected, prediction, protocol):
         return 1.0
     right = 0

@@ -11,7 +11,7 @@ import torch
 from curriculum import first_tasks
 from env_wrapper import Sequence, play
 from envs.types import Task
-from evaluation.measure import EvaluationError, Row, differences, outcome, paired_tasks
+from evaluation.measure import EvaluationError, Row, deals_of, differences, outcome, paired_tasks
 
 RECORDED = 40  # deals whose decisions are recorded
 
@@ -29,7 +29,8 @@ def deals(config: SimpleNamespace, count: int, seed: int) -> list[Task]:
     """At least ``count`` deals of the run's games against uniform random, in pairs of seats, on reserved seeds."""
     ids = first_tasks(config.curriculum, config.env.env_type)
     each = 2 * math.ceil(count / 2 / len(ids))
-    return [task for tasks in paired_tasks([[(i, i)] for i in ids], each, seed, "random") for task in tasks]
+    drawn = paired_tasks([[deals_of(i, config.env)] for i in ids], each, seed, "random")
+    return [task for tasks in drawn for task in tasks]
 
 
 def record_decisions(policy: Any, config: SimpleNamespace) -> list[Sequence]:

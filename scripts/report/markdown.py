@@ -7,6 +7,9 @@ from envs.client import is_number
 
 HEADS = {"before": "before", "after": "after", "interval": "95 %", "exact_after": "exact", "ceiling": "ceiling",
          "share": "share", "nash_conv_before": "NashConv before", "nash_conv": "NashConv"}  # fmt: skip
+PROGRAMS = "Values are 2 * score - 1, in [-1, 1], of programs predicted."
+BOARDS = ("Values are 2 * score - 1 against uniform random, in [-1, 1]; share is where the exact value lies between "
+          "random play (0) and the best response (1).")  # fmt: skip
 
 
 def plain(value: Any, most: int = 300) -> str:
@@ -44,13 +47,17 @@ def differing(config: dict[str, Any]) -> list[str]:
     return [line for line in changed if not line.startswith(("run.output_dir", "run.seed"))]
 
 
+def _env_type(config: Any) -> Any:
+    env = config.get("env") if isinstance(config, dict) else None
+    return env.get("env_type") if isinstance(env, dict) else None
+
+
 def page(name: str, about: Sequence[tuple[str, str]], versions: Any, summary: dict[str, Any], config: Any) -> str:
     """The text of one run."""
     parts = [f"# {plain(name)}", table([["", ""], *about])]
     if summary.get("games"):
         parts += ["## Evaluation", results(summary["games"])]
-        parts.append("Values are 2 * score - 1 against uniform random, in [-1, 1]; share is where the exact value lies "
-                     "between random play (0) and the best response (1).")  # fmt: skip
+        parts.append(PROGRAMS if _env_type(config) == "trace" else BOARDS)
         share = summary.get("mean_share_of_ceiling")
         parts += [f"Mean share of the ceiling: {share:.3f}"] if is_number(share) else []
     parts += ["## Curves", "![curves](curves.png)"]

@@ -47,13 +47,14 @@ function evaluation() {
   const runs = data.runs.filter((run) => Object.keys(run.summary.games || {}).length);
   const without = data.runs.filter((run) => !runs.includes(run)).map((run) => html`<p class="note">${run.name}: no summary.json; a run is evaluated at its end.</p>`);
   const games = [...new Set(runs.flatMap((run) => Object.keys(run.summary.games)))], many = runs.length > 1;
+  const programs = runs.every((run) => (run.config.env || {}).env_type === "trace");
   const of = (run, game) => run.summary.games[game] || {};
   const known = MEASURES.filter(([head, , cell]) => (!many || ["After", "95 % interval", "Share of ceiling", "NashConv"].includes(head))
     && runs.some((run) => games.some((game) => shown(cell(of(run, game))) !== "–")));
   const above = many ? html`<tr><th></th>${runs.map((run) => html`<th colspan="${known.length}" class="of">${run.name}</th>`)}</tr>` : "";
   const heads = runs.map(() => known.map(([head, meaning]) => html`<th title="${meaning}">${head}</th>`));
   const rows = games.map((game) => html`<tr><td>${game}</td>${runs.map((run) => known.map(([, , cell]) => html`<td>${cell(of(run, game))}</td>`))}</tr>`);
-  const legend = html`<p class="note">Values are 2 × score − 1 against uniform random play: −1 lost, 0 even, 1 won. ${known.map(([head, meaning]) => html`<b>${head}</b>: ${meaning}. `)}</p>`;
+  const legend = html`<p class="note">Values are 2 × score − 1${programs ? ": −1 wrong, 1 right." : " against uniform random play: −1 lost, 0 even, 1 won."} ${known.map(([head, meaning]) => html`<b>${head}</b>: ${meaning}. `)}</p>`;
   const table = games.length ? html`<div class="sheet"><table><thead>${above}<tr><th>Game</th>${heads}</tr></thead><tbody>${rows}</tbody></table></div>${legend}` : "";
   return [table, without, runs.map(english)];
 }
@@ -101,7 +102,7 @@ function verdict(episode) {
 function episodeLabel(episode) {
   const step = episode.step === undefined ? "" : `step ${episode.step} · `;
   const score = typeof episode.score === "number" ? ` (${episode.score.toFixed(2)})` : "";
-  return `${step}${episode.game} · against ${episode.opponent ?? "?"} · ${verdict(episode)[0]}${score}`;
+  return `${step}${episode.game} · ${episode.opponent ? `against ${episode.opponent} · ` : ""}${verdict(episode)[0]}${score}`;
 }
 
 function pickRun() {

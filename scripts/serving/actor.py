@@ -1,6 +1,7 @@
 """The games of serve.py and what clients may do with them: budgets, room, and the public form of every answer."""
 
 import asyncio
+import math
 import os
 import random
 import re
@@ -197,7 +198,8 @@ class Actor:
 
     async def reset(self, task_id: int | None = None, seed: int | None = None, opponent: str | None = None) -> dict:
         """Start a game and return its rules and the first position."""
-        task = read_task(task_id, seed, self._opponent if opponent is None else opponent, self._max_search)
+        most = math.inf if opponent is None else self._max_search  # whoever serves may choose what is searched
+        task = read_task(task_id, seed, self._opponent if opponent is None else opponent, most)
         self._make_room()
         searches = parse_opponent(task.opponent).searches
         episode = HostedGame(uuid.uuid4().hex, task, self._search_pool if searches else self._quick_pool)

@@ -475,6 +475,11 @@ def test_bad_tasks_are_one_line():
         assert "\n" not in str(error.value)
 
 
+def test_who_play_together_are_measured_by_what_they_reach():
+    together = pyspiel.load_game("tiny_hanabi")
+    assert [openspiel.score(together, [points, points], 1) for points in (0, 4, 10)] == [0, 0.4, 1]
+
+
 @pytest.mark.parametrize(("returns", "scores"), [([10, 0], [1, 0]), ([0, 10], [0, 1]), ([5, 5], [0.5, 0.5])])
 def test_of_two_who_do_not_play_for_the_same_sum_the_one_with_more_has_won(returns, scores):
     """Only games of one's own are of this kind."""

@@ -10,6 +10,7 @@ import threading
 import time
 import types
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import httpx
 import pytest
@@ -19,7 +20,7 @@ from tiny import micro_config
 
 from env_wrapper import EnvConfig, Task, make_env, play
 from envs import affinetes, client
-from envs.affinetes import ServerError
+from envs.affinetes import RemoteEnv, ServerError
 from envs.types import InterruptedRolloutError
 from training import preflight
 from utils import ConfigError
@@ -465,3 +466,39 @@ def test_importing_the_client_is_not_the_servers_time(monkeypatch):
 
     monkeypatch.setattr(affinetes, "HttpClient", Slow)
     affinetes.check_server(EnvConfig(env_mode="url", env_url="http://127.0.0.1:1", env_timeout=0.3))
+
+
+def test_a_defect_of_public_servers_is_not_blamed_on_ones_own():
+    env = RemoteEnv.__new__(RemoteEnv)
+    env._name, env._server = "hearts", SimpleNamespace(name="http://x")
+    assert "known of public servers" in str(env._error("no answer"))
+    env._ours = True
+    assert "known of public servers" not in str(env._error("no answer"))
+
+
+@pytest.fixture
+def proxies(monkeypatch):
+    """Sets the variables of a shell; connections that were made with others are no longer used."""
+
+    def set_to(**named):
+        for name, value in named.items():
+            monkeypatch.setenv(name, value)
+        client._pool.cache_clear()
+
+    yield set_to
+    client._pool.cache_clear()
+
+
+@pytest.mark.parametrize("proxy", ["socks://127.0.0.1:7891/", "socks5://127.0.0.1:7891"])
+def test_a_proxy_that_cannot_be_used_is_one_line(proxies, proxy):
+    proxies(ALL_PROXY=proxy)
+    with pytest.raises(
+        ConfigError, match=r"the proxy that ALL_PROXY, HTTP_PROXY or HTTPS_PROXY names: .*(scheme|socks)"
+    ):
+        client.HttpClient("http://127.0.0.1:1")
+
+
+def test_a_server_on_this_machine_is_asked_without_a_proxy(proxies):
+    proxies(HTTP_PROXY="http://127.0.0.1:1", ALL_PROXY="http://127.0.0.1:1")
+    with env_on(PublicServer()) as env:
+        assert env.reset(TASK).legal

@@ -109,6 +109,29 @@ def test_safe_injection_sees_swallowed_exceptions(box):
     assert changed
 
 
+QUIET = """
+class Quiet:
+    def __enter__(self):
+        return self
+    def __exit__(self, *what):
+        return True
+def work(flag):
+    if flag:
+        hidden = 1
+    x = 5
+    print('done', x)
+with Quiet():
+    work(0)
+print('end')
+"""
+
+
+def test_safe_injection_sees_exceptions_that_end_in_a_context(box):
+    public = [box.run_trusted(inject(QUIET, seed)).stdout for seed in range(20)]
+    assert not all("done" in text for text in public)
+    assert all("done" in inject_safe(QUIET, seed, box.run_trusted)[1].stdout for seed in range(20))
+
+
 def test_safe_injection_with_shadowed_builtins(box):
     program = "type = 3\nrows = [1]\nstr = 'x'\nrows += [2]\nrows += [3]\nprint(type, str)"
     results = [inject_safe(program, seed, box.run_trusted)[1] for seed in range(20)]
@@ -175,6 +198,10 @@ SHARES = [("a\nb\nc\nd", "a\nb\nx\nd", 0.5), ("a\nb", "a\nb\nc\nd", 0.5), ("a\nb
 @pytest.mark.parametrize(("expected", "prediction", "share"), SHARES)
 def test_leading_share(expected, prediction, share):
     assert leading_share(expected, prediction) == share
+
+
+def test_line_ends_of_windows_are_line_ends():
+    assert leading_share("a\nb\nc", "a\r\nb\r\nX", "native") == leading_share("a\nb\nc", "a\nb\nX", "native") == 2 / 3
 
 
 def test_partial_credit():

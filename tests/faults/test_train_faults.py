@@ -33,7 +33,7 @@ from tiny_runs import (
 import train_ppo
 import utils
 from evaluation.measure import EvaluationError
-from training import loggers
+from training import loggers, state
 
 
 @pytest.fixture(autouse=True)
@@ -143,6 +143,12 @@ def test_a_loss_that_stays_not_finite_ends_the_run_with_the_last_good_state(tmp_
     assert dumped["step"] == step
     assert sum(len(s["decisions"]) for s in dumped["sequences"]) == rows(tmp_path)[-1]["decisions"]
     assert {len(s["advantages"]) - len(s["decisions"]) for s in dumped["sequences"]} == {0}
+
+
+def test_a_dump_that_cannot_be_written_is_told_and_ends_nothing(tmp_path, caplog):
+    (tmp_path / "bad_batch.json").mkdir()
+    state.dump_batch(tmp_path / "bad_batch.json", 3, SimpleNamespace(unit=[], sequences=[], spans=[]), [])
+    assert "bad_batch.json: " in caplog.text
 
 
 def test_no_memory_in_the_middle_of_a_step_leaves_the_last_checkpoint_alone(undisturbed, tmp_path, monkeypatch, capsys):

@@ -144,8 +144,9 @@ GAME = replace(ORIGINAL, describe=lambda state, seat: str(state))
 """
 
 
-def test_a_description_that_shows_hidden_cards_is_refused(tmp_path):
-    result = run(write(tmp_path, leak=LEAK))
+@pytest.mark.parametrize("original", ["kuhn_poker", "goofspiel_small"])
+def test_a_description_that_shows_hidden_cards_is_refused(tmp_path, original):
+    result = run(write(tmp_path, leak=LEAK.replace("kuhn_poker", original)))
     assert result.returncode == 1
     assert re.search(": the description shows seat [01] what the game hides from it$", result.stderr.strip())
 
@@ -186,7 +187,7 @@ def forget(monkeypatch):
 def test_a_folder_is_named_in_full_and_there_is_one(tmp_path, forget, monkeypatch):
     monkeypatch.setenv("HOME", str(write(tmp_path, nim=NIM)))
     monkeypatch.chdir(tmp_path)
-    for wrong in (".", "games"):
+    for wrong in (".", "games", "~nobody-of-that-name"):
         with pytest.raises(ConfigError, match=rf"env: games_path '{wrong}' is not allowed: a path that"):
             make(EnvConfig, {"games_path": wrong}, "env")
     for _ in range(2):

@@ -220,7 +220,8 @@ def test_every_card_played_is_told_in_order(name):
 def test_euchre_rules(config_id):
     lone_defence, stick = bool(config_id & 1), bool(config_id & 2)
     text = rules("euchre", config_id)
-    assert ("defends alone" in text, "must name" in text) == (lone_defence, stick)
+    assert ("from the dealer's left, whether one of them defends alone" in text, "must name" in text) == (
+        lone_defence, stick)  # fmt: skip
     kinds: Counter = Counter()
     for seed in range(400):
         rng = random.Random(seed)
@@ -234,6 +235,9 @@ def test_euchre_rules(config_id):
             assert over.returns() == [0, 0, 0, 0]
             kinds["passed out"] += 1
             continue
+        if asked := [m.player for m in over.full_history() if m.action in (29, 30) and m.player != over.declarer()]:
+            defenders = [p for p in ((over.dealer() + 1 + k) % 4 for k in range(4)) if (p - over.declarer()) % 2]
+            assert asked == defenders[: len(asked)]
         suit = "CDHS"[over.trump_suit()]
         bowers = [{"C": "S", "S": "C", "D": "H", "H": "D"}[suit] + "J", suit + "J"]
         trumps = [suit + rank for rank in "9TQKA"] + bowers
@@ -365,3 +369,63 @@ def test_gin_rummy_prompt_tells_what_the_opponent_took():
     assert f"Opponent's known cards: {card}\n" in full
     assert full.endswith("Turns so far (draw, discard): opp upcard")
     assert compact.endswith(f"|{card}|||-u")
+
+
+def gin_rummy_of(knocker, defender, upcard):
+    """Two hands as they are dealt, the first upcard, and the first seat to move."""
+    state = load("gin_rummy").new_initial_state()
+    card = {name: c for c, name in enumerate(rank + suit for suit in "scdh" for rank in "A23456789TJQK")}
+    for name in (*knocker.split(), *defender.split(), upcard):
+        state.apply_action(card[name])
+    return state, card
+
+
+def test_gin_rummy_says_what_is_laid_off_and_what_is_melded():
+    """After gin nothing is laid off: a pass gives the melds away."""
+    state, card = gin_rummy_of("As 2s 3s 4s Kc Kd 7h", "5s 2h 9c 9d 9h Ks 4d", "Kh")
+    for action in (52, 55, card["7h"]):
+        state.apply_action(action)
+    melds = {state.action_to_string(0, a).split(": ")[-1]: a for a in state.legal_actions()}
+    for meld in ("As2s3s4s", "KcKdKh"):
+        state.apply_action(melds[meld])
+    state.apply_action(54)
+    full, compact = prompts("gin_rummy", state, 1)
+    assert "Phase: lay your own melds, then pass, which ends the hand" in full
+    assert compact.startswith("me|")
+    state.apply_action(54)
+    assert state.is_terminal()
+
+
+def test_gin_rummy_says_when_laying_off_is_over():
+    state, card = gin_rummy_of("As 2s 3s 4s 2d Kd 3h", "5s 2h 9c 9d 9h Ks 4d", "2c")
+    for action in (52, 55, card["Kd"]):
+        state.apply_action(action)
+    melds = {state.action_to_string(0, a).split(": ")[-1]: a for a in state.legal_actions()}
+    for action in (melds["As2s3s4s"], 54):
+        state.apply_action(action)
+    laying_off = prompts("gin_rummy", state, 1)
+    assert "Phase: lay cards off on the knocker's melds, then pass\n" in laying_off[0]
+    state.apply_action(54)
+    melding = prompts("gin_rummy", state, 1)
+    assert "Phase: lay your own melds, then pass, which ends the hand\n" in melding[0]
+    assert (laying_off[1][:3], melding[1][:3]) == ("la|", "me|")
+
+
+def test_gin_rummy_compact_tells_the_first_upcard():
+    found = []
+    for upcard in ("8c", "9c"):
+        state, _ = gin_rummy_of("As 2s 3s 4s Kc Kd 7h", "5s 2h 9s 9d 9h Ks 4d", upcard)
+        for action in (54, 54):
+            state.apply_action(action)
+        found.append(prompts("gin_rummy", state, 0)[1])
+    assert found[0].replace("8c", "9c") == found[1] != found[0]
+
+
+def test_gin_rummy_says_that_a_knock_at_the_wall_takes_the_upcard():
+    walls = 0
+    for seed in range(40):
+        for state in playthrough("gin_rummy", 0, seed):
+            if not state.is_terminal() and "WALL" in str(state.current_phase()):
+                walls += 1
+                assert "knock with the upcard, or pass" in prompts("gin_rummy", state, state.current_player())[0]
+    assert walls

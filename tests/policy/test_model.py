@@ -14,6 +14,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch.testing import assert_close
+from transformers import AutoTokenizer
 
 from config.reader import ConfigError, load_config
 from policy import network
@@ -236,6 +237,20 @@ def test_prompts_are_what_the_template_says(tiny_models, name, oracle):
     assert head == "<|im_start|>system\n" + TALK[0]["content"]
     assert tokenizer.decode([chat.end_id]) == "<|im_end|>"
     assert ("<think>\n\n</think>\n\n" in tokenizer.decode(expected)) == (name == "qwen3")
+
+
+@pytest.mark.parametrize("name", ["qwen2_5", "qwen3", "qwen3_instruct_2507"])
+def test_who_names_no_mode_of_thinking_asks_as_in_training(tiny_models, tmp_path, name):
+    """Servers of a merged model, say, which else would let Qwen3 think."""
+    chat = ChatFormat(qwen_tokenizer(tiny_models, name))
+    kept = chat.tokenizer.chat_template
+    chat.save(tmp_path)
+    assert chat.tokenizer.chat_template == kept
+    saved = AutoTokenizer.from_pretrained(tmp_path)
+    shown = saved.apply_chat_template(TALK[:4], tokenize=False, add_generation_prompt=True)
+    assert shown == saved.decode(chat.first_prompt(TALK[:4])[0])
+    thinks = saved.apply_chat_template(TALK[:4], tokenize=False, add_generation_prompt=True, enable_thinking=True)
+    assert (thinks == shown) == (name != "qwen3")
 
 
 def test_the_template_that_was_used_is_the_one_that_is_saved(tiny_models):

@@ -6,6 +6,7 @@ from tiny import rollout, tiny_policy
 from torch.testing import assert_close
 
 from policy.state_head import GAIN, StateHead
+from utils import ConfigError
 
 SHAPES = {"b": {3}, "a": {2, 3}}
 STATES = [("a", torch.tensor([1.0, 0.0])), ("b", torch.tensor([0.0, 1.0, 0.25])), ("a", torch.tensor([1.0, 1.0, 0.0])),
@@ -58,3 +59,13 @@ def test_prompts_are_what_values_are_read_from_whatever_else_is_asked_for(tmp_pa
         assert_close(policy.value_head(read.prompts)[:, 0], read.values)
         logged = [d.value for s in sequences for d in s.decisions]
         assert read.values.tolist() == pytest.approx(logged, abs=1e-4)
+
+
+def test_a_head_of_other_games_is_named(tmp_path):
+    policy = tiny_policy(tmp_path)
+    policy.learn_states({"a": [3]})
+    (tmp_path / "saved").mkdir()
+    policy.save(tmp_path / "saved")
+    policy.learn_states({"b": [3]})
+    with pytest.raises(ConfigError, match="its state_head does not fit these games"):
+        policy.load(tmp_path / "saved")

@@ -179,6 +179,16 @@ def test_every_version_gets_a_name_of_its_own_and_the_old_one_goes(policy, serve
     assert not server.adapters
 
 
+def test_what_else_lies_among_the_adapters_stays(policy, server, tmp_path):
+    left, mine = tmp_path / "adapters" / "policy-000007-abcdef", tmp_path / "adapters" / "mine"
+    for folder in (left, mine):
+        folder.mkdir(parents=True)
+        (folder / "adapter_model.safetensors").touch()
+    with engine_of(policy, tmp_path, server):
+        assert (left.exists(), mine.exists()) == (False, True)
+    assert (mine / "adapter_model.safetensors").exists()
+
+
 def test_new_weights_play_after_they_are_published(policy, server, tmp_path):
     before = {name: p.detach().clone() for name, p in policy.trainable().items()}
     with engine_of(policy, tmp_path, server) as engine:

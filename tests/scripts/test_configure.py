@@ -43,7 +43,7 @@ def config_of(file):
 
 def peak_of(config):
     architecture = load_architecture(config.model)
-    parameters = memory.count_parameters(config.model, config.lora, architecture)
+    parameters = memory.count_parameters(config.lora, architecture)
     measured = preflight.measure_prompts(config, preflight.ChatFormat(preflight.load_tokenizer(config.model)))
     return memory.peak(memory.estimate(config, parameters, architecture, measured)) / GB
 

@@ -2,6 +2,7 @@
 
 import _thread
 import contextlib
+import dataclasses
 import json
 import os
 import re
@@ -672,6 +673,8 @@ def test_a_server_is_on_the_default_ladder_under_its_own_name():
     """``--model`` is its name there, and no model to be loaded here."""
     contest = SimpleNamespace(args=evaluate.arguments(["--ladder", "--base-url", "http://x/v1", "--model", "m"]))
     assert evaluate.Contest._names(contest) == ["random", "mcts:10x1", "mcts:50x1", "mcts:200x1", "http://x/v1"]
+    contest.args.checkpoint = ["runs/x"]
+    assert "base" not in evaluate.Contest._names(contest)
 
 
 @pytest.mark.parametrize("flags", [["--ladder", "base", "random"], ["--strength", "--checkpoint", "base"]])
@@ -991,6 +994,7 @@ def test_flags_mean_the_same_in_every_program(capsys):
         (["--checkpoint", "random", "--set", "ppo.nothing=1"], "--set: ppo.nothing = 1: no such key"),
         (["--checkpoint", "base"], "base: the base of what?"),
         (["--checkpoint", "random", "--set", "env.opponent=mcts"], "env.opponent: stages are not played here"),
+        (["--checkpoint", "random", "--set", "opponent=mcts"], "env.opponent: stages are not played here"),
         (["--checkpoint", "http://127.0.0.1:1/v1"], "--model must name the model"),
         (["--base_url", "http://127.0.0.1:1/v1", "--checkpoint", "random"], "--model must name the model"),
         (
@@ -1024,6 +1028,7 @@ def test_flags_mean_the_same_in_every_program(capsys):
             ["--checkpoint", "random", "--json", "/x.json", "--output", "/x.json"],
             "--json /x.json: is the --output file",
         ),
+        (["--checkpoint", "config", "--exploit", "1", "--greedy"], "--exploit: responses learn against sampled play"),
         (["--model", "models/tiny", "--exploit", "1"], "--exploit: needs --checkpoint with runs"),
         (["--ladder", "random", "mcts:2x1", "--opponent", "random"], "leave out --opponent, and of --ladder --exact"),
         (["--checkpoint", "random", "--episodes", "many"], "--episodes: many: expected a whole number"),
@@ -1120,12 +1125,14 @@ def test_games_of_other_best_responses_are_not_taken_for_these(run):
 
 
 def test_of_several_responses_the_one_that_scored_best_while_learning_is_played(tmp_path, run, monkeypatch):
-    scores = iter([0.4, 0.9, 0.6])
-    monkeypatch.setattr(exploit, "_train", lambda *args: next(scores))
+    scores, trained = iter([0.4, 0.9, 0.6]), []
+    monkeypatch.setattr(exploit, "_train", lambda config, *args: trained.append(config) or next(scores))
     args = evaluate.arguments(["--checkpoint", str(run), "--exploit", "3"])
     config = Roster([], [], 0, False, None).config(str(run))
+    config.env = dataclasses.replace(config.env, use_vllm=True, vllm_base_url=["http://127.0.0.1:1"])
     best, found = exploit.best_response(config, run, [(KUHN, KUHN)], args, tmp_path, Console(1))
     assert (best, found) == (tmp_path / "1" / "final", [0.4, 0.9, 0.6])
+    assert not any(mine.env.use_vllm for mine in trained)  # servers hold another player's weights
 
 
 def test_best_responses_are_to_those_who_play_against_somebody(run, capsys):

@@ -14,6 +14,8 @@ from huggingface_hub import ModelCard
 from tiny import base_model, micro_config, tiny_policy
 
 from config.reader import config_dict
+from curriculum import CurriculumConfig, Stage
+from envs.config import EnvConfig
 from evaluation import measure as evaluation
 from scripts import merge
 from scripts.export import proof, publish
@@ -583,3 +585,20 @@ def test_another_adapter_of_the_same_base_is_another_merge(run_plain, tmp_path, 
 def test_config_errors_of_the_base_name_the_key(run_plain):
     with pytest.raises(ConfigError, match="model_name"):
         merge.load(merge.run_config(run_plain / "checkpoint-000006", "./nothing/here"), adapter="x")
+
+
+def test_the_proof_asks_for_different_programs(tmp_path):
+    """The seed of a task chooses no row of a file: its id does."""
+    config = micro_config(tmp_path)
+    config.env = EnvConfig(env_type="trace", answer_mode="free")
+    config.curriculum = CurriculumConfig([Stage("sums", [(0, 0)])])
+    assert len({task.task_id for task in proof.deals(config, 40, 1)}) == 20  # each in both seats
+
+
+def test_the_card_of_a_player_of_programs_names_no_opponent(tmp_path):
+    known = {"before": 0.1, "after": 0.5, "interval": [0.4, 0.6], "episodes": 40}
+    result = known | dict.fromkeys(("exact_after", "ceiling", "share"))
+    played = about(tmp_path, summary={"games": {"trace_l0": result}}, checkpoint="final")
+    played.config.env = EnvConfig(env_type="trace", answer_mode="free")
+    before, _, evaluation = publish.card(played).partition("<details>")
+    assert not re.search("random|against", before + evaluation.partition("</details>")[2])

@@ -579,3 +579,13 @@ os._exit(serve.main(["--port", "0", "--opponent", "random"]))
     done = subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=30)
     assert done.returncode == 130
     assert done.stderr == ""
+
+
+def test_whoever_serves_may_choose_what_is_searched():
+    """The bound is for clients, and in goofspiel it is the tightest of all."""
+    assert serve._arguments(["--opponent", "mcts:200x1"]).opponent == "mcts:200x1"
+
+    with running_server("--opponent", "mcts:200x1") as url, httpx.Client(base_url=url, timeout=60) as asker:
+        assert "error" not in call(asker, "reset", task_id=task_id("goofspiel"), seed=1)["info"]
+        refused = call(asker, "reset", task_id=task_id("goofspiel"), seed=1, opponent="mcts:200x1")
+        assert "searches more than this server allows" in refused["info"]["error"]["message"]

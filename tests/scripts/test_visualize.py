@@ -787,3 +787,9 @@ def test_nothing_is_wider_than_the_screen(page, report, compared, width):
         page.open(path)
         assert page.js("document.documentElement.scrollWidth") == width
     page.call("Emulation.clearDeviceMetricsOverride")
+
+
+@pytest.mark.parametrize(("kind", "against"), [("trace", False), ("openspiel", True)])
+def test_the_pasted_page_says_against_whom_where_there_is_somebody(kind, against):
+    text = markdown.page("run", [], {}, {"games": {"a": {"after": 0.5}}}, {"env": {"env_type": kind}})
+    assert ("against uniform random" in text) == against

@@ -186,6 +186,15 @@ def test_what_was_drawn_before_a_change_of_stage_does_not_count_for_the_next():
     assert curriculum.rates == {"window_success": None, "gate_success": None}  # not 0: nobody has lost there
 
 
+def test_nor_does_it_where_the_next_has_the_same_games():
+    mixed = Stage("mixed", ["leduc_poker"], {"random": 1, "mcts:10x1": 1}, "random", threshold=0.7)
+    stages = [Stage("easy", ["leduc_poker"]), mixed, Stage("hard", ["leduc_poker"], "mcts:10x1")]
+    curriculum = Curriculum(CurriculumConfig(stages), 0)
+    drawn_in, step = curriculum.stage.name, [curriculum.next(i) for i in range(256)]
+    changes = [change for t in step if (change := curriculum.update(t, 1.0, drawn_in))]
+    assert [change["to"] for change in changes] == ["mixed"]
+
+
 def test_min_episodes_counts_games_and_not_the_window():
     curriculum = Curriculum(two_stages(Stage("first", ["leduc_poker"], min_episodes=150)), 0)
     feed(curriculum, [1] * 149)
@@ -565,3 +574,8 @@ def test_past_selves_survive_a_resume():
     after.load_state_dict(json.loads(json.dumps(before.state_dict())))
     assert (after.past, list(after.past)) == (before.past, list(before.past))
     assert [after.next(i) for i in range(200)] == [before.next(i) for i in range(200)]
+
+
+def test_what_a_stage_could_be_played_against_is_what_it_takes():
+    with pytest.raises(ValueError, match=r"in training also self and past$"):
+        Stage("a", ["tic_tac_toe"], "pastt")

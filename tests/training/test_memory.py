@@ -36,7 +36,7 @@ def config_of(folder, preset, stage, shape, *sets):
 
 def estimated(config):
     architecture = load_architecture(config.model)
-    parameters = memory.count_parameters(config.model, config.lora, architecture)
+    parameters = memory.count_parameters(config.lora, architecture)
     measured = preflight.measure_prompts(config, ChatFormat(load_tokenizer(config.model)))
     return memory.estimate(config, parameters, architecture, measured)
 

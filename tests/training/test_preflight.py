@@ -63,7 +63,7 @@ def test_parameters_are_those_of_the_real_model(tmp_path, architecture, tied, ta
     config = micro_config(tmp_path, model={"model_name": folder}, lora={"target_modules": targets, "r": 5})
     assert tokenizer_folder != folder
     policy = load_policy(config)
-    counted = memory.count_parameters(config.model, config.lora, load_architecture(config.model))
+    counted = memory.count_parameters(config.lora, load_architecture(config.model))
     real = sum(p.numel() for p in policy.peft_model.parameters()) + sum(
         p.numel() for p in policy.value_head.parameters()
     )
@@ -74,7 +74,7 @@ def test_parameters_are_those_of_the_real_model(tmp_path, architecture, tied, ta
 @pytest.mark.parametrize(("name", "published"), zip(SHAPES, (3_085_938_688, 4_022_468_096), strict=True))
 def test_parameters_of_the_true_shapes_are_the_published_ones(tmp_path, shapes, name, published):
     config = micro_config(tmp_path, model={"model_name": str(shapes[name])}, lora={"r": 16})
-    counted = memory.count_parameters(config.model, config.lora, load_architecture(config.model))
+    counted = memory.count_parameters(config.lora, load_architecture(config.model))
     assert sum(counted.linears) + counted.other == published
 
 
@@ -102,14 +102,14 @@ def test_4_bit_weights_take_what_was_estimated(tmp_path, architecture, nested):
     load_tokenizer(config.model).save_pretrained(folder)
     config = micro_config(tmp_path, model={**model, "model_name": folder})
     base, _ = load_model(config.model, config.lora, 0)
-    counted = memory.count_parameters(config.model, config.lora, load_architecture(config.model))
+    counted = memory.count_parameters(config.lora, load_architecture(config.model))
     assert memory.weight_bytes(counted, config.model) == pytest.approx(held_bytes(base), rel=0.001)
 
 
 def test_nested_quantisation_saves_what_its_paper_says(tmp_path, shapes):
     def bits(**model):
         config = micro_config(tmp_path, model={"model_name": str(shapes["Qwen3-4B"]), **model})
-        counted = memory.count_parameters(config.model, config.lora, load_architecture(config.model))
+        counted = memory.count_parameters(config.lora, load_architecture(config.model))
         plain = counted.other * 4
         return 8 * (memory.weight_bytes(counted, config.model) - plain) / sum(counted.linears)
 
@@ -158,7 +158,7 @@ def test_a_layer_keeps_the_activations_that_were_estimated(tmp_path, architectur
 def estimated(folder, **sections):
     config = micro_config(folder, **sections)
     architecture = load_architecture(config.model)
-    counted = memory.count_parameters(config.model, config.lora, architecture)
+    counted = memory.count_parameters(config.lora, architecture)
     return memory.estimate(config, counted, architecture, preflight.measure_prompts(config, chat_of(config)))
 
 

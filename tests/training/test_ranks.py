@@ -1,12 +1,15 @@
 """Two processes that train together: the same run as one process makes, one set of files, exact resume."""
 
+import logging
 import math
 import os
 import signal
 import subprocess
 import sys
 import time
+from types import SimpleNamespace
 
+import accelerate
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -152,6 +155,16 @@ def test_a_launchers_variable_that_makes_no_sense_is_told(monkeypatch, size):
     monkeypatch.setenv("WORLD_SIZE", size)
     with pytest.raises(ConfigError, match=r"^WORLD_SIZE and its like"):
         Ranks.join("cpu")
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_the_first_process_warns_for_all(monkeypatch, rank):
+    joined = SimpleNamespace(process_index=rank, num_processes=2, is_main_process=not rank)
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setattr(accelerate, "PartialState", lambda **options: joined)
+    monkeypatch.setattr(logging.getLogger(), "level", logging.INFO)
+    assert Ranks.join("cpu").rank == rank
+    assert logging.getLogger().level == (logging.ERROR if rank else logging.INFO)
 
 
 def test_shares_are_put_together_in_their_order(monkeypatch):

@@ -1,5 +1,7 @@
 """What a running program shows and guards."""
 
+import errno
+import fcntl
 import io
 import json
 import logging
@@ -9,6 +11,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import time
 import types
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,7 +22,7 @@ from training import loggers
 from training.console import Console, Pace
 from training.loggers import Loggers
 from training.metrics import MetricsLog
-from training.process import StopSignal, lock_run, say_how_to_go_on
+from training.process import TOGETHER, StopSignal, lock_run, say_how_to_go_on
 from utils import ConfigError
 
 ROOT = Path(__file__).parents[2]
@@ -126,6 +129,15 @@ def test_a_second_process_is_refused_until_the_first_lets_go(tmp_path):
     assert third.returncode == 0
 
 
+def test_a_disk_without_locks_is_told_apart_from_one_in_use(tmp_path, monkeypatch):
+    def flock(file, how):
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    with pytest.raises(ConfigError, match="cannot be locked: Function not implemented; choose a folder on another"):
+        lock_run(tmp_path)
+
+
 def test_a_killed_process_leaves_no_lock(tmp_path):
     code = (
         "import sys, time; from training import process; held = process.lock_run(sys.argv[1]); "
@@ -193,9 +205,24 @@ def test_first_signal_asks_and_second_ends(number):
     assert stuck.stdout.readline() == "ready\n"
     stuck.send_signal(number)
     assert stuck.stdout.readline().startswith("stopping")
+    time.sleep(2 * TOGETHER)
     stuck.send_signal(number)
     assert stuck.wait(timeout=10) == 128 + number
     stuck.communicate()
+
+
+@pytest.mark.parametrize("other", [signal.SIGHUP, signal.SIGINT, signal.SIGTERM])
+def test_signals_that_come_together_are_one(other):
+    """A shell that is closed passes SIGHUP on twice; service managers send it beside SIGTERM."""
+    loop = python(LOOP.format(grace=0.2))
+    assert loop.stdout.readline() == "ready\n"
+    loop.send_signal(signal.SIGTERM)
+    loop.send_signal(other)
+    assert loop.stdout.readline().startswith("stopping")
+    loop.send_signal(other)
+    loop.communicate(timeout=60)
+    assert loop.returncode in (128 + signal.SIGTERM, 128 + other)
+    assert loop.stdout.closed
 
 
 def test_a_closed_terminal_does_not_end_what_ignores_it():

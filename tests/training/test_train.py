@@ -594,7 +594,7 @@ def test_a_score_on_another_scale_is_none(undisturbed, tmp_path):
     """It would be saved again as one of an evaluation, and stay the best for ever."""
     copy_of(undisturbed / "run", tmp_path, 4)
     assert loaded(tmp_path, 4).score is not None
-    for knob in ("ppo.eval_freq=0", "ppo.temperature=0.7", "env.history_turns=2"):
+    for knob in ("ppo.eval_freq=0", "ppo.temperature=0.7", "env.history_turns=2", "ppo.eval_exact=never"):
         assert loaded(tmp_path, 4, knob).score is None
     low, high = (loaded(tmp_path, 4, "ppo.eval_freq=0", *stages).scale for stages in ((), ("env.opponent=mcts:2x1",)))
     assert low != high  # success rates against another opponent
