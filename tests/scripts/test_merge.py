@@ -600,5 +600,6 @@ def test_the_card_of_a_player_of_programs_names_no_opponent(tmp_path):
     result = known | dict.fromkeys(("exact_after", "ceiling", "share"))
     played = about(tmp_path, summary={"games": {"trace_l0": result}}, checkpoint="final")
     played.config.env = EnvConfig(env_type="trace", answer_mode="free")
+    played.config.curriculum = CurriculumConfig([Stage("sums", [(0, 0)])])
     before, _, evaluation = publish.card(played).partition("<details>")
     assert not re.search("random|against", before + evaluation.partition("</details>")[2])
