@@ -414,8 +414,8 @@ def test_gin_rummy_says_when_laying_off_is_over():
 def test_gin_rummy_compact_tells_the_first_upcard():
     found = []
     for upcard in ("8c", "9c"):
-        state, _ = gin_rummy_of("As 2s 3s 4s Kc Kd 7h", "5s 2h 9s 9d 9h Ks 4d", upcard)
-        for action in (54, 54):
+        state, card = gin_rummy_of("As 2s 3s 4s Kc Kd 7h", "5s 2h 9s 9d 9h Ks 4d", upcard)
+        for action in (54, 54, 53, card["Ah"]):
             state.apply_action(action)
         found.append(prompts("gin_rummy", state, 0)[1])
     assert found[0].replace("8c", "9c") == found[1] != found[0]
