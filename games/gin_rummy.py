@@ -1,5 +1,7 @@
 """Gin rummy: one hand of 7 to 9 cards."""
 
+from itertools import takewhile
+
 from games.base import Game, State, rules_text
 
 RANKS, SUITS = "A23456789TJQK", "scdh"
@@ -90,8 +92,8 @@ def _compact(state: State, seat: int) -> str:
     parts.append(" ".join(_melds(state, seat) + _melds(state, 1 - seat)))
     parts.append(_cards(state.layoffs(), ""))
     turns = [f"{'+' if int(p) == seat else '-'}{source[0]}{''.join(rest)}" for p, source, *rest in _log(state)]
-    first = next((_card(i.action) for i in state.full_history()[2 * len(state.hands()[0]) :] if i.player < 0), "")
-    return "|".join([*parts, first + "".join(turns)])
+    *_, first = takewhile(lambda item: item.player < 0, state.full_history())  # of what was dealt, the upcard
+    return "|".join([*parts, _card(first.action) + "".join(turns)])
 
 
 GAME = Game(
