@@ -368,7 +368,7 @@ def test_gin_rummy_prompt_tells_what_the_opponent_took():
     full, compact = prompts("gin_rummy", state, 1)
     assert f"Opponent's known cards: {card}\n" in full
     assert full.endswith("Turns so far (draw, discard): opp upcard")
-    assert compact.endswith(f"|{card}|||-u")
+    assert compact.endswith(f"|{card}|||{card}-u")
 
 
 def gin_rummy_of(knocker, defender, upcard):
