@@ -387,6 +387,15 @@ def _is_own(file: Path) -> bool:
     return isinstance(settings, dict) and "players" in settings
 
 
+def _check_how(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
+    if {item.partition("=")[0].strip().rpartition(".")[2] for item in args.set} & {"opponent", "opponent_type"}:
+        parser.error("--set env.opponent: stages are not played here; --opponent names the player's")
+    if args.exploit and args.greedy:
+        parser.error("--exploit: responses learn against sampled play, and are measured against it; leave out --greedy")
+    if args.base_url and not args.model:
+        parser.error("--base-url: --model must name the model that the server is to be asked for")
+
+
 def _check_json(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
     try:
         if args.json:
@@ -455,13 +464,8 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         parser.error("--compare and --ladder PLAYER... name all players: leave out --checkpoint, and --base-url")
     if (args.ladder is not None and (args.opponent or args.exact)) or (args.exploit and args.opponent):
         parser.error("--ladder and --exploit name opponents themselves: leave out --opponent, and of --ladder --exact")
-    if {item.partition("=")[0].strip().rpartition(".")[2] for item in args.set} & {"opponent", "opponent_type"}:
-        parser.error("--set env.opponent: stages are not played here; --opponent names the player's")
-    if args.exploit and args.greedy:
-        parser.error("--exploit: responses learn against sampled play, and are measured against it; leave out --greedy")
+    _check_how(parser, args)
     _check_json(parser, args)
-    if args.base_url and not args.model:
-        parser.error("--base-url: --model must name the model that the server is to be asked for")
     return args
 
 
