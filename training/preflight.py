@@ -8,12 +8,13 @@ import contextlib
 import dataclasses
 import json
 import logging
+import math
 import os
 import time
 from collections import defaultdict
 from collections.abc import Sequence as Seq
 from dataclasses import replace
-from itertools import product
+from itertools import product, zip_longest
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -240,7 +241,7 @@ def exact_tasks(config: SimpleNamespace, chat: ChatFormat) -> dict[int, float]:
 def evaluation_work(config: SimpleNamespace, chat: ChatFormat) -> tuple[float, float]:
     """Forward passes and tokens of the games of one evaluation, estimated from random games."""
     passes = tokens = 0.0
-    rounds: list[float] = []  # of each game played, alone
+    rounds: list[tuple[int, list[float]]] = []  # of each game: decisions, shares of answers of at most 0, 1, ... passes
     games, tasks = config.ppo.eval_games, first_tasks(config.curriculum, config.env.env_type)
     at_once = min(config.env.games_at_once or games * len(tasks), games * len(tasks))
     for p in (count_tokens(config, chat, eval_tasks([(task, task)], 2, 0), False) for task in tasks):
@@ -255,9 +256,19 @@ def evaluation_work(config: SimpleNamespace, chat: ChatFormat) -> tuple[float, f
                 work = asked * (new + size / ATTENDED)  # as policy.network.batches counts it
                 passes += max(work / config.model.tokens_per_batch, 1) * games / at_once
         tokens += games * (p.read - len(p.first) * p.shared) / len(p.episodes)
-        rounds += [lengths[i % len(lengths)] * sum(p.passes) / len(p.passes) for i in range(games)]
-    longest = sum(max(rounds[i : i + at_once]) for i in range(0, len(rounds), at_once))  # ``play`` goes part by part
+        within = [sum(n <= most for n in p.passes) / len(p.passes) for most in range(max(p.passes))]
+        rounds += [(lengths[i % len(lengths)], within) for i in range(games)]
+    longest = sum(_waited_for(rounds[i : i + at_once]) for i in range(0, len(rounds), at_once))  # as ``play`` does
     return max(passes, longest), tokens
+
+
+def _waited_for(rounds: Seq[tuple[int, list[float]]]) -> float:
+    """Passes of games played at once, however small they are: each turn waits for the longest of its answers."""
+    passes = 0.0
+    for turn in range(max(length for length, _ in rounds)):
+        asked = [within for length, within in rounds if length > turn]
+        passes += sum(1 - math.prod(shares) for shares in zip_longest(*asked, fillvalue=1.0))
+    return passes
 
 
 def _matmul_speed(config: SimpleNamespace, architecture: Any, rows: int) -> float:

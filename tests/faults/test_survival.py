@@ -52,7 +52,7 @@ def undisturbed():
 
 def process(code, *args, **options):
     """Run the program in a process of its own, ``code`` before it."""
-    prelude = f"import os, signal, sys; sys.path.insert(0, {str(ROOT)!r}); import train_ppo, utils\n"
+    prelude = f"import os, signal, sys, time; sys.path.insert(0, {str(ROOT)!r}); import train_ppo, utils\n"
     program = f"{prelude}{code}\nsys.exit(train_ppo.main(sys.argv[1:]))"
     environment = os.environ | {"OMP_NUM_THREADS": str(torch.get_num_threads())} | options.pop("env", {})
     return subprocess.run(
@@ -107,6 +107,7 @@ def test_a_second_interrupt_ends_the_run_at_once_and_leaves_the_last_checkpoint(
 real, updates = train_ppo._backward, iter(range(10**6))
 def backward(*args):
     if train_ppo.TRAINERS[0].state.step == 3:
+        time.sleep(2 * train_ppo.process.TOGETHER)
         os.kill(os.getpid(), signal.SIGINT)
     return real(*args)
 train_ppo._backward, train_ppo.TRAINERS, init = backward, [], train_ppo.Trainer.__init__

@@ -444,3 +444,10 @@ def test_dry_run_loads_no_weights(tmp_path, monkeypatch):
     text = preflight.describe(config)
     assert "kuhn_poker" in text
     assert "fits: about" in text
+
+
+def test_an_answer_waits_for_the_longest_of_those_beside_it():
+    """Half of the answers take one pass, half two: of two at once three quarters take two."""
+    games = [(2, [0.0, 0.5]), (3, [0.0, 0.5])]
+    assert preflight._waited_for(games) == 1.75 + 1.75 + 1.5
+    assert preflight._waited_for([*games, (1, [0.0])]) == 1.75 + 1.75 + 1.5
