@@ -198,7 +198,8 @@ def write_file(target: Path, content: bytes) -> None:
     try:
         with naming(f"{target.name}: "):
             _remove(tmp)  # also what is a link to another file
-            tmp.write_bytes(content)
+            with tmp.open("xb") as file:
+                file.write(content)
             _fsync(tmp)
             tmp.replace(target)
     finally:
@@ -208,8 +209,7 @@ def write_file(target: Path, content: bytes) -> None:
 def sweep(directory: Path, name: str) -> None:
     """Undo what an interrupted ``write_directory`` or ``write_file`` left in ``directory``; of ``name`` alone."""
     for path in sorted(directory.glob(f".old-{name}")):
-        target = path.with_name(path.name.removeprefix(".old-"))
-        if not target.exists():
+        if not (target := path.with_name(path.name.removeprefix(".old-"))).exists():
             path.rename(target)
         else:
             _remove(path)

@@ -186,15 +186,15 @@ class RemoteEnv(OpenSpielEnv):
         if parse_opponent(task.opponent).kind not in ("random", "mcts", "ismcts"):
             raise ValueError(f"opponent {task.opponent!r} cannot play on a server: choose random, mcts or ismcts")
         self._table, self._attempt = table(task.task_id), 1
-        self._name, self._spiel, self._ours = self._table.game.name, self._table.spiel, False
+        self._name, self._spiel = self._table.game.name, self._table.spiel
         seed = derive_seed(task.task_id) if task.seed is None else task.seed
         asked = {"task_id": task.task_id, "seed": seed % SEEDS, "opponent": task.opponent}
         reply = self._call("reset", **asked)
-        self._state = reply.episode_id
+        self._state, self._ours = reply.episode_id, reply.info.get("path") == EVALUATE_PATH
         self._check_echo(asked, reply.info)
         self._seat = self._own_seat = reply.info["llm_player_id"]
         rules, found, _ = reply.observation.partition("\n\n# Current Game State\n")
-        self._ours, self._head = reply.info.get("path") == EVALUATE_PATH, rules + found if found else ""
+        self._head = rules + found if found else ""
         ours = full_system(self._table.game.name, rules.removeprefix("# Game Rules\n"))
         self._system = ours if self._ours else rules if found else ""
         return self._show(reply)

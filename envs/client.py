@@ -161,7 +161,8 @@ def connections() -> Any:
 
     limits = httpx.Limits(max_connections=None, keepalive_expiry=KEEPALIVE_SECONDS)
     direct = dict.fromkeys(("all://localhost", "all://127.0.0.1", "all://[::1]"))  # whatever proxy the shell names
-    with blaming("the proxy that ALL_PROXY, HTTP_PROXY or HTTPS_PROXY names: ", (ValueError, ImportError)):
+    wrong = ValueError, ImportError, httpx.InvalidURL
+    with blaming("the proxy that ALL_PROXY, HTTP_PROXY or HTTPS_PROXY names: ", wrong):
         return httpx.AsyncClient(limits=limits, verify=_tls(), mounts=direct)
 
 

@@ -147,8 +147,9 @@ def position(task_id: int, history: Sequence[Sequence[int]]) -> Any:
 def score(pyspiel_game: Any, returns: list[float], seat: int) -> float:
     """Map the returns of a finished game to [0, 1] for one seat, as the public environment does.
 
-    Zero-sum and cooperative: the return's place between the game's lowest and highest utility. General-sum: with one
-    player the same, with two 1 / 0.5 / 0 by comparison, with more 1 - rank / (players - 1), ties sharing the best rank.
+    Zero-sum: the return's place between the game's lowest and highest utility, and so in cooperative games, of which
+    it has none. General-sum: with one player the same, with two 1 / 0.5 / 0 by comparison, with more
+    1 - rank / (players - 1), ties sharing the best rank.
     """
     return _place(returns, seat, _utilities(pyspiel_game))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -26,7 +27,7 @@ class ChatFormat:
 
     History is never rendered again: a turn adds tokens after those that were sampled. That is only what the
     model will see elsewhere if the template keeps its prefix; where it does not (Qwen3 drops old think blocks)
-    TRL's training variant of the template does, and is used and saved with the adapter.
+    TRL's training variant of the template does, and is used. What is saved with the adapter asks so wherever it is read.
 
     Raises:
         ConfigError: the tokenizer has no such template, or merges digits.
@@ -50,13 +51,16 @@ class ChatFormat:
         roles = ("system", "user", "assistant", "user", "assistant", "user")
         contents = ("a b", "c", "1", "d", "20", "e")
         talk = [{"role": r, "content": c} for r, c in zip(roles, contents, strict=True)]
+        self._thinks = True  # Qwen3, unless that is switched off; templates that must be told fail
+        with suppress(ConfigError):
+            self._thinks = self._render(talk, {}) != self._render(talk)
         if tuple(self.first_prompt(talk)[0]) != self._encode(self._render(talk)):
             raise ConfigError("model.model_name: its chat template is not a text around each message; Qwen's is needed")
 
     def save(self, folder: Path) -> None:
         """Write the tokenizer; who names no mode of thinking is asked as in training, without."""
-        talk, saved = [{"role": "user", "content": "a"}], copy.deepcopy(self.tokenizer)
-        if self._render(talk, {}) != self._render(talk):  # Qwen3's: thinking is on unless it is switched off
+        saved = copy.copy(self.tokenizer)
+        if self._thinks:
             saved.chat_template = THINKING_OFF + saved.chat_template
         saved.save_pretrained(folder)
 

@@ -68,8 +68,9 @@ class Engine:
         if version == self.version:
             return
         first, self.version = self.version < 0, version
-        for path in self.folder.glob("policy-??????-*") if first else ():  # of earlier processes of this run
-            shutil.rmtree(path, ignore_errors=True)
+        for name in ("policy-??????-*", ".tmp-policy-??????-*") if first else ():  # of earlier processes of this run
+            for path in self.folder.glob(name):
+                shutil.rmtree(path, ignore_errors=True)
         self._kept.append(write_directory(self.folder / self.name(version), self.policy.save))
         asked = [s for s in self.servers if s.may_be_tried or not (s.out or s.retry_at == math.inf)]
         self._runner.run(self._unless_stopped(_together(map(self._load, asked))))

@@ -19,6 +19,7 @@ import argparse
 import json
 import logging
 import os
+import re
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
@@ -388,7 +389,8 @@ def _is_own(file: Path) -> bool:
 
 
 def _check_how(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
-    if {item.partition("=")[0].strip().rpartition(".")[2] for item in args.set} & {"opponent", "opponent_type"}:
+    plain = [item.lower().replace("-", "_") for item in args.set]
+    if any(re.match(r'\s*([^=]*\.)?opponent(_type)?\s*=|[^=]*=.*"opponent(_type)?"', item) for item in plain):
         parser.error("--set env.opponent: stages are not played here; --opponent names the player's")
     if args.exploit and args.greedy:
         parser.error("--exploit: responses learn against sampled play, and are measured against it; leave out --greedy")

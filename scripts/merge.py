@@ -195,7 +195,7 @@ def make_merge(adapter: Path, config: SimpleNamespace, args: argparse.Namespace)
     """Merge into the output folder, unless that was done before; return the report."""
     model, dtype = config.model, args.dtype or config.model.dtype
     made_of = {"base": publish.public_name(model.model_name), "revision": model.revision, "dtype": dtype,
-               "dequantised": model.use_4bit, "deals": args.deals,
+               "dequantised": model.use_4bit, "deals": args.deals, "thinking": False,  # of who names no mode
                "adapter_sha256": fingerprint(adapter / WEIGHTS)["sha256"]}  # fmt: skip
     report = finished(args.output, made_of)
     if report is not None:

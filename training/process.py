@@ -217,8 +217,8 @@ class StopSignal:
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         now = time.monotonic()
-        if not self.received:
-            self.received, self._at = number, now
+        if not self._at:  # ``received`` may be another process's
+            self.received, self._at = self.received or number, now
         elif now - self._at > TOGETHER:
             os._exit(128 + number)
 

@@ -13,7 +13,10 @@ from envs.trace.interpreter import Run
 
 MAX_PRINTS = 6
 # By which a program may go on after a print that raises: handlers, and what ends a thread or a task alone.
-SWALLOWS = re.compile(r"\b(except|suppress|finally|__a?exit__|[Tt]hread\w*|submit|gather)\b")
+SWALLOWS = re.compile(
+    r"\b(except|suppress|finally|__a?exit__|[Tt]hread\w*|submit|gather|create_task|ensure_future|wait|__del__|atexit|"
+    r"finalize)\b"
+)
 AFTER_ASSIGNMENT, AFTER_IF = 0.6, 0.4  # probability of a print
 SHOWN = "repr({0}) if isinstance({0}, (int, float, str, bool, type(None))) else type({0}).__name__"
 # In the trial run a print that raises reports itself once and lets the program go on.

@@ -10,7 +10,6 @@ import threading
 import time
 import types
 from concurrent.futures import ThreadPoolExecutor
-from types import SimpleNamespace
 
 import httpx
 import pytest
@@ -20,7 +19,7 @@ from tiny import micro_config
 
 from env_wrapper import EnvConfig, Task, make_env, play
 from envs import affinetes, client
-from envs.affinetes import RemoteEnv, ServerError
+from envs.affinetes import ServerError
 from envs.types import InterruptedRolloutError
 from training import preflight
 from utils import ConfigError
@@ -468,12 +467,16 @@ def test_importing_the_client_is_not_the_servers_time(monkeypatch):
     affinetes.check_server(EnvConfig(env_mode="url", env_url="http://127.0.0.1:1", env_timeout=0.3))
 
 
-def test_a_defect_of_public_servers_is_not_blamed_on_ones_own():
-    env = RemoteEnv.__new__(RemoteEnv)
-    env._name, env._server = "hearts", SimpleNamespace(name="http://x")
-    assert "known of public servers" in str(env._error("no answer"))
-    env._ours = True
-    assert "known of public servers" not in str(env._error("no answer"))
+def test_a_defect_of_public_servers_is_not_blamed_on_ones_own(monkeypatch):
+    monkeypatch.setitem(affinetes.DEFECTS, "leduc_poker", "is out of chips")
+    for path, blamed in ((None, True), (affinetes.EVALUATE_PATH, False)):
+        first = answer(RESET + POSITION.format(game="leduc_poker"), **({"path": path} if path else {}))
+        server = PublicServer(reset=[ok(first), *[(500, {"detail": "boom"})] * 9])
+        with env_on(server) as env:
+            env.reset(TASK)
+            with pytest.raises(ServerError) as error:
+                env.reset(TASK)
+        assert ("known of public servers: is out of chips" in str(error.value)) == blamed
 
 
 @pytest.fixture
@@ -489,11 +492,11 @@ def proxies(monkeypatch):
     client._pool.cache_clear()
 
 
-@pytest.mark.parametrize("proxy", ["socks://127.0.0.1:7891/", "socks5://127.0.0.1:7891"])
+@pytest.mark.parametrize("proxy", ["socks://127.0.0.1:7891/", "socks5://127.0.0.1:7891", "http://proxy:abc"])
 def test_a_proxy_that_cannot_be_used_is_one_line(proxies, proxy):
     proxies(ALL_PROXY=proxy)
     with pytest.raises(
-        ConfigError, match=r"the proxy that ALL_PROXY, HTTP_PROXY or HTTPS_PROXY names: .*(scheme|socks)"
+        ConfigError, match=r"the proxy that ALL_PROXY, HTTP_PROXY or HTTPS_PROXY names: .*(scheme|socks|port)"
     ):
         client.HttpClient("http://127.0.0.1:1")
 

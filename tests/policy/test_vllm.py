@@ -180,12 +180,12 @@ def test_every_version_gets_a_name_of_its_own_and_the_old_one_goes(policy, serve
 
 
 def test_what_else_lies_among_the_adapters_stays(policy, server, tmp_path):
-    left, mine = tmp_path / "adapters" / "policy-000007-abcdef", tmp_path / "adapters" / "mine"
-    for folder in (left, mine):
+    left, cut, mine = (tmp_path / "adapters" / n for n in ("policy-000007-abcdef", ".tmp-policy-000008-abcdef", "mine"))
+    for folder in (left, cut, mine):
         folder.mkdir(parents=True)
         (folder / "adapter_model.safetensors").touch()
     with engine_of(policy, tmp_path, server):
-        assert (left.exists(), mine.exists()) == (False, True)
+        assert (left.exists(), cut.exists(), mine.exists()) == (False, False, True)
     assert (mine / "adapter_model.safetensors").exists()
 
 

@@ -994,7 +994,10 @@ def test_flags_mean_the_same_in_every_program(capsys):
         (["--checkpoint", "random", "--set", "ppo.nothing=1"], "--set: ppo.nothing = 1: no such key"),
         (["--checkpoint", "base"], "base: the base of what?"),
         (["--checkpoint", "random", "--set", "env.opponent=mcts"], "env.opponent: stages are not played here"),
-        (["--checkpoint", "random", "--set", "opponent=mcts"], "env.opponent: stages are not played here"),
+        *(
+            (["--checkpoint", "random", "--set", item], "env.opponent: stages are not played here")
+            for item in ("opponent=mcts", "env.Opponent=mcts", "opponent-type=mcts", 'env={"opponent": "mcts"}')
+        ),
         (["--checkpoint", "http://127.0.0.1:1/v1"], "--model must name the model"),
         (["--base_url", "http://127.0.0.1:1/v1", "--checkpoint", "random"], "--model must name the model"),
         (

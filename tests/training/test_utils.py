@@ -326,3 +326,16 @@ def test_importing_stays_light():
     code = f"import sys, {ours}; print([name for name in {heavy} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert done.stdout.strip() == "[]"
+
+
+def test_a_link_that_cannot_be_removed_is_not_written_through(tmp_path, monkeypatch):
+    (tmp_path / "mine").write_text("precious")
+    (tmp_path / ".tmp-file").symlink_to(tmp_path / "mine")
+
+    def refuse(path):
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(os, "unlink", refuse)
+    with pytest.raises(CheckpointError, match=r"file: .*File exists"):
+        utils.write_file(tmp_path / "file", b"new")
+    assert (tmp_path / "mine").read_text() == "precious"
