@@ -27,7 +27,7 @@ class ChatFormat:
 
     History is never rendered again: a turn adds tokens after those that were sampled. That is only what the
     model will see elsewhere if the template keeps its prefix; where it does not (Qwen3 drops old think blocks)
-    TRL's training variant of the template does, and is used. What is saved with the adapter asks so wherever it is read.
+    TRL's training variant of the template does, and is used. What is saved with the adapter asks so wherever read.
 
     Raises:
         ConfigError: the tokenizer has no such template, or merges digits.
