@@ -198,8 +198,8 @@ def write_file(target: Path, content: bytes) -> None:
     try:
         with naming(f"{target.name}: "):
             _remove(tmp)  # also what is a link to another file
-            with tmp.open("xb") as file:
-                file.write(content)
+            tmp.touch(exist_ok=False)  # where that failed
+            tmp.write_bytes(content)
             _fsync(tmp)
             tmp.replace(target)
     finally:
