@@ -3,7 +3,6 @@
 # make train SEED=1                                 another seed; every run gets a folder of its own in runs/
 # make train CONFIG=config/train_config.json        Qwen3-4B in 4 bits; needs a CUDA device
 # make train ARGS="--set ppo.learning_rate=1e-3"    more arguments for train_ppo.py
-# make train OUT=runs/tiny-seed0 ARGS=--resume      go on with a run that was interrupted
 # make test | test-all | lint                       the quick tests | the slow ones too | ruff, mypy, direction of imports
 
 CONFIG ?= config/presets/tiny.json

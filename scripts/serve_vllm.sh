@@ -3,10 +3,9 @@
 # own, and is not among this project's requirements:
 #
 #     python3 -m venv .vllm && .vllm/bin/pip install vllm vllm-bnb-plugin
-#     export PATH="$PWD/.vllm/bin:$PATH"
-#     BITS=4 bash scripts/serve_vllm.sh Qwen/Qwen3-4B               port 8000, this machine only; as the default run trains
-#     PORT=8001 BITS=4 SHARE=0.5 bash scripts/serve_vllm.sh Qwen/Qwen3-4B
-#     python train_ppo.py --set env.use_vllm=true --set env.vllm_base_url=http://127.0.0.1:8000/v1
+#     PATH="$PWD/.vllm/bin:$PATH" BITS=4 bash scripts/serve_vllm.sh Qwen/Qwen3-4B      port 8000, this machine only
+#     PATH="$PWD/.vllm/bin:$PATH" PORT=8001 BITS=4 SHARE=0.5 bash scripts/serve_vllm.sh Qwen/Qwen3-4B
+#     .venv/bin/python train_ppo.py --set env.use_vllm=true                            in a second terminal
 #
 # BITS=4 serves the base in NF4, as model.use_4bit trains it (a bf16 server beside it is another model, and training ends
 # where what both make of the answers is further apart than training/trajectories.py says): vLLM 0.28 and later want

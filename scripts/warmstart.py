@@ -4,7 +4,7 @@
     python scripts/warmstart.py --config config/presets/tiny.json --set games=tic_tac_toe,leduc_poker \
         --teacher mcts:100x1 --episodes 500 --output runs/m
     python scripts/warmstart.py --config config/presets/trace_smol.json --episodes 3000 --epochs 1 \
-        --learning-rate 1e-3 --output runs/trace-warm
+        --batch 32 --learning-rate 1e-3 --output runs/trace-warm
     python train_ppo.py --config config/presets/leduc_selfplay.json --set model.adapter=runs/warm
 
 A model that never answers legally, or never wins, learns nothing from rewards. The teacher plays the games of the

@@ -227,11 +227,13 @@ def test_signals_that_come_together_are_one(other):
 
 def test_what_the_others_were_told_is_no_first_signal():
     """Several processes agree on a signal that one of them has received; the others' own may come after that."""
-    with StopSignal() as stop:
-        stop.received = signal.SIGTERM
-        for _ in range(2):
-            os.kill(os.getpid(), signal.SIGTERM)
-    assert stop.received == signal.SIGTERM
+    told = LOOP.format(grace=0.2).replace("print", f"stop.received = {int(signal.SIGTERM)}; print", 1)
+    loop = python(told)
+    assert loop.stdout.readline() == "ready\n"
+    assert loop.stdout.readline().startswith("stopping")
+    loop.send_signal(signal.SIGTERM)
+    assert loop.communicate(timeout=60)[0] == "left\n"
+    assert loop.returncode == 128 + signal.SIGTERM
 
 
 def test_a_closed_terminal_does_not_end_what_ignores_it():
