@@ -42,7 +42,7 @@ from env_wrapper import play
 from envs.types import Episode, InterruptedRolloutError
 from evaluation.english import told, unlearned
 from evaluation.measure import GameResult, Progress, deals_of, evaluate, record, result_table
-from policy.model import device_of, identity
+from policy.model import device_of
 from policy.player import Policy, load_policy
 from policy.rehearsal import Rehearsal, divergence
 from policy.vllm_player import Engine
@@ -55,7 +55,7 @@ from training.metrics import MetricsLog, summarise, timing
 from training.positions import known_states, state_shapes
 from training.process import StopSignal, TrainingError
 from training.ranks import ElsewhereError, Ranks, add_up, means
-from training.state import DEVICE_ERRORS, Checkpointed, TrainerState, dump_batch, find_checkpoint, is_finished
+from training.state import DEVICE_ERRORS, Checkpointed, TrainerState, base_of, dump_batch, find_checkpoint, is_finished
 from training.trajectories import Batch, Moments, Trajectory, game_groups, log_ratios, rollout_scores, terminal_rewards
 
 GAPS = ("logprob_gap_mean", "logprob_gap_max")  # |learner's - sampler's| log-probability
@@ -348,7 +348,7 @@ class Trainer(Checkpointed):
     def __init__(self, config: SimpleNamespace, run_dir: Path, ranks: Ranks = LONE) -> None:
         self.config, self.ppo, self.run_dir, self.ranks = config, config.ppo, run_dir, ranks
         self.policy = load_policy(config)
-        self.base = identity(config.model, self.policy.base, self.policy.tokenizer)
+        self.base = base_of(config, self.policy)
         if self.ppo.state_coef:
             self.policy.learn_states(state_shapes(config.curriculum))
         self.names = list(self.policy.trainable())
@@ -376,7 +376,7 @@ class Trainer(Checkpointed):
         batch = collate(valid, self.policy, ppo, state.kl_coef, moments, self.ranks)
         self.midway = True
         stats = self.update(batch)
-        moved = batch.moved(self.policy, legal_mass=not ppo.legal_mass_coef)
+        moved = batch.moved(self.policy, not ppo.legal_mass_coef, self.ranks)
         state.bad_updates = int(stats.pop("bad_updates"))
         if state.bad_updates >= MAX_BAD_UPDATES and self.ranks.first:
             dump_batch(self.run_dir / "bad_batch.json", state.step + 1, batch, valid)
@@ -450,11 +450,11 @@ class Trainer(Checkpointed):
 # --------------------------------------------------------------------------------------------------------- the run
 
 
-def train(config: SimpleNamespace, resume: str | None, force_config: bool = False, ranks: Ranks = LONE) -> int:
-    """Run the training loop; return the exit code."""
+def train(config: Any, resume: str | None, force_config: bool = False, ranks: Ranks = LONE, seen: Any = None) -> int:
+    """Run the training loop; return the exit code. ``seen``: the run's checkpoints when ``resume`` was chosen."""
     run_dir = Path(config.run.output_dir)
-    resolved, lock = config_dict(vars(config)), process.lock_run(run_dir) if ranks.first else None
-    if resume is not None and is_finished(run_dir, resume, resolved, force_config):
+    resolved, lock = config_dict(vars(config)), process.lock_run(run_dir, seen) if ranks.first else None
+    if resume is not None and ranks.alone(partial(is_finished, run_dir, resume, resolved, force_config)):
         print(f"{run_dir} is finished: see {run_dir / 'summary.json'}; --set ppo.num_train_steps=N goes on to step N")
         return 0
     if ranks.first:
@@ -468,7 +468,7 @@ def train(config: SimpleNamespace, resume: str | None, force_config: bool = Fals
         utils.write_file(run_dir / "run_config.json", trainer.shown_config)
     trainer.about = begin(run_dir, config, start is not None) if ranks.first else {}
     console.say(headline(trainer.about))
-    utils.rest_collector()
+    process.rest_collector()
     step = trainer.state.step - bool(trainer.state.row) if start else None  # its row was not sent before it was whole
     trainer.loggers = Loggers(config.run.logger if ranks.first else "none", run_dir, resolved, step)
     code = 1
@@ -518,7 +518,7 @@ def training_loop(trainer: Trainer, stop: StopSignal, console: Console) -> int:
         trainer.ranks.alone(lambda: finish(trainer, stop, console, results))
         return 0
     except InterruptedRolloutError:
-        console.say(f"interrupted after step {state.step}; checkpoint: {trainer.save_at_the_end()}")
+        console.say(f"interrupted after step {state.step}; checkpoint: {trainer.ranks.alone(trainer.save_at_the_end)}")
         return 128 + stop.received  # as a shell reports it
     except RuntimeError as error:  # ours, and whatever torch, a device or a server has to say
         when = f"in step {state.step + 1}" if trainer.midway else f"after step {state.step}"
@@ -546,15 +546,15 @@ def finish(trainer: Trainer, stop: StopSignal, console: Console, results: list[G
 
 
 def show(trainer: Trainer, stop: StopSignal, console: Console, summary: dict[str, Any]) -> None:
-    """Sample games for the replay viewer, see what became of the model's English, and draw the curves."""
+    """See what became of the model's English, keep games for the replay viewer (that is the end), draw the curves."""
     run_dir = trainer.run_dir
     tasks = [task for t in trainer.evaluated for task in eval_tasks([deals_of(t, trainer.config.env)], 3, 1)]
     rows = record(trainer.player(stop), trainer.config.env, tasks, trainer.state.step)
-    utils.write_file(run_dir / "episodes.jsonl", "".join(json.dumps(utils.redact(r)) + "\n" for r in rows).encode())
     trainer.loggers.games(rows)
     if english := unlearned(trainer.policy):
         utils.write_file(run_dir / "summary.json", json.dumps(summary | {"english": english}, indent=1).encode())
         console.say(told(english))
+    utils.write_file(run_dir / "episodes.jsonl", "".join(json.dumps(utils.redact(r)) + "\n" for r in rows).encode())
     script = Path(__file__).parent / "scripts" / "visualize.py"
     end(run_dir, trainer.about)
     drawn = subprocess.run([sys.executable, script, "--run", run_dir], capture_output=True, text=True)
@@ -577,7 +577,7 @@ def main(argv: list[str] | None = None) -> int:
         if config.run.threads:
             torch.set_num_threads(config.run.threads)
         preflight.check(config, ranks.world, resume=args.resume)
-        code = train(config, args.resume, args.force_config, ranks)
+        code = train(config, args.resume, args.force_config, ranks, args.seen)
         ranks.close()
         if code and ranks.first:
             process.say_how_to_go_on(__file__, config.run.output_dir, ranks.world, sys.stdout)

@@ -1,6 +1,6 @@
 """What survives a crash: checkpoints. And for every program: random numbers without state, logs without secrets."""
 
-import gc
+import fcntl
 import glob
 import hashlib
 import json
@@ -17,7 +17,7 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
 from importlib import metadata
@@ -133,31 +133,19 @@ def bounded(seconds: float, spare_bytes: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_AS, limits)
 
 
-def rest_collector() -> None:
-    """Leave garbage collection to what a program makes from now on, and let it come a hundred times more rarely.
-
-    Else each full collection walks all objects of the libraries, for longer than a tiny rollout takes, and each of the
-    young ones the decisions of a step that is being played: together a third of a tiny rollout.
-    """
-    gc.unfreeze()
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(100_000)
-
-
 def write_directory(target: Path, fill: Callable[[Path], object]) -> Path:
     """Make ``target`` hold what ``fill(temporary directory)`` writes, wholly or not at all.
 
     An existing target is replaced. Whatever goes wrong, ``target`` is as before; after a crash ``sweep`` (which
-    ``lock_run`` calls) makes it so. Needs the run's lock.
+    ``lock_run`` calls) makes it so. Programs that write into one folder wait for each other.
 
     Raises:
         CheckpointError: names the file that could not be written.
     """
     tmp, old = target.with_name(f".tmp-{target.name}"), target.with_name(f".old-{target.name}")
-    sweep(target.parent, glob.escape(target.name))  # others there may be anybody's
-    try:
-        with naming(f"{target.name}: "):
+    with naming(f"{target.name}: "), _alone_in(target.parent):
+        sweep(target.parent, glob.escape(target.name))  # others there may be anybody's
+        try:
             tmp.mkdir(parents=True)
             fill(tmp)
             os.umask(mask := os.umask(0o077))
@@ -169,15 +157,26 @@ def write_directory(target: Path, fill: Callable[[Path], object]) -> Path:
                 target.rename(old)
             tmp.rename(target)
             _fsync(target.parent)
-    finally:
-        sweep(target.parent, glob.escape(target.name))
+        finally:
+            sweep(target.parent, glob.escape(target.name))
     return target
+
+
+@contextmanager
+def _alone_in(folder: Path) -> Iterator[None]:
+    """Wait until no other program writes into a folder, where its disk has locks: names of temporary files are few."""
+    with ExitStack() as stack:
+        with suppress(OSError):
+            descriptor = os.open(folder, os.O_RDONLY)
+            stack.callback(os.close, descriptor)
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
 
 
 def need_space(folder: Path, size: int) -> None:
     """Make sure that so many bytes are free on the disk of a folder, which need not be there; else CheckpointError."""
-    place = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.is_dir())
     with naming(f"{folder}: "):
+        place = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.is_dir())
         disk = shutil.disk_usage(place)
     if disk.free < size and disk.total:  # what is no disk has 0 of both
         raise CheckpointError(f"{folder}: {size / 1e6:,.0f} MB are needed, its disk has {disk.free / 1e6:,.0f} MB free")
@@ -195,15 +194,15 @@ def must_be_writable(folder: Path) -> None:
 def write_file(target: Path, content: bytes) -> None:
     """Make the file ``target`` hold ``content``, wholly or not at all; CheckpointError names it where that fails."""
     tmp = target.with_name(f".tmp-{target.name}")
-    try:
-        with naming(f"{target.name}: "):
+    with naming(f"{target.name}: "), _alone_in(target.parent):
+        try:
             _remove(tmp)  # also what is a link to another file
             tmp.touch(exist_ok=False)  # where that failed
             tmp.write_bytes(content)
             _fsync(tmp)
             tmp.replace(target)
-    finally:
-        _remove(tmp)
+        finally:
+            _remove(tmp)
 
 
 def sweep(directory: Path, name: str) -> None:
@@ -217,8 +216,9 @@ def sweep(directory: Path, name: str) -> None:
         _remove(path)
 
 
-def _remove(path: Path) -> None:
+def _remove(path: Path, renamed: Path | None = None) -> None:
     try:
+        path = path.rename(renamed) if renamed else path
         (shutil.rmtree if path.is_dir() and not path.is_symlink() else os.unlink)(path)
     except OSError as exc:
         if os.path.lexists(path):  # whoever needs its name will tell
@@ -316,7 +316,8 @@ def save_checkpoint(
         write_manifest(tmp, step, base or {}, score=score, scale=scale)
 
     path = write_directory(Path(run_dir) / f"checkpoint-{step:06d}", fill)
-    _retain(Path(run_dir), keep_last, keep_best)
+    with naming("older checkpoints: "):
+        _retain(Path(run_dir), keep_last, keep_best)
     return path
 
 
@@ -492,8 +493,7 @@ def _retain(run_dir: Path, keep_last: int, keep_best: int) -> None:
     newest = _first_verified(paths, keep_last)
     for path in paths:
         if newest and path not in newest + best and step_of(path) < step_of(newest[0]):
-            with naming(f"{path.name} cannot be deleted: "):  # under its own name, half of it would look damaged
-                _remove(path.rename(path.with_name(f".tmp-{path.name}")))
+            _remove(path, path.with_name(f".tmp-{path.name}"))  # under its own name, half of it would look damaged
 
 
 def _first_verified(paths: list[Path], count: int) -> list[Path]:

@@ -25,8 +25,7 @@ import train_ppo
 from benchmarks.common import Clock, Row, table, write
 from policy import tree
 from training.config import parse_args, read_config
-from training.process import StopSignal
-from utils import rest_collector
+from training.process import StopSignal, rest_collector
 
 PRESET = "config/presets/tiny.json"
 FULL = [

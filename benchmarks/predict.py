@@ -48,8 +48,7 @@ from scripts.make_tiny_model import make_model
 from training import memory, preflight
 from training.config import parse_args, read_config
 from training.memory import count_parameters
-from training.process import StopSignal
-from utils import rest_collector
+from training.process import StopSignal, rest_collector
 
 
 def counted_in(layers: int, passes: Seq[Pass], config: SimpleNamespace, architecture: Any) -> list[Op]:

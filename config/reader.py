@@ -22,6 +22,7 @@ from config import synonyms
 
 log = logging.getLogger(__name__)
 MOST_BYTES = 2**26  # of a file of settings or state
+MOST_LEVELS = 100  # of lists and objects in one: what is deeper breaks whatever walks it
 LIKE = 0.65  # least likeness of a key's last part to one that is named as the nearest
 
 
@@ -155,10 +156,12 @@ def parse_json(text: str, source: str) -> Any:
     """JSON as ``read_json`` takes it; ConfigError, which begins with ``source``: it is none."""
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        keys = [key for key, _ in pairs]
-        for key in {key for key in keys if keys.count(key) > 1} if len(set(keys)) < len(keys) else ():
-            raise ConfigError(f"{source}the key {_show(key)} stands twice in one object")
-        return dict(pairs)
+        found: dict[str, Any] = {}
+        for key, value in pairs:
+            if key in found:
+                raise ConfigError(f"{source}the key {_show(key)} stands twice in one object")
+            found[key] = value
+        return found
 
     def finite(literal: str) -> float:
         if not math.isfinite(float(literal)):
@@ -166,13 +169,25 @@ def parse_json(text: str, source: str) -> Any:
         return float(literal)
 
     try:
-        return json.loads(text, object_pairs_hook=unique, parse_float=finite, parse_constant=finite)
+        value = json.loads(text, object_pairs_hook=unique, parse_float=finite, parse_constant=finite)
+        if deeper_than(value, MOST_LEVELS):
+            raise RecursionError
+        return value
     except json.JSONDecodeError as exc:
         raise ConfigError(f"{source}invalid JSON in line {exc.lineno}: {exc.msg}") from exc
     except RecursionError as exc:
         raise ConfigError(f"{source}invalid JSON: nested too deeply") from exc
     except ValueError as exc:
         raise exc if isinstance(exc, ConfigError) else ConfigError(f"{source}invalid JSON: a number too long") from exc
+
+
+def deeper_than(value: Any, depth: int) -> bool:
+    """Return whether lists and objects are nested more than so deep, without descending any further."""
+    level = [value]
+    for _ in range(depth):
+        inner = (v.values() if isinstance(v, dict) else v for v in level if isinstance(v, dict | list))
+        level = [item for items in inner for item in items]
+    return any(isinstance(item, dict | list) for item in level)
 
 
 def _parse_set(item: str) -> Any:

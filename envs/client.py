@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from config.reader import ConfigError, blaming, parse_json
+from config.reader import ConfigError, blaming, deeper_than, parse_json
 
 ATTEMPTS = 5  # of a call that may be repeated
 FIRST_WAIT, LONGEST_WAIT = 0.5, 8.0  # seconds between them, doubling
@@ -36,15 +36,6 @@ def parse(text: str) -> Any:
     if deeper_than(answer, MAX_DEPTH):
         raise ValueError("nested too deeply")
     return answer
-
-
-def deeper_than(value: Any, depth: int) -> bool:
-    """Return whether lists and objects are nested more than so deep, without descending any further."""
-    level = [value]
-    for _ in range(depth):
-        inner = (v.values() if isinstance(v, dict) else v for v in level if isinstance(v, dict | list))
-        level = [item for items in inner for item in items]
-    return any(isinstance(item, dict | list) for item in level)
 
 
 def is_number(value: Any) -> bool:

@@ -6,8 +6,8 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Any
 
-from config.reader import blaming
-from envs.client import MAX_DEPTH, deeper_than, is_number, one_line
+from config.reader import blaming, deeper_than
+from envs.client import MAX_DEPTH, is_number, one_line
 from envs.openspiel import replay
 
 # What an answer may hold. Above the longest games and prompts by a factor of ten or more.

@@ -38,6 +38,7 @@ class Arena:
         self._path, self._head = path, json.dumps({"settings": settings}) + "\n"
         self._done: list[Row] = []  # played, now or before
         self._kept: list[Row] = []  # from before, not taken yet
+        self._written = (0, 0)  # the file that this process wrote last: its number on the disk, and when
         if path is None:
             return
         self._path = path = path.resolve()  # what a link leads to is written
@@ -45,9 +46,9 @@ class Arena:
             text = read_file(path, MOST_BYTES).decode(errors="replace") if path.exists() else ""
             if text and not text.startswith(self._head):
                 raise ConfigError(f"{path}: holds games with other settings; repeat them, or name another file")
-            write_file(path, (text or self._head).encode())  # a place that cannot be written is told before any game
+            self._write(text or self._head)  # a place that cannot be written is told before any game
         for number, line in enumerate(text.split("\n")[1:-1], 2):  # a line cut short is left out
-            with blaming(f"--output {path}: line {number} is damaged: "):
+            with blaming(f"--output {path}: line {number} is damaged: ", (RecursionError, ValueError)):
                 self._kept.append(json.loads(line))
 
     def play(self, own: Contestant, opponent: Contestant, game: str, tasks: Sequence[Task]) -> list[Row]:
@@ -72,10 +73,23 @@ class Arena:
             self._done += played
             if fresh and self._path:
                 lines = [json.dumps(row) + "\n" for row in (*self._done, *self._kept)]
-                write_file(self._path, (self._head + "".join(lines)).encode())
+                self._write(self._head + "".join(lines))
             told = f"{own.label} against {opponent.label}, {game}: {len(rows)}/{len(tasks)} games"
             self.console.update(len(self._done), told)
         return rows
+
+    def _write(self, text: str) -> None:
+        """Replace the file, unless somebody else has since it was written: their games would be lost."""
+        assert self._path
+        if self._written != (0, 0) and self._stamp != self._written:
+            raise ConfigError(f"--output {self._path}: another program writes it, too; name another file")
+        write_file(self._path, text.encode())
+        self._written = self._stamp
+
+    @property
+    def _stamp(self) -> tuple[int, int]:
+        found = self._path.stat() if self._path and self._path.exists() else None
+        return (found.st_ino, found.st_mtime_ns) if found else (0, 0)
 
 
 def check_match(own: Contestant, opponent: Contestant) -> None:
@@ -125,7 +139,7 @@ def _is_result(row: Row) -> bool:
     """Whether a row from a file says how a game ended in numbers that can be."""
     ended, score, mass, decisions = (row.get(key) for key in ("outcome", "score", "legal_mass", "decisions"))
     shares = all(x is None or (is_number(x) and 0 <= x <= 1) for x in (score, mass))
-    counted = mass is None or (type(decisions) is int and decisions >= 0)
+    counted = mass is None or (type(decisions) is int and decisions >= 0 and is_number(decisions))
     return ended in ("finished", "truncated", "forfeited", "failed") and (score is None) == (ended == "failed") and (
         shares and counted)  # fmt: skip
 

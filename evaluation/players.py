@@ -220,16 +220,19 @@ class Roster:
         return Contestant(label, origin, config.env, ModelPlayer(policy, "base"))
 
     def _checkpoint(self, name: str) -> Contestant:
-        folder, config = find_adapter(name), self.config(name)
+        folder = find_adapter(name)
+        config = self.config(str(folder))  # a run that trains meanwhile may have a newer one by now
         policy, adapter = self._policy(config), f"player{len(self._known)}"
         try:
             policy.add_adapter(adapter, folder)
         except Exception as error:  # somebody's files
+            if not folder.exists():
+                raise ConfigError(f"{name}: its run has deleted {folder.name} meanwhile; repeat the command") from error
             cause = (str(error).strip() or type(error).__name__).splitlines()[0]
             told = f"{WEIGHTS} or adapter_config.json does not fit {config.model.model_name}"
             raise ConfigError(f"{name}: {told} ({cause})") from error
         found = identity(config.model, policy.base, policy.tokenizer)
-        check_base(name, found)
+        check_base(str(folder), found)
         digest = fingerprint(folder / WEIGHTS)["sha256"]
         label = "_".join(f"{folder.resolve().parent.name}/{folder.name}".split())
         if any(other.label == label for other in self._known.values()):

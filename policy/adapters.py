@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from policy.chat import ChatFormat
-from policy.model import ADAPTER_BYTES, ADAPTER_SECONDS, check_folder
+from policy.model import ADAPTER_BYTES, ADAPTER_SECONDS, check_folder, must_lack_nothing
 from utils import ConfigError, bounded
 
 AVERAGE_POWER = 7  # of polynomial-decay averaging: the average is that of about the last eighth of a run so far
@@ -141,10 +141,12 @@ class Adapters:
 
         Raises:
             ValueError: the name is one of the policy's own.
+            ConfigError: the folder cannot be used, or holds a part of an adapter.
         """
         if name in ("average", "base", "default", "reference"):
             raise ValueError(f"adapter name {name!r} is taken: choose another")
         check_folder("adapter", str(folder))
         if name not in self.peft_model.peft_config:
             with bounded(ADAPTER_SECONDS, ADAPTER_BYTES):
-                self.peft_model.load_adapter(str(folder), adapter_name=name, is_trainable=False)
+                found = self.peft_model.load_adapter(str(folder), adapter_name=name, is_trainable=False)
+            must_lack_nothing(found.missing_keys, f"adapter {folder}")

@@ -6,7 +6,7 @@ import logging
 import os
 import subprocess
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from hashlib import sha256
@@ -313,10 +313,15 @@ def _load_base(config: ModelConfig, device: str) -> Any:
 def whole(loaded: Any, source: str) -> Any:
     """The model of ``from_pretrained(..., output_loading_info=True)``; ConfigError where weights would be made up."""
     model, info = loaded
-    if missing := sorted(info["missing_keys"]):
-        others = f" and {len(missing) - 1} more" if missing[1:] else ""
-        raise ConfigError(f"{source} lacks weights: {missing[0]}{others}")
+    must_lack_nothing(info["missing_keys"], source)
     return model
+
+
+def must_lack_nothing(missing: Iterable[str], source: str) -> None:
+    """Raise ConfigError where names of weights are missing from what was loaded."""
+    if names := sorted(missing):
+        others = f" and {len(names) - 1} more" if names[1:] else ""
+        raise ConfigError(f"{source} lacks weights: {names[0]}{others}")
 
 
 def _put_adapter_on(base: Any, config: ModelConfig, lora: LoraConfig) -> Any:
@@ -332,9 +337,10 @@ def _put_adapter_on(base: Any, config: ModelConfig, lora: LoraConfig) -> Any:
     try:
         with bounded(ADAPTER_SECONDS, ADAPTER_BYTES):
             model = peft.PeftModel.from_pretrained(base, config.adapter, is_trainable=True)
-            model.load_adapter(config.adapter, adapter_name="reference", is_trainable=False)
+            found = model.load_adapter(config.adapter, adapter_name="reference", is_trainable=False)
     except Exception as error:  # of another base, of another shape, damaged, not there
         raise _cannot_load("adapter", config.adapter, error) from error
+    must_lack_nothing(found.missing_keys, f"model.adapter: {config.adapter!r}")
     if type(base.lm_head) is not nn.Linear:
         raise ConfigError(f"model.adapter: {config.adapter!r} changes the output layer, which is not supported")
     return model

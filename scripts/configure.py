@@ -25,6 +25,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import psutil
 import torch
 from rich.console import Console
+from rich.markup import escape
 from rich.prompt import Confirm, IntPrompt, Prompt
 from tabulate import tabulate
 
@@ -158,7 +159,7 @@ def ask(
         except ValueError as error:
             if not typed:
                 raise ConfigError(f"--{flag}: {error}") from error
-            console.print(f"[red]{error}")
+            console.print(str(error), style="red", markup=False)
 
 
 def ask_all(args: argparse.Namespace, gpu: bool) -> None:
@@ -224,7 +225,7 @@ def run(args: argparse.Namespace) -> None:
     licence = licence_of(args.model[0])
     if licence and (warning := licence_warning(args.model[0], licence)):
         print(warning)
-    if args.output.exists() and not args.yes and not Confirm.ask(f"Replace {args.output}?"):
+    if args.output.exists() and not args.yes and not Confirm.ask(escape(f"Replace {args.output}?")):
         raise ConfigError(f"--output {args.output}: is kept; name another file")
     write_file(args.output, (json.dumps(chosen.overlay, indent=1) + "\n").encode())
     command = f"python train_ppo.py --config {shlex.quote(str(args.output))}"

@@ -9,6 +9,7 @@ template and configuration.
 
 import argparse
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -28,23 +29,15 @@ def load(file: Path, dtype: str) -> tuple[Any, Any]:
         ConfigError: there is no such file, or what is in it cannot be used.
     """
     import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 
     from policy.chat import ChatFormat
 
     if not file.is_file():
         raise ConfigError(f"{file}: no such file")
-    with blaming(f"{file}: "):
-        load_architecture(ModelConfig(str(file.parent)), gguf_file=file.name)
-    try:
-        with quietly():
-            tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
-            loaded = AutoModelForCausalLM.from_pretrained(
-                file.parent, gguf_file=file.name, dtype=torch.float32, output_loading_info=True,
-                quantization_config=GgufConfig(dequantize=True),
-            )  # fmt: skip
-    except Exception as error:  # somebody's file: cut short, of another format, of types that the reader does not know
-        raise ConfigError(f"{file}: cannot be read ({' '.join(str(error).split())[:300]})") from error
+    with tempfile.TemporaryDirectory() as alone, blaming(f"{file}: "):  # what lies beside it is not its own
+        (Path(alone) / file.name).symlink_to(file.resolve())
+        load_architecture(ModelConfig(alone), gguf_file=file.name)
+        tokenizer, loaded = _read(alone, file.name)
     ChatFormat(tokenizer)
     model = whole(loaded, f"{file}:")
     if wrong := [name for name, weight in model.named_parameters() if not torch.isfinite(weight).all()]:
@@ -52,6 +45,20 @@ def load(file: Path, dtype: str) -> tuple[Any, Any]:
     model = model.to(getattr(torch, dtype))
     model.generation_config.eos_token_id = tokenizer.eos_token_id
     return model, tokenizer
+
+
+def _read(folder: str, name: str) -> tuple[Any, Any]:
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
+
+    try:
+        with quietly():
+            return AutoTokenizer.from_pretrained(folder, gguf_file=name), AutoModelForCausalLM.from_pretrained(
+                folder, gguf_file=name, dtype=torch.float32, output_loading_info=True,
+                quantization_config=GgufConfig(dequantize=True),
+            )  # fmt: skip
+    except Exception as error:  # somebody's file: cut short, of another format, of types that the reader does not know
+        raise ConfigError(f"cannot be read ({' '.join(str(error).split())[:300]})") from error
 
 
 def main(argv: list[str] | None = None) -> int:

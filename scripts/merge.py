@@ -12,7 +12,6 @@ import argparse
 import contextlib
 import gc
 import json
-import shutil
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -39,7 +38,7 @@ from training.memory import count_parameters
 from training.process import at_least, run_program
 from utils import CheckpointError, fingerprint, must_be_writable, naming, need_space, write_file
 
-REPORT = "merge_report.json"
+REPORT, SETTINGS = "merge_report.json", "adapter_config.json"
 ROUNDING = {"float32": 1e-4, "float16": 0.01, "bfloat16": 0.02}  # nats a decision that arithmetic alone may cost
 LOSS = 0.02  # share of the adapter's own effect that may be lost where that is more
 STATE = {"optimizer.safetensors", "past.safetensors"} | {  # of a checkpoint, and of no use to others
@@ -136,7 +135,7 @@ def _weights(output: Path) -> dict[str, Any]:
 
 def _is_whole(report: dict[str, Any], output: Path) -> bool:
     """Whether the weights are still those that were proved, and the proof is there."""
-    with contextlib.suppress(KeyError, TypeError, ValueError):
+    with contextlib.suppress(ArithmeticError, KeyError, TypeError, ValueError):
         said = say(report["proof"]), report["proof"]["mean_difference"] <= report["rounding"], report["proof"]["effect"]
         return bool(said) and report["weights"] == _weights(output)
     return False
@@ -159,13 +158,14 @@ def copy_adapter(adapter: Path, base: str, output: Path) -> None:
         raise ConfigError(f"--output {output}: belongs to a run; expected a directory that is new or empty")
     if not (there.is_file() and there.read_bytes() == (adapter / WEIGHTS).read_bytes()):
         _must_be_empty(output)
+    settings = read_json(adapter / SETTINGS) | {"base_model_name_or_path": publish.public_name(base)}
     must_be_writable(output)
-    for path in adapter.iterdir():
-        if path.is_file() and path.name not in STATE:
-            shutil.copyfile(path, output / path.name)  # without the rights: a checkpoint's may be read-only
-    file = output / "adapter_config.json"
-    settings = read_json(file) | {"base_model_name_or_path": publish.public_name(base)}
-    file.write_text(json.dumps(settings, indent=2, sort_keys=True))
+    files = [path for path in adapter.iterdir() if path.is_file() and path.name not in {*STATE, SETTINGS}]
+    with blaming("--output ", CheckpointError):
+        need_space(output, sum(path.stat().st_size for path in files))
+    for path in sorted(files, key=lambda path: path.name != WEIGHTS):  # with these a second attempt is let in
+        write_file(output / path.name, path.read_bytes())  # without the rights: a checkpoint's may be read-only
+    write_file(output / SETTINGS, json.dumps(settings, indent=2, sort_keys=True).encode())
 
 
 # ----------------------------------------------------------------------------------------------------------- program
@@ -236,7 +236,7 @@ def finish(about: publish.Published, args: argparse.Namespace) -> None:
     if kept is not None and not publish.is_unchanged(kept):
         text = kept
         print(f"{file} was edited and is kept; delete it to have it written anew")
-    file.write_text(text, encoding="utf-8")
+    write_file(file, text.encode())
     publish.check_public(args.output)
     if args.dry_run:
         print(f"\n{about.repo} would hold" if args.push else f"\n{args.output} holds")
@@ -257,16 +257,15 @@ def run(args: argparse.Namespace) -> None:
             print(f"uploading as {publish.who_uploads()}")
     adapter = find_adapter(args.checkpoint)
     config = run_config(adapter, args.base)
-    report = None
+    file, base, report = adapter.parent / "summary.json", config.model.model_name, None
+    summary = read_json(file) if file.is_file() else None
+    if summary is not None:
+        publish.must_tell_games(summary, file)
     if args.adapter_only:
-        copy_adapter(adapter, config.model.model_name, args.output)
+        copy_adapter(adapter, base, args.output)
     else:
         report = make_merge(adapter, config, args)
         judge(report, args)
-    file, base = adapter.parent / "summary.json", config.model.model_name
-    summary = read_json(file) if file.is_file() else None
-    if summary is not None and not (isinstance(summary, dict) and isinstance(summary.get("games", {}), dict)):
-        raise ConfigError(f"{file}: is no summary of a run")
     licence = publish.licence_of(base, config.model.revision)
     name = args.push or args.output.resolve().name
     finish(publish.Published(name, base, licence, config, adapter.name, summary, report), args)

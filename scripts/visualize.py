@@ -408,7 +408,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         must_be_writable(output)
         print(write_report(runs, output / "report.html"))
         print(write_markdown(runs, output / "report.md"))
-        with blaming("no curves.png: ", ImportError, ProgramError):
+        with blaming("no curves.png: ", (ImportError, ArithmeticError, TypeError, ValueError), ProgramError):
             print(draw_curves(runs, output / "curves.png"))
 
     return run_program(run)

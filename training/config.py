@@ -26,7 +26,8 @@ from envs.config import EnvConfig
 from games import NAMES, find
 from policy.model import LoraConfig, ModelConfig
 from training.loggers import NAMES as LOGGERS
-from utils import CheckpointError, latest_checkpoint, load_checkpoint
+from training.process import lock_run
+from utils import CheckpointError, checkpoints_in, latest_checkpoint, load_checkpoint
 
 
 @dataclass(frozen=True)
@@ -124,7 +125,8 @@ def parse_args(argv: Sequence[str] | None, doc: str | None) -> argparse.Namespac
 def read_config(args: argparse.Namespace) -> SimpleNamespace:
     """Lay the configuration together from files and command line, and check it.
 
-    That of a run that goes on lies in its checkpoint; ``args.resume`` becomes the checkpoint's path.
+    That of a run that goes on lies in its checkpoint; ``args.resume`` becomes the checkpoint's path. ``args.seen`` are
+    the run's checkpoints before one was chosen, where it goes on in its own folder: nobody had locked it.
 
     Raises:
         ConfigError: one line.
@@ -134,9 +136,12 @@ def read_config(args: argparse.Namespace) -> SimpleNamespace:
     sets += [f"run.output_dir={json.dumps(args.output_dir)}"] if args.output_dir is not None else []
     sets += [f"run.seed={args.seed}"] if args.seed is not None else []
     sets += ['run.logger="none"'] if args.no_wandb else []
-    files = DEFAULT_FILES
+    files, args.seen = DEFAULT_FILES, None
     if args.resume is not None:
         place = Path(expanduser(args.resume or load_config(SECTIONS, [*files, *args.config], sets)["run"].output_dir))
+        if any(place.glob(".old-checkpoint-*")):  # killed between two renames: whoever takes the run puts that right
+            lock_run(place).close()
+        seen = [path.name for path in checkpoints_in(place)]
         checkpoint = checkpoint_in(place)
         args.resume, files = str(checkpoint), [checkpoint / "run_config.json"]
         sets.insert(0, f"run.output_dir={json.dumps(str(checkpoint.parent))}")
@@ -144,6 +149,8 @@ def read_config(args: argparse.Namespace) -> SimpleNamespace:
     if args.resume is not None and "[redacted]" in json.dumps(config_dict(vars(config))):
         raise ConfigError(f"--resume: {args.resume} keeps no secrets: give what held one again, with --config or --set")
     _from_anywhere(config)
+    if args.resume is not None and Path(config.run.output_dir).resolve() == place.resolve() == checkpoint.parent:
+        args.seen = seen
     config.curriculum = narrowed(config.curriculum, config.env)
     return config
 

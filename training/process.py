@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 import atexit
 import contextlib
+import fcntl
+import gc
 import io
 import logging
 import math
@@ -23,7 +25,7 @@ from typing import IO, Any, NoReturn
 
 from config.flags import one_line
 from envs.types import Action, InterruptedRolloutError, Query
-from utils import CheckpointError, ConfigError, redact, sweep
+from utils import CheckpointError, ConfigError, checkpoints_in, redact, sweep
 
 # What a run writes into its folder; whatever else is there may be anybody's.
 OWN = ("checkpoint-*", "final", "average", "metrics.jsonl", "episodes.jsonl", "summary.json", "about.json",
@@ -151,14 +153,24 @@ def at_least(least: float, most: float = 2**31 - 1) -> Callable[[str], float]:
     return number
 
 
-def lock_run(run_dir: str | Path) -> IO[str]:
+def rest_collector() -> None:
+    """Leave garbage collection to what a program makes from now on, and let it come a hundred times more rarely.
+
+    Else each full collection walks all objects of the libraries, for longer than a tiny rollout takes, and each of the
+    young ones the decisions of a step that is being played: together a third of a tiny rollout.
+    """
+    gc.unfreeze()
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(100_000)
+
+
+def lock_run(run_dir: str | Path, seen: list[str] | None = None) -> IO[str]:
     """Create the run's directory, take it for this process until the returned file is closed, and sweep it.
 
     Raises:
-        ConfigError: another process has it, or it cannot be written.
+        ConfigError: another process has it, or it cannot be written, or its checkpoints are no longer those ``seen``.
     """
-    import fcntl
-
     path = Path(run_dir) / ".lock"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -181,6 +193,9 @@ def lock_run(run_dir: str | Path) -> IO[str]:
     file.flush()
     for name in OWN:
         sweep(path.parent, name)
+    if seen is not None and seen != [found.name for found in checkpoints_in(path.parent)]:
+        file.close()
+        raise ConfigError(f"{run_dir}: another run has written to it meanwhile; the same command goes on")
     return file
 
 

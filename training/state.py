@@ -23,7 +23,9 @@ from config.synonyms import GONE
 from curriculum import Curriculum
 from envs.client import is_number
 from envs.config import PLAYED_BY
+from envs.trace import programs_digest
 from envs.types import Episode
+from policy.model import identity
 from policy.player import Policy
 from policy.vllm_player import Engine
 from training import alarms
@@ -179,7 +181,7 @@ class Checkpointed:
         tensors, rest = utils.pack_optimizer(self.optimizer, self.names)
         past = {f"{name}/{key}": tensor for name in self.frozen
                 for key, tensor in self.policy.past_adapter(name).items()}  # fmt: skip
-        state = finite(vars(self.state)) | {"optimizer": rest, "threads": torch.get_num_threads()}
+        state = finite(vars(self.state)) | {"optimizer": rest} | self.arithmetic
         return utils.save_checkpoint(
             self.run_dir, self.state.step, self.policy.save,
             documents={"trainer_state": state, "curriculum": self.curriculum.state_dict(),
@@ -187,6 +189,11 @@ class Checkpointed:
             tensors={"optimizer": tensors} | ({"past": past} if past else {}),
             base=self.base, score=score, scale=self.scale, keep_last=self.config.run.keep_last,
         )  # fmt: skip
+
+    @property
+    def arithmetic(self) -> dict[str, Any]:
+        """What the last digits of a run hang on besides its configuration."""
+        return {"threads": torch.get_num_threads(), "processes": self.ranks.world, "torch": torch.__version__}
 
     def save_players(self) -> Path:
         """Write the players: the last adapter, ``final``, whose folder is returned, and the average if one is kept."""
@@ -224,7 +231,7 @@ class Checkpointed:
         played: Any = config["curriculum"]["stages"]
         if self.config.ppo.eval_freq:  # where exact values are known, a share of the ceiling
             played = [self.evaluated, sorted(self.exact)]
-        base = [self.base.get(part) for part in ("weights", "tokenizer", "games")]
+        base = [self.base[part] for part in ("weights", "tokenizer", "games", "programs") if part in self.base]
         return hashlib.sha256(json.dumps([asked, played, base]).encode()).hexdigest()[:16]
 
     def is_due(self) -> bool:
@@ -277,7 +284,7 @@ class Checkpointed:
                 log.warning("%s is skipped: %s", path, error)
                 return self.load(older, force)
             utils.unpack_optimizer(self.optimizer, saved.tensors("optimizer"), state.pop("optimizer"), self.names)
-            threads = state.pop("threads")
+            arithmetic = {key: state.pop(key, now) for key, now in self.arithmetic.items()}
             (state.get("row") or {}).setdefault("update_kl")  # checkpoints before 2026-11-25
             state.setdefault("drawn", saved.step * self.config.ppo.batch_size)  # checkpoints before 2026-11-24
             self.state = make(TrainerState, state, "trainer_state")
@@ -290,9 +297,10 @@ class Checkpointed:
             comparable = saved.manifest.get("scale", self.scale) == self.scale
             self.scored = (saved.step, saved.manifest.get("score") if comparable else None)
             self._load_frozen(saved)
-        if threads != torch.get_num_threads():
-            log.warning("saved with %s threads, now %d: the resumed run will not be identical to the bit",
-                        threads, torch.get_num_threads())  # fmt: skip
+        for what, now in self.arithmetic.items():
+            if arithmetic[what] != now:
+                log.warning("saved with %s %s, now %s: the resumed run will not be identical to the bit",
+                            what, arithmetic[what], now)  # fmt: skip
         self.policy.tokens_per_batch = min(self.state.tokens_per_batch, self.config.model.tokens_per_batch)
         if self.ranks.first:
             abandon_after(self.run_dir, self.state.step)
@@ -331,15 +339,21 @@ class Checkpointed:
     def _check_base(self, path: Path, base: dict[str, Any], force: bool) -> bool:
         """Whether somebody else plays, or other games, which only ``force`` allows."""
         changes = set()
-        for part in ("weights", "tokenizer", "adapter", "games"):
+        for part in ("weights", "tokenizer", "adapter", "games", "programs"):
             if base.get(part, self.base.get(part)) != self.base.get(part):
-                owner = self.config.env.games_path if part == "games" else self.base["model"]
+                env, model = self.config.env, self.base["model"]
+                owner = {"games": env.games_path, "programs": env.trace.get("source")}.get(part, model)
                 changed = f"{path}: the {part} of {owner or 'this program'} are not those that it was trained with"
                 if not force:
                     raise ConfigError(f"--resume: {changed}; --force-config goes on")
                 log.warning("%s", changed)
                 changes.add(part)
         return bool(changes - {"adapter"})  # with which the run began
+
+
+def base_of(config: SimpleNamespace, policy: Policy) -> dict[str, str | None]:
+    """What a run's adapter belongs to: ``identity``, and a digest of the programs where they are somebody's."""
+    return identity(config.model, policy.base, policy.tokenizer) | programs_digest(config.env)
 
 
 def _numbers(saved: dict[str, Any]) -> dict[str, Any]:

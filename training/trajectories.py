@@ -94,15 +94,14 @@ class Batch:
             games.setdefault(unit, []).append(i)
         return list(games.values())
 
-    def moved(self, policy: Policy, legal_mass: bool) -> dict[str, float]:
+    def moved(self, policy: Policy, legal_mass: bool, ranks: Ranks) -> dict[str, float]:
         """How far the step's updates went, of a sample: KL of the weights as they are now from those that played.
 
         ``legal_mass``: and the probability that an unconstrained answer would be legal, where answers are constrained.
         """
         sample = self.sequences[: min(SAMPLE, -(-len(self.sequences) // 8))]
-        with torch.no_grad():
-            read = policy.evaluate_decisions(sample, legal_mass=legal_mass and policy.constrained)
-        log_ratio_M = read.logprobs - self.old_logprobs_M[: len(read.logprobs)]
+        read = ranks.score(policy, sample, legal_mass=legal_mass and policy.constrained)
+        log_ratio_M = read.logprobs - self.old_logprobs_M[: len(read.logprobs)].cpu()
         found = {"update_kl": float((log_ratio_M.exp() - 1 - log_ratio_M).mean())}  # k3, as in the loss
         return found if read.legal_mass is None else found | {"legal_mass": float(read.legal_mass.exp().mean())}
 

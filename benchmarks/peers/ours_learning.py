@@ -8,8 +8,7 @@ from learning import Marks, configuration
 
 import train_ppo
 from policy import cpu_memory
-from training.process import StopSignal
-from utils import rest_collector
+from training.process import StopSignal, rest_collector
 
 
 def main(game, seed, steps, seconds, folder, *sets):

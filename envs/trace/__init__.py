@@ -6,11 +6,11 @@ compared · ``sandbox`` runs programs that nobody vetted, each in an ``interpret
 """
 
 from envs.config import TraceConfig
-from envs.trace.env import TASKS_PER_LEVEL, TraceEnv, check_config, level_starts, load_programs
+from envs.trace.env import TASKS_PER_LEVEL, TraceEnv, check_config, level_starts, load_programs, programs_digest
 from envs.trace.prints import inject, inject_safe
 from envs.trace.scoring import score
 
 __all__ = [
     "TASKS_PER_LEVEL", "TraceConfig", "TraceEnv", "check_config", "inject", "inject_safe", "level_starts",
-    "load_programs", "score",
+    "load_programs", "programs_digest", "score",
 ]  # fmt: skip

@@ -135,6 +135,14 @@ def expected_output(config: EnvConfig, task: Task) -> str:
     return TraceEnv(config)._workshop.prepare(task.task_id, task.seed).expected
 
 
+def programs_digest(config: EnvConfig) -> dict[str, str]:
+    """``{"programs": SHA-256}`` of a folder's, file's or data set's, in their order; {}: they are the generator's."""
+    if config.env_type != "trace" or config.env_mode != "local" or (rows := TraceEnv(config)._workshop.rows) is None:
+        return {}
+    held = getattr(rows, "_fingerprint", None) or json.dumps(rows)  # a data set of the Hub has one
+    return {"programs": hashlib.sha256(held.encode(errors="surrogatepass")).hexdigest()}
+
+
 class _Workshop:
     """Where tasks are made ready. Shared by all environments of one configuration; safe to use from many threads."""
 

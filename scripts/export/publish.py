@@ -10,6 +10,7 @@ from typing import Any
 
 from tabulate import tabulate
 
+from config.reader import blaming
 from curriculum import first_tasks, pool
 from env_wrapper import make_env
 from envs.types import Task
@@ -92,6 +93,16 @@ class Published:
         """Game -> result, where the run's evaluation is that of this checkpoint."""
         here = self.summary and self.checkpoint in (self.summary.get("checkpoint"), "final")
         return self.summary.get("games") if self.summary and here else None
+
+
+def must_tell_games(summary: Any, file: Path) -> None:
+    """Raise ConfigError where a run's summary.json does not hold what a card tells of it."""
+    odd = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
+    with blaming(f"{file}: is no summary of a run: ", odd):
+        games = summary.get("games", {})
+        _evaluation(games)
+        "".join(games).encode()
+        sum(round(r["after"], 4) + (r.get("free_play") or {"legal_rate": 0})["legal_rate"] for r in games.values())
 
 
 def card(about: Published) -> str:

@@ -33,8 +33,8 @@ def results(games: dict[str, dict[str, Any]]) -> str:
 
 def _number(value: Any) -> str:
     if isinstance(value, list):
-        return " to ".join(map(_number, value))
-    return f"{value:+.3f}" if isinstance(value, int | float) else "-"
+        return " to ".join("-" if isinstance(x, list) else _number(x) for x in value)
+    return f"{value:+.3f}" if is_number(value) else "-"
 
 
 def differing(config: dict[str, Any]) -> list[str]:

@@ -141,12 +141,13 @@ def test_self_play_is_gated_by_random(tiny_models, tmp_path):
 def test_questions(tiny_models, tmp_path, monkeypatch, capsys):
     """Typed answers end in the file; a wrong one is said and asked again."""
     model = str(tiny_models["qwen2"])
-    answers = iter(["two names", model, "ches", "leduc_poker, kuhn_poker", "mtcs", "random", "0", "512"])
+    answers = iter(["two names", model, "[/x]", "ches", "leduc_poker, kuhn_poker", "mtcs", "random", "0", "512"])
     monkeypatch.setattr("builtins.input", lambda *_: next(answers))
     file = tmp_path / "mine.json"
     assert configure.main(["--output", str(file), "--gpu-memory", "0"]) == 0
     assert not list(answers)
     told = capsys.readouterr().out
+    assert "game '[/x]' is not known" in told
     assert "game 'ches' is not known" in told
     assert "opponent 'mtcs' is not known" in told
     config = config_of(file)
@@ -195,7 +196,8 @@ def test_impossible_numbers(arguments, capsys):
 
 
 def test_a_file_that_is_there_is_kept(tiny_models, tmp_path, monkeypatch):
-    file = tmp_path / "mine.json"
+    file = tmp_path / "[" / "v1]" / "mine.json"  # brackets are no markup
+    file.parent.mkdir(parents=True)
     file.write_text("{}")
     flags = ["--model", str(tiny_models["qwen2"]), "--games", "kuhn_poker", "--opponents", "random", "--budget", "10"]
     monkeypatch.setattr("builtins.input", lambda *_: "n")

@@ -164,9 +164,28 @@ def test_a_file_of_other_settings_or_with_damage_is_refused(checkpoint, tmp_path
         assert "other settings" in capsys.readouterr().err
         assert output.read_bytes() == data
     lines = data.split(b"\n")
-    output.write_bytes(b"\n".join([*lines[:3], b"{", *lines[4:]]))
+    for damage in (b"{", b"[" * 100_000):
+        output.write_bytes(b"\n".join([*lines[:3], damage, *lines[4:]]))
+        assert evaluate.main(command(*args)) == 2
+        assert "line 4 is damaged" in capsys.readouterr().err
+
+
+def test_two_evaluations_do_not_write_each_others_games_away(checkpoint, tmp_path, capsys, monkeypatch):
+    output, calls = tmp_path / "games.jsonl", []
+    args = ("--checkpoint", checkpoint, "--output", str(output))
+
+    def beside_another(*played):
+        calls.append(played)
+        if len(calls) == 2:
+            with monkeypatch.context() as patch:
+                patch.setattr(arena, "play", env_wrapper.play)
+                table(capsys, *args)
+        return env_wrapper.play(*played)
+
+    monkeypatch.setattr(arena, "play", beside_another)
     assert evaluate.main(command(*args)) == 2
-    assert "line 4 is damaged" in capsys.readouterr().err
+    assert "another program writes it, too; name another file" in capsys.readouterr().err
+    assert len(played(output)) == 40
 
 
 def test_an_interrupt_while_games_are_kept_loses_none_of_those_before(checkpoint, tmp_path, capsys, monkeypatch):
@@ -190,13 +209,14 @@ def test_an_interrupt_while_games_are_kept_loses_none_of_those_before(checkpoint
 
 
 @pytest.mark.parametrize(("key", "value"), [("score", 7.0), ("score", "x"), ("score", None), ("outcome", None),
-                         ("outcome", "won"), ("legal_mass", 2), ("decisions", -1), ("decisions", "1")])  # fmt: skip
+                         ("outcome", "won"), ("legal_mass", 2), ("decisions", -1), ("decisions", "1"),
+                         ("decisions", 10**400)])  # fmt: skip
 def test_a_row_that_is_no_result_is_not_counted(checkpoint, tmp_path, capsys, key, value):
     output = tmp_path / "games.jsonl"
     args = ("--checkpoint", checkpoint, "--output", str(output))
     table(capsys, *args)
     lines = output.read_text().splitlines()
-    row = json.dumps(json.loads(lines[4]) | {key: value})
+    row = json.dumps(json.loads(lines[4]) | {"legal_mass": 0.5, key: value})
     output.write_text("\n".join([*lines[:4], row, *lines[5:], ""]))
     assert evaluate.main(command(*args)) == 2
     assert "line 5 is no result of a game" in capsys.readouterr().err
@@ -744,6 +764,35 @@ def test_an_adapter_without_settings_is_told_by_its_file(checkpoint, tmp_path, c
     (tmp_path / "copy" / "adapter_config.json").write_text(held)
     assert evaluate.main(["--checkpoint", str(tmp_path / "copy"), "--episodes", "2"]) == 2
     assert capsys.readouterr().err.endswith(f"{tmp_path}/copy/adapter_config.json: is no JSON object\n")
+
+
+def test_a_part_of_an_adapter_is_no_player(run, tmp_path, capsys):
+    """What lacks would be as at the start: the table would be the base's."""
+    shutil.copytree(run, tmp_path / "run")
+    final = tmp_path / "run" / "final"
+    (final / "manifest.json").unlink()
+    weights = load_file(final / "adapter_model.safetensors")
+    lost = next(name for name in sorted(weights) if "lora_B" in name)
+    save_file({name: x for name, x in weights.items() if name != lost}, final / "adapter_model.safetensors")
+    assert evaluate.main(["--checkpoint", str(final)]) == 2
+    error = capsys.readouterr().err
+    assert f"lacks weights: {lost.replace('lora_B', 'lora_B.player0')}" in error
+    assert error.count("\n") == 1
+    config = micro_config(tmp_path)
+    with pytest.raises(ConfigError, match=r"model\.adapter: .* lacks weights: "):
+        load_policy(SimpleNamespace(**vars(config) | {"model": dataclasses.replace(config.model, adapter=str(final))}))
+
+
+def test_a_checkpoint_that_its_run_deletes_meanwhile_is_told_so(run, tmp_path, capsys, monkeypatch):
+    shutil.copytree(run, tmp_path / "run")
+
+    def gone(policy, name, folder):
+        shutil.rmtree(folder)
+        raise OSError(2, "No such file or directory")
+
+    monkeypatch.setattr("policy.adapters.Adapters.add_adapter", gone)
+    assert evaluate.main(["--checkpoint", str(tmp_path / "run")]) == 2
+    assert f"its run has deleted checkpoint-{STEPS:06d} meanwhile; repeat the command" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 import copy
 import json
+import os
 
 import pytest
 import torch
@@ -107,6 +108,19 @@ def test_what_cannot_be_used_is_told_in_one_line(source, tmp_path, capsys):
     write_gguf(tmp_path / "merged.gguf", model, words | {"model": both})
     assert "merges digits" in refusal(capsys, tmp_path / "merged.gguf", tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+def test_what_lies_beside_the_file_is_nobody_s_business(source, tmp_path):
+    """A folder of downloads holds anything; a chat template or settings of another model there are not this file's."""
+    beside = tmp_path / "downloads"
+    (beside / "pictures.json").mkdir(parents=True)
+    (beside / "tokenizer_config.json").write_text("{")
+    (beside / "chat_template.jinja").write_text("{{ nothing.at.all }}")
+    os.mkfifo(beside / "notes.txt")
+    write_gguf(beside / "model.gguf", *source)
+    assert import_gguf.main([str(beside / "model.gguf"), str(tmp_path / "out")]) == 0
+    assert not (tmp_path / "out" / "chat_template.jinja").exists() or "nothing.at.all" not in (
+        tmp_path / "out" / "chat_template.jinja").read_text()  # fmt: skip
 
 
 def test_a_file_without_all_weights_or_with_ruined_ones_makes_no_model(source, tmp_path, capsys):

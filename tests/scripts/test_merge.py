@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -13,6 +14,7 @@ import torch
 from huggingface_hub import ModelCard
 from tiny import base_model, micro_config, tiny_policy
 
+import utils
 from config.reader import config_dict
 from curriculum import CurriculumConfig, Stage
 from envs.config import EnvConfig
@@ -475,6 +477,10 @@ def final_of(run, folder):
 
 @pytest.mark.parametrize(("name", "content", "told"), [
     ("../summary.json", b"[1]", "summary.json: is no summary of a run"),
+    ("../summary.json", b'{"games": {"hex": 1}}', "summary.json: is no summary of a run"),
+    ("../summary.json", b'{"games": {"hex": {"after": 1}}}', "summary.json: is no summary of a run"),
+    ("../summary.json", b'{"games": {"hex": {"before": 0, "after": "x", "interval": [0, 1], "episodes": 1, '
+                        b'"exact_after": 0, "ceiling": 1, "share": 1}}}', "summary.json: is no summary of a run"),
     ("adapter_config.json", b"", "adapter_config.json: "),
 ])  # fmt: skip
 def test_damaged_files_beside_an_adapter_are_told_in_one_line(run_plain, tmp_path, capsys, name, content, told):
@@ -487,6 +493,42 @@ def test_damaged_files_beside_an_adapter_are_told_in_one_line(run_plain, tmp_pat
     assert error.startswith("error: ")
     assert told in error
     assert error.count("\n") == 1
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("lost", ["adapter_config.json", "adapter_model.safetensors"])
+def test_a_copy_of_an_adapter_that_was_cut_short_is_made_whole_by_the_same_command(run_plain, tmp_path, lost):
+    final, out = final_of(run_plain, tmp_path), tmp_path / "out"
+    write = utils.write_file
+
+    def cut_short(target, content):
+        if target.name == lost:
+            raise utils.CheckpointError(f"{target.name}: No space left on device")
+        write(target, content)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(merge, "write_file", cut_short)
+        assert merge_in(out, final, "--adapter-only") == 2
+    assert merge_in(out, final, "--adapter-only") == 0
+    assert (out / lost).stat().st_size
+    assert sorted(path.name for path in out.iterdir() if path.name.startswith(".")) == []
+
+
+def test_a_card_is_written_whole_or_not_at_all(run_plain, tmp_path, monkeypatch):
+    """Half of one would be taken for somebody's edit, kept, and uploaded."""
+    final, out, write = final_of(run_plain, tmp_path), tmp_path / "out", Path.write_bytes
+
+    def torn(path, data):
+        if "README" in path.name:
+            write(path, data[:100])
+            raise OSError(28, "No space left on device")
+        return write(path, data)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "write_bytes", torn)
+        patch.setattr(Path, "write_text", lambda path, text, **_: torn(path, text.encode()))
+        assert merge_in(out, final, "--adapter-only") == 2
+    assert not (out / "README.md").exists()
 
 
 def test_a_summary_without_games_and_a_card_in_another_encoding(run_plain, tmp_path, capsys):

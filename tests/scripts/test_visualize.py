@@ -8,6 +8,7 @@ import shutil
 import struct
 import subprocess
 import sys
+import warnings
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -407,6 +408,24 @@ def test_a_run_from_before_about_json_still_says_what_it_can(tmp_path):
 def test_programs_are_against_nobody(tmp_path):
     (write_run(tmp_path / "run", steps=9, shown=[]) / "about.json").write_text(json.dumps({"opponents": []}))
     assert "against" not in dict(visualize.heading(visualize.load_run(tmp_path / "run")))
+
+
+def test_odd_numbers_of_a_summary_are_no_numbers():
+    deep = [[0.5]]
+    for _ in range(600):
+        deep = [deep]
+    text = markdown.page("run", [], {}, {"games": {"hex": {"after": 10**400, "interval": deep}}}, {})
+    assert [line for line in text.splitlines() if line.startswith("| hex")] == ["| hex | - | - |"]
+
+
+def test_numbers_that_cannot_be_drawn_are_told_in_one_line(tmp_path, capsys):
+    rows = [{"step": step, "score_mean": x} for step, x in ((1, 1e308), (2, -1e308), (3, 1e308))]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        assert visualize.main(["--run", str(tmp_path)]) == 1
+    assert capsys.readouterr().err.startswith("error: no curves.png: ")
+    assert (tmp_path / "report.md").exists()
 
 
 def test_text_of_others_cannot_break_the_pasted_page():

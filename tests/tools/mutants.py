@@ -269,7 +269,7 @@ MUTANTS = {
     ],
     RUN + "resuming_a_finished_run_does_nothing": [
         Mutant("a finished run ends again", TRAIN,
-               "if resume is not None and is_finished(", "if False and is_finished("),
+               "partial(is_finished, run_dir, resume, resolved, force_config)", "lambda: False"),
     ],
     RUN + "a_run_in_use_is_refused": [
         Mutant("two runs in one folder", PROCESS, "fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)", "pass"),

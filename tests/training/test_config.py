@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -96,6 +97,16 @@ def test_every_synonym_is_of_a_key_that_exists_and_hides_none(options):
     assert not set(synonyms.KEYS) & set().union(*(known[name] for name in options.SECTIONS))
 
 
+def test_a_file_of_many_keys_is_read_in_its_length(tmp_path):
+    """Each key against all others would take hours for the largest file that is read."""
+    keys = ",".join(f'"{i}": 0' for i in range(200_000))
+    (tmp_path / "a.json").write_text(f'{{{keys}, "7": 1}}')
+    started = time.monotonic()
+    with pytest.raises(ConfigError, match='the key "7" stands twice in one object'):
+        read_json(tmp_path / "a.json")
+    assert time.monotonic() - started < 10
+
+
 def test_nested_values_become_their_types():
     sets = ['env.ranges=["go", [1, 2]]', 'env.items=[{"name": "a"}, {"name": "b", "weight": 2}]', "env.opponent={}"]
     env = load_config(SECTIONS, sets=sets)["env"]
@@ -174,6 +185,7 @@ BROKEN_FILES = {
     b'{"env": {"opponent": "a\\u0000b"}}': r'env.opponent = "a\u0000b": expected a string or an object of (a number)',
     b'{"env": {"opponent": "a\\ud800b"}}': r'env.opponent = "a\ud800b": expected a string or an object of (a number)',
     b"[" * 100_000: "invalid JSON: nested too deeply",
+    b'{"env": {"trace": {"source": %s%s}}}' % (b"[" * 200, b"]" * 200): "invalid JSON: nested too deeply",
     b'{"ppo": {"batch_size": ' + b"9" * 5000 + b"}}": "invalid JSON: a number too long",
 }
 

@@ -10,7 +10,7 @@ import torch
 
 from env_wrapper import Decision, Episode, Sequence, Task
 from policy.player import Evaluation
-from train_ppo import Batch, Trainer, TrainingError, collate
+from train_ppo import LONE, Batch, Trainer, TrainingError, collate
 from training.config import PPOConfig
 from training.metrics import ALIKE, mutual_information, summarise
 from training.trajectories import standardise
@@ -279,16 +279,16 @@ def test_an_eighth_of_a_step_is_read_again_after_its_updates(sequences, read):
     """Two decisions a sequence, of which the updates have made one twice as likely, and the other half as likely."""
     asked = []
 
-    def evaluate_decisions(seen, legal_mass):
+    def evaluate_decisions(seen, adapter, legal_mass):
         asked.append((len(seen), legal_mass))
         moved_M = math.log(2) * torch.tensor([1.0, -1.0]).repeat(len(seen))
         mass_M = torch.full((2 * len(seen),), 0.25).log() if legal_mass else None
-        return SimpleNamespace(logprobs=moved_M - 1, legal_mass=mass_M)
+        return Evaluation(moved_M - 1, moved_M, moved_M, mass_M)
 
     batch = SimpleNamespace(sequences=[None] * sequences, old_logprobs_M=torch.full((2 * sequences,), -1.0))
     kl = {"update_kl": pytest.approx((1 - math.log(2) + math.log(2) - 0.5) / 2)}
     for constrained in (True, False):
         policy = SimpleNamespace(constrained=constrained, evaluate_decisions=evaluate_decisions)
-        assert Batch.moved(batch, policy, True) == kl | ({"legal_mass": 0.25} if constrained else {})
-        assert Batch.moved(batch, policy, False) == kl
+        assert Batch.moved(batch, policy, True, LONE) == kl | ({"legal_mass": 0.25} if constrained else {})
+        assert Batch.moved(batch, policy, False, LONE) == kl
     assert asked == [(read, True), (read, False), (read, False), (read, False)]

@@ -132,6 +132,38 @@ def test_what_ends_one_process_s_games_ends_all_after_a_checkpoint(tmp_path, fai
     assert parameters(tmp_path, 2)
 
 
+SLOW = """
+import sys, time
+import train_ppo, utils
+write = utils.write_directory
+def slow(target, fill):
+    if "000000" not in target.name:
+        time.sleep(3)
+    return write(target, fill)
+utils.write_directory = slow
+sys.exit(train_ppo.main())
+"""
+
+
+@pytest.mark.slow
+def test_a_signal_to_the_first_process_alone_lets_it_save(tmp_path):
+    """Its number stands in .lock. Once another process has gone, the launcher ends whoever is left."""
+    script = tmp_path / "slow.py"
+    script.write_text(SLOW)
+    words = command(tmp_path, "--set", "ppo.save_freq=100", "ppo.num_train_steps=100")
+    words[words.index("train_ppo.py")] = str(script)
+    env = ENV | {"PYTHONPATH": str(ROOT)}
+    with subprocess.Popen(words, cwd=ROOT, env=env, stdout=subprocess.PIPE, text=True) as process:
+        for line in process.stdout or ():
+            if line.startswith("Step 3/"):
+                os.kill(int((tmp_path / "run" / ".lock").read_text()), signal.SIGTERM)
+                break
+        said = process.stdout.read() if process.stdout else ""
+    assert "interrupted after step " in said
+    step = int(said.partition("interrupted after step ")[2].partition(";")[0])
+    assert parameters(tmp_path, step)
+
+
 @pytest.mark.parametrize("found", [[1.0, math.nan], [math.nan, 1.0]])
 def test_what_is_no_number_in_one_process_is_the_largest_in_all(monkeypatch, found):
     ranks = Ranks(0, 2)

@@ -37,7 +37,7 @@ from env_wrapper import Task
 from evaluation import measure as evaluation
 from evaluation.players import find_adapter
 from scripts.make_tiny_model import make_model
-from training import console, state
+from training import console, preflight, state
 from training.config import parse_args, read_config
 from training.process import lock_run
 from utils import Checkpoint, CheckpointError, verify_checkpoint
@@ -378,6 +378,67 @@ def test_a_run_in_use_is_refused(tmp_path, capsys):
     with lock_run(tmp_path / "run"):
         assert train(tmp_path) == 2
     assert f"in use by another run (process {os.getpid()})" in capsys.readouterr().err
+
+
+def test_what_a_run_still_saved_when_it_was_resumed_is_not_set_aside(undisturbed, tmp_path, monkeypatch, capsys):
+    """The checkpoint is chosen before the folder is taken, since the configuration lies in it."""
+    copy_of(undisturbed / "run", tmp_path, 2)
+    check = preflight.check
+
+    def while_it_is_checked(*args, **kwargs):
+        if not (tmp_path / "run" / "checkpoint-000004").exists():
+            shutil.copy(undisturbed / "run" / "metrics.jsonl", tmp_path / "run" / "metrics.jsonl")
+            shutil.copytree(undisturbed / "run" / "checkpoint-000004", tmp_path / "run" / "checkpoint-000004")
+        return check(*args, **kwargs)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(preflight, "check", while_it_is_checked)
+        assert train(tmp_path, "--resume", **ADAPTIVE) == 2
+    assert "another run has written to it meanwhile; the same command goes on" in capsys.readouterr().err
+    assert not list((tmp_path / "run").glob("abandoned-*"))
+    assert train(tmp_path, "--resume", **ADAPTIVE) == 0
+    assert_same_run(tmp_path, undisturbed)
+
+
+@pytest.mark.parametrize("older", [False, True])
+def test_a_checkpoint_killed_between_two_renames_is_gone_on_from(undisturbed, tmp_path, older):
+    copy_of(undisturbed / "run", tmp_path, 4)
+    newest = tmp_path / "run" / "checkpoint-000004"
+    newest.rename(newest.with_name(".old-checkpoint-000004"))
+    if not older:
+        for path in (tmp_path / "run").glob("checkpoint-*"):
+            shutil.rmtree(path)
+    assert train(tmp_path, "--resume", **ADAPTIVE) == 0
+    assert_same_run(tmp_path, undisturbed)
+    assert not list((tmp_path / "run").glob("abandoned-*"))
+
+
+@pytest.mark.parametrize(("what", "was"), [("threads", 999), ("processes", 2), ("torch", "1.0")])
+def test_what_makes_a_resume_inexact_is_told(undisturbed, tmp_path, capsys, what, was):
+    copy_of(undisturbed / "run", tmp_path, 4)
+    checkpoint = tmp_path / "run" / "checkpoint-000004"
+    state = json.loads((checkpoint / "trainer_state.json").read_text())
+    (checkpoint / "trainer_state.json").write_text(json.dumps(state | {what: was}))
+    manifest = json.loads((checkpoint / "manifest.json").read_text())
+    (checkpoint / "manifest.json").unlink()
+    utils.write_manifest(checkpoint, 4, manifest["base"], score=manifest["score"], scale=manifest["scale"])
+    assert train(tmp_path, "--resume", **ADAPTIVE) == 0
+    assert f"saved with {what} {was}, now " in capsys.readouterr().err
+
+
+def test_a_run_that_is_killed_before_its_english_was_read_is_not_finished(tmp_path, monkeypatch, capsys):
+    once = ("--set", "ppo.num_train_steps=1")
+    with monkeypatch.context() as patch:
+        patch.setattr(train_ppo, "unlearned", lambda *_: sys.exit("killed"))
+        with pytest.raises(SystemExit):
+            train(tmp_path, *once)
+    assert summary(tmp_path)["steps"] == 1
+    monkeypatch.setattr(train_ppo, "unlearned", lambda *_: {"perplexity": 1.0})
+    monkeypatch.setattr(train_ppo, "told", lambda *_: "told")
+    assert train(tmp_path, "--resume", *once) == 0
+    assert summary(tmp_path)["english"] == {"perplexity": 1.0}
+    assert train(tmp_path, "--resume", *once) == 0
+    assert "is finished" in capsys.readouterr().out
 
 
 def test_nothing_to_resume_is_refused(tmp_path, capsys):

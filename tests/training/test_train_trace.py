@@ -19,6 +19,7 @@ from config.reader import ConfigError, load_config
 from curriculum import Curriculum
 from env_wrapper import Action, EnvConfig, Task, play
 from envs.trace import TASKS_PER_LEVEL
+from envs.trace.env import _workshop
 from envs.trace.sandbox import Sandbox
 from training.config import DEFAULT_FILES
 from training.config import SECTIONS as KNOBS
@@ -73,6 +74,23 @@ def test_resuming_is_exact(finished, tmp_path):
     assert rows(tmp_path) == rows(finished)
     assert final_bytes(tmp_path, 2) == final_bytes(finished, 2)
     assert summary(tmp_path) == summary(finished)
+
+
+def test_programs_that_changed_under_a_run_are_refused_unless_forced(tmp_path, capsys):
+    """A task is a place among them: one more file, and every task is another program."""
+    source = tmp_path / "programs"
+    source.mkdir()
+    for i in range(8):
+        (source / f"{i}.py").write_text(f"print({i})")
+    knobs: dict[str, Any] = {"trace": {"source": str(source), "sandbox_min_level": 0}}
+    assert train_trace(tmp_path, "--set", "ppo.num_train_steps=1", **knobs) == 0
+    more = ("--resume", "--set", "ppo.num_train_steps=2")
+    (source / "00.py").write_text("print(9)")
+    _workshop.cache_clear()  # another process has not read them yet
+    assert train_trace(tmp_path, *more, **knobs) == 2
+    assert f"the programs of {source} are not those that it was trained with; --force" in capsys.readouterr().err
+    assert train_trace(tmp_path, *more, "--force-config", **knobs) == 0
+    assert "WARNING" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("words", [(), ("--dry-run",)])

@@ -5,6 +5,9 @@ import os
 import shutil
 import subprocess
 import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -246,6 +249,28 @@ def test_writing_a_directory_leaves_what_others_have_beside_it(tmp_path):
     assert names(tmp_path) == sorted([*others, "mine"])
 
 
+def test_programs_that_write_one_folder_or_file_wait_for_each_other(tmp_path):
+    """Two ``make train`` in a fresh clone both make the model; two evaluations may be given one file."""
+
+    def write(text):
+        def fill(folder):
+            for name in "abcd":
+                (folder / name).write_text(text)
+                time.sleep(0.01)
+
+        for _ in range(3):
+            utils.write_directory(tmp_path / "new" / "model", fill)
+            for _ in range(30):
+                utils.write_file(tmp_path / "rows", text.encode())
+
+    (tmp_path / "new").mkdir()
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(write, ["one", "two"]))
+    assert len({path.read_text() for path in (tmp_path / "new" / "model").iterdir()}) == 1
+    assert names(tmp_path) == ["new", "rows"]
+    assert names(tmp_path / "new") == ["model"]
+
+
 @pytest.mark.parametrize("keep_last", [1, 2])
 def test_the_last_verified_one_is_never_deleted(tmp_path, monkeypatch, keep_last):
     """The disk loses what it was given: each new checkpoint is damaged as soon as it is in place."""
@@ -280,6 +305,36 @@ def test_a_deletion_that_is_cut_short_leaves_no_damaged_checkpoint_in_sight(tmp_
     monkeypatch.undo()
     lock_run(tmp_path).close()
     assert names(tmp_path) == [".lock", "checkpoint-000002"]
+
+
+def test_a_checkpoint_that_cannot_even_be_renamed_costs_no_save(tmp_path, monkeypatch, caplog):
+    """One that its owner made immutable, say; others are deleted all the same."""
+    for step in (1, 2, 3):
+        save(tmp_path, step)
+    rename = Path.rename
+
+    def refuse(path, target):
+        if path.name == "checkpoint-000002":
+            raise PermissionError(1, "Operation not permitted")
+        return rename(path, target)
+
+    monkeypatch.setattr(Path, "rename", refuse)
+    save(tmp_path, 4, keep_last=1, keep_best=0)
+    assert [line for line in caplog.messages if "checkpoint-000002 cannot be deleted: Operation not permitted" in line]
+    assert names(tmp_path) == ["checkpoint-000002", "checkpoint-000004"]
+
+
+@pytest.mark.parametrize("broken", ["glob", "is_dir"])
+def test_a_disk_that_fails_for_a_moment_costs_this_save_alone(tmp_path, monkeypatch, broken):
+    """Wherever it fails: what is no CheckpointError would end the run without another try."""
+
+    def fail(*args, **kwargs):
+        raise OSError(116, "Stale file handle")
+
+    monkeypatch.setattr(Path, broken, fail)
+    write = partial(save, tmp_path, 1) if broken == "glob" else partial(utils.need_space, tmp_path, 1)
+    with pytest.raises(utils.CheckpointError, match="Stale file handle"):
+        write()
 
 
 def test_nothing_is_deleted_where_nothing_verifies(tmp_path):
