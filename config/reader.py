@@ -378,7 +378,7 @@ def describe_field(hint: Any, limits: Mapping[str, Any]) -> str:
 
 
 def _name(path: str) -> str:
-    return path if path.isprintable() and len(path) <= 80 else _show(path)
+    return path if path and path.isprintable() and len(path) <= 80 else _show(path)
 
 
 def _show(value: Any) -> str:

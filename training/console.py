@@ -185,7 +185,7 @@ def _turn_logs(old: Any, new: Any) -> None:
 
 def number(value: Any, form: str) -> str:
     """A number as tables show it; "-" where there is none."""
-    return "-" if value is None else format(value, form)
+    return "-" if value is None or value != value else format(value, form)
 
 
 def sparkline(values: Sequence[float], width: int) -> str:
@@ -207,6 +207,6 @@ def progress_line(row: Mapping[str, Any], total: int, left: str) -> str:
     """One line a step, from its row of metrics."""
     return (
         f"Step {row['step']}/{total} | score {row['score_mean']:.3f} | success {row['success_rate']:.0%} | "
-        f"kl {number(row['update_kl'], 'z.4f')} | entropy {row['entropy']:.2f} | stage {row['stage']} | "
+        f"kl {number(row['update_kl'], 'z.4f')} | entropy {number(row['entropy'], '.2f')} | stage {row['stage']} | "
         f"{row['games_per_s']:.1f} games/s | ETA {left}"
     )

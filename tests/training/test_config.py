@@ -179,6 +179,7 @@ BROKEN_FILES = {
     b'{"ppo": {"learning_rate": NaN}}': '"NaN" is not allowed: numbers are finite',
     b'{"ppo": {"batch_size": -2}}': "ppo.batch_size = -2: expected an integer >= 1",
     b'{"pop": {"batch_size": 2}}': "pop = {'batch_size': 2}: no such key; the nearest is ppo",
+    b'{"": 1}': '"" = 1: no such key; docs/configuration.md lists them',
     b"[]": "expected an object with the keys ppo, env",
     b"": "invalid JSON in line 1: Expecting value",
     b"\xff\xfe{": "is not UTF-8 text: invalid start byte at byte 0",

@@ -5,6 +5,7 @@ import fcntl
 import io
 import json
 import logging
+import math
 import os
 import re
 import signal
@@ -19,7 +20,7 @@ from types import SimpleNamespace
 import pytest
 
 from training import loggers
-from training.console import Console, Pace
+from training.console import Console, Pace, progress_line
 from training.loggers import Loggers
 from training.metrics import MetricsLog
 from training.process import TOGETHER, StopSignal, lock_run, say_how_to_go_on
@@ -254,6 +255,12 @@ def test_handlers_are_put_back():
 
 
 # ----------------------------------------------------------------------------------------------------- console and log
+
+
+def test_a_step_that_trained_nothing_shows_no_number():
+    """All its games were cut off, say."""
+    row = {"step": 3, "score_mean": 0.5, "success_rate": 0.5, "stage": "mix", "games_per_s": 2.0}
+    assert "| kl - | entropy - | stage mix" in progress_line(row | {"update_kl": None, "entropy": math.nan}, 9, "1m")
 
 
 class Terminal(io.StringIO):
