@@ -104,7 +104,6 @@ class CurriculumConfig:
     failure_replay_prob: float = knob(0.3, min=0, max=1)  # share of tasks drawn from failed ones
     replay_seed: str = knob("same", choices=("same", "fresh"))  # replay the very deal, or the task with a new one
     sampling: str = knob("uniform", choices=("uniform", "learnability"))  # learnability: games by p(1 - p) of success
-    past_every: int = knob(100, min=1)  # steps between two past selves that ``past`` chooses from
 
     @property
     def opponents(self) -> set[str]:

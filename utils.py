@@ -13,8 +13,8 @@ import shutil
 import signal
 import struct
 import sys
-import tempfile
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import ExitStack, contextmanager, suppress
@@ -31,6 +31,7 @@ from config.reader import ConfigError, load_config, read_file, read_json  # noqa
 from games import NAMES
 
 log = logging.getLogger(__name__)
+PATIENCE = 30.0  # seconds that a program waits for another one to write into the same folder
 POLL_SECONDS = 0.5  # between looks at whether a signal has come, while threads are waited for
 
 # ------------------------------------------------------------------------------------------------------- randomness
@@ -164,12 +165,16 @@ def write_directory(target: Path, fill: Callable[[Path], object]) -> Path:
 
 @contextmanager
 def _alone_in(folder: Path) -> Iterator[None]:
-    """Wait until no other program writes into a folder, where its disk has locks: names of temporary files are few."""
+    """Wait while another program writes into a folder, where its disk has locks; but not for one that has stopped."""
     with ExitStack() as stack:
         with suppress(OSError):
-            descriptor = os.open(folder, os.O_RDONLY)
+            descriptor, until = os.open(folder, os.O_RDONLY), time.monotonic() + PATIENCE
             stack.callback(os.close, descriptor)
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            while time.monotonic() < until:
+                with suppress(BlockingIOError):
+                    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
+                time.sleep(0.02)
         yield
 
 
@@ -180,15 +185,6 @@ def need_space(folder: Path, size: int) -> None:
         disk = shutil.disk_usage(place)
     if disk.free < size and disk.total:  # what is no disk has 0 of both
         raise CheckpointError(f"{folder}: {size / 1e6:,.0f} MB are needed, its disk has {disk.free / 1e6:,.0f} MB free")
-
-
-def must_be_writable(folder: Path) -> None:
-    """Make a folder, and sure that files can be written into it; else ConfigError."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        tempfile.TemporaryFile(dir=folder).close()
-    except OSError as error:
-        raise ConfigError(f"{folder}: cannot be written: {error.strerror}") from error
 
 
 def write_file(target: Path, content: bytes) -> None:

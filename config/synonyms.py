@@ -46,6 +46,7 @@ _GAMES = "a run plays ppo.num_train_steps * ppo.batch_size games"
 GONE = {
     "run.keep_best": ((True, False), "the best is always kept"), "lora.lora_dropout": ((0.0,), "there is none"),
     "ppo.lr_target_kl": ((None,), "it was off"), "ppo.critic_warmup_steps": ((0,), "it was off"),
+    "curriculum.past_every": ((100,), "it is a twentieth of the run, 100 steps at most"),
 }  # fmt: skip
 # What has no key of its own here.
 HINTS = dict.fromkeys(("progression_threshold", "success_threshold", "threshold", "min_episodes", "min_games"), _STAGES)

@@ -82,7 +82,9 @@ class Arena:
         """Replace the file, unless somebody else has since it was written: their games would be lost."""
         assert self._path
         if self._written != (0, 0) and self._stamp != self._written:
-            raise ConfigError(f"--output {self._path}: another program writes it, too; name another file")
+            raise ConfigError(
+                f"--output {self._path}: it was changed meanwhile, perhaps by another evaluation; name another file"
+            )
         write_file(self._path, text.encode())
         self._written = self._stamp
 

@@ -4,6 +4,7 @@
 and Prejudice, A Tale of Two Cities, Moby-Dick and A Scandal in Bohemia, all in the public domain.
 """
 
+import logging
 import math
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,8 @@ from typing import Any
 import torch
 
 from envs.types import Decision, Query, Sequence
+
+log = logging.getLogger(__name__)
 
 TEXT = Path(__file__).parent / "english.txt"
 WINDOW = 512  # tokens that are read with what stands before them in sight
@@ -65,9 +68,16 @@ def answers(policy: Any) -> list[str]:
 
 
 def unlearned(policy: Any) -> dict[str, Any] | None:
-    """Perplexity and answers of the model without its adapter and with it; None where it never knew English."""
-    if len(policy.tokenizer) < MIN_VOCABULARY:
+    """``compared``; None where the model never knew English, and where a device fails: a run has ended by then."""
+    try:
+        return compared(policy) if len(policy.tokenizer) >= MIN_VOCABULARY else None
+    except RuntimeError as error:
+        log.warning("what became of the English is not known: %s", " ".join(str(error).split()))
         return None
+
+
+def compared(policy: Any) -> dict[str, Any]:
+    """Perplexity and answers of the model without its adapter and with it."""
     text = TEXT.read_text(encoding="utf-8")
     asked = {"temperature": 1.0, "greedy": True, "constrained": False, "max_new_tokens": ANSWER_TOKENS,
              "max_seq_length": WINDOW}  # fmt: skip

@@ -149,6 +149,7 @@ class Contestant:
     origin: dict[str, Any]
     env: EnvConfig = field(default_factory=EnvConfig)
     player: Any = None  # None: a bot, which the environment plays
+    folder: str | None = None  # of a checkpoint
 
     @property
     def opponent(self) -> str:
@@ -238,7 +239,7 @@ class Roster:
         if any(other.label == label for other in self._known.values()):
             label = "_".join(str(folder).split())
         origin = _origin(config, digest) | {"base": found}
-        return Contestant(label, origin, config.env, ModelPlayer(policy, adapter))
+        return Contestant(label, origin, config.env, ModelPlayer(policy, adapter), str(folder))
 
     def _server(self, address: str) -> Contestant:
         if not ADDRESS.fullmatch(address):  # which is shown, and kept in results

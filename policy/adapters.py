@@ -149,4 +149,8 @@ class Adapters:
         if name not in self.peft_model.peft_config:
             with bounded(ADAPTER_SECONDS, ADAPTER_BYTES):
                 found = self.peft_model.load_adapter(str(folder), adapter_name=name, is_trainable=False)
-            must_lack_nothing(found.missing_keys, f"adapter {folder}")
+            try:
+                must_lack_nothing(found.missing_keys, f"adapter {folder}")
+            except ConfigError:
+                self.peft_model.delete_adapter(name)
+                raise

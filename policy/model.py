@@ -57,6 +57,7 @@ class LoraConfig:
     r: int = knob(16, min=1, max=1024)  # rank
     lora_alpha: int = knob(32, min=1, max=2**20)  # the adapter is scaled by lora_alpha / r
     target_modules: tuple[str, ...] = knob(LINEARS, choices=LINEARS)  # linear layers that get an adapter
+    first_layer: int = knob(0, min=0)  # the layers below have none, and their backward pass is not computed
 
     def __post_init__(self) -> None:
         if not self.target_modules:
@@ -328,9 +329,10 @@ def _put_adapter_on(base: Any, config: ModelConfig, lora: LoraConfig) -> Any:
     import peft
 
     if config.adapter is None:
+        above = range(lora.first_layer, base.config.num_hidden_layers)
         fresh = peft.LoraConfig(
             r=lora.r, lora_alpha=lora.lora_alpha, lora_dropout=0.0, bias="none", task_type="CAUSAL_LM",
-            target_modules=list(lora.target_modules),
+            target_modules=list(lora.target_modules), layers_to_transform=list(above) if lora.first_layer else None,
         )  # fmt: skip
         return peft.get_peft_model(base, fresh)
     check_adapter(config)

@@ -39,8 +39,8 @@ from scripts.export.publish import licence_of, licence_warning
 from training import memory, preflight
 from training.config import DEFAULT_FILES, ROOT, load_sections
 from training.memory import GB, count_parameters
-from training.process import at_least, run_program
-from utils import ConfigError, must_be_writable, read_json, write_file
+from training.process import at_least, must_be_writable, run_program
+from utils import ConfigError, read_json, write_file
 
 TINY = ROOT / "config" / "presets" / "tiny.json"
 TINY_MODEL = "models/tiny"

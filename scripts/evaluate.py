@@ -41,7 +41,7 @@ from envs import exact
 from envs.openspiel import load_game, table, tables
 from envs.opponents import CFR_ITERATIONS, make_bot, parse_opponent, solution
 from envs.ratings import rate
-from envs.trace import check_config
+from envs.trace import check_config, programs_digest
 from evaluation import measure
 from evaluation.arena import Arena, check_match
 from evaluation.measure import OVERALL, VALUE, EvaluationError, GameResult, Row, between, columns, game_sets, summary
@@ -50,8 +50,8 @@ from games import own_digest
 from training.config import narrowed
 from training.console import Console
 from training.metrics import finite
-from training.process import at_least, leave, run_program
-from utils import ConfigError, must_be_writable, write_file
+from training.process import at_least, leave, must_be_writable, run_program
+from utils import ConfigError, write_file
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -179,7 +179,8 @@ class Contest:
     def settings(self, opponents: Sequence[Contestant]) -> dict[str, Any]:
         """All that determines the games, for the head of the file that can be continued."""
         args = self.args
-        return {"players": [p.origin | {"label": p.label, "env": vars(p.env)} for p in [*self.players, *opponents]],
+        return {"players": [p.origin | {"label": p.label, "env": vars(p.env)} | programs_digest(p.env)
+                            for p in [*self.players, *opponents]],
                 "games": self.rows, "num_episodes": args.episodes,
                 **({"exploit": args.exploit, "exploit_steps": args.exploit_steps} if args.exploit else {}),
                 "own_games": own_digest(), "seed": args.seed, "greedy": args.greedy, "protocol": args.protocol,
@@ -274,8 +275,8 @@ class Contest:
         self._need_players("--exploit", 2, 99, "several")
         report: dict[str, Any] = {"settings": self.settings([]), "tables": []}
         with self.arena([], len(self.players) * len(self.rows)) as arena:
-            for name, player in zip(self.names, self.players, strict=True):
-                attempts = [partial(self._exploited, arena, name, player, game) for game in self.rows]
+            for player in self.players:
+                attempts = [partial(self._exploited, arena, player, game) for game in self.rows]
                 if not (results := [r for attempt in attempts for r in self._found(attempt)]):
                     continue
                 arena.console.close()
@@ -288,13 +289,13 @@ class Contest:
                 print(columns(lines, self.style, **{"won from it": VALUE}, exact=VALUE), end="\n\n")
         return report
 
-    def _exploited(self, arena: Arena, name: str, player: Contestant, game: str) -> dict[str, Any]:
+    def _exploited(self, arena: Arena, player: Contestant, game: str) -> dict[str, Any]:
         """The result of the best response in one game, with the scores of all."""
         from scripts.exploit.train import best_response
 
-        config, ranges = self.roster.config(name), self.rows[game]
+        config, ranges, frozen = self.roster.config(player.folder), self.rows[game], find_adapter(str(player.folder))
         with tempfile.TemporaryDirectory() as folder:
-            best, scores = best_response(config, find_adapter(name), ranges, self.args, Path(folder), arena.console)
+            best, scores = best_response(config, frozen, ranges, self.args, Path(folder), arena.console)
             answer = replace(self.roster.contestant(str(best), self.names), label=f"response_to_{player.label}")
         rows = self.play(arena, answer, player, [game])[game]
         gain = self._exact(player, rows).get("nash_conv")  # of both seats, in the game's own points

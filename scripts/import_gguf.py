@@ -16,10 +16,9 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from config.flags import FlagParser
-from config.reader import blaming
 from policy.model import ModelConfig, load_architecture, quietly, whole
-from training.process import run_program
-from utils import ConfigError, must_be_writable, write_directory
+from training.process import must_be_writable, run_program
+from utils import ConfigError, write_directory
 
 
 def load(file: Path, dtype: str) -> tuple[Any, Any]:
@@ -34,10 +33,13 @@ def load(file: Path, dtype: str) -> tuple[Any, Any]:
 
     if not file.is_file():
         raise ConfigError(f"{file}: no such file")
-    with tempfile.TemporaryDirectory() as alone, blaming(f"{file}: "):  # what lies beside it is not its own
+    with tempfile.TemporaryDirectory() as alone:  # what lies beside it is not its own
         (Path(alone) / file.name).symlink_to(file.resolve())
-        load_architecture(ModelConfig(alone), gguf_file=file.name)
-        tokenizer, loaded = _read(alone, file.name)
+        try:
+            load_architecture(ModelConfig(alone), gguf_file=file.name)
+            tokenizer, loaded = _read(alone, file.name)
+        except ConfigError as error:
+            raise ConfigError(f"{file}: {error}".replace(alone, str(file.parent))) from error
     ChatFormat(tokenizer)
     model = whole(loaded, f"{file}:")
     if wrong := [name for name, weight in model.named_parameters() if not torch.isfinite(weight).all()]:

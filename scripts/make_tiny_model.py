@@ -24,8 +24,8 @@ from env_wrapper import play
 from envs.config import EnvConfig
 from envs.types import Action, Task
 from games import CONFIGS_PER_GAME, NAMES
-from training.process import at_least, run_program
-from utils import ConfigError, must_be_writable, naming, read_json, uniform, write_directory
+from training.process import at_least, must_be_writable, run_program
+from utils import ConfigError, naming, read_json, uniform, write_directory
 
 PAD, END = 0, 1  # ids of <|endoftext|> and <|im_end|>
 # Two tokens a message instead of ChatML's five: at 8 to 18 tokens a prompt the difference is felt.

@@ -35,8 +35,8 @@ from scripts.export import publish
 from scripts.export.proof import compare, observe, record_decisions, say
 from training.config import load_sections
 from training.memory import count_parameters
-from training.process import at_least, run_program
-from utils import CheckpointError, fingerprint, must_be_writable, naming, need_space, write_file
+from training.process import at_least, must_be_writable, run_program
+from utils import CheckpointError, fingerprint, naming, need_space, sweep, write_file
 
 REPORT, SETTINGS = "merge_report.json", "adapter_config.json"
 ROUNDING = {"float32": 1e-4, "float16": 0.01, "bfloat16": 0.02}  # nats a decision that arithmetic alone may cost
@@ -156,6 +156,7 @@ def copy_adapter(adapter: Path, base: str, output: Path) -> None:
     of_run = folder.name in ("final", "average") and any(folder.parent.glob("checkpoint-*"))
     if (folder / "manifest.json").exists() or of_run:
         raise ConfigError(f"--output {output}: belongs to a run; expected a directory that is new or empty")
+    sweep(output, WEIGHTS)  # what a kill has left of it
     if not (there.is_file() and there.read_bytes() == (adapter / WEIGHTS).read_bytes()):
         _must_be_empty(output)
     settings = read_json(adapter / SETTINGS) | {"base_model_name_or_path": publish.public_name(base)}
@@ -260,7 +261,7 @@ def run(args: argparse.Namespace) -> None:
     file, base, report = adapter.parent / "summary.json", config.model.model_name, None
     summary = read_json(file) if file.is_file() else None
     if summary is not None:
-        publish.must_tell_games(summary, file)
+        publish.must_tell_games(summary, file, adapter.name)
     if args.adapter_only:
         copy_adapter(adapter, base, args.output)
     else:

@@ -31,8 +31,8 @@ from envs.client import is_number
 from envs.config import EnvConfig
 from training.console import duration
 from training.metrics import MOST_BYTES, finite
-from training.process import ProgramError, at_least, run_program
-from utils import ConfigError, must_be_writable, read_file, read_json, write_file
+from training.process import ProgramError, at_least, must_be_writable, run_program
+from utils import ConfigError, read_file, read_json, write_file
 
 ASSETS = Path(__file__).resolve().parent / "report"
 MAX_POINTS = 1500  # of a line

@@ -52,8 +52,8 @@ from training.config import DEFAULT_FILES, load_sections, narrowed
 from training.console import Console
 from training.memory import checkpoint_bytes
 from training.preflight import exact_tasks, say_answers
-from training.process import at_least, leave, run_program
-from utils import CheckpointError, in_threads, must_be_writable, need_space, uniform, write_directory
+from training.process import at_least, leave, must_be_writable, run_program
+from utils import CheckpointError, in_threads, need_space, uniform, write_directory
 
 _MOVE, _EXPLORE = 201, 202  # first keys of random streams
 GAMES_AT_ONCE = 256

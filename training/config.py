@@ -12,6 +12,7 @@ import os
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from os.path import expanduser
 from pathlib import Path
@@ -139,8 +140,9 @@ def read_config(args: argparse.Namespace) -> SimpleNamespace:
     files, args.seen = DEFAULT_FILES, None
     if args.resume is not None:
         place = Path(expanduser(args.resume or load_config(SECTIONS, [*files, *args.config], sets)["run"].output_dir))
-        if any(place.glob(".old-checkpoint-*")):  # killed between two renames: whoever takes the run puts that right
-            lock_run(place).close()
+        if any(place.glob(".old-checkpoint-*")) and not args.dry_run:  # killed between two renames
+            with suppress(ConfigError):  # whoever has the run puts that right
+                lock_run(place).close()
         seen = [path.name for path in checkpoints_in(place)]
         checkpoint = checkpoint_in(place)
         args.resume, files = str(checkpoint), [checkpoint / "run_config.json"]

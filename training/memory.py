@@ -63,7 +63,8 @@ def count_parameters(lora: LoraConfig, architecture: Any) -> Parameters:
         base = AutoModelForCausalLM.from_config(architecture, trust_remote_code=False)
     trunk = {n: m for n, m in base.model.named_modules() if isinstance(m, torch.nn.Linear)}
     linears = tuple(m.weight.numel() for m in trunk.values())
-    adapted = [m for name, m in trunk.items() if name.rpartition(".")[2] in lora.target_modules]
+    adapted = [m for name, m in trunk.items() if name.rpartition(".")[2] in lora.target_modules
+               and int(name.split(".")[1]) >= lora.first_layer]  # fmt: skip
     adapter = sum(lora.r * (m.in_features + m.out_features) for m in adapted)
     other = sum(p.numel() for p in base.parameters()) - sum(linears)
     return Parameters(linears, other, adapter, architecture.hidden_size + 1)
@@ -109,7 +110,7 @@ def estimate(
     keeps of freed memory comes on top.
     """
     model, ppo, layers = config.model, config.ppo, architecture.num_hidden_layers
-    size = getattr(torch, model.dtype).itemsize
+    size, trained = getattr(torch, model.dtype).itemsize, layers - config.lora.first_layer
     layer = activation_bytes(architecture, config.lora.target_modules, size)
     kv = 2 * architecture.num_key_value_heads * head_size(architecture) * size  # a token's keys and values in one layer
     kept = architecture.hidden_size * size if model.gradient_checkpointing else layer
@@ -135,8 +136,8 @@ def estimate(
     turns = {
         "rollout": reading(ppo.batch_size),
         "evaluation": reading(evaluated),
-        "update: layers": tokens * (kept * layers + 2 * layer),
-        "update: logits": tokens * kept * layers + choices * columns * LOGITS_BYTES,
+        "update: layers": tokens * (kept * trained + 2 * layer),
+        "update: logits": tokens * kept * trained + choices * columns * LOGITS_BYTES,
     }
     idle = min(IDLE, max(turns.values())) if model.device == "cpu" else 0.0
     return held(config, parameters) | {"freed and kept": idle} | turns

@@ -140,6 +140,8 @@ def check_lora(config: SimpleNamespace, resumed: bool = False) -> None:
     differ = []
     for key, value in dataclasses.asdict(config.lora).items():
         held = made.get(key, value) if isinstance(made, dict) else value
+        if key == "first_layer" and isinstance(made, dict):
+            held = _first_layer(made.get("layers_to_transform"))
         try:
             said = getattr(make(LoraConfig, {key: held}, "lora"), key)
         except ConfigError:  # the section cannot say it: patterns, say, and single layers, which PEFT takes too
@@ -150,6 +152,14 @@ def check_lora(config: SimpleNamespace, resumed: bool = False) -> None:
         raise ConfigError(f"{'; '.join(differ)}; expected the same")
     for line in differ:
         log.warning("%s, which is trained", line)
+
+
+def _first_layer(layers: Any) -> int | None:
+    """PEFT's ``layers_to_transform`` as ``lora.first_layer``; None: it cannot say that."""
+    if layers is None:
+        return 0
+    numbers = isinstance(layers, list) and layers and all(type(n) is int for n in layers)
+    return layers[0] if numbers and layers == [*range(layers[0], layers[0] + len(layers))] else None
 
 
 def look(config: SimpleNamespace) -> tuple[Any, Parameters, ChatFormat]:
@@ -163,6 +173,9 @@ def look(config: SimpleNamespace) -> tuple[Any, Parameters, ChatFormat]:
     if config.ppo.max_seq_length > most:
         raise ConfigError(f"ppo.max_seq_length = {config.ppo.max_seq_length}: {config.model.model_name} reads {most} "
                           "tokens at most")  # fmt: skip
+    if config.lora.first_layer >= (layers := architecture.num_hidden_layers):
+        raise ConfigError(f"lora.first_layer = {config.lora.first_layer}: {config.model.model_name} has {layers}: "
+                          f"expected an integer < {layers}")  # fmt: skip
     counted, shapes = count_parameters(config.lora, architecture), dict[str, set[int]]()
     if config.ppo.state_coef:
         shapes = state_shapes(config.curriculum)

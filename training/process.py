@@ -15,6 +15,7 @@ import select
 import shlex
 import signal
 import sys
+import tempfile
 import time
 import traceback
 from collections.abc import Callable, Sequence
@@ -163,6 +164,15 @@ def rest_collector() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(100_000)
+
+
+def must_be_writable(folder: Path) -> None:
+    """Make a folder, and sure that files can be written into it; else ConfigError."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=folder).close()
+    except OSError as error:
+        raise ConfigError(f"{folder}: cannot be written: {error.strerror}") from error
 
 
 def lock_run(run_dir: str | Path, seen: list[str] | None = None) -> IO[str]:

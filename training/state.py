@@ -46,6 +46,7 @@ SHOWN_BY = [key for key in PLAYED_BY if key != "games_path"]
 ASKED = "temperature", "max_seq_length", "max_new_tokens"
 SAVE_SECONDS = 15 * 60  # between checkpoints, where ppo.save_freq steps take longer
 DEVICE_ERRORS = (torch.OutOfMemoryError, torch.AcceleratorError)
+PAST_EVERY, PAST_SHARE = 100, 20  # a past self is kept after so many steps, or that part of a shorter run
 GROW_STEPS = 50  # after which batches that were halved for lack of memory are tried at twice the size
 FAILED_SAVES = 3  # of checkpoints, in a row, that end the run
 # Numbers of a row that the console shows.
@@ -137,10 +138,11 @@ class Checkpointed:
         return StoppablePlayer(self.policy, stop) if self.ranks.world == 1 else self.policy
 
     def keep_past(self) -> None:
-        """Let the average follow the policy, which every ``past_every`` steps becomes an opponent called ``past``."""
+        """Let the average follow the policy, which becomes an opponent called ``past`` now and then."""
         if self.config.ppo.magnet_coef:
             self.policy.follow(self.state.step)
-        if "past" in self.config.curriculum.opponents and self.state.step % self.config.curriculum.past_every == 0:
+        every = max(min(self.config.ppo.num_train_steps // PAST_SHARE, PAST_EVERY), 1)
+        if "past" in self.config.curriculum.opponents and self.state.step % every == 0:
             name = f"step-{self.state.step:06d}"
             for gone in self.curriculum.add_past(name):
                 self.policy.forget_past(gone)
@@ -265,7 +267,7 @@ class Checkpointed:
     def load(self, path: Path, force: bool = False) -> None:
         """Go on exactly where a checkpoint was written, or the newest one before it whose weights can play.
 
-        ``force``: although its base model, tokenizer, adapter or games are others.
+        ``force``: although its base model, tokenizer, adapter, games or programs are others.
 
         Raises:
             CheckpointError: it does not hold what a checkpoint of this run holds.

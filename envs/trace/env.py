@@ -139,8 +139,10 @@ def programs_digest(config: EnvConfig) -> dict[str, str]:
     """``{"programs": SHA-256}`` of a folder's, file's or data set's, in their order; {}: they are the generator's."""
     if config.env_type != "trace" or config.env_mode != "local" or (rows := TraceEnv(config)._workshop.rows) is None:
         return {}
-    held = getattr(rows, "_fingerprint", None) or json.dumps(rows)  # a data set of the Hub has one
-    return {"programs": hashlib.sha256(held.encode(errors="surrogatepass")).hexdigest()}
+    held = hashlib.sha256()
+    for row in rows:
+        held.update(json.dumps(row, default=str).encode())
+    return {"programs": held.hexdigest()}
 
 
 class _Workshop:

@@ -95,11 +95,11 @@ class Published:
         return self.summary.get("games") if self.summary and here else None
 
 
-def must_tell_games(summary: Any, file: Path) -> None:
-    """Raise ConfigError where a run's summary.json does not hold what a card tells of it."""
+def must_tell_games(summary: Any, file: Path, checkpoint: str) -> None:
+    """Raise ConfigError where a run's summary.json does not hold what a card of this checkpoint tells of it."""
     odd = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
     with blaming(f"{file}: is no summary of a run: ", odd):
-        games = summary.get("games", {})
+        games = summary.get("games", {}) if checkpoint in (summary.get("checkpoint"), "final") else {}
         _evaluation(games)
         "".join(games).encode()
         sum(round(r["after"], 4) + (r.get("free_play") or {"legal_rate": 0})["legal_rate"] for r in games.values())

@@ -26,11 +26,11 @@ CLIMB: dict[str, Any] = {
         {"name": "high", "games": [[LEDUC, LEDUC]], "opponent": {"random": 1.0, "self": 1.0, "past": 1.0}},
     ],
     "failure_replay_prob": 0.3,
-    "past_every": 1,
 }
 ADAPTIVE: dict[str, dict[str, Any]] = {
     "ppo": {"eval_freq": 4, "magnet_coef": 0.1, "rehearsal_coef": 0.5, "state_coef": 0.02},
     "curriculum": CLIMB,
+    "lora": {"first_layer": 1},
 }
 ROOT = Path(train_ppo.__file__).parent
 

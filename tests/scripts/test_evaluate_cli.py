@@ -184,7 +184,7 @@ def test_two_evaluations_do_not_write_each_others_games_away(checkpoint, tmp_pat
 
     monkeypatch.setattr(arena, "play", beside_another)
     assert evaluate.main(command(*args)) == 2
-    assert "another program writes it, too; name another file" in capsys.readouterr().err
+    assert "it was changed meanwhile, perhaps by another evaluation; name another file" in capsys.readouterr().err
     assert len(played(output)) == 40
 
 

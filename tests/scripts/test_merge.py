@@ -503,6 +503,7 @@ def test_a_copy_of_an_adapter_that_was_cut_short_is_made_whole_by_the_same_comma
 
     def cut_short(target, content):
         if target.name == lost:
+            target.with_name(f".tmp-{lost}").write_bytes(b"killed")
             raise utils.CheckpointError(f"{target.name}: No space left on device")
         write(target, content)
 

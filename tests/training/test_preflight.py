@@ -14,7 +14,7 @@ from env_wrapper import Decision, EnvConfig, Sequence
 from envs.prompts import RETRY
 from envs.trace.env import TASKS_PER_LEVEL, expected_output
 from games import CONFIGS_PER_GAME, NAMES
-from policy import load_policy
+from policy import load_policy, network
 from policy.chat import ChatFormat
 from policy.model import LoraConfig, load_architecture, load_model, load_tokenizer
 from policy.network import activation_bytes
@@ -69,6 +69,24 @@ def test_parameters_are_those_of_the_real_model(tmp_path, architecture, tied, ta
     )
     assert counted.trainable == sum(p.numel() for p in policy.trainable().values())
     assert counted.total == real
+
+
+def test_layers_below_the_first_have_no_adapter_and_are_not_gone_back_through(tmp_path, monkeypatch):
+    config = micro_config(tmp_path, lora={"first_layer": 1})
+    policy, run, on_the_way = load_policy(config), network._run_layer, []
+
+    def noting(*args):
+        on_the_way.append(out := run(*args))
+        return out
+
+    monkeypatch.setattr(network, "_run_layer", noting)
+    counted = memory.count_parameters(config.lora, load_architecture(config.model))
+    assert counted.trainable == sum(p.numel() for p in policy.trainable().values())
+    assert {name.split(".layers.")[1][0] for name in policy.trainable() if ".layers." in name} == {"1"}
+    policy.evaluate_decisions([Sequence([5, 6, 7, 8], [Decision(2, 4, [1], [7], [[7, 9]], [0.0], 0.0, 0.0, 0, None)])])
+    assert [out.requires_grad for out in on_the_way] == [False, True]
+    with pytest.raises(ConfigError, match=r"^lora\.first_layer = 2: .* has 2: expected an integer < 2$"):
+        preflight.check(micro_config(tmp_path, lora={"first_layer": 2}))
 
 
 @pytest.mark.parametrize(("name", "published"), zip(SHAPES, (3_085_938_688, 4_022_468_096), strict=True))
@@ -288,6 +306,7 @@ def test_free_answers_that_leave_no_room_to_ask_again_are_told(tmp_path, caplog)
         ({"r": 8}, "lora.r = 8: {} was made with 4"),
         ({"lora_alpha": 5}, "lora.lora_alpha = 5: {} was made with 8"),
         ({"target_modules": ["q_proj"]}, 'lora.target_modules = ["q_proj"]: {} was made with ["v_proj", "q_proj"]'),
+        ({"first_layer": 1}, "lora.first_layer = 1: {} was made with 0"),
     ],
 )
 def test_a_lora_section_that_the_adapter_was_not_made_with_is_refused(tmp_path, caplog, change, told):
@@ -306,7 +325,15 @@ def test_a_lora_section_that_the_adapter_was_not_made_with_is_refused(tmp_path, 
 
 
 @pytest.mark.parametrize(
-    "made", [{"target_modules": ".*_proj"}, {"target_modules": ["layers.0.self_attn.q_proj"]}, {"lora_alpha": 5.5}]
+    "made",
+    [
+        {"target_modules": ".*_proj"},
+        {"target_modules": ["layers.0.self_attn.q_proj"]},
+        {"lora_alpha": 5.5},
+        {"layers_to_transform": [0, 2]},
+        {"layers_to_transform": "1"},
+        {"layers_to_transform": []},
+    ],
 )
 def test_an_adapter_that_no_lora_section_can_tell_is_taken_as_it_is(tmp_path, made):
     (tmp_path / "adapter").mkdir()

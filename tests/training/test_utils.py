@@ -1,5 +1,6 @@
 """Random numbers without state, secrets, and what a checkpoint gives back and keeps."""
 
+import fcntl
 import json
 import os
 import shutil
@@ -269,6 +270,18 @@ def test_programs_that_write_one_folder_or_file_wait_for_each_other(tmp_path):
     assert len({path.read_text() for path in (tmp_path / "new" / "model").iterdir()}) == 1
     assert names(tmp_path) == ["new", "rows"]
     assert names(tmp_path / "new") == ["model"]
+
+
+def test_a_folder_that_somebody_else_has_locked_is_written_all_the_same(tmp_path, monkeypatch):
+    """As under ``flock FOLDER python ...``, or beside a program that was stopped: it would wait for ever."""
+    monkeypatch.setattr(utils, "PATIENCE", 0.2)
+    held = os.open(tmp_path, os.O_RDONLY)
+    fcntl.flock(held, fcntl.LOCK_EX)
+    try:
+        utils.write_file(tmp_path / "a", b"1")
+    finally:
+        os.close(held)
+    assert (tmp_path / "a").read_bytes() == b"1"
 
 
 @pytest.mark.parametrize("keep_last", [1, 2])
