@@ -21,7 +21,7 @@ import pytest
 from safetensors.torch import load_file, save_file
 from serving import http_server, said
 from tiny import KUHN, LEDUC, base_model, micro_config
-from tiny_runs import STEPS, undisturbed_run
+from tiny_runs import ADAPTIVE, STEPS, undisturbed_run
 
 import env_wrapper
 import train_ppo
@@ -416,7 +416,7 @@ def test_tables_can_be_pasted_and_have_no_column_of_zeros(capsys):
 
 
 def test_a_checkpoint_plays_as_the_policy_that_was_saved(run, checkpoint, tmp_path):
-    config = micro_config(tmp_path)
+    config = micro_config(tmp_path, lora=ADAPTIVE["lora"])
     policy = load_policy(config)
     policy.load(run / f"checkpoint-{STEPS:06d}")
     [tasks] = paired_tasks([[(LEDUC, LEDUC)]], 20, 0, "random")
