@@ -138,7 +138,7 @@ def write_directory(target: Path, fill: Callable[[Path], object]) -> Path:
     """Make ``target`` hold what ``fill(temporary directory)`` writes, wholly or not at all.
 
     An existing target is replaced. Whatever goes wrong, ``target`` is as before; after a crash ``sweep`` (which
-    ``lock_run`` calls) makes it so. Programs that write into one folder wait for each other.
+    ``lock_run`` calls) makes it so. Programs that write into one folder wait for each other, half a minute.
 
     Raises:
         CheckpointError: names the file that could not be written.
@@ -175,6 +175,8 @@ def _alone_in(folder: Path) -> Iterator[None]:
                     fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
                     break
                 time.sleep(0.02)
+            else:
+                log.warning("%s: another program has locked it; it is not waited for any longer", folder)
         yield
 
 

@@ -69,6 +69,8 @@ def counted_in(layers: int, passes: Seq[Pass], config: SimpleNamespace, architec
 
 def counted(passes: Seq[Pass], config: SimpleNamespace, architecture: Any) -> list[tuple[Op, int]]:
     """A GPU's operations for some passes, and how often each runs: three layers, less two, are one in the middle."""
+    if config.lora.first_layer:
+        raise SystemExit("lora.first_layer: all layers are taken to be alike here; expected 0")
     middle = architecture.num_hidden_layers - 2
     two, three = (counted_in(layers, passes, config, architecture) for layers in (2, 3))
     return [*((op, middle) for op in three), *((op, 1 - middle) for op in two)]

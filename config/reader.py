@@ -230,7 +230,7 @@ class _Checker:
             for key, value in ({name: part} if outside else part).items():
                 typed = name if outside else f"{name}.{key}"
                 told, why = synonyms.GONE.get(typed, ((), ""))
-                if value in told:
+                if told is None or value in told:
                     log.info("%s%s is left out: %s", self.source, typed, why)
                     continue
                 path = self.place(typed, value, section)

@@ -42,11 +42,11 @@ SECTIONS = {"train": "ppo", "training": "ppo", "trainer": "ppo", "environment": 
 
 _STAGES = "a stage has it: curriculum.stages, a list of objects"
 _GAMES = "a run plays ppo.num_train_steps * ppo.batch_size games"
-# In configurations of older runs: what may be left out, and why.
-GONE = {
+# In configurations of older runs: what may be left out (None: whatever it was), and why.
+GONE: dict[str, tuple[tuple[object, ...] | None, str]] = {
     "run.keep_best": ((True, False), "the best is always kept"), "lora.lora_dropout": ((0.0,), "there is none"),
     "ppo.lr_target_kl": ((None,), "it was off"), "ppo.critic_warmup_steps": ((0,), "it was off"),
-    "curriculum.past_every": ((100,), "it is a twentieth of the run, 100 steps at most"),
+    "curriculum.past_every": (None, "it is a twentieth of the run, 100 steps at most"),
 }  # fmt: skip
 # What has no key of its own here.
 HINTS = dict.fromkeys(("progression_threshold", "success_threshold", "threshold", "min_episodes", "min_games"), _STAGES)

@@ -17,7 +17,7 @@ from envs.config import ADDRESS, EnvConfig
 from envs.opponents import parse_opponent
 from envs.types import Action, Player, PromptTooLongError, Query
 from policy import load_policy
-from policy.model import identity
+from policy.model import LoraConfig, identity
 from training.config import DEFAULT_FILES, load_sections
 from training.process import ProgramError, at_least
 from utils import ConfigError, fingerprint, in_threads, latest_checkpoint, read_json, uniform, verify_checkpoint
@@ -203,9 +203,9 @@ class Roster:
         return load_sections([*files, *self.files], [*sets, *self.sets], skip_unknown_sections=True)
 
     def _policy(self, config: SimpleNamespace) -> Any:
-        held = SimpleNamespace(**vars(config) | {"model": replace(config.model, adapter=None),
+        held = SimpleNamespace(**vars(config) | {"model": replace(config.model, adapter=None), "lora": LoraConfig(r=1),
                                                  "run": replace(config.run, seed=self.seed)})  # fmt: skip
-        key = repr((held.model, held.lora, held.env, held.ppo))
+        key = repr((held.model, held.env, held.ppo))
         if key not in self._policies:
             self._policies[key] = load_policy(held)
             self._policies[key].greedy = self.greedy

@@ -325,10 +325,18 @@ def must_lack_nothing(missing: Iterable[str], source: str) -> None:
         raise ConfigError(f"{source} lacks weights: {names[0]}{others}")
 
 
+def check_layers(config: ModelConfig, lora: LoraConfig, architecture: Any) -> None:
+    """Raise ConfigError where no layer would get an adapter: PEFT would put one on each."""
+    if lora.first_layer >= (layers := architecture.num_hidden_layers):
+        found = f"{config.model_name} has {layers}: expected an integer < {layers}"
+        raise ConfigError(f"lora.first_layer = {lora.first_layer}: {found}")
+
+
 def _put_adapter_on(base: Any, config: ModelConfig, lora: LoraConfig) -> Any:
     import peft
 
     if config.adapter is None:
+        check_layers(config, lora, base.config)
         above = range(lora.first_layer, base.config.num_hidden_layers)
         fresh = peft.LoraConfig(
             r=lora.r, lora_alpha=lora.lora_alpha, lora_dropout=0.0, bias="none", task_type="CAUSAL_LM",

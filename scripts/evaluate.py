@@ -20,6 +20,7 @@ import json
 import logging
 import os
 import re
+import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
@@ -42,6 +43,7 @@ from envs.openspiel import load_game, table, tables
 from envs.opponents import CFR_ITERATIONS, make_bot, parse_opponent, solution
 from envs.ratings import rate
 from envs.trace import check_config, programs_digest
+from envs.trace.sandbox import SandboxError
 from evaluation import measure
 from evaluation.arena import Arena, check_match
 from evaluation.measure import OVERALL, VALUE, EvaluationError, GameResult, Row, between, columns, game_sets, summary
@@ -179,8 +181,10 @@ class Contest:
     def settings(self, opponents: Sequence[Contestant]) -> dict[str, Any]:
         """All that determines the games, for the head of the file that can be continued."""
         args = self.args
-        return {"players": [p.origin | {"label": p.label, "env": vars(p.env)} | programs_digest(p.env)
-                            for p in [*self.players, *opponents]],
+        with blaming("env.trace: ", (ValueError, SandboxError)):
+            programs = [programs_digest(p.env) for p in self.players]
+        players = [*zip(self.players, programs, strict=True), *((p, {}) for p in opponents)]
+        return {"players": [p.origin | {"label": p.label, "env": vars(p.env)} | held for p, held in players],
                 "games": self.rows, "num_episodes": args.episodes,
                 **({"exploit": args.exploit, "exploit_steps": args.exploit_steps} if args.exploit else {}),
                 "own_games": own_digest(), "seed": args.seed, "greedy": args.greedy, "protocol": args.protocol,
@@ -274,8 +278,9 @@ class Contest:
         """Train best responses to each player in each game and play the best of them: lower bounds of what it loses."""
         self._need_players("--exploit", 2, 99, "several")
         report: dict[str, Any] = {"settings": self.settings([]), "tables": []}
-        with self.arena([], len(self.players) * len(self.rows)) as arena:
-            for player in self.players:
+        with tempfile.TemporaryDirectory() as held, self.arena([], len(self.players) * len(self.rows)) as arena:
+            for i, player in enumerate(self.players):
+                player.folder = shutil.copytree(str(player.folder), f"{held}/{i}")  # a run that trains may delete it
                 attempts = [partial(self._exploited, arena, player, game) for game in self.rows]
                 if not (results := [r for attempt in attempts for r in self._found(attempt)]):
                     continue

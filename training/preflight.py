@@ -33,7 +33,15 @@ from envs.prompts import RETRY
 from envs.types import Episode, Task
 from games import CONFIGS_PER_GAME, GAMES
 from policy.chat import ChatFormat, answer_trie
-from policy.model import LoraConfig, check_adapter, device_of, load_architecture, load_tokenizer
+from policy.model import (
+    LoraConfig,
+    ModelConfig,
+    check_adapter,
+    check_layers,
+    device_of,
+    load_architecture,
+    load_tokenizer,
+)
 from policy.network import ATTENDED
 from policy.vllm_server import check_servers
 from training import memory
@@ -141,7 +149,7 @@ def check_lora(config: SimpleNamespace, resumed: bool = False) -> None:
     for key, value in dataclasses.asdict(config.lora).items():
         held = made.get(key, value) if isinstance(made, dict) else value
         if key == "first_layer" and isinstance(made, dict):
-            held = _first_layer(made.get("layers_to_transform"))
+            held = _first_layer(made.get("layers_to_transform"), config.model)
         try:
             said = getattr(make(LoraConfig, {key: held}, "lora"), key)
         except ConfigError:  # the section cannot say it: patterns, say, and single layers, which PEFT takes too
@@ -154,12 +162,13 @@ def check_lora(config: SimpleNamespace, resumed: bool = False) -> None:
         log.warning("%s, which is trained", line)
 
 
-def _first_layer(layers: Any) -> int | None:
+def _first_layer(layers: Any, model: ModelConfig) -> int | None:
     """PEFT's ``layers_to_transform`` as ``lora.first_layer``; None: it cannot say that."""
     if layers is None:
         return 0
-    numbers = isinstance(layers, list) and layers and all(type(n) is int for n in layers)
-    return layers[0] if numbers and layers == [*range(layers[0], layers[0] + len(layers))] else None
+    last = load_architecture(model).num_hidden_layers
+    first = last - len(layers) if isinstance(layers, list) else last
+    return first if layers == [*range(first, last)] and first < last else None
 
 
 def look(config: SimpleNamespace) -> tuple[Any, Parameters, ChatFormat]:
@@ -173,9 +182,7 @@ def look(config: SimpleNamespace) -> tuple[Any, Parameters, ChatFormat]:
     if config.ppo.max_seq_length > most:
         raise ConfigError(f"ppo.max_seq_length = {config.ppo.max_seq_length}: {config.model.model_name} reads {most} "
                           "tokens at most")  # fmt: skip
-    if config.lora.first_layer >= (layers := architecture.num_hidden_layers):
-        raise ConfigError(f"lora.first_layer = {config.lora.first_layer}: {config.model.model_name} has {layers}: "
-                          f"expected an integer < {layers}")  # fmt: skip
+    check_layers(config.model, config.lora, architecture)
     counted, shapes = count_parameters(config.lora, architecture), dict[str, set[int]]()
     if config.ppo.state_coef:
         shapes = state_shapes(config.curriculum)

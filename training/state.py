@@ -141,7 +141,7 @@ class Checkpointed:
         """Let the average follow the policy, which becomes an opponent called ``past`` now and then."""
         if self.config.ppo.magnet_coef:
             self.policy.follow(self.state.step)
-        every = max(min(self.config.ppo.num_train_steps // PAST_SHARE, PAST_EVERY), 1)
+        every = past_every(self.config.ppo.num_train_steps)
         if "past" in self.config.curriculum.opponents and self.state.step % every == 0:
             name = f"step-{self.state.step:06d}"
             for gone in self.curriculum.add_past(name):
@@ -353,6 +353,11 @@ class Checkpointed:
         return bool(changes - {"adapter"})  # with which the run began
 
 
+def past_every(steps: int) -> int:
+    """After how many steps of a run of so many a past self is kept."""
+    return max(min(steps // PAST_SHARE, PAST_EVERY), 1)
+
+
 def base_of(config: SimpleNamespace, policy: Policy) -> dict[str, str | None]:
     """What a run's adapter belongs to: ``identity``, and a digest of the programs where they are somebody's."""
     return identity(config.model, policy.base, policy.tokenizer) | programs_digest(config.env)
@@ -456,6 +461,10 @@ def find_checkpoint(
     if any(line.startswith("ppo.num_train_steps") for line in changed):
         ends = [key for key in ("lr_final", "entropy_final") if resolved["ppo"][key] != 1]
         changed += [f"ppo.{key} is now reached at the new last step" for key in ends]
+        every = past_every(resolved["ppo"]["num_train_steps"])
+        plays = any("past" in stage["opponent"] for stage in resolved["curriculum"]["stages"])
+        if plays and every != past_every(saved["ppo"]["num_train_steps"]):
+            changed.append(f"a past self is now kept every {every} steps")
     told = [line for line in changed if not line.startswith("run.output_dir")]
     log.info("goes on from %s%s", path, f" with {'; '.join(told)}" if told else "")
     return path

@@ -185,12 +185,15 @@ def test_memory_follows_the_knobs_that_are_there_to_save_it(tmp_path):
         ppo = {"batch_size": 64, "mini_batch_size": 64} | differences.get("ppo", {})
         model = {"gradient_checkpointing": False, "tokens_per_batch": 16384} | differences.get("model", {})
         env = {"games_at_once": 0} | differences.get("env", {})
-        return estimated(tmp_path, ppo=ppo, model=model, env=env)
+        return estimated(tmp_path, ppo=ppo, model=model, env=env, lora=differences.get("lora", {}))
 
     plain, update, logits = parts(), "update: layers", "update: logits"
     assert parts(model={"gradient_checkpointing": True})[update] < plain[update]
     assert parts(model={"tokens_per_batch": 64})[update] < plain[update]
     assert parts(env={"answer_mode": "free"})[logits] > plain[logits]
+    upper = parts(lora={"first_layer": 1})
+    assert upper[update] < plain[update]
+    assert upper[logits] < plain[logits]
     twice = parts(ppo={"batch_size": 128})
     assert plain["rollout"] < twice["rollout"] <= 2 * plain["rollout"], "games of a step begin alike"
     few = parts(env={"games_at_once": 4})
@@ -333,6 +336,7 @@ def test_a_lora_section_that_the_adapter_was_not_made_with_is_refused(tmp_path, 
         {"layers_to_transform": [0, 2]},
         {"layers_to_transform": "1"},
         {"layers_to_transform": []},
+        {"layers_to_transform": [0]},
     ],
 )
 def test_an_adapter_that_no_lora_section_can_tell_is_taken_as_it_is(tmp_path, made):

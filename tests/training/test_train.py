@@ -31,7 +31,7 @@ from transformers import AutoTokenizer
 import env_wrapper
 import train_ppo
 import utils
-from config.reader import ConfigError
+from config.reader import ConfigError, config_dict
 from curriculum import EVAL_SEEDS, TRAIN_SEEDS
 from env_wrapper import Task
 from evaluation import measure as evaluation
@@ -579,6 +579,7 @@ def test_a_run_of_an_older_version_goes_on(tmp_path, drawn):
     del config["ppo"]["rehearsal_coef"], config["env"]["trace"], held["drawn"], manifest["digest"]
     config["run"]["keep_best"], config["lora"]["lora_dropout"] = True, 0.0
     config["ppo"] |= {"lr_target_kl": None, "critic_warmup_steps": 0}
+    config["curriculum"]["past_every"] = 5
     for path, content in ((folder / "run_config.json", config), (folder / "trainer_state.json", held)):
         path.write_text(json.dumps(content))
         manifest["files"][path.name] = utils.fingerprint(path)
@@ -586,6 +587,17 @@ def test_a_run_of_an_older_version_goes_on(tmp_path, drawn):
     assert train(tmp_path, "--resume", "--set", "ppo.num_train_steps=2") == 0
     assert [row["step"] for row in rows(tmp_path)] == [1, 2]
     assert drawn == list(range(2 * 16))
+
+
+def test_past_selves_are_kept_as_often_as_the_run_is_long(undisturbed, tmp_path, capsys):
+    assert [state.past_every(steps) for steps in (1, 39, 400, 2000, 10_000)] == [1, 1, 20, 100, 100]
+    copy_of(undisturbed / "run", tmp_path, 4)
+    for steps, told in ((7, False), (60, True)):
+        words = ("--resume", "--dry-run", "--set", f"ppo.num_train_steps={steps}")
+        assert train(tmp_path, *words, **ADAPTIVE) == 0
+        config = config_dict(vars(read_config(parse_args(["--resume", str(tmp_path / "run"), *words[2:]], None))))
+        state.find_checkpoint(tmp_path / "run", str(tmp_path / "run" / "checkpoint-000004"), config, False)
+        assert ("a past self is now kept every 3 steps" in capsys.readouterr().err) == told
 
 
 def test_a_forced_resume_takes_a_smaller_batch_and_a_magnet_that_was_not_there(tmp_path):

@@ -272,7 +272,7 @@ def test_programs_that_write_one_folder_or_file_wait_for_each_other(tmp_path):
     assert names(tmp_path / "new") == ["model"]
 
 
-def test_a_folder_that_somebody_else_has_locked_is_written_all_the_same(tmp_path, monkeypatch):
+def test_a_folder_that_somebody_else_has_locked_is_written_all_the_same(tmp_path, monkeypatch, caplog):
     """As under ``flock FOLDER python ...``, or beside a program that was stopped: it would wait for ever."""
     monkeypatch.setattr(utils, "PATIENCE", 0.2)
     held = os.open(tmp_path, os.O_RDONLY)
@@ -282,6 +282,7 @@ def test_a_folder_that_somebody_else_has_locked_is_written_all_the_same(tmp_path
     finally:
         os.close(held)
     assert (tmp_path / "a").read_bytes() == b"1"
+    assert caplog.messages == [f"{tmp_path}: another program has locked it; it is not waited for any longer"]
 
 
 @pytest.mark.parametrize("keep_last", [1, 2])
