@@ -15,6 +15,8 @@ from env_wrapper import Sequence as Tokens
 from envs.client import HttpClient, bearer, one_line, parse, problem_of
 from envs.config import ADDRESS, EnvConfig
 from envs.opponents import parse_opponent
+from envs.trace import programs_digest
+from envs.trace.sandbox import SandboxError
 from envs.types import Action, Player, PromptTooLongError, Query
 from policy import load_policy
 from policy.model import LoraConfig, identity
@@ -249,7 +251,8 @@ class Roster:
         config = load_sections([*DEFAULT_FILES, *self.files], self.sets)
         temperature = 0.0 if self.greedy else config.ppo.temperature
         player = ChatPlayer(address, self.model, temperature, config.ppo.max_new_tokens, self.seed)
-        return Contestant("_".join(self.model.split()), player.settings | {"url": address}, config.env, player)
+        origin = player.settings | {"url": address} | _programs(config)
+        return Contestant("_".join(self.model.split()), origin, config.env, player)
 
 
 def player_flags(parser: argparse.ArgumentParser) -> None:
@@ -264,7 +267,12 @@ def player_flags(parser: argparse.ArgumentParser) -> None:
 
 def _origin(config: SimpleNamespace, adapter: str | None) -> dict[str, Any]:
     ppo = {key: getattr(config.ppo, key) for key in ("temperature", "max_seq_length", "max_new_tokens")}
-    return {"model": vars(config.model), "adapter": adapter, **ppo}
+    return {"model": vars(config.model), "adapter": adapter, **ppo, **_programs(config)}
+
+
+def _programs(config: SimpleNamespace) -> dict[str, str]:
+    with blaming("env.trace: ", (ValueError, SandboxError)):
+        return programs_digest(config.env)
 
 
 def _folder(name: str) -> Path:

@@ -42,8 +42,7 @@ from envs import exact
 from envs.openspiel import load_game, table, tables
 from envs.opponents import CFR_ITERATIONS, make_bot, parse_opponent, solution
 from envs.ratings import rate
-from envs.trace import check_config, programs_digest
-from envs.trace.sandbox import SandboxError
+from envs.trace import check_config
 from evaluation import measure
 from evaluation.arena import Arena, check_match
 from evaluation.measure import OVERALL, VALUE, EvaluationError, GameResult, Row, between, columns, game_sets, summary
@@ -181,10 +180,7 @@ class Contest:
     def settings(self, opponents: Sequence[Contestant]) -> dict[str, Any]:
         """All that determines the games, for the head of the file that can be continued."""
         args = self.args
-        with blaming("env.trace: ", (ValueError, SandboxError)):
-            programs = [programs_digest(p.env) for p in self.players]
-        players = [*zip(self.players, programs, strict=True), *((p, {}) for p in opponents)]
-        return {"players": [p.origin | {"label": p.label, "env": vars(p.env)} | held for p, held in players],
+        return {"players": [p.origin | {"label": p.label, "env": vars(p.env)} for p in [*self.players, *opponents]],
                 "games": self.rows, "num_episodes": args.episodes,
                 **({"exploit": args.exploit, "exploit_steps": args.exploit_steps} if args.exploit else {}),
                 "own_games": own_digest(), "seed": args.seed, "greedy": args.greedy, "protocol": args.protocol,

@@ -21,6 +21,7 @@ from env_wrapper import Action, EnvConfig, Task, play
 from envs.trace import TASKS_PER_LEVEL
 from envs.trace.env import _workshop
 from envs.trace.sandbox import Sandbox
+from evaluation.players import Roster
 from training.config import DEFAULT_FILES
 from training.config import SECTIONS as KNOBS
 
@@ -84,9 +85,12 @@ def test_programs_that_changed_under_a_run_are_refused_unless_forced(tmp_path, c
         (source / f"{i}.py").write_text(f"print({i})")
     knobs: dict[str, Any] = {"trace": {"source": str(source), "sandbox_min_level": 0}}
     assert train_trace(tmp_path, "--set", "ppo.num_train_steps=1", **knobs) == 0
-    more = ("--resume", "--set", "ppo.num_train_steps=2")
+    more, name = ("--resume", "--set", "ppo.num_train_steps=2"), str(tmp_path / "run")
+    before = Roster([], [], 0, False, None).contestant(name, [name]).origin  # stands in the file of an evaluation
     (source / "00.py").write_text("print(9)")
     _workshop.cache_clear()  # another process has not read them yet
+    after = Roster([], [], 0, False, None).contestant(name, [name]).origin
+    assert {key for key in before if before[key] != after[key]} == {"programs"}
     assert train_trace(tmp_path, *more, **knobs) == 2
     assert f"the programs of {source} are not those that it was trained with; --force" in capsys.readouterr().err
     assert train_trace(tmp_path, *more, "--force-config", **knobs) == 0
