@@ -598,6 +598,19 @@ def test_the_smol_preset_begins(tmp_path, capsys):
     assert found.keys() == {"leduc_poker", "kuhn_poker", "tic_tac_toe", "liars_dice_small"}
 
 
+def test_english_that_a_device_fails_to_read_costs_nothing_else(monkeypatch, caplog):
+    def fail(*_):
+        raise torch.OutOfMemoryError("CUDA out\nof memory")
+
+    monkeypatch.setattr(english, "MIN_VOCABULARY", 0)
+    monkeypatch.setattr(english, "perplexity", fail)
+    policy = SimpleNamespace(tokenizer=[], temperature=1.0, greedy=False, constrained=True, max_new_tokens=1,
+                             max_seq_length=1)  # fmt: skip
+    assert english.unlearned(policy) is None
+    assert caplog.messages == ["what became of the English is not known: CUDA out of memory"]
+    assert policy.constrained
+
+
 def test_what_became_of_the_english_is_told_of_models_that_know_any(monkeypatch):
     policy = tiny_policy(Path(base_model()), ppo={"max_seq_length": 24})
     assert english.unlearned(policy) is None  # 529 tokens made for games

@@ -1166,6 +1166,24 @@ def test_a_best_response_wins_from_a_frozen_player_no_more_than_the_exact_one(tm
     assert "best response 1/2: steps: 0 of 20\n" in told.err  # from where the time left is counted
 
 
+def test_a_best_response_is_to_the_player_as_it_was_though_its_run_deletes_it(run, tmp_path, monkeypatch):
+    shutil.copytree(run, tmp_path / "run")
+    asked = []
+
+    def best_response(config, frozen, *args):
+        asked.append((config.ppo.num_train_steps, (frozen / "adapter_model.safetensors").read_bytes()))
+        shutil.rmtree(tmp_path / "run", ignore_errors=True)
+        raise ConfigError("seen")
+
+    monkeypatch.setattr(exploit, "best_response", best_response)
+    words = command("--checkpoint", str(tmp_path / "run"), "--exploit", "1")
+    contest = evaluate.Contest(evaluate.arguments(words))
+    with pytest.raises(ConfigError, match="seen"):
+        contest.exploit()
+    assert asked[0][1] == (run / f"checkpoint-{STEPS:06d}" / "adapter_model.safetensors").read_bytes()
+    assert not Path(contest.players[0].folder).is_relative_to(tmp_path)
+
+
 def test_games_of_other_best_responses_are_not_taken_for_these(run):
     def settings(*words):
         args = evaluate.arguments(["--checkpoint", str(run), "--games", "kuhn_poker", *words])

@@ -333,16 +333,31 @@ def test_a_lora_section_that_the_adapter_was_not_made_with_is_refused(tmp_path, 
         {"target_modules": ".*_proj"},
         {"target_modules": ["layers.0.self_attn.q_proj"]},
         {"lora_alpha": 5.5},
-        {"layers_to_transform": [0, 2]},
-        {"layers_to_transform": "1"},
-        {"layers_to_transform": []},
-        {"layers_to_transform": [0]},
     ],
 )
 def test_an_adapter_that_no_lora_section_can_tell_is_taken_as_it_is(tmp_path, made):
     (tmp_path / "adapter").mkdir()
     (tmp_path / "adapter" / "adapter_config.json").write_text(json.dumps(made))
     preflight.check_lora(micro_config(tmp_path, model={"adapter": str(tmp_path / "adapter")}))
+
+
+@pytest.mark.parametrize("first", [0, 1])
+@pytest.mark.parametrize("layers", [[0], [0, 2], [], "1", [1, 0], [-1, 0, 1]])
+def test_layers_that_are_not_the_upper_ones_are_no_first_layer(tmp_path, layers, first):
+    """Of two layers: what would be counted by the section is not what trains."""
+    (tmp_path / "adapter").mkdir()
+    (tmp_path / "adapter" / "adapter_config.json").write_text(json.dumps({"layers_to_transform": layers}))
+    model = {"adapter": str(tmp_path / "adapter")}
+    preflight.check_lora(micro_config(tmp_path, model=model, lora={"first_layer": first}))
+
+
+def test_an_adapter_of_the_upper_layers_is_trained_by_the_section_that_says_so(tmp_path):
+    (tmp_path / "adapter").mkdir()
+    (tmp_path / "adapter" / "adapter_config.json").write_text(json.dumps({"layers_to_transform": [1]}))
+    model = {"adapter": str(tmp_path / "adapter")}
+    preflight.check_lora(micro_config(tmp_path, model=model, lora={"first_layer": 1}))
+    with pytest.raises(ConfigError, match=r"^lora\.first_layer = 0: .* was made with 1; expected the same$"):
+        preflight.check_lora(micro_config(tmp_path, model=model))
 
 
 def test_all_that_differs_from_the_adapter_is_told_at_once(tmp_path):
