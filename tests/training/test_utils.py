@@ -277,11 +277,13 @@ def test_a_folder_that_somebody_else_has_locked_is_written_all_the_same(tmp_path
     monkeypatch.setattr(utils, "PATIENCE", 0.2)
     held = os.open(tmp_path, os.O_RDONLY)
     fcntl.flock(held, fcntl.LOCK_EX)
+    started = time.monotonic()
     try:
         utils.write_file(tmp_path / "a", b"1")
     finally:
         os.close(held)
     assert (tmp_path / "a").read_bytes() == b"1"
+    assert 0.2 <= time.monotonic() - started < 5
     assert caplog.messages == [f"{tmp_path}: another program has locked it; it is not waited for any longer"]
 
 
