@@ -367,16 +367,17 @@ class Trainer(Checkpointed):
         state, ppo, started = self.state, self.ppo, time.perf_counter()
         tasks = [self.curriculum.next(state.drawn + i) for i in range(ppo.batch_size)]
         self.policy.forget()
-        episodes = self.ranks.together(partial(play, self.config.env, self.player(stop), self.ranks.share(tasks)))
-        self.policy.forget()
-        played = time.perf_counter()
+        with self.policy.lower_layers_once():
+            episodes = self.ranks.together(partial(play, self.config.env, self.player(stop), self.ranks.share(tasks)))
+            self.policy.forget()
+            played = time.perf_counter()
 
-        valid = self.without_failed(episodes)
-        moments = dict(state.moments)
-        batch = collate(valid, self.policy, ppo, state.kl_coef, moments, self.ranks)
-        self.midway = True
-        stats = self.update(batch)
-        moved = batch.moved(self.policy, not ppo.legal_mass_coef, self.ranks)
+            valid = self.without_failed(episodes)
+            moments = dict(state.moments)
+            batch = collate(valid, self.policy, ppo, state.kl_coef, moments, self.ranks)
+            self.midway = True
+            stats = self.update(batch)
+            moved = batch.moved(self.policy, not ppo.legal_mass_coef, self.ranks)
         state.bad_updates = int(stats.pop("bad_updates"))
         if state.bad_updates >= MAX_BAD_UPDATES and self.ranks.first:
             dump_batch(self.run_dir / "bad_batch.json", state.step + 1, batch, valid)

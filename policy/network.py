@@ -9,6 +9,7 @@ Shapes: N tokens computed in a pass, U of them read, D hidden size, H heads, E h
 import gc
 from collections.abc import Callable, Collection, Iterator
 from collections.abc import Sequence as Seq
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -22,6 +23,7 @@ from policy.attention import PaddedRows, attend, prepare
 from policy.cache import Kept, Store
 from policy.layers import gated, norm, rotate
 from policy.lora import linear, linears
+from policy.lower import NOWHERE, LowerLayers
 from policy.tree import Cut, Row, Tree, grow, new_tokens
 
 SHARED_PREFIX_MIN = 32  # tokens; a shorter system message costs less to read again than to keep
@@ -98,7 +100,14 @@ def layers_kept(free: float, tokens: int, architecture: Any, layer: int, size: i
     return min(max(int(room / (tokens * (layer - entry))), 0), layers)
 
 
-def run_trunk(model: Any, tree: Tree, store: Store | None = None, recompute: int = 0) -> Tensor:
+def run_trunk(
+    model: Any,
+    tree: Tree,
+    store: Store | None = None,
+    recompute: int = 0,
+    start: tuple[int, Tensor] | None = None,
+    seen: tuple[int, Callable[[Tensor], None]] | None = None,
+) -> Tensor:
     """Run a tree of tokens through the layers.
 
     Args:
@@ -107,6 +116,8 @@ def run_trunk(model: Any, tree: Tree, store: Store | None = None, recompute: int
         store: where the tree's slots lie, for the new keys and values and for those of the past (no gradients);
             None: the pass has no past, and nothing of it is kept.
         recompute: how many layers, the first ones, keep only their input and are computed again in the backward pass.
+        start: the layer to begin with, and what enters it (N, D); None: the first one, and the embedding.
+        seen: a layer, and who is told what enters it (N, D).
 
     Returns:
         Normed hidden states of the tokens that are read (U, D), in the order of ``tree.reads_U``.
@@ -115,12 +126,14 @@ def run_trunk(model: Any, tree: Tree, store: Store | None = None, recompute: int
     if device.type == "cpu":
         cpu_memory.give_back()
     ids_N, positions_N, slots_N, reads_U = (torch.from_numpy(x).to(device) for x in tree[:4])
-    h_ND = model.embed_tokens(ids_N)
+    first, h_ND = start or (0, model.embed_tokens(ids_N))
     cos_NE, sin_NE = (x[0] for x in model.rotary_emb(h_ND[None], positions_N[None]))
     groups = config.num_attention_heads // config.num_key_value_heads
     full, last = (prepare(buckets, groups, h_ND.dtype, device) for buckets in (tree.full, tree.last))
     common = _Pass(cos_NE[:, None], sin_NE[:, None], full, None, slots_N)
-    for i, layer in enumerate(model.layers):
+    for i, layer in enumerate(model.layers[first:], first):
+        if seen and i == seen[0]:
+            seen[1](h_ND)
         if i == len(model.layers) - 1:
             common = common._replace(runs=last, reads_U=reads_U)
         args = (layer, h_ND, common, store.layers[i] if store else None)
@@ -162,6 +175,7 @@ class Reader:
         self._kept = 0  # layers that kept their activations in the last training pass, by choice
         self.set_limits(tokens_per_batch)
         self.store = Store(trunk)
+        self.lower: LowerLayers | None = None  # what they made of the tokens of this step
 
     def set_limits(self, tokens_per_batch: int) -> None:
         """So many tokens a pass from now on; as many layers as there is memory for may keep their activations again."""
@@ -192,6 +206,18 @@ class Reader:
         self.tokens_per_batch //= 2
         gc.collect()  # what cycles still hold
         return True
+
+    def _run(self, rows: list[Row], tree: Tree, store: Store | None = None, recompute: int = 0) -> Tensor:
+        """``run_trunk``, without the layers that have read the same before."""
+        lower = self.lower
+        if lower is None or not lower.are_plain():
+            if lower and store:
+                lower.note(tree.slots_N, NOWHERE)
+            return run_trunk(self.trunk, tree, store, recompute)
+        if not store and (held_ND := lower.find(rows, tree)) is not None:
+            return run_trunk(self.trunk, tree, None, recompute, start=(lower.count, held_ND))
+        hold = partial(lower.hold, rows, tree, store is not None)
+        return run_trunk(self.trunk, tree, store, recompute, seen=(lower.count, hold))
 
     # -- rollouts ------------------------------------------------------------------------------------------------
 
@@ -228,11 +254,11 @@ class Reader:
         ends, cut = [[len(row.ids) - 1] for row in rows], CUTS[self.device.type != "cpu"]
         if not any(read.keep or read.kv for read in reads):
             tree = grow(rows, ends, None, cut)
-            hidden_UD = run_trunk(self.trunk, tree)
+            hidden_UD = self._run(rows, tree)
         else:
             tree = grow(rows, ends, self.store.take, cut)
             try:
-                hidden_UD = run_trunk(self.trunk, tree, self.store)
+                hidden_UD = self._run(rows, tree, self.store)
                 kvs = [Kept(self.store, path) if r.keep else None for r, path in zip(reads, tree.paths, strict=True)]
             finally:
                 self.store.hold(tree.slots_N, -1)
@@ -280,7 +306,8 @@ class Reader:
         reads: list[set[int]] = [set() for _ in index]
         for row, at in zip(ends, positions, strict=True):
             reads[index[row]].update(at)
-        tree = grow([Row(row) for row in index], [sorted(at) for at in reads], None, CUTS[self.device.type != "cpu"])
-        hidden_UD = run_trunk(self.trunk, tree, recompute=self._recomputed(len(tree.ids_N)))
+        rows = [Row(row) for row in index]
+        tree = grow(rows, [sorted(at) for at in reads], None, CUTS[self.device.type != "cpu"])
+        hidden_UD = self._run(rows, tree, recompute=self._recomputed(len(tree.ids_N)))
         wanted = [tree.flat[index[row]][at] for row, at in zip(ends, positions, strict=True)]
         return hidden_UD[torch.from_numpy(np.searchsorted(tree.reads_U, np.concatenate(wanted))).to(self.device)]

@@ -3,8 +3,9 @@
 Shapes: D hidden size, V columns of the output layer, N rows of hidden states, M decisions.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from collections.abc import Sequence as Seq
+from contextlib import contextmanager
 from functools import lru_cache, partial
 from itertools import chain
 from pathlib import Path
@@ -21,6 +22,7 @@ from policy.adapters import Adapters
 from policy.cache import Kept
 from policy.chat import ANSWER_CHARS, END, ChatFormat, answer_trie
 from policy.conversations import Conversations, Turn
+from policy.lower import LowerLayers
 from policy.model import LINEARS, ModelConfig, load_model
 from policy.network import SHARED_PREFIX_MIN, Read, Reader, activation_bytes
 from policy.state_head import StateHead
@@ -57,11 +59,6 @@ def _must_be_finite(read: Tensor) -> None:
         raise RuinedWeightsError("the weights are ruined: what they make of a prompt is not finite")
 
 
-def _unread(turn: Turn) -> Read:
-    keep = turn.stays or turn.trie is None or turn.trie.last_choice > len(turn.text)
-    return Read(turn.ids, turn.cached, keep)
-
-
 class Policy(Adapters):
     """Answers queries (``act``) and scores what was answered (``evaluate_decisions``), with one set of weights.
 
@@ -81,6 +78,7 @@ class Policy(Adapters):
         self.max_seq_length, self.max_new_tokens = config.ppo.max_seq_length, config.ppo.max_new_tokens
         self.constrained, self.seed = config.env.answer_mode == "constrained", config.run.seed
         self.reference = "reference" if "reference" in peft_model.peft_config else None
+        self.first_layer = config.lora.first_layer
         self.chat = ChatFormat(tokenizer)
         self.conversations = Conversations(self.chat)
         self._answer_weight_VD = self.lm_head.weight.detach()[[*self.chat.answer_ids.values()]].float()
@@ -133,6 +131,15 @@ class Policy(Adapters):
         self.conversations.clear()
         self.reader.store.empty()
 
+    @contextmanager
+    def lower_layers_once(self) -> Iterator[None]:
+        """Inside, the layers below ``lora.first_layer``, which no update moves, read nothing twice."""
+        self.reader.lower = LowerLayers(self.trunk, self.first_layer) if self.first_layer else None
+        try:
+            yield
+        finally:
+            self.reader.lower = None
+
     # -- acting --------------------------------------------------------------------------------------------------
 
     @torch.no_grad()
@@ -153,12 +160,23 @@ class Policy(Adapters):
             turn.cached = kept
         active = [turn for turn in turns if turn]
         while active:
-            hidden_ND, kvs = self.reader.read([_unread(turn) for turn in active])
-            for turn, kv in zip(active, kvs, strict=True):
-                turn.cached = kv
+            hidden_ND = self._read(active)
             (self._choose_legal if self.constrained else self._choose_free)(active, hidden_ND)
             active = [turn for turn in active if not self._finished(turn)]
+        if self.reader.lower and (rest := [t for t in turns if t and len(t.cached.path) < len(t.ids) - 1]):
+            self._read(rest, but=1)  # after which nothing was drawn, but an update may ask what would have been
         return [self.conversations.close(turn) if turn else Action("", truncated=True) for turn in turns]
+
+    def _read(self, turns: list[Turn], but: int = 0) -> Tensor:
+        """Read on in each conversation, ``but`` for so many last tokens; the hidden state (N, D) after the last."""
+
+        def keep(turn: Turn) -> bool:
+            return bool(self.reader.lower or turn.stays or turn.trie is None or turn.trie.last_choice > len(turn.text))
+
+        hidden_ND, kvs = self.reader.read([Read(t.ids[: len(t.ids) - but], t.cached, keep(t)) for t in turns])
+        for turn, kv in zip(turns, kvs, strict=True):
+            turn.cached = kv
+        return hidden_ND
 
     def _begin(self, prompts: list[tuple[list[int], int]]) -> list[Kept | None]:
         """Keys and values of the system messages, each read once for all conversations that begin with it.

@@ -106,8 +106,9 @@ def estimate(
     What a rollout holds is counted in games of a step of each stage, played at random: keys and values of all
     conversations, the spare slots of ``policy.cache.Store``, one layer's while it grows, and one layer's activations.
     An evaluation holds as much a game. The update runs the fullest micro-batch of those games: first the output layer
-    goes back, with the activations of all layers kept, then one layer after the other. On a CPU what the C library
-    keeps of freed memory comes on top.
+    goes back, with the activations of all layers kept, then one layer after the other. Rollout and update hold what
+    the layers below the adapters made of the step's tokens. On a CPU what the C library keeps of freed memory comes on
+    top.
     """
     model, ppo, layers = config.model, config.ppo, architecture.num_hidden_layers
     size, trained = getattr(torch, model.dtype).itemsize, layers - config.lora.first_layer
@@ -133,11 +134,12 @@ def estimate(
         choices, columns = min(choices, HEAD_ROWS), architecture.vocab_size
     elif config.env.answer_mode == "free":
         columns = min(COLUMNS, architecture.vocab_size)
+    below = max(p.distinct for p in played) * architecture.hidden_size * size * (config.lora.first_layer > 0)
     turns = {
-        "rollout": reading(ppo.batch_size),
+        "rollout": below + reading(ppo.batch_size),
         "evaluation": reading(evaluated),
-        "update: layers": tokens * (kept * trained + 2 * layer),
-        "update: logits": tokens * kept * trained + choices * columns * LOGITS_BYTES,
+        "update: layers": below + tokens * (kept * trained + 2 * layer),
+        "update: logits": below + tokens * kept * trained + choices * columns * LOGITS_BYTES,
     }
     idle = min(IDLE, max(turns.values())) if model.device == "cpu" else 0.0
     return held(config, parameters) | {"freed and kept": idle} | turns

@@ -33,6 +33,7 @@ class Prompts:
     episodes: list[Episode] = field(default_factory=list)
     slots: int = 0  # tokens whose keys and values are held at once, those that games begin alike with once
     at_work: int = 0  # tokens read in one round, likewise
+    distinct: int = 0  # tokens of the training sequences of a step, likewise
     rows: dict[int, list[list[int]]] = field(default_factory=lambda: defaultdict(list))  # training sequences of a game
     _last: dict[tuple[int, int], tuple[int, list[int]]] = field(default_factory=dict)  # messages and ids of a prompt
     _longest: dict[tuple[int, int], int] = field(default_factory=dict)
@@ -130,4 +131,5 @@ def play_step(config: SimpleNamespace, chat: ChatFormat, stage: Stage) -> Prompt
         whole.slots, whole.at_work = max(whole.slots, part.slots), max(whole.at_work, part.at_work)
         whole.rows |= {i + n: rows for n, rows in part.rows.items()}
     whole.slots, whole.at_work = (n * opened // at_once for n in (whole.slots, whole.at_work))
+    whole.distinct = _distinct(ids for rows in whole.rows.values() for ids in rows) * games // len(tasks)
     return whole

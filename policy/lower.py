@@ -1,0 +1,76 @@
+"""What the layers below all adapters make of each token: no update moves it, so it is computed once a step.
+
+A rollout leaves it behind, and each pass over what was played begins with the first layer that has an adapter.
+
+Shapes: N tokens of a pass, D hidden size, C tokens there is room for.
+"""
+
+from collections.abc import Sequence as Seq
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from policy.tree import Ints, Row, Tree
+
+NOWHERE = -1  # the place of a token that was read with other layers below
+
+
+class LowerLayers:
+    """Hidden states that enter layer ``count``, each held once at a token's place in the tree of all that was read.
+
+    The tree is ``_next``: from a token's place and the token after it to that one's place; 0 is before the first.
+    """
+
+    def __init__(self, trunk: Any, count: int) -> None:
+        self.count, self._trunk = count, trunk
+        self._next: dict[tuple[int, int], int] = {}
+        self._hidden_CD = trunk.embed_tokens.weight.new_empty(0, trunk.config.hidden_size)
+        self._of_slots = np.full(0, NOWHERE)  # of each slot of the store for keys and values: its token's place
+
+    def are_plain(self) -> bool:
+        """Whether no adapter in use is in these layers: another run's, loaded to be played against, may be."""
+        adapted = (m for layer in self._trunk.layers[: self.count] for m in layer.modules() if hasattr(m, "lora_A"))
+        return not any(not m.disable_adapters and {*m.active_adapters} & {*m.lora_A} for m in adapted)
+
+    def find(self, rows: Seq[Row], tree: Tree) -> Tensor | None:
+        """What enters layer ``count`` (N, D), where all of it is held; ``rows`` have no past."""
+        places_N = np.empty(len(tree.ids_N), np.int64)
+        for row, flat in zip(rows, tree.flat, strict=True):
+            place, path = 0, []
+            for token in row.ids:
+                place = self._next.get((place, token), NOWHERE)
+                path.append(place)
+            if place == NOWHERE:
+                return None
+            places_N[flat] = path
+        return self._hidden_CD[torch.from_numpy(places_N).to(self._hidden_CD.device)]
+
+    def hold(self, rows: Seq[Row], tree: Tree, stored: bool, hidden_ND: Tensor) -> None:
+        """Hold what enters layer ``count``; ``stored``: keys and values of the tokens are at the tree's slots."""
+        self._make_room(len(tree.ids_N))
+        places_N = np.full(len(tree.ids_N), NOWHERE)
+        for row, flat in zip(rows, tree.flat, strict=True):
+            place, path = int(self._of_slots[row.past[-1]]) if len(row.past) else 0, []
+            for token in row.ids if place != NOWHERE else ():
+                place = self._next.setdefault((place, token), len(self._next) + 1)
+                path.append(place)
+            places_N[flat] = path or NOWHERE
+        if stored:
+            self.note(tree.slots_N, places_N)
+        known_N = np.flatnonzero(places_N != NOWHERE)
+        to, of = (torch.from_numpy(x).to(hidden_ND.device) for x in (places_N[known_N], known_N))
+        self._hidden_CD.index_copy_(0, to, hidden_ND.detach()[of])
+
+    def note(self, slots_N: Ints, places_N: Ints | int) -> None:
+        """Note whose keys and values are at the slots."""
+        if (most := int(slots_N.max(initial=-1)) + 1) > len(self._of_slots):
+            self._of_slots = np.concatenate((self._of_slots, np.full(most - len(self._of_slots), NOWHERE)))
+        self._of_slots[slots_N] = places_N
+
+    def _make_room(self, tokens: int) -> None:
+        """Where memory runs out nothing has changed."""
+        if (needed := 1 + len(self._next) + tokens) > len(self._hidden_CD):
+            more = self._hidden_CD.new_empty(needed + needed // 4 - len(self._hidden_CD), self._hidden_CD.shape[1])
+            self._hidden_CD = torch.cat((self._hidden_CD, more))
