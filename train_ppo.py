@@ -366,8 +366,9 @@ class Trainer(Checkpointed):
         """Draw tasks, play them, update, tell the curriculum; return the row of metrics."""
         state, ppo, started = self.state, self.ppo, time.perf_counter()
         tasks = [self.curriculum.next(state.drawn + i) for i in range(ppo.batch_size)]
+        texts = self.rehearsal.texts(state.step) if ppo.rehearsal_coef else []
         self.policy.forget()
-        with self.policy.lower_layers_once():
+        with self.policy.lower_layers_once(self.ranks.world):
             episodes = self.ranks.together(partial(play, self.config.env, self.player(stop), self.ranks.share(tasks)))
             self.policy.forget()
             played = time.perf_counter()
@@ -375,6 +376,7 @@ class Trainer(Checkpointed):
             valid = self.without_failed(episodes)
             moments = dict(state.moments)
             batch = collate(valid, self.policy, ppo, state.kl_coef, moments, self.ranks)
+            batch.texts = texts
             self.midway = True
             stats = self.update(batch)
             moved = batch.moved(self.policy, not ppo.legal_mass_coef, self.ranks)
@@ -403,8 +405,6 @@ class Trainer(Checkpointed):
         step = self.state.step
         rate = self.ppo.learning_rate * decay(self.ppo, step, self.ppo.lr_final)
         self.optimizer.param_groups[0]["lr"] = rate * self.state.lr_scale
-        if self.ppo.rehearsal_coef:
-            batch.texts = self.rehearsal.texts(step)
         ppo = replace(self.ppo, entropy_coef=self.ppo.entropy_coef * decay(self.ppo, step, self.ppo.entropy_final))
         key = (self.config.run.seed, step)
         return ppo_update(self.policy, self.optimizer, batch, ppo, key, self.state.bad_updates, self.ranks)

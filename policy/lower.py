@@ -1,4 +1,4 @@
-"""What the layers below all adapters make of each token: no update moves it, so it is computed once a step.
+"""What the layers below all adapters make of each token: no update moves it, so updates need not compute it again.
 
 A rollout leaves it behind, and each pass over what was played begins with the first layer that has an adapter.
 
@@ -48,29 +48,37 @@ class LowerLayers:
         return self._hidden_CD[torch.from_numpy(places_N).to(self._hidden_CD.device)]
 
     def hold(self, rows: Seq[Row], tree: Tree, stored: bool, hidden_ND: Tensor) -> None:
-        """Hold what enters layer ``count``; ``stored``: keys and values of the tokens are at the tree's slots."""
-        self._make_room(len(tree.ids_N))
-        places_N = np.full(len(tree.ids_N), NOWHERE)
+        """Hold what enters layer ``count``, where memory allows.
+
+        ``stored``: keys and values of the tokens are at the tree's slots, where later rows may go on from them.
+        """
+        places_N, new = np.full(len(tree.ids_N), NOWHERE), dict[tuple[int, int], int]()
         for row, flat in zip(rows, tree.flat, strict=True):
             place, path = int(self._of_slots[row.past[-1]]) if len(row.past) else 0, []
             for token in row.ids if place != NOWHERE else ():
-                place = self._next.setdefault((place, token), len(self._next) + 1)
+                key, free = (place, token), 1 + len(self._next) + len(new)
+                place = self._next.get(key) or new.setdefault(key, free)
                 path.append(place)
             places_N[flat] = path or NOWHERE
+        try:
+            self._write(places_N, hidden_ND.detach(), 1 + len(self._next) + len(new))
+            self._next |= new
+        except torch.OutOfMemoryError:  # of these tokens nothing is held: what reads them asks all layers
+            places_N[:] = NOWHERE
         if stored:
             self.note(tree.slots_N, places_N)
+
+    def _write(self, places_N: Ints, hidden_ND: Tensor, room: int) -> None:
+        if room > len(self._hidden_CD):
+            grown_CD = self._hidden_CD.new_empty(room + room // 4, self._hidden_CD.shape[1])
+            grown_CD[: len(self._hidden_CD)] = self._hidden_CD
+            self._hidden_CD = grown_CD
         known_N = np.flatnonzero(places_N != NOWHERE)
         to, of = (torch.from_numpy(x).to(hidden_ND.device) for x in (places_N[known_N], known_N))
-        self._hidden_CD.index_copy_(0, to, hidden_ND.detach()[of])
+        self._hidden_CD.index_copy_(0, to, hidden_ND if len(of) == len(hidden_ND) else hidden_ND[of])
 
     def note(self, slots_N: Ints, places_N: Ints | int) -> None:
         """Note whose keys and values are at the slots."""
         if (most := int(slots_N.max(initial=-1)) + 1) > len(self._of_slots):
             self._of_slots = np.concatenate((self._of_slots, np.full(most - len(self._of_slots), NOWHERE)))
         self._of_slots[slots_N] = places_N
-
-    def _make_room(self, tokens: int) -> None:
-        """Where memory runs out nothing has changed."""
-        if (needed := 1 + len(self._next) + tokens) > len(self._hidden_CD):
-            more = self._hidden_CD.new_empty(needed + needed // 4 - len(self._hidden_CD), self._hidden_CD.shape[1])
-            self._hidden_CD = torch.cat((self._hidden_CD, more))

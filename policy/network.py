@@ -175,7 +175,7 @@ class Reader:
         self._kept = 0  # layers that kept their activations in the last training pass, by choice
         self.set_limits(tokens_per_batch)
         self.store = Store(trunk)
-        self.lower: LowerLayers | None = None  # what they made of the tokens of this step
+        self.lower: LowerLayers | None = None  # while what they make of each token is held
 
     def set_limits(self, tokens_per_batch: int) -> None:
         """So many tokens a pass from now on; as many layers as there is memory for may keep their activations again."""
@@ -208,10 +208,10 @@ class Reader:
         return True
 
     def _run(self, rows: list[Row], tree: Tree, store: Store | None = None, recompute: int = 0) -> Tensor:
-        """``run_trunk``, without the layers that have read the same before."""
+        """``run_trunk``, which begins above the layers that have read the same before."""
         lower = self.lower
         if lower is None or not lower.are_plain():
-            if lower and store:
+            if lower is not None and store:
                 lower.note(tree.slots_N, NOWHERE)
             return run_trunk(self.trunk, tree, store, recompute)
         if not store and (held_ND := lower.find(rows, tree)) is not None:

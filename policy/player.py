@@ -132,9 +132,14 @@ class Policy(Adapters):
         self.reader.store.empty()
 
     @contextmanager
-    def lower_layers_once(self) -> Iterator[None]:
-        """Inside, the layers below ``lora.first_layer``, which no update moves, read nothing twice."""
-        self.reader.lower = LowerLayers(self.trunk, self.first_layer) if self.first_layer else None
+    def lower_layers_once(self, processes: int = 1) -> Iterator[None]:
+        """What is played inside goes through the layers below ``lora.first_layer`` once, not again in updates inside.
+
+        To be entered with nothing read (``forget``). Of several processes each updates with games of the others, too:
+        there, all layers read them.
+        """
+        if self.first_layer and processes == 1:
+            self.reader.lower = LowerLayers(self.trunk, self.first_layer)
         try:
             yield
         finally:
@@ -163,17 +168,22 @@ class Policy(Adapters):
             hidden_ND = self._read(active)
             (self._choose_legal if self.constrained else self._choose_free)(active, hidden_ND)
             active = [turn for turn in active if not self._finished(turn)]
-        if self.reader.lower and (rest := [t for t in turns if t and len(t.cached.path) < len(t.ids) - 1]):
-            self._read(rest, but=1)  # after which nothing was drawn, but an update may ask what would have been
+        if self._read_whole and (rest := [t for t in turns if t and len(t.cached.path) < len(t.ids) - 1]):
+            self._read(rest, unread=1)  # after which nothing was drawn, but an update asks what would have been
         return [self.conversations.close(turn) if turn else Action("", truncated=True) for turn in turns]
 
-    def _read(self, turns: list[Turn], but: int = 0) -> Tensor:
-        """Read on in each conversation, ``but`` for so many last tokens; the hidden state (N, D) after the last."""
+    @property
+    def _read_whole(self) -> bool:
+        """Whether answers are read to their end, as updates will: those of past selves are never trained on."""
+        return self.reader.lower is not None and self.active == "default"
+
+    def _read(self, turns: list[Turn], unread: int = 0) -> Tensor:
+        """Read on in each conversation, but for the last ``unread`` tokens; the hidden state (N, D) after that."""
 
         def keep(turn: Turn) -> bool:
-            return bool(self.reader.lower or turn.stays or turn.trie is None or turn.trie.last_choice > len(turn.text))
+            return self._read_whole or turn.stays or turn.trie is None or turn.trie.last_choice > len(turn.text)
 
-        hidden_ND, kvs = self.reader.read([Read(t.ids[: len(t.ids) - but], t.cached, keep(t)) for t in turns])
+        hidden_ND, kvs = self.reader.read([Read(t.ids[: len(t.ids) - unread], t.cached, keep(t)) for t in turns])
         for turn, kv in zip(turns, kvs, strict=True):
             turn.cached = kv
         return hidden_ND

@@ -135,6 +135,7 @@ def estimate(
     elif config.env.answer_mode == "free":
         columns = min(COLUMNS, architecture.vocab_size)
     below = max(p.distinct for p in played) * architecture.hidden_size * size * (config.lora.first_layer > 0)
+    below *= 1 + SPARE  # while it grows
     turns = {
         "rollout": below + reading(ppo.batch_size),
         "evaluation": reading(evaluated),

@@ -9,15 +9,17 @@ from torch.testing import assert_close
 
 from env_wrapper import EnvConfig, Task, play
 from games import CONFIGS_PER_GAME, NAMES
+from policy.lower import LowerLayers
 
 GAMES = ["kuhn_poker", "leduc_poker", "tic_tac_toe", "liars_dice_small"] * 2
 TASKS = [Task(NAMES.index(name) * CONFIGS_PER_GAME, seed=i, index=i) for i, name in enumerate(GAMES)]
-ADAPTED = {"first_layer": 2}  # of three
 
 
-@pytest.fixture(params=["qwen2", "qwen3", "llama"])
+@pytest.fixture(params=[("qwen2", 1), ("qwen2", 2), ("qwen3", 1), ("llama", 2)], ids=str)
 def policy(request, new_policy):
-    return new_policy(request.param, lora=ADAPTED)
+    """One with adapters from layer 1 or 2 of three on."""
+    architecture, first = request.param
+    return new_policy(architecture, lora={"first_layer": first})
 
 
 def played(policy, **env):
@@ -39,11 +41,12 @@ def scores(policy, sequences, **how):
 @contextmanager
 def ruined(policy):
     """Each layer without an adapter says nonsense inside: who asks it again is found out."""
-    held = {name: x.clone() for name, x in policy.trunk.layers[:2].state_dict().items()}
-    for weight in policy.trunk.layers[:2].parameters():
+    below = policy.trunk.layers[: policy.first_layer]
+    held = {name: x.clone() for name, x in below.state_dict().items()}
+    for weight in below.parameters():
         weight.data.fill_(float("nan"))
     yield
-    policy.trunk.layers[:2].load_state_dict(held)
+    below.load_state_dict(held)
 
 
 def check_same(one, other):
@@ -74,6 +77,8 @@ def test_a_rollout_is_the_same_with_it(policy):
     with policy.lower_layers_once():
         assert [s.ids for s in played(policy)] == alone
     assert policy.reader.lower is None
+    with policy.lower_layers_once(processes=2):
+        assert policy.reader.lower is None, "most of an update's games were played elsewhere"
 
 
 def test_what_nobody_has_read_is_read_once(policy):
@@ -91,7 +96,7 @@ def test_what_nobody_has_read_is_read_once(policy):
 
 def test_who_has_adapters_below_reads_for_itself(new_policy, tmp_path):
     """An earlier run's player, loaded to be played against, may have been trained in all layers."""
-    policy, other = new_policy(lora=ADAPTED), new_policy(noise=1)
+    policy, other = new_policy(lora={"first_layer": 2}), new_policy(noise=1)
     other.save(tmp_path)
     policy.add_adapter("other", tmp_path)
     sequences = played(policy)
@@ -107,3 +112,35 @@ def test_who_has_adapters_below_reads_for_itself(new_policy, tmp_path):
         sequences = [s for e in both for rows in e.sequences.values() for s in rows]
         learnt = scores(policy, sequences)
     check_same(learnt, scores(policy, sequences))
+
+
+def test_where_memory_runs_out_nothing_is_held_and_nothing_is_lost(policy, monkeypatch):
+    sequences = played(policy)
+    policy.forget()
+    alone, write, failures = scores(policy, sequences), LowerLayers._write, [2, 3, 7, 8]
+
+    def fails(lower, *args):
+        failures[:] = [n - 1 for n in failures]
+        if 0 in failures:
+            raise torch.OutOfMemoryError
+        write(lower, *args)
+
+    monkeypatch.setattr(LowerLayers, "_write", fails)
+    for _ in range(2):
+        with policy.lower_layers_once():
+            assert [s.ids for s in played(policy)] == [s.ids for s in sequences]
+            policy.forget()
+            check_same(scores(policy, sequences), alone)
+            with ruined(policy):
+                check_same(scores(policy, sequences), alone)
+    assert max(failures) < 0
+
+
+def test_it_takes_as_much_memory_as_it_says(new_policy):
+    policy = new_policy(lora={"first_layer": 2}, model={"dtype": "bfloat16"})
+    with policy.lower_layers_once():
+        sequences = played(policy)
+        held = policy.reader.lower._hidden_CD
+    distinct = len({tuple(s.ids[: n + 1]) for s in sequences for n in range(len(s.ids) - 1)})
+    assert held.dtype == torch.bfloat16
+    assert distinct < held.shape[0] <= 1.5 * distinct, "each token once, and room for a quarter more"

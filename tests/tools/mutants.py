@@ -212,7 +212,7 @@ MUTANTS = {
         Mutant("rehearsal: told of one decision", TRAIN, "kl.detach() * count", "kl.detach()"),
     ],
     RUN + "each_step_rehearses_texts_of_its_own_and_none_with_a_weight_of_zero": [
-        Mutant("rehearsal: the same texts for ever", TRAIN, "self.rehearsal.texts(step)", "self.rehearsal.texts(0)"),
+        Mutant("rehearsal: the same texts for ever", TRAIN, "self.rehearsal.texts(state.step)", "self.rehearsal.texts(0)"),
     ],
     REHEARSAL + "texts_are_the_bases_own_whatever_the_adapter_has_become": [
         Mutant("rehearsal: texts of the policy's own", REHEARSE, "    with policy.using(\"base\"):\n        for t",
@@ -305,7 +305,7 @@ MUTANTS = {
     ],
     RUN + "what_an_evaluation_had_read_does_not_reach_the_next_step": [
         Mutant("what an evaluation had read reaches the next step", TRAIN,
-               "        self.policy.forget()\n        episodes", "        episodes"),
+               "        self.policy.forget()\n        with self", "        with self"),
     ],
     FAULTS + "no_memory_in_the_middle_of_a_step_leaves_the_last_checkpoint_alone": [
         Mutant("half a step is saved as a whole one", TRAIN, "self.midway = True", "pass"),
