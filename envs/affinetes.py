@@ -7,6 +7,7 @@ Public servers follow the ``reset``/``step`` path, whose seats and deals differ 
 (task_id, seed); ``scripts/serve.py`` follows ``evaluate``.
 """
 
+import contextlib
 import functools
 import logging
 import threading
@@ -60,27 +61,16 @@ class HttpConnection:
         repeatable = (NOT_SENT, 503) if method == "step" else (NOT_SENT, 503, NO_ANSWER, 502, 504)
         body = {"method": method, "args": [], "kwargs": arguments}
         status, text = self._client.call("call", body, seconds, repeatable.__contains__)
-        if status != 200:
-            raise ServerError(text if status <= 0 else f"HTTP {status}: {_detail(text)}")
-        return _result(text)
-
-
-def _result(text: str) -> Any:
-    try:
-        answer = parse(text)
-        if answer["status"] == "success":
-            return answer["result"]
-    except (ValueError, TypeError, KeyError):
-        pass
-    raise ServerError(f"not the affinetes protocol, or a failed call: {one_line(text)}")
-
-
-def _detail(text: str) -> str:
-    """Return the first line of a public server's ``{"detail": "message\\ntraceback"}``."""
-    try:
-        return one_line(str(parse(text)["detail"]).split("Traceback")[0])
-    except (ValueError, TypeError, KeyError):
-        return one_line(text)
+        told: Any = None
+        with contextlib.suppress(ValueError):
+            told = parse(text)
+        told = told if isinstance(told, dict) else {}
+        if status == 200 and told.get("status") == "success" and "result" in told:
+            return told["result"]
+        if status == 200:
+            raise ServerError(f"not the affinetes protocol, or a failed call: {one_line(text)}")
+        said = str(told["detail"]).split("Traceback")[0] if "detail" in told else text  # a message and its traceback
+        raise ServerError(text if status <= 0 else f"HTTP {status}: {one_line(said)}")
 
 
 class ContainerConnection:

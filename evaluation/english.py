@@ -68,16 +68,9 @@ def answers(policy: Any) -> list[str]:
 
 
 def unlearned(policy: Any) -> dict[str, Any] | None:
-    """``compared``; None where the model never knew English, and where a device fails: a run has ended by then."""
-    try:
-        return compared(policy) if len(policy.tokenizer) >= MIN_VOCABULARY else None
-    except RuntimeError as error:
-        log.warning("what became of the English is not known: %s", " ".join(str(error).split()))
+    """Perplexity and answers without the adapter and with it; None: the model never knew English, or a device fails."""
+    if len(policy.tokenizer) < MIN_VOCABULARY:
         return None
-
-
-def compared(policy: Any) -> dict[str, Any]:
-    """Perplexity and answers of the model without its adapter and with it."""
     text = TEXT.read_text(encoding="utf-8")
     asked = {"temperature": 1.0, "greedy": True, "constrained": False, "max_new_tokens": ANSWER_TOKENS,
              "max_seq_length": WINDOW}  # fmt: skip
@@ -87,6 +80,9 @@ def compared(policy: Any) -> dict[str, Any]:
         after, said_after = perplexity(policy, text), answers(policy)
         with policy.using("base"):
             before, said_before = perplexity(policy, text), answers(policy)
+    except RuntimeError as error:  # a run has ended by then
+        log.warning("what became of the English is not known: %s", " ".join(str(error).split()))
+        return None
     finally:
         vars(policy).update(kept)
     said = [list(row) for row in zip(QUESTIONS, said_before, said_after, strict=True)]

@@ -98,25 +98,16 @@ class ChatPlayer:
                 return Action("", truncated=True)
             if status != 200:
                 raise ProgramError(f"{self.url}: {problem_of(status, text)}")
-            with contextlib.suppress(ValueError):
-                return Action(_content(text))
+            with contextlib.suppress(LookupError, TypeError, ValueError):
+                said = parse(text)["choices"][0]["message"]["content"] or ""
+                if isinstance(said, str) and len(said) <= MAX_CHARACTERS:
+                    return Action(said)
         told = f"not the answer of an OpenAI-compatible server: {one_line(text)}"
         return Action("", error=f"{self.url}: {told}")
 
 
 def _may_pass(status: int) -> bool:
     return status <= 0 or status in (408, 429) or status >= 500
-
-
-def _content(text: str) -> str:
-    """The text of an answer; ValueError: it is none, or longer than any."""
-    try:
-        content = parse(text)["choices"][0]["message"]["content"] or ""
-    except (LookupError, TypeError) as error:
-        raise ValueError("no choice with a message") from error
-    if not isinstance(content, str) or len(content) > MAX_CHARACTERS:
-        raise ValueError(f"content is no text of at most {MAX_CHARACTERS} characters")
-    return content
 
 
 class Seats:

@@ -130,19 +130,14 @@ class ChatFormat:
         Raises:
             ValueError: the tokens are no legal answer; what leaves no choice may be missing at their end.
         """
-        chars, text, choices = {token: char for char, token in self.answer_ids.items()}, "", {}
-        for i, token in enumerate(tokens):
-            follow = trie.follow.get(text, "")
-            if token not in chars or chars[token] not in follow:
-                raise ValueError(f"token {token} after {text!r} is no legal answer")
-            if len(follow) > 1:
-                choices[i] = [self.answer_ids[char] for char in follow]
-            text += chars[token]
+        chars = {token: char for char, token in self.answer_ids.items()}
+        text = "".join(chars.get(token, "?") for token in tokens)
         while len(follow := trie.follow.get(text, "")) == 1:
             text += follow
-        if not text.endswith(END):
-            raise ValueError(f"the answer {text!r} is not finished")
-        return text.removesuffix(END), choices
+        if not text.endswith(END) or END not in trie.follow.get(text[:-1], ""):
+            raise ValueError(f"{text!r} is no legal answer")
+        follows = (trie.follow[text[:i]] for i in range(len(tokens)))
+        return text[:-1], {i: self.answers_of(follow) for i, follow in enumerate(follows) if len(follow) > 1}
 
     def later(self, messages: list[Message]) -> list[int]:
         """Tokens of messages that follow a prompt: answers that were given for the model, and user turns."""

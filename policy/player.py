@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from config.reader import blaming
 from envs.types import Action, Decision, PromptTooLongError, Query, Sequence
 from policy.adapters import Adapters
 from policy.cache import Kept
@@ -27,7 +28,7 @@ from policy.model import LINEARS, ModelConfig, load_model
 from policy.network import SHARED_PREFIX_MIN, Read, Reader, activation_bytes
 from policy.state_head import StateHead
 from policy.vocabulary import draw, invert, score
-from utils import ConfigError, RuinedWeightsError, uniform
+from utils import RuinedWeightsError, uniform
 
 SAMPLE = "Game 0123456789: your move, x(1,1) -> bet?"  # many kinds of tokens
 HEAD_ROWS = 256  # rows of whole-vocabulary logits in memory at a time, where their gradient allows it
@@ -386,9 +387,7 @@ def load_policy(config: Any) -> Policy:
     """
     peft_model, tokenizer = load_model(config.model, config.lora, config.run.seed)
     policy = Policy(peft_model, tokenizer, config)
-    try:
+    key = "model_name" if config.model.adapter is None else "adapter"
+    with blaming(f"model.{key}: {getattr(config.model, key)!r} cannot be used: ", RuinedWeightsError):
         policy.check()
-    except RuinedWeightsError as error:
-        key = "model_name" if config.model.adapter is None else "adapter"
-        raise ConfigError(f"model.{key}: {getattr(config.model, key)!r} cannot be used: {error}") from error
     return policy

@@ -106,9 +106,8 @@ def estimate(
     What a rollout holds is counted in games of a step of each stage, played at random: keys and values of all
     conversations, the spare slots of ``policy.cache.Store``, one layer's while it grows, and one layer's activations.
     An evaluation holds as much a game. The update runs the fullest micro-batch of those games: first the output layer
-    goes back, with the activations of all layers kept, then one layer after the other. Rollout and update hold what
-    the layers below the adapters made of the step's tokens. On a CPU what the C library keeps of freed memory comes on
-    top.
+    goes back, with the activations of all layers kept, then one layer after the other. Both hold what the layers below
+    the adapters made of the step's tokens. On a CPU what the C library keeps of freed memory comes on top.
     """
     model, ppo, layers = config.model, config.ppo, architecture.num_hidden_layers
     size, trained = getattr(torch, model.dtype).itemsize, layers - config.lora.first_layer
@@ -134,8 +133,8 @@ def estimate(
         choices, columns = min(choices, HEAD_ROWS), architecture.vocab_size
     elif config.env.answer_mode == "free":
         columns = min(COLUMNS, architecture.vocab_size)
-    below = max(p.distinct for p in played) * architecture.hidden_size * size * (config.lora.first_layer > 0)
-    below *= 1 + SPARE  # while it grows
+    below = (1 + SPARE) * max(p.distinct for p in played) * architecture.hidden_size * size
+    below *= config.lora.first_layer > 0
     turns = {
         "rollout": below + reading(ppo.batch_size),
         "evaluation": reading(evaluated),

@@ -107,10 +107,8 @@ def check_opponents(curriculum: CurriculumConfig) -> None:
         specs = [parse_opponent(name) for name in names if name != "past"]
         played_on = tables(part for ranges in pool(stage.games).values() for part in ranges)
         for spec, played in product(specs, played_on):
-            try:
+            with blaming(f"curriculum.stages: stage {stage.name!r}: "):
                 make_bot(played.game, played.spiel, replace(spec, iterations=1), seat=0, seed=0)
-            except ValueError as error:
-                raise ConfigError(f"curriculum.stages: stage {stage.name!r}: {error}") from error
 
 
 def check_disk(config: SimpleNamespace, parameters: Parameters) -> None:

@@ -84,11 +84,6 @@ class Published:
     report: dict[str, Any] | None  # of the merge; None: this is the adapter
 
     @property
-    def title(self) -> str:
-        """The model's name without its owner's."""
-        return self.repo.rpartition("/")[2]
-
-    @property
     def evaluated(self) -> dict[str, dict[str, Any]] | None:
         """Game -> result, where the run's evaluation is that of this checkpoint."""
         here = self.summary and self.checkpoint in (self.summary.get("checkpoint"), "final")
@@ -145,7 +140,7 @@ def _card_data(about: Published) -> Any:
     return ModelCardData(
         base_model=about.base if known else None, base_model_relation=relation if known else None,
         eval_results=results or None, library_name=library, license=own if free or not own else "other",
-        license_name=None if free else own, model_name=about.title, pipeline_tag="text-generation",
+        license_name=None if free else own, model_name=about.repo.rpartition("/")[2], pipeline_tag="text-generation",
         tags=["ppo", "games", "openspiel" if boards else "code"],
     )  # fmt: skip
 

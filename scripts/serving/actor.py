@@ -9,7 +9,6 @@ import sys
 import threading
 import time
 import uuid
-from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import ContextVar
@@ -188,7 +187,7 @@ class Actor:
     ):
         self._opponent, self._max_episodes, self._idle_seconds = opponent, max_episodes, idle_seconds
         self._max_search, self._closing = max_search, asyncio.Event()
-        self._episodes: OrderedDict[str, HostedGame] = OrderedDict()  # the longest unused first
+        self._episodes: dict[str, HostedGame] = {}
         # Two pools, so that games without search never wait for one with.
         self._search_pool = ThreadPoolExecutor(search_threads or os.cpu_count(), "search", initializer=_step_back)
         self._quick_pool = ThreadPoolExecutor(os.cpu_count(), "quick")
@@ -289,29 +288,23 @@ class Actor:
             raise RequestError("no_episode_id", "episode_id is missing: it is told by reset")
         if episode_id not in self._episodes:
             raise RequestError("episode_not_found", "Episode not found.", _whole(episode_id[:MAX_SHOWN]))
-        self._episodes.move_to_end(episode_id)
         episode = self._episodes[episode_id]
         episode.used = time.monotonic()
         return episode
 
     def _expire(self) -> None:
         oldest = time.monotonic() - self._idle_seconds
-        while self._episodes:
-            episode = next(iter(self._episodes.values()))
-            if episode.used > oldest:
-                break
-            if episode.lock.locked():  # its opponent is thinking
-                episode.used = time.monotonic()
-                self._episodes.move_to_end(episode.id)
-            else:
+        for episode in [*self._episodes.values()]:
+            if episode.used <= oldest and not episode.lock.locked():  # its opponent may be thinking
                 self._drop(episode)
 
     def _make_room(self) -> None:
         self._expire()
         if len(self._episodes) >= self._max_episodes:
             unused = time.monotonic() - RECLAIM_SECONDS
-            idle = (e for e in self._episodes.values() if e.used < unused and not e.lock.locked())
-            ended = (e for e in self._episodes.values() if e.step and e.step.done)
+            known = sorted(self._episodes.values(), key=lambda e: e.used)
+            idle = (e for e in known if e.used < unused and not e.lock.locked())
+            ended = (e for e in known if e.step and e.step.done)
             gives_way = next(chain(ended, idle), None)
             if gives_way is None:
                 raise HTTPException(503, f"{self._max_episodes} episodes are running: stop one, or try again later")

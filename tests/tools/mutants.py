@@ -212,7 +212,7 @@ MUTANTS = {
         Mutant("rehearsal: told of one decision", TRAIN, "kl.detach() * count", "kl.detach()"),
     ],
     RUN + "each_step_rehearses_texts_of_its_own_and_none_with_a_weight_of_zero": [
-        Mutant("rehearsal: the same texts for ever", TRAIN, "self.rehearsal.texts(state.step)", "self.rehearsal.texts(0)"),
+        Mutant("rehearsal: the same texts for ever", TRAIN, "rehearsal.texts(state.step)", "rehearsal.texts(0)"),
     ],
     REHEARSAL + "texts_are_the_bases_own_whatever_the_adapter_has_become": [
         Mutant("rehearsal: texts of the policy's own", REHEARSE, "    with policy.using(\"base\"):\n        for t",
