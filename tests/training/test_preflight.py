@@ -194,6 +194,8 @@ def test_memory_follows_the_knobs_that_are_there_to_save_it(tmp_path):
     upper = parts(lora={"first_layer": 1})
     assert upper[update] < plain[update]
     assert upper[logits] < plain[logits]
+    assert upper["rollout"] > plain["rollout"], "what the layers below made of each token is held"
+    assert upper["evaluation"] == plain["evaluation"]
     twice = parts(ppo={"batch_size": 128})
     assert plain["rollout"] < twice["rollout"] <= 2 * plain["rollout"], "games of a step begin alike"
     few = parts(env={"games_at_once": 4})
