@@ -14,7 +14,7 @@ from torch import Tensor
 
 from policy.tree import Ints, Row, Tree
 
-NOWHERE = -1  # the place of a token that was read with other layers below
+NOWHERE = -1  # the place of a token that there was no memory for
 
 
 class LowerLayers:
@@ -66,7 +66,9 @@ class LowerLayers:
         except torch.OutOfMemoryError:  # of these tokens nothing is held: what reads them asks all layers
             places_N[:] = NOWHERE
         if stored:
-            self.note(tree.slots_N, places_N)
+            if (most := int(tree.slots_N.max()) + 1) > len(self._of_slots):
+                self._of_slots = np.concatenate((self._of_slots, np.full(most - len(self._of_slots), NOWHERE)))
+            self._of_slots[tree.slots_N] = places_N
 
     def _write(self, places_N: Ints, hidden_ND: Tensor, room: int) -> None:
         if room > len(self._hidden_CD):
@@ -76,9 +78,3 @@ class LowerLayers:
         known_N = np.flatnonzero(places_N != NOWHERE)
         to, of = (torch.from_numpy(x).to(hidden_ND.device) for x in (places_N[known_N], known_N))
         self._hidden_CD.index_copy_(0, to, hidden_ND if len(of) == len(hidden_ND) else hidden_ND[of])
-
-    def note(self, slots_N: Ints, places_N: Ints | int) -> None:
-        """Note whose keys and values are at the slots."""
-        if (most := int(slots_N.max(initial=-1)) + 1) > len(self._of_slots):
-            self._of_slots = np.concatenate((self._of_slots, np.full(most - len(self._of_slots), NOWHERE)))
-        self._of_slots[slots_N] = places_N

@@ -23,7 +23,7 @@ from policy.attention import PaddedRows, attend, prepare
 from policy.cache import Kept, Store
 from policy.layers import gated, norm, rotate
 from policy.lora import linear, linears
-from policy.lower import NOWHERE, LowerLayers
+from policy.lower import LowerLayers
 from policy.tree import Cut, Row, Tree, grow, new_tokens
 
 SHARED_PREFIX_MIN = 32  # tokens; a shorter system message costs less to read again than to keep
@@ -211,8 +211,6 @@ class Reader:
         """``run_trunk``, which begins above the layers that have read the same before."""
         lower = self.lower
         if lower is None or not lower.are_plain():
-            if lower is not None and store:
-                lower.note(tree.slots_N, NOWHERE)
             return run_trunk(self.trunk, tree, store, recompute)
         if not store and (held_ND := lower.find(rows, tree)) is not None:
             return run_trunk(self.trunk, tree, None, recompute, start=(lower.count, held_ND))

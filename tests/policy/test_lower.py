@@ -114,26 +114,35 @@ def test_who_has_adapters_below_reads_for_itself(new_policy, tmp_path):
     check_same(learnt, scores(policy, sequences))
 
 
-def test_where_memory_runs_out_nothing_is_held_and_nothing_is_lost(policy, monkeypatch):
-    sequences = played(policy)
+def test_where_memory_runs_out_nothing_is_held_and_nothing_is_lost(new_policy, monkeypatch):
+    policy = new_policy(lora={"first_layer": 2})
+    sequences, tokens = played(policy), policy.tokens_per_batch
     policy.forget()
-    alone, write, failures = scores(policy, sequences), LowerLayers._write, [2, 3, 7, 8]
+    alone, write, calls = scores(policy, sequences), LowerLayers._write, []
+    read_anew = []
 
-    def fails(lower, *args):
-        failures[:] = [n - 1 for n in failures]
-        if 0 in failures:
+    def some_fail(lower, *args):
+        calls.append(lower)
+        if len(calls) in failing:
             raise torch.OutOfMemoryError
         write(lower, *args)
 
-    monkeypatch.setattr(LowerLayers, "_write", fails)
-    for _ in range(2):
+    monkeypatch.setattr(LowerLayers, "_write", some_fail)
+    for failing in [{}, *({n, n + 1} for n in range(1, 40))]:
+        calls.clear()
         with policy.lower_layers_once():
             assert [s.ids for s in played(policy)] == [s.ids for s in sequences]
             policy.forget()
+            rollout = len(calls)
             check_same(scores(policy, sequences), alone)
+            read_anew.append(len(calls) > rollout)
             with ruined(policy):
                 check_same(scores(policy, sequences), alone)
-    assert max(failures) < 0
+        if failing and min(failing) >= rollout:
+            break
+    assert not read_anew[0]
+    assert sum(read_anew) > 8, "what is missing is read, and held then"
+    assert policy.tokens_per_batch == tokens
 
 
 def test_it_takes_as_much_memory_as_it_says(new_policy):
