@@ -136,6 +136,8 @@ def test_where_memory_runs_out_nothing_is_held_and_nothing_is_lost(new_policy, m
             rollout = len(calls)
             check_same(scores(policy, sequences), alone)
             read_anew.append(len(calls) > rollout)
+            places = policy.reader.lower._next
+            assert {before for before, _ in places} <= {0, *places.values()} == {*range(len(places) + 1)}
             with ruined(policy):
                 check_same(scores(policy, sequences), alone)
         if failing and min(failing) >= rollout:
