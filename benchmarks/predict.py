@@ -390,7 +390,7 @@ def check_row(preset: str, sets: Seq[str]) -> Row:
             "predicted / measured": (ops_s + host) / step.seconds}  # fmt: skip
 
 
-SMOL = ["model.dtype=bfloat16", "ppo.batch_size=32", "ppo.mini_batch_size=8"]
+SMOL = ["model.dtype=bfloat16", "lora.first_layer=0", "ppo.batch_size=32", "ppo.mini_batch_size=8"]
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -131,7 +131,7 @@ class ChatFormat:
             ValueError: the tokens are no legal answer; what leaves no choice may be missing at their end.
         """
         chars = {token: char for char, token in self.answer_ids.items()}
-        text = "".join(chars.get(token, "?") for token in tokens)
+        text = "".join(chars.get(token, f"<{token}>") for token in tokens)
         while len(follow := trie.follow.get(text, "")) == 1:
             text += follow
         if not text.endswith(END) or END not in trie.follow.get(text[:-1], ""):

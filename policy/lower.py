@@ -75,6 +75,7 @@ class LowerLayers:
             grown_CD = self._hidden_CD.new_empty(room + room // 4, self._hidden_CD.shape[1])
             grown_CD[: len(self._hidden_CD)] = self._hidden_CD
             self._hidden_CD = grown_CD
-        known_N = np.flatnonzero(places_N != NOWHERE)
-        to, of = (torch.from_numpy(x).to(hidden_ND.device) for x in (places_N[known_N], known_N))
-        self._hidden_CD.index_copy_(0, to, hidden_ND if len(of) == len(hidden_ND) else hidden_ND[of])
+        places, first = np.unique(places_N, return_index=True)  # equal rows may go on from keys held twice
+        known = places != NOWHERE
+        to, of = (torch.from_numpy(x[known]).to(hidden_ND.device) for x in (places, first))
+        self._hidden_CD[to] = hidden_ND[of]

@@ -57,7 +57,9 @@ class LoraConfig:
     r: int = knob(16, min=1, max=1024)  # rank
     lora_alpha: int = knob(32, min=1, max=2**20)  # the adapter is scaled by lora_alpha / r
     target_modules: tuple[str, ...] = knob(LINEARS, choices=LINEARS)  # linear layers that get an adapter
-    first_layer: int = knob(0, min=0)  # the layers below have none: no backward pass, and forwards once a step
+    first_layer: int = knob(
+        0, min=0
+    )  # the layers below have none: no backward pass and, in one process, forwards once a step
 
     def __post_init__(self) -> None:
         if not self.target_modules:

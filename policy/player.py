@@ -176,7 +176,7 @@ class Policy(Adapters):
     @property
     def _read_whole(self) -> bool:
         """Whether answers are read to their end, as updates will: those of past selves are never trained on."""
-        return self.reader.lower is not None and self.active == "default"
+        return self.reader.lower is not None and self.active == "default" and self.reader.lower.are_plain()
 
     def _read(self, turns: list[Turn], unread: int = 0) -> Tensor:
         """Read on in each conversation, but for the last ``unread`` tokens; the hidden state (N, D) after that."""

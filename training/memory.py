@@ -107,7 +107,7 @@ def estimate(
     conversations, the spare slots of ``policy.cache.Store``, one layer's while it grows, and one layer's activations.
     An evaluation holds as much a game. The update runs the fullest micro-batch of those games: first the output layer
     goes back, with the activations of all layers kept, then one layer after the other. Both hold what the layers below
-    the adapters made of the step's tokens. On a CPU what the C library keeps of freed memory comes on top.
+    the adapters made of the step's tokens. On a CPU half of the fullest turn comes on top: what stays of it when freed.
     """
     model, ppo, layers = config.model, config.ppo, architecture.num_hidden_layers
     size, trained = getattr(torch, model.dtype).itemsize, layers - config.lora.first_layer
@@ -141,7 +141,7 @@ def estimate(
         "update: layers": below + tokens * (kept * trained + 2 * layer),
         "update: logits": below + tokens * kept * trained + choices * columns * LOGITS_BYTES,
     }
-    idle = min(IDLE, max(turns.values())) if model.device == "cpu" else 0.0
+    idle = min(IDLE, max(turns.values()) / 2) if model.device == "cpu" else 0.0
     return held(config, parameters) | {"freed and kept": idle} | turns
 
 
