@@ -6,8 +6,8 @@ import weakref
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import torch
+import torch.nn.functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from transformers import AutoModelForCausalLM
@@ -15,9 +15,11 @@ from transformers import AutoModelForCausalLM
 from benchmarks import operations
 from env_wrapper import play
 from envs.types import Task
+from policy.chat import ANSWER_CHARS, END
 from policy.model import _put_adapter_on, load_architecture, load_tokenizer
-from policy.player import Policy, _may_follow
+from policy.player import Policy
 from train_ppo import _backward, collate, minibatches
+from utils import uniform
 
 COUNTER = operations.Counter()  # never entered: it counts nothing
 
@@ -55,12 +57,18 @@ class Peak(TorchDispatchMode):
 
 
 class Blind(Policy):
-    """A player on the meta device, which has no numbers to choose by: any legal character may be next."""
+    """A player on the meta device, which has no numbers to choose by: it plays what the estimate's games played."""
+
+    _next: list[int]
+
+    def _choose_legal(self, turns: list[Any], hidden_ND: Any) -> None:
+        answers = ([*map(str, t.query.legal)][int(uniform(*t.query.rng_key) * len(t.query.legal))] + END for t in turns)
+        self._next = [ANSWER_CHARS.index(answer[len(t.text)]) for t, answer in zip(turns, answers, strict=True)]
+        super()._choose_legal(turns, hidden_ND)
 
     def _answer_logprobs(self, hidden_ND: Any, follows: list[str]) -> Any:
         hidden_ND.float() @ self._answer_weight_VD.T
-        mask_NV = torch.from_numpy(np.stack([_may_follow(follow) for follow in follows]))
-        return torch.log(mask_NV / mask_NV.sum(-1, keepdim=True)).double()
+        return F.one_hot(torch.tensor(self._next), len(ANSWER_CHARS)).double().log()
 
     def _note_values(self, turns: list[Any], hidden_ND: Any) -> None:
         for turn in turns:
