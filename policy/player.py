@@ -180,9 +180,10 @@ class Policy(Adapters):
 
     def _read(self, turns: list[Turn], unread: int = 0) -> Tensor:
         """Read on in each conversation, but for the last ``unread`` tokens; the hidden state (N, D) after that."""
+        whole = self._read_whole
 
         def keep(turn: Turn) -> bool:
-            return self._read_whole or turn.stays or turn.trie is None or turn.trie.last_choice > len(turn.text)
+            return whole or turn.stays or turn.trie is None or turn.trie.last_choice > len(turn.text)
 
         hidden_ND, kvs = self.reader.read([Read(t.ids[: len(t.ids) - unread], t.cached, keep(t)) for t in turns])
         for turn, kv in zip(turns, kvs, strict=True):
