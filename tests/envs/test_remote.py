@@ -126,6 +126,7 @@ DEFECTS = [
     ("leduc_poker", {"step": None}, "step: answered with 'None'"),
     ("leduc_poker", {"step": answer("x") | {"episode_id": None}}, "without an observation or an episode_id"),
     ("leduc_poker", {"step": [(200, ["what"])]}, "not the affinetes protocol"),
+    ("leduc_poker", {"step": [(200, {"status": "success"})]}, "not the affinetes protocol"),
     ("leduc_poker", {"step": [(404, {"detail": "Method not found: step"})]}, "HTTP 404: Method not found: step"),
     ("leduc_poker", {"reset": answer(RESET, llm_player_id=None)}, "does not tell the seat"),
     ("leduc_poker", {"reset": answer(RESET, seed=5)}, "asked for .*'seed': 4.*plays leduc_poker with .*'seed': 5"),

@@ -21,6 +21,7 @@ from vllm_stand_in import stand_in
 import train_ppo
 from env_wrapper import EnvConfig, Query, Task, play
 from games import CONFIGS_PER_GAME, NAMES
+from policy.chat import answer_trie
 from policy.model import ModelConfig
 from policy.vllm_player import FAULTS_AT_MOST, Engine, EngineError
 from policy.vllm_server import Server, addresses, check_servers
@@ -737,3 +738,17 @@ def test_a_server_of_another_kind_is_not_started(tmp_path, settings, told):
     script = Path(train_ppo.__file__).parent / "scripts" / "serve_vllm.sh"
     done = subprocess.run(["bash", script, "Qwen/Qwen3-4B"], capture_output=True, text=True, env=env)
     assert (done.returncode, done.stdout, done.stderr) == (2, "", f"serve_vllm: {told}\n")
+
+
+def test_a_legal_answer_is_completed_where_one_way_is_left_and_nothing_else_is_taken(new_policy):
+    chat, trie = new_policy().chat, answer_trie((3, 12, 17))
+    ids, other = chat.answer_ids, max(chat.answer_ids.values()) + 1
+    first, second = [ids[c] for c in "13"], [ids[c] for c in "27"]
+    for said, text, choices in ("3", "3", {0: first}), ("3.", "3", {0: first}), ("12", "12", {0: first, 1: second}):
+        found, allowed = chat.legal_answer(trie, [ids[c] for c in said])
+        assert (found, {i: sorted(a) for i, a in allowed.items()}) == (text, {i: sorted(a) for i, a in choices.items()})
+    for tokens in [[], *([ids[c] for c in said] for said in ("1", "4", "3.7", "3..", ".", "123", "12.3."))]:
+        with pytest.raises(ValueError, match="no legal answer"):
+            chat.legal_answer(trie, tokens)
+    with pytest.raises(ValueError, match=f"<{other}>"):
+        chat.legal_answer(trie, [ids["1"], other])

@@ -1216,3 +1216,12 @@ def test_best_responses_are_to_checkpoints_alone(run, capsys):
         with pytest.raises(SystemExit, match="2"):
             evaluate.main(command(*wrong, "--exploit", "1"))
         assert "--exploit: needs --checkpoint with runs" in capsys.readouterr().err
+
+
+def test_an_answer_longer_than_any_is_none(monkeypatch):
+    player, query = ChatPlayer("http://127.0.0.1:1", "a model", 1.0, 8, 0), env_wrapper.Query(0, 0, [], {}, (0,))
+    for length in (players.MAX_CHARACTERS, players.MAX_CHARACTERS + 1):
+        body = json.dumps({"choices": [{"message": {"content": "3" * length}}]})
+        monkeypatch.setattr(player._client, "call", lambda *_, body=body: (200, body))
+        action = player._answer(query)
+        assert bool(action.error) == (not action.text) == (length > players.MAX_CHARACTERS)

@@ -1,5 +1,6 @@
 """scripts/serve.py over real HTTP: protocol, errors, concurrency, and the public client."""
 
+import asyncio
 import contextlib
 import json
 import os
@@ -24,7 +25,7 @@ from env_wrapper import Task, play
 from envs.openspiel import derive_seed
 from scripts import serve
 from scripts.serving import actor as actor_module
-from scripts.serving.actor import Actor, RequestError, read_task
+from scripts.serving.actor import Actor, HostedGame, RequestError, read_task
 
 SIZE = games.CONFIGS_PER_GAME
 
@@ -478,6 +479,24 @@ def test_games_that_nobody_plays_give_way(monkeypatch):
             call(client, "reset", **asked)
         assert client.post("/reset", json=asked).status_code == 503
         assert "error" not in call(client, "state", episode_id=kept)["info"]
+
+
+def test_who_thinks_is_kept_and_the_longest_unused_gives_way():
+    actor, now = Actor("random", 2, 10.0, 1), time.monotonic()
+
+    def unused_for(**seconds):
+        actor._episodes = {
+            name: HostedGame(name, Task(0), actor._quick_pool, used=now - age) for name, age in seconds.items()
+        }
+        return actor._episodes
+
+    asyncio.run(unused_for(young=5, thinks=100, old=50)["thinks"].lock.acquire())
+    actor._expire()
+    assert {*actor._episodes} == {"young", "thinks"}
+    actor._idle_seconds, seconds = 1e6, actor_module.RECLAIM_SECONDS
+    unused_for(less=2 * seconds, more=3 * seconds)
+    actor._make_room()
+    assert {*actor._episodes} == {"less"}
 
 
 def seconds_of_cpu(process):
