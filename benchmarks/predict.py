@@ -51,11 +51,11 @@ from training.memory import count_parameters
 from training.process import StopSignal, rest_collector
 
 
-def counted_in(layers: int, passes: Seq[Pass], config: SimpleNamespace, architecture: Any) -> list[Op]:
-    """A GPU's operations for some passes through so many layers, of which the last one reads."""
+def counted_in(layers: int, passes: Seq[Pass], config: SimpleNamespace, architecture: Any, plain: int = 0) -> list[Op]:
+    """A GPU's operations for some passes through so many layers, the first ``plain`` without adapters."""
     counter = Counter()
     with torch.device("meta"):
-        trunk = trunk_of(architecture, config.model, config.lora, layers, counter)
+        trunk = trunk_of(architecture, config.model, replace(config.lora, first_layer=plain), layers, counter)
         store = Store(trunk)
         slots = 1 + max((int(p.tree.slots_N.max()) for p in passes), default=0)
         store.layers = [(store._room(slots), store._room(slots)) for _ in trunk.layers]
@@ -68,12 +68,18 @@ def counted_in(layers: int, passes: Seq[Pass], config: SimpleNamespace, architec
 
 
 def counted(passes: Seq[Pass], config: SimpleNamespace, architecture: Any) -> list[tuple[Op, int]]:
-    """A GPU's operations for some passes, and how often each runs: three layers, less two, are one in the middle."""
-    if config.lora.first_layer:
-        raise SystemExit("lora.first_layer: all layers are taken to be alike here; expected 0")
-    middle = architecture.num_hidden_layers - 2
+    """A GPU's operations for some passes, and how often each runs: three layers, less two, are one in the middle.
+
+    Rollouts alone go through the layers below ``lora.first_layer``; what these leave behind is where updates begin.
+    """
+    below = config.lora.first_layer
+    middle = architecture.num_hidden_layers - below - 2
     two, three = (counted_in(layers, passes, config, architecture) for layers in (2, 3))
-    return [*((op, middle) for op in three), *((op, 1 - middle) for op in two)]
+    ops = [*((op, middle) for op in three), *((op, 1 - middle) for op in two)]
+    if played := [p for p in passes if p.part == "rollout" and below]:
+        two, three = (counted_in(2 + plain, played, config, architecture, plain) for plain in (0, 1))
+        ops += [*((op, below) for op in three), *((op, -below) for op in two)]
+    return ops
 
 
 def in_bits(config: SimpleNamespace, four_bit: bool) -> SimpleNamespace:
@@ -112,10 +118,10 @@ def recorded(policy: Any) -> Iterator[list[Pass]]:
     passes: list[Pass] = []
     real, act, acting = network.run_trunk, policy.act, [False]
 
-    def run_trunk(model: Any, tree: Tree, store: Any = None, recompute: int = 0) -> torch.Tensor:
+    def run_trunk(model: Any, tree: Tree, store: Any = None, recompute: int = 0, **lower: Any) -> torch.Tensor:
         part = "rollout" if acting[0] else "update" if torch.is_grad_enabled() else "score"
         passes.append(Pass(part, tree, store is not None, recompute > 0))
-        return real(model, tree, store, recompute)
+        return real(model, tree, store, recompute, **lower)
 
     def playing(queries: Any) -> Any:
         acting[0] = True
@@ -134,7 +140,7 @@ def narrow(config: SimpleNamespace, folder: Path) -> SimpleNamespace:
     make_model(max(tokenizer.get_vocab().values()) + 1, 16, 1, 0.15, 0, "qwen3").save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     model = replace(config.model, model_name=str(folder), use_4bit=False, dtype="float32", device="cpu")
-    return SimpleNamespace(**vars(config) | {"model": model})
+    return SimpleNamespace(**vars(config) | {"model": model, "lora": replace(config.lora, first_layer=0)})
 
 
 def play_steps(config: SimpleNamespace, gpu: bool = False) -> list[Step]:
@@ -359,7 +365,8 @@ def card_rows(name: str, four_bit: bool, cards: Seq[Card], sets: Seq[str] = (), 
     rows = []
     for card in cards:
         layers_kept = network.layers_kept(card.gb * 1e9 - always, tokens, architecture, layer, 2)
-        share = layers_kept / architecture.num_hidden_layers
+        layers_kept = min(layers_kept, architecture.num_hidden_layers - config.lora.first_layer)
+        share = layers_kept / (architecture.num_hidden_layers - config.lora.first_layer)
         mixed = [[(op, n * part) for ops, part in ((a["update"], 1 - share), (k["update"], share)) for op, n in ops]
                  for a, k in zip(again, kept, strict=True)]  # fmt: skip
         whole = [step | {"update": update} for step, update in zip(again, mixed, strict=True)]
@@ -390,7 +397,7 @@ def check_row(preset: str, sets: Seq[str]) -> Row:
             "predicted / measured": (ops_s + host) / step.seconds}  # fmt: skip
 
 
-SMOL = ["model.dtype=bfloat16", "lora.first_layer=0", "ppo.batch_size=32", "ppo.mini_batch_size=8"]
+SMOL = ["model.dtype=bfloat16", "ppo.batch_size=32", "ppo.mini_batch_size=8"]
 
 
 def main(argv: list[str] | None = None) -> int:
