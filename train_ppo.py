@@ -55,7 +55,7 @@ from training.metrics import MetricsLog, summarise, timing
 from training.positions import known_states, state_shapes
 from training.process import StopSignal, TrainingError
 from training.ranks import ElsewhereError, Ranks, add_up, means
-from training.state import DEVICE_ERRORS, Checkpointed, TrainerState, base_of, dump_batch, find_checkpoint, is_finished
+from training.state import Checkpointed, TrainerState, base_of, dump_batch, find_checkpoint, is_finished
 from training.trajectories import Batch, Moments, Trajectory, game_groups, log_ratios, rollout_scores, terminal_rewards
 
 GAPS = ("logprob_gap_mean", "logprob_gap_max")  # |learner's - sampler's| log-probability
@@ -589,7 +589,7 @@ def main(argv: list[str] | None = None) -> int:
     except KeyboardInterrupt:  # before there is anything to save
         print("error: interrupted", file=sys.stderr)
         return 130
-    except (TrainingError, utils.CheckpointError, *DEVICE_ERRORS, OSError) as error:
+    except (TrainingError, utils.CheckpointError, *process.device_errors(), OSError) as error:
         if config and ranks.first:
             process.say_how_to_go_on(__file__, config.run.output_dir, ranks.world, sys.stderr)
         print(f"{'training failed' if config else 'error'}: {one_line(utils.redact(str(error)))}", file=sys.stderr)

@@ -105,11 +105,17 @@ def setup_logging() -> None:
     sys.excepthook = lambda *exc: print(redact("".join(traceback.format_exception(*exc))), end="", file=sys.stderr)
 
 
+def device_errors() -> Any:  # a tuple of them, which mypy takes for no exceptions in an ``except``
+    """What a device raises that has too little memory, or has failed; () where nobody has loaded torch."""
+    torch = sys.modules.get("torch")
+    return (torch.OutOfMemoryError, torch.AcceleratorError) if torch else ()
+
+
 def run_program(body: Callable[[], int | None]) -> int:
     """Run the body of a program, tell what ended it in one line without secrets, and return the exit code.
 
-    0, or what the body returns; 1 after a ProgramError; 2 after bad usage or a file that cannot be used; 130 after an
-    interrupt or the end of the input.
+    0, or what the body returns; 1 after a ProgramError, or where a device has too little memory or fails; 2 after bad
+    usage or a file that cannot be used; 130 after an interrupt or the end of the input.
     """
     setup_logging()
     try:
@@ -121,7 +127,7 @@ def run_program(body: Callable[[], int | None]) -> int:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return 0
         message, code = str(error), 2
-    except ProgramError as error:
+    except (ProgramError, *device_errors()) as error:
         message, code = str(error), 1
     except (KeyboardInterrupt, EOFError):
         message, code = "interrupted", 130

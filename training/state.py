@@ -45,7 +45,6 @@ AT_THE_END = "summary.json", "episodes.jsonl", "final", "average"  # what a run 
 SHOWN_BY = [key for key in PLAYED_BY if key != "games_path"]
 ASKED = "temperature", "max_seq_length", "max_new_tokens"
 SAVE_SECONDS = 15 * 60  # between checkpoints, where ppo.save_freq steps take longer
-DEVICE_ERRORS = (torch.OutOfMemoryError, torch.AcceleratorError)
 PAST_EVERY, PAST_SHARE = 100, 20  # a past self is kept after so many steps, or that part of a shorter run
 GROW_STEPS = 50  # after which batches that were halved for lack of memory are tried at twice the size
 FAILED_SAVES = 3  # of checkpoints, in a row, that end the run

@@ -107,6 +107,7 @@ def card(about: Published) -> str:
     sections, settings = vars(about.config), json.dumps(public_config(about.config), indent=1)
     found = ModelCard.from_template(
         _card_data(about), str(TEMPLATE), about=about, base=public_name(about.base), task=_task(about.config), say=say,
+        quantised=sections["model"].use_4bit and not about.report,
         evaluation=_evaluation(about.evaluated or {}), stages=sections["curriculum"].stages, settings=settings,
         warning=licence_warning(about.base, about.licence), seed=sections["run"].seed, **_example(about.config),
         free={game: r["free_play"]["legal_rate"] for game, r in (about.evaluated or {}).items() if r.get("free_play")},

@@ -13,6 +13,7 @@ import pytest
 import torch
 from huggingface_hub import ModelCard
 from tiny import base_model, micro_config, tiny_policy
+from transformers import BitsAndBytesConfig
 
 import utils
 from config.reader import config_dict
@@ -379,6 +380,19 @@ def test_the_cards_snippet_runs_as_pasted(run_plain, merged_4bit, tmp_path):
         assert {"0": "Fold", "1": "Call", "2": "Raise"}[number] == name
         assert '"leduc_poker"' in code
         assert "Warning: it was trained and evaluated choosing among the legal ids only" in text
+
+
+@pytest.mark.parametrize("nested", [True, False])
+def test_an_adapter_goes_on_the_base_in_the_bits_it_was_trained_on(tmp_path, nested):
+    shown = about(tmp_path)
+    shown.config.model = replace(shown.config.model, use_4bit=True, use_nested_quant=nested, dtype="bfloat16")
+    card = publish.card(shown)
+    names = {"BitsAndBytesConfig": BitsAndBytesConfig}
+    exec(re.search(r"^bits = .*?^\)", card, re.MULTILINE | re.DOTALL)[0], names)
+    bits = names["bits"]
+    assert (bits.load_in_4bit, bits.bnb_4bit_quant_type, bits.bnb_4bit_use_double_quant) == (True, "nf4", nested)
+    assert bits.bnb_4bit_compute_dtype == torch.bfloat16
+    assert 'dtype="bfloat16", quantization_config=bits)' in card
 
 
 def test_a_card_holds_no_folder_of_programs(tmp_path):

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from training.process import ProgramError, at_least, run_program
 
@@ -73,6 +74,15 @@ def test_whoever_asks_and_is_not_answered_says_so(typed):
     done = subprocess.run(command, cwd=ROOT, input=typed, capture_output=True)
     assert done.stdout == (b"130\n" if not typed else b"0\n")
     assert done.stderr == (b"error: interrupted\n" if not typed else b"")
+
+
+@pytest.mark.parametrize("error", [torch.OutOfMemoryError, torch.AcceleratorError])
+def test_a_device_without_memory_is_told_in_a_line(error, capsys):
+    def fail():
+        raise error("CUDA out of memory.\nTried to allocate 20.00 MiB.")
+
+    assert run_program(fail) == 1
+    assert capsys.readouterr().err == "error: CUDA out of memory. Tried to allocate 20.00 MiB.\n"
 
 
 def test_a_secret_that_lies_where_a_long_message_is_cut_is_not_told(monkeypatch, capsys):
