@@ -26,8 +26,15 @@ def one_line(message: object) -> str:
 class FlagParser(argparse.ArgumentParser):
     """``--output_dir`` and ``--output-dir`` are the same flag, whichever was declared; so are those of ``ALIKE``.
 
-    ``~`` is the home directory in ``--flag=~/x``, too, where a shell leaves it alone. No word may be empty.
+    A flag that takes a list adds to it when it is given again. ``~`` is the home directory in ``--flag=~/x``, too,
+    where a shell leaves it alone. No word may be empty.
     """
+
+    def add_argument(self, *names: str, **options: Any) -> argparse.Action:  # type: ignore[override]
+        """As argparse's."""
+        if options.get("nargs") in ("+", "*") and names[0].startswith("-"):
+            options.setdefault("action", "extend")
+        return super().add_argument(*names, **options)
 
     def parse_known_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> Any:  # type: ignore[override]
         """As argparse's, the flags written as they were declared."""

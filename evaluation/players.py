@@ -253,7 +253,7 @@ def player_flags(parser: argparse.ArgumentParser) -> None:
     add("--seed", type=at_least(0, 2**31 - 1), default=0, help="of deals and sampling (default 0)")
     add("--greedy", action="store_true", help="the likeliest answer instead of a sampled one")
     add("--config", action="append", default=[], metavar="FILE", help="differences to the run's configuration")
-    add("--set", nargs="+", action="extend", default=[], metavar="KEY=VALUE", help="e.g. model.use_4bit=false")
+    add("--set", nargs="+", default=[], metavar="KEY=VALUE", help="e.g. model.use_4bit=false")
 
 
 def _origin(config: SimpleNamespace, adapter: str | None) -> dict[str, Any]:

@@ -70,18 +70,19 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("output", type=Path, metavar="FOLDER")
     parser.add_argument("--dtype", choices=("bfloat16", "float16", "float32"), default="bfloat16")
     args = parser.parse_args(argv)
+    args.output = args.output.resolve()  # what a link leads to
 
     def run() -> None:
         if args.output.exists() and (not args.output.is_dir() or any(args.output.iterdir())):
             raise ConfigError(f"{args.output} is there already: choose another folder")
-        must_be_writable(args.output.absolute().parent)
+        must_be_writable(args.output.parent)
         model, tokenizer = load(args.file, args.dtype)
 
         def fill(folder: Path) -> None:
             model.save_pretrained(folder)
             tokenizer.save_pretrained(folder)
 
-        write_directory(args.output.absolute(), fill)  # half a model would pass for one
+        write_directory(args.output, fill)  # half a model would pass for one
         size = f"{model.num_parameters():,} parameters, {len(tokenizer)} tokens"
         print(f"{args.output}: {model.config.model_type}, {size}")
 

@@ -260,6 +260,9 @@ def run(args: argparse.Namespace) -> None:
     config = run_config(adapter, args.base)
     file, base, report = adapter.parent / "summary.json", config.model.model_name, None
     summary = read_json(file) if file.is_file() else None
+    if adapter.name == "final" and isinstance(summary, dict) and (made := adapter / "manifest.json").is_file():
+        step = read_json(made).get("step")  # a run that went on replaces this player before it evaluates it
+        summary = summary if summary.get("steps", step) == step else None
     if summary is not None:
         publish.must_tell_games(summary, file, adapter.name)
     if args.adapter_only:

@@ -99,6 +99,9 @@ def ending(episode: Episode) -> str:
     """The last position, with nothing hidden any more, and who won."""
     game, history = table(episode.task.task_id).game, episode.info["history"]
     state: Any = position(episode.task.task_id, history)
+    if episode.outcome != "finished":  # you are asked until an answer is legal: it was the other one's turn
+        why = {"forfeited": "gave no legal answer", "truncated": "has no room for the conversation any more"}
+        return f"\n{state}\n\nthe game was not decided: the opponent {why[episode.outcome]}"
     result = "win" if episode.score > 0.5 else "lose" if episode.score < 0.5 else "draw"
     seat, returns = episode.info["seat"], episode.info["returns"]
     if game.dealt:

@@ -18,6 +18,7 @@ import signal
 import socket
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -38,7 +39,7 @@ from config.reader import blaming, load_config
 from env_wrapper import check_games
 from envs.config import EnvConfig
 from scripts.serving.actor import CLIENT, Actor, RequestError, read_task
-from training.process import at_least
+from training.process import at_least, setup_logging
 
 MAX_BODY_BYTES = 2**20
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
@@ -202,6 +203,7 @@ def _listen(host: str, port: int) -> socket.socket:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Serve until interrupted; 1: the address is taken, 2: bad usage, 130: interrupted."""
+    setup_logging()
     args = _arguments(argv)
     try:
         listener = _listen(args.host, args.port)
@@ -218,7 +220,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     # imported, where what callbacks raise is lost.
     signal.signal(signal.SIGINT, server.handle_exit)
     try:
-        print(f"serving {len(games.GAMES)} games on http://{host}:{listener.getsockname()[1]}", flush=True)
+        with suppress(BrokenPipeError):  # whoever started it need not read
+            print(f"serving {len(games.GAMES)} games on http://{host}:{listener.getsockname()[1]}", flush=True)
         server.run(sockets=[listener])
     finally:
         actor.close()

@@ -37,6 +37,7 @@ from utils import ConfigError, read_file, read_json, write_file
 ASSETS = Path(__file__).resolve().parent / "report"
 MAX_POINTS = 1500  # of a line
 MAX_EPISODES = 200  # of a run in the page, the latest
+LONGEST = 1e9  # seconds of a run that are told
 # Okabe and Ito's colour-blind-safe palette (Okabe & Ito 2008, "Color Universal Design"), best on white first.
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
 DASHES = ("-", "--", ":", "-.")
@@ -125,6 +126,8 @@ def load_run(directory: Path) -> RunData:
     env = config.get("env")
     if isinstance(env, dict) and env.get("games_path"):  # whose games the replay is then able to draw
         make(EnvConfig, {"games_path": env["games_path"]}, f"{files[0]}: env")
+    if is_number(summary.get("steps")) and summary["steps"] < rows[-1]["step"]:  # of an earlier end: it went on
+        summary = {}
     games, english = summary.get("games", {}), summary.get("english") or {}
     if not isinstance(games, dict) or not all(isinstance(game, dict) for game in games.values()):
         raise ConfigError(f"{files[1]}: games must be an object of one object a game")
@@ -166,11 +169,12 @@ def _read_lines(path: Path) -> list[dict[str, Any]]:
 
 
 def rolling(y: Sequence[float], window: int) -> list[list[float]]:
-    """Trailing mean of the last ``window`` values, and the ends of its 95 % band: mean ± 1.96 standard errors."""
+    """Trailing mean of the last ``window`` values, and the ends of its 95 % band, by Student's t; a first has none."""
     import pandas
+    from scipy.special import stdtrit
 
     part = pandas.Series(y, dtype=float).rolling(window, min_periods=1)
-    mean, error = part.mean(), 1.96 * part.sem().fillna(0.0)
+    mean, error = part.mean(), (stdtrit(part.count() - 1, 0.975) * part.sem()).fillna(0.0)
     return [ends.tolist() for ends in (mean, mean - error, mean + error)]
 
 
@@ -178,7 +182,7 @@ def heading(run: RunData) -> list[tuple[str, str]]:
     """What the run is, and by what it was made: (head, text), as far as it is known."""
     about, model, row = run.about, run.config.get("model"), run.rows[-1]
     mix = row.get("opponents")
-    seconds = sum(r["time_total"] for r in run.rows if is_number(r.get("time_total")))
+    seconds = min(sum(r["time_total"] for r in run.rows if is_number(r.get("time_total"))), LONGEST)
     facts = {
         "model": about.get("model") or (model.get("model_name") if isinstance(model, dict) else None),
         "games": _listed(about.get("games")) or _listed([k[6:] for k in row if k.startswith("score/")]),
@@ -189,7 +193,7 @@ def heading(run: RunData) -> list[tuple[str, str]]:
         "time": f"{duration(seconds)} in steps" if seconds else None,
     }  # fmt: skip
     if is_number(about.get("seconds")) and about["seconds"]:
-        facts["time"] = f"{duration(about['seconds'])} in all, {duration(seconds)} in steps"
+        facts["time"] = f"{duration(min(about['seconds'], LONGEST))} in all, {duration(seconds)} in steps"
     return [(head, " ".join(str(fact).split())) for head, fact in facts.items() if fact not in (None, "")]
 
 

@@ -143,14 +143,14 @@ def clone(policy: Policy, sequences: list[Sequence], config: SimpleNamespace, ar
     for step, picked in enumerate(batches, 1):
         batch = [sequences[i] for i in picked]
         count = sum(len(s.decisions) for s in batch)
-        unlikely = illegal = 0.0  # -log p of the answers, -log of their legal mass
+        unlikely = mass = 0.0  # -log p of the answers, and their legal mass
         for micro in policy.micro_batches(batch):
             part = [batch[i] for i in micro]
             read = policy.evaluate_batch(part, entropy_grad=False, legal_mass=policy.constrained)
             loss = -read.logprobs.sum() / count
             unlikely += float(loss.detach())
             if read.legal_mass is not None:
-                illegal -= float(read.legal_mass.detach().sum()) / count
+                mass += float(read.legal_mass.detach().exp().sum()) / count
                 loss = loss - args.legal_mass * read.legal_mass.sum() / count
             loss.backward()
         torch.nn.utils.clip_grad_norm_(parameters, config.ppo.max_grad_norm)
@@ -158,7 +158,7 @@ def clone(policy: Policy, sequences: list[Sequence], config: SimpleNamespace, ar
         schedule.step()
         optimizer.zero_grad(set_to_none=True)
         if step % max(1, total // 20) == 0:
-            legal = f" | legal mass {np.exp(-illegal):.3f}" if policy.constrained else ""
+            legal = f" | legal mass {mass:.3f}" if policy.constrained else ""
             console.update(step, f"Update {step}/{total} | -log p of the teacher's answer {unlikely:.3f}{legal}")
     console.close()
     policy.forget()
@@ -169,7 +169,7 @@ def parse_args(argv: Seq[str] | None) -> argparse.Namespace:
     parser = FlagParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
     add("--config", action="append", default=[], metavar="FILE", help="as for train_ppo.py")
-    add("--set", nargs="+", action="extend", default=[], metavar="KEY=VALUE", help="as for train_ppo.py")
+    add("--set", nargs="+", default=[], metavar="KEY=VALUE", help="as for train_ppo.py")
     add("--teacher", help="of games an opponent that searches, or cfr, cfr:ITERATIONS, perfect (default mcts); "
         "of programs output")  # fmt: skip
     add(
@@ -246,17 +246,18 @@ def run(args: argparse.Namespace) -> None:
         console.update(len(episodes), f"{spec}: {len(episodes)}/{len(tasks)} games played")
     console.close()
     sequences = [s for e in episodes for seat in e.sequences.values() for s in seat if s.decisions]
-    _tell(spec, episodes, sum(len(s.decisions) for s in sequences))
+    _tell(f"{spec}, {args.explore:.0%} of its moves at random," if args.explore and not trace else spec, episodes,
+          sum(len(s.decisions) for s in sequences))  # fmt: skip
     clone(policy, sequences, config, args)
-    after = _measure(policy, config, tasks_shown)
-    print("\n" + result_table([r.row for r in before], after)[0])
 
     def fill(folder: Path) -> None:
         policy.save(folder)
         (folder / "run_config.json").write_text(json.dumps(config_dict(vars(config)), indent=1))  # for evaluate.py
 
     output = _free(args.output)
-    write_directory(Path(output).resolve(), fill)
+    write_directory(Path(output).resolve(), fill)  # before it is evaluated, which may fail
+    after = _measure(policy, config, tasks_shown)
+    print("\n" + result_table([r.row for r in before], after)[0])
     print(f"\nadapter: {output}\ngo on:   python train_ppo.py ... --set model.adapter={output}")
 
 

@@ -112,7 +112,7 @@ def parse_args(argv: Sequence[str] | None, doc: str | None) -> argparse.Namespac
     add = parser.add_argument
     add("--config", "--env-config", "--train-config", "--curriculum-config", action="append", default=[],
         metavar="FILE", help="differences to the default files, or to the run that goes on")  # fmt: skip
-    add("--set", nargs="+", action="extend", default=[], metavar="KEY=VALUE", help="e.g. ppo.learning_rate=2e-5")
+    add("--set", nargs="+", default=[], metavar="KEY=VALUE", help="e.g. ppo.learning_rate=2e-5")
     add("--resume", "--resume-from", "--resume-from-checkpoint", nargs="?", const="", metavar="RUN",
         help="a run's folder or one of its checkpoints; without it, the run in --output-dir")  # fmt: skip
     add("--force-config", action="store_true", help="resume although the configuration has changed")

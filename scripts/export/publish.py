@@ -55,7 +55,8 @@ def licence_of(base: str, revision: str | None = None) -> str | None:
         data = ModelCard.load(path).data
     except Exception:  # no card, no network, a card that is no card: all the same here
         return None
-    return getattr(data, "license_name", None) or data.license
+    found = getattr(data, "license_name", None) or data.license
+    return found if isinstance(found, str) else None
 
 
 def licence_warning(base: str, licence: str | None) -> str | None:

@@ -225,7 +225,7 @@ $("title").textContent = names + (data.seen ? ` · going on, as of ${data.seen}`
 put($("tiles"), tiles());
 put($("tables"), evaluation());
 const stages = data.runs.flatMap((run) => run.stages);
-$("curves-note").textContent = `Bold: mean of the last ${data.runs.map((r) => r.window).join(" / ")} steps, with its 95 % band (1.96 standard errors).${stages.length ? ` Dotted: stage changes (${stages.map(([step, text]) => `${step}: ${text}`).join(", ")}).` : ""}`;
+$("curves-note").textContent = `Bold: mean of the last ${data.runs.map((r) => r.window).join(" / ")} steps, with its 95 % band (Student's t).${stages.length ? ` Dotted: stage changes (${stages.map(([step, text]) => `${step}: ${text}`).join(", ")}).` : ""}`;
 const drawn = data.panels.some((panel) => panel.first) ? (panel) => panel.first : () => true;
 for (const panel of data.panels) $(drawn(panel) ? "charts" : "others").append(chart({...panel, stages}));
 $("more").textContent = `${data.panels.filter((panel) => !drawn(panel)).length} more charts`;

@@ -153,3 +153,13 @@ def test_a_model_that_could_not_be_written_whole_is_not_there(tmp_path, capsys, 
     assert not any(tmp_path.iterdir())
     (tmp_path / "file").write_text("")
     assert "cannot be written" in refusal(capsys, tmp_path / "a.gguf", tmp_path / "file" / "out")
+
+
+def test_what_a_link_leads_to_is_written(source, tmp_path):
+    write_gguf(tmp_path / "a.gguf", *source)
+    (tmp_path / "disk").mkdir()
+    for name, target in (("link", "disk"), ("ahead", "not_yet")):
+        (tmp_path / name).symlink_to(target)
+        assert import_gguf.main([str(tmp_path / "a.gguf"), str(tmp_path / name)]) == 0
+        assert (tmp_path / name).is_symlink()
+        assert (tmp_path / target / "config.json").is_file()

@@ -437,6 +437,9 @@ def test_licences_of_qwens_own_bases(tmp_path, base, licence, research_only):
 
 def test_licence_of_a_local_base_is_read_from_its_card(tmp_path):
     assert publish.licence_of(str(tmp_path)) is None
+    for odd in ("[mit, apache-2.0]", "3.0", "no"):
+        (tmp_path / "README.md").write_text(f"---\nlicense: {odd}\n---\n")
+        assert publish.licence_of(str(tmp_path)) is None
     (tmp_path / "README.md").write_text("---\nlicense: cc-by-nc-4.0\n---\n")
     assert publish.licence_of(str(tmp_path)) == "cc-by-nc-4.0"
     assert "allows research only" in str(publish.licence_warning(str(tmp_path), "cc-by-nc-4.0"))
@@ -508,6 +511,17 @@ def test_damaged_files_beside_an_adapter_are_told_in_one_line(run_plain, tmp_pat
     assert told in error
     assert error.count("\n") == 1
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(("steps", "told"), [(3, False), (6, True)])
+def test_the_table_of_an_earlier_end_is_not_in_the_card_of_a_run_that_went_on(run_plain, tmp_path, steps, told):
+    """A run that goes on replaces ``final`` before it evaluates it."""
+    shutil.copytree(run_plain, tmp_path / "run")
+    (tmp_path / "run" / "checkpoint-000006").rename(tmp_path / "run" / "final")
+    file = tmp_path / "run" / "summary.json"
+    file.write_text(json.dumps(read_json(file) | {"steps": steps}))
+    assert merge_in(tmp_path / "out", tmp_path / "run" / "final", "--adapter-only") == 0
+    assert ("| leduc_poker |" in (tmp_path / "out" / "README.md").read_text()) == told
 
 
 @pytest.mark.parametrize("lost", ["adapter_config.json", "adapter_model.safetensors"])

@@ -76,6 +76,22 @@ def test_a_whole_game_is_drawn_played_and_told(person, capsys):
     assert "Legal Actions" not in shown
 
 
+@pytest.mark.parametrize(("answer", "told"), [
+    (Action("no"), "the game was not decided: the opponent gave no legal answer"),
+    (Action("", truncated=True), "the game was not decided: the opponent has no room for the conversation any more"),
+])  # fmt: skip
+def test_a_game_that_the_opponent_leaves_is_no_draw(person, answer, told):
+    class Leaving:
+        def act(self, queries):
+            return [answer for _ in queries]
+
+    person("4")
+    opponent = Contestant("leaving", {}, EnvConfig(answer_mode="free"), Leaving())
+    episode = play.play_one(opponent, Task(task_of("tic_tac_toe"), 0, opponent.opponent))
+    assert "x" in play.ending(episode)
+    assert play.ending(episode).endswith(told)
+
+
 def test_the_model_is_asked_as_it_was_taught_and_the_person_sees_the_board(person, capsys):
     person("4", "2", "q")
     model = FirstLegal()

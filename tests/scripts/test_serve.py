@@ -404,6 +404,27 @@ def test_bad_usage_is_one_line(arguments, code, says):
     assert "Traceback" not in result.stderr
 
 
+@pytest.mark.parametrize("closed", [">&-", "| true"])
+def test_nobody_needs_to_read_the_address(closed):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = f'"{sys.executable}" "{SERVE}" --port {port} {closed}'
+    with subprocess.Popen(["bash", "-c", command], stderr=subprocess.PIPE, text=True, start_new_session=True) as shell:
+        try:
+            for _ in range(300):
+                with contextlib.suppress(httpx.TransportError):
+                    assert httpx.get(f"http://127.0.0.1:{port}/health").status_code == 200
+                    break
+                assert shell.poll() is None, shell.stderr.read()
+                time.sleep(0.1)
+            else:
+                pytest.fail("nobody answers")
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(shell.pid, signal.SIGKILL)
+
+
 def test_a_taken_port_is_one_line(server):
     result = subprocess.run(
         [sys.executable, str(SERVE), "--port", server.rpartition(":")[2]], capture_output=True, text=True

@@ -188,7 +188,7 @@ def test_matplotlib_is_imported_only_to_draw():
 def test_rolling_mean_and_its_band():
     mean, low, high = visualize.rolling([0.0, 1.0, 0.0, 1.0, 1.0], window=4)
     assert mean == pytest.approx([0, 0.5, 1 / 3, 0.5, 0.75])
-    assert high[-1] - mean[-1] == pytest.approx(1.96 * 0.5 / 2)
+    assert high[-1] - mean[-1] == pytest.approx(3.182 * 0.5 / 2, rel=1e-3)  # of Student's t with 3 degrees of freedom
     assert np.subtract(mean, low) == pytest.approx(np.subtract(high, mean))
     assert low[0] == high[0] == 0
 
@@ -397,6 +397,24 @@ def test_a_run_says_what_it_is_and_what_it_came_to_on_a_page_to_be_pasted(tmp_pa
     assert "* `ppo.max_grad_norm: 1.0 -> 0.5`" in text
     assert "ppo.cliprange" not in text
     assert "torch 2.13" in text
+
+
+@pytest.mark.parametrize(("steps", "told"), [(5, False), (9, True)])
+def test_a_run_that_went_on_is_not_what_its_earlier_end_was(tmp_path, steps, told):
+    run = write_run(tmp_path / "run", steps=9, shown=[])
+    summary = json.loads((run / "summary.json").read_text())
+    (run / "summary.json").write_text(json.dumps(summary | {"steps": steps}))
+    assert visualize.main(["--run", str(run)]) == 0
+    assert ("## Evaluation" in (run / "report.md").read_text()) == told
+    assert bool(embedded(run / "report.html")["runs"][0]["summary"]) == told
+
+
+def test_times_beyond_all_time_are_told(tmp_path):
+    run = write_run(tmp_path / "run", steps=2, shown=[])
+    row = json.dumps({"step": 1, "time_total": 1e308})
+    (run / "metrics.jsonl").write_text(f"{row}\n{row}\n")
+    (run / "about.json").write_text(json.dumps({"seconds": 1e308}))
+    assert dict(visualize.heading(visualize.load_run(run)))["time"] == "277777h46m in all, 277777h46m in steps"
 
 
 def test_a_run_from_before_about_json_still_says_what_it_can(tmp_path):

@@ -152,6 +152,22 @@ def test_two_with_one_output_keep_both(tmp_path, monkeypatch, capsys):
     assert f"adapter: {out}-2\n" in capsys.readouterr().out
 
 
+def test_what_was_learnt_is_kept_when_the_last_evaluation_fails(tmp_path, monkeypatch, capsys):
+    measured, failing = warmstart._measure, iter([False, True])
+
+    def measure(*args):
+        if next(failing):
+            raise torch.OutOfMemoryError("out of memory")
+        return measured(*args)
+
+    monkeypatch.setattr(warmstart, "_measure", measure)
+    words = ["--config", micro_file(tmp_path, ppo={"eval_games": 2}), "--set", "games=kuhn_poker", "--epochs", "1"]
+    words += ["--teacher", "cfr:5", "--episodes", "4", "--output", str(tmp_path / "out")]
+    assert main(words) == 1
+    assert (tmp_path / "out" / "adapter_model.safetensors").is_file()
+    assert "cfr:5, 20% of its moves at random, played 4 games to their end, mean score" in capsys.readouterr().out
+
+
 def test_every_stage_is_taught(tmp_path, monkeypatch):
     stages = [{"name": game, "games": [game]} for game in ("kuhn_poker", "leduc_poker")]
     seen: list[int] = []
@@ -255,7 +271,7 @@ def test_games_that_the_teacher_lost_to_a_failure_are_counted_and_no_score(tmp_p
     warmstart.main([*words, "--output", str(tmp_path / "out")])
     printed = capsys.readouterr().out
     assert "20 of 40 games failed; the first: RuntimeError: no such luck" in printed
-    [score] = re.findall(r"cfr:50 played 20 games to their end, mean score (\S+): ", printed)
+    [score] = re.findall(r"at random, played 20 games to their end, mean score (\S+): ", printed)
     assert float(score) > 0.4
 
 

@@ -243,13 +243,13 @@ def test_a_tilde_is_the_home_directory_wherever_a_shell_leaves_it(monkeypatch):
     for flag in ("--output", "--config"):
         parser.add_argument(flag, nargs="*")
     read = parser.parse_args(["--output=~/x", "--config", "~", "a~b", "--config", "~/y", "c=~/z"])
-    assert (read.output, read.config) == (["/home/somebody/x"], ["/home/somebody/y", "c=~/z"])
+    assert (read.output, read.config) == (["/home/somebody/x"], ["/home/somebody", "a~b", "/home/somebody/y", "c=~/z"])
 
 
 def test_a_value_that_ends_in_an_equals_sign_is_no_empty_one():
     """``--set=env.opponent=`` is the stages' own opponent."""
     parser = FlagParser()
-    parser.add_argument("--set", nargs="+", action="extend")
+    parser.add_argument("--set", nargs="+")
     assert parser.parse_args(["--set=env.opponent=", "--set", "a=", "b="]).set == ["env.opponent=", "a=", "b="]
 
 
