@@ -18,7 +18,6 @@ import signal
 import socket
 import sys
 from collections.abc import Sequence
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -220,8 +219,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     # imported, where what callbacks raise is lost.
     signal.signal(signal.SIGINT, server.handle_exit)
     try:
-        with suppress(BrokenPipeError):  # whoever started it need not read
-            print(f"serving {len(games.GAMES)} games on http://{host}:{listener.getsockname()[1]}", flush=True)
+        print(f"serving {len(games.GAMES)} games on http://{host}:{listener.getsockname()[1]}", flush=True)
         server.run(sockets=[listener])
     finally:
         actor.close()

@@ -11,7 +11,6 @@ import io
 import logging
 import math
 import os
-import select
 import shlex
 import signal
 import sys
@@ -20,6 +19,7 @@ import time
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import IO, Any, NoReturn
@@ -90,19 +90,38 @@ def say_how_to_go_on(program: str, run_dir: str, processes: int, stream: IO[str]
 
 
 def setup_logging() -> None:
-    """Log to stderr and print uncaught exceptions, both without secrets; what the terminal cannot show becomes "?"."""
+    """Log to stderr and print uncaught exceptions, both without secrets; what the terminal cannot show becomes "?".
+
+    A program whose reader leaves (``| head``) goes on: its tables may be wanted, its files are.
+    """
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         stream = getattr(sys, name)
         if stream is None:  # closed: nobody answers, which is told, and nobody reads
             setattr(sys, name, open(os.devnull, mode, errors="replace"))  # noqa: SIM115, as long as the program
         elif isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
+            if "write" not in vars(stream):
+                _go_on_unread(stream)
     handler = logging.StreamHandler()
     handler.setLevel(logging.INFO)  # lower ones are for the run's own file
     handler.setFormatter(_Redacted("%(levelname)s: %(message)s"))
     logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
     logging.getLogger("httpx").setLevel(logging.WARNING)  # it tells every single request
     sys.excepthook = lambda *exc: print(redact("".join(traceback.format_exception(*exc))), end="", file=sys.stderr)
+
+
+def _go_on_unread(stream: io.TextIOWrapper) -> None:
+    """Let a stream lead to nowhere from the moment that nobody reads it."""
+
+    def going_on(do: Callable[..., Any], *args: Any) -> Any:
+        try:
+            return do(*args)
+        except BrokenPipeError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+            return do(*args)
+
+    for name in ("write", "flush"):
+        setattr(stream, name, partial(going_on, getattr(stream, name)))
 
 
 def device_errors() -> Any:  # a tuple of them, which mypy takes for no exceptions in an ``except``
@@ -123,9 +142,6 @@ def run_program(body: Callable[[], int | None]) -> int:
         sys.stdout.flush()
         return code
     except (ConfigError, CheckpointError, OSError) as error:
-        if isinstance(error, BrokenPipeError) and _is_unread(sys.stdout):  # head, say, has seen enough
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            return 0
         message, code = str(error), 2
     except (ProgramError, *device_errors()) as error:
         message, code = str(error), 1
@@ -133,13 +149,6 @@ def run_program(body: Callable[[], int | None]) -> int:
         message, code = "interrupted", 130
     print(f"error: {one_line(redact(message))}", file=sys.stderr)
     return code
-
-
-def _is_unread(stream: IO[str]) -> bool:
-    """Whether a stream leads to a pipe that nobody reads any more."""
-    poll = select.poll()
-    poll.register(stream, 0)
-    return any(event & select.POLLERR for _, event in poll.poll(0))
 
 
 def at_least(least: float, most: float = 2**31 - 1) -> Callable[[str], float]:
