@@ -179,6 +179,19 @@ def game_sets(items: Seq[Any]) -> dict[str, list[TaskRange]]:
     return found
 
 
+def apart(sets: dict[str, list[TaskRange]]) -> list[str]:
+    """The labels of those sets that no other holds, so that a mean of them counts no game twice."""
+
+    def within(part: TaskRange, other: list[TaskRange]) -> bool:
+        return any(first <= part[0] and part[1] <= last for first, last in other)
+
+    return [
+        name
+        for name, parts in sets.items()
+        if not any(other is not parts and all(within(part, other) for part in parts) for other in sets.values())
+    ]
+
+
 def _range_label(first: int, last: int) -> str:
     """A game's name and its configurations; the name alone where only the first one is meant, or there is but one."""
     if first == last:

@@ -184,6 +184,9 @@ class Roster:
                 self._known[name] = self._base(checkpoints)
             else:
                 self._known[name] = self._checkpoint(name)
+            found = self._known[name]
+            if any(other is not found and other.label == found.label for other in self._known.values()):
+                self._known[name] = replace(found, label=f"{found.label}@{name}")
         return self._known[name]
 
     def config(self, name: str | None) -> SimpleNamespace:
@@ -205,7 +208,7 @@ class Roster:
         return self._policies[key]
 
     def _base(self, checkpoints: Sequence[str]) -> Contestant:
-        names = [n for n in checkpoints if n != "base" and n.partition(":")[0] not in (*BOTS, "http", "https")]
+        names = [name for name in checkpoints if _is_path(name)]
         if not names and not self.model:
             raise ConfigError("base: the base of what? name a checkpoint too, or --model")
         config = self.config(None if self.model else names[0])
@@ -244,6 +247,15 @@ class Roster:
         player = ChatPlayer(address, self.model, temperature, config.ppo.max_new_tokens, self.seed)
         origin = player.settings | {"url": address} | _programs(config)
         return Contestant("_".join(self.model.split()), origin, config.env, player)
+
+
+def _is_path(name: str) -> bool:
+    return name != "base" and name.partition(":")[0] not in (*BOTS, "http", "https")
+
+
+def is_folder(name: str) -> bool:
+    """Whether a player is named by its folder; one that is called as a bot is, say, is not meant."""
+    return _is_path(name) and Path(name).is_dir()
 
 
 def player_flags(parser: argparse.ArgumentParser) -> None:

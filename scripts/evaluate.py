@@ -35,7 +35,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import numpy as np
 
-from config.flags import FlagParser
+from config.flags import FlagParser, one_line
 from config.reader import blaming, read_json
 from curriculum import TaskRange
 from envs import exact
@@ -46,13 +46,13 @@ from envs.trace import check_config
 from evaluation import measure
 from evaluation.arena import Arena, check_match
 from evaluation.measure import OVERALL, VALUE, EvaluationError, GameResult, Row, between, columns, game_sets, summary
-from evaluation.players import AFFINETES, Contestant, Roster, find_adapter, player_flags
+from evaluation.players import AFFINETES, Contestant, Roster, find_adapter, is_folder, player_flags
 from games import own_digest
 from training.config import narrowed
 from training.console import Console
 from training.metrics import finite
-from training.process import at_least, leave, must_be_writable, run_program
-from utils import ConfigError, write_file
+from training.process import ProgramError, at_least, device_errors, leave, must_be_writable, run_program
+from utils import CheckpointError, ConfigError, write_file
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -134,7 +134,7 @@ class Contest:
 
     def _rows(self) -> dict[str, list[TaskRange]]:
         """Line of the table -> tasks, from --games or the run's curriculum."""
-        folders = [name for name in self.names if Path(name).is_dir()]
+        folders = [name for name in self.names if is_folder(name)]
         config = self.roster.config(folders[0] if folders else None)
         curriculum = narrowed(config.curriculum, config.env)
         wanted = self.args.games or [item for stage in curriculum.stages for item in stage.games]
@@ -182,7 +182,8 @@ class Contest:
         args = self.args
         return {"players": [p.origin | {"label": p.label, "env": vars(p.env)} for p in [*self.players, *opponents]],
                 "games": self.rows, "num_episodes": args.episodes,
-                **({"exploit": args.exploit, "exploit_steps": args.exploit_steps} if args.exploit else {}),
+                **({"exploit": args.exploit, "exploit_steps": args.exploit_steps,
+                    "config": [read_json(file) for file in args.config]} if args.exploit else {}),
                 "own_games": own_digest(), "seed": args.seed, "greedy": args.greedy, "protocol": args.protocol,
                 "set": args.set, "games_at_once": args.games_at_once}  # fmt: skip
 
@@ -201,19 +202,19 @@ class Contest:
                 make_bot(at.game, at.spiel, parse_opponent(bot.label), 0, 0)
 
     def play(
-        self, arena: Arena, own: Contestant, opponent: Contestant, games: Sequence[str] = ()
+        self, arena: Arena, own: Contestant, opponent: Contestant, games: Sequence[str] = (), deals: int = 0
     ) -> dict[str, list[Row]]:
-        """Play all games, or some; game -> rows."""
-        rows = {game: self.rows[game] for game in games or self.rows}
-        tasks = measure.paired_tasks(list(rows.values()), self.args.episodes, self.args.seed, opponent.opponent)
+        """Play all games, or some; game -> rows. ``deals``: with another number they are others."""
+        rows, seed = {game: self.rows[game] for game in games or self.rows}, self.args.seed + (deals << 32)
+        tasks = measure.paired_tasks(list(rows.values()), self.args.episodes, seed, opponent.opponent)
         return {game: arena.play(own, opponent, game, t) for game, t in zip(rows, tasks, strict=True)}
 
     def _found(self, result: Callable[[], T]) -> list[T]:
-        """The result, or none where every game failed: the others are shown all the same."""
+        """The result, or none where every game, or what it takes, failed: the others are shown all the same."""
         try:
             return [result()]
-        except EvaluationError as error:
-            self.lost.append(str(error))
+        except (ProgramError, CheckpointError, *device_errors()) as error:
+            self.lost.append(one_line(error))
             return []
 
     def run(self) -> dict[str, Any]:
@@ -246,7 +247,8 @@ class Contest:
         results = list[GameResult]()
         for game, played in rows.items():
             results += self._found(partial(summary, game, [played], **self._exact(player, played)))
-        return [*results, summary(OVERALL, list(rows.values()))] if len(results) > 1 else results
+        parts = [rows[game] for game in measure.apart(self.rows)]
+        return [*results, summary(OVERALL, parts)] if len(results) > 1 < len(parts) else results
 
     def ladder(self) -> dict[str, Any]:
         """Play everyone against everyone and rate them, over all games and in each."""
@@ -261,8 +263,8 @@ class Contest:
             check_match(players[a], players[b])
         results: dict[str, dict[tuple[int, int], np.ndarray]] = {game: {} for game in self.rows}
         with self.arena([], len(pairs) * len(self.rows)) as arena:
-            for a, b in pairs:
-                for game, rows in self.play(arena, players[a], players[b]).items():
+            for deals, (a, b) in enumerate(pairs):  # with the same ones luck would be that of several matches
+                for game, rows in self.play(arena, players[a], players[b], deals=deals).items():
                     for units in self._found(partial(_outcomes, rows)):
                         results[game][a, b] = units
         results = {game: matches for game, matches in results.items() if len(matches) == len(pairs)}
@@ -313,7 +315,8 @@ class Contest:
     def _ladder_report(self, results: dict[str, dict[tuple[int, int], np.ndarray]]) -> dict[str, Any]:
         labels = [player.label for player in self.players]
         anchor = labels.index("random") if "random" in labels else 0
-        pairs = {pair: [matches[pair] for matches in results.values()] for pair in next(iter(results.values()))}
+        apart = measure.apart({game: self.rows[game] for game in results})
+        pairs = {pair: [results[game][pair] for game in apart] for pair in next(iter(results.values()))}
         ratings = {OVERALL: rate(pairs, len(labels), anchor)}
         for game, matches in results.items():
             ratings[game] = rate({pair: [units] for pair, units in matches.items()}, len(labels), anchor)
@@ -435,9 +438,7 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--compare", nargs=2, metavar="PLAYER", help="evaluate both and test the difference")
     add("--ladder", nargs="*", metavar="PLAYER",
         help=f"round robin; default: --checkpoint, with one also base, and {', '.join(LADDER_BOTS)}")  # fmt: skip
-    add(
-        "--exploit", type=at_least(1, 1000), metavar="N", help="train N best responses and play the best: a lower bound"
-    )
+    add("--exploit", type=at_least(1, 1000), metavar="N", help="train N best responses, play the best: a lower bound")
     add("--exploit-steps", type=at_least(1, 2**20), default=200, help="of PPO for each of them (default 200)")
     add("--strength", action="store_true", help="a table against search and solved games, 1000 games a cell")
     add("--base-url", metavar="URL", help="of an OpenAI-compatible server; its key comes from OPENAI_API_KEY")

@@ -22,7 +22,7 @@ from env_wrapper import make_env, play
 from envs.openspiel import position, table
 from envs.types import Action, Episode, PromptTooLongError, Query, Task
 from evaluation.measure import game_sets
-from evaluation.players import Contestant, Roster, Seats, player_flags
+from evaluation.players import Contestant, Roster, Seats, is_folder, player_flags
 from training.process import ProgramError, leave, run_program
 
 
@@ -128,7 +128,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     def run() -> None:
         roster = Roster(args.config, args.set, args.seed, args.greedy, args.model)
-        config = roster.config(args.opponent if Path(args.opponent).is_dir() else None)  # with games of its own
+        config = roster.config(args.opponent if is_folder(args.opponent) else None)  # with games of its own
         if config.env.env_type != "openspiel":
             raise ConfigError(f"{args.opponent}: was trained on env_type {config.env.env_type}, and this plays games")
         with blaming("--game: "):

@@ -18,6 +18,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
 from safetensors.torch import load_file, save_file
 from serving import http_server, said
 from tiny import KUHN, LEDUC, base_model, micro_config
@@ -39,6 +40,7 @@ from scripts.exploit import train as exploit
 from training.config import PPOConfig
 from training.console import Console
 from training.preflight import check_opponents
+from training.process import TrainingError
 from utils import ConfigError
 
 
@@ -671,6 +673,65 @@ def test_a_ladder_rates_everyone_against_everyone(checkpoint, tmp_path, capsys):
         assert rating["low"] <= rating["points"] <= rating["high"]
 
 
+def test_every_match_of_a_ladder_has_deals_of_its_own(tmp_path, capsys):
+    """On the same ones who is named early would have the same luck against everybody."""
+    file = tmp_path / "games.jsonl"
+    words = ["--ladder", "random", "cfr:1", "cfr:3", "--output", str(file)]
+    assert evaluate.main(command(*words, games=["kuhn_poker"])) == 0
+    matches = {(row["player"], row["opponent"]): set() for row in played(file)}
+    for row in played(file):
+        matches[row["player"], row["opponent"]].add(row["seed"])
+    assert [len(seeds) for seeds in matches.values()] == [20] * 3
+    assert len(set().union(*matches.values())) == 60
+
+
+def test_games_that_are_in_two_lines_count_once_in_the_mean(tmp_path):
+    lines = ["kuhn_poker", "liars_dice_small#0", "liars_dice_small#0-1"]
+    [shown] = report(tmp_path, "--checkpoint", "random", games=lines)["tables"]
+    kuhn, _, liars, overall = shown["results"]
+    assert overall["game"] == "overall"
+    assert overall["value"] == pytest.approx((kuhn["value"] + liars["value"]) / 2)
+    assert overall["episodes"] == 40
+    [shown] = report(tmp_path, "--checkpoint", "random", games=lines[1:])["tables"]
+    assert len(shown["results"]) == 2, "a mean of one line is no line"
+    apart = lines, [lines[0], lines[2]]
+    rated, alone = (report(tmp_path, "--ladder", "random", "mcts:2x1", games=g)["ladder"] for g in apart)
+    of_search = [next(row["ratings"]["overall"] for row in r if row["player"] == "mcts:2x1") for r in (rated, alone)]
+    assert of_search[0] == of_search[1]
+
+
+def test_two_servers_of_one_model_are_told_apart():
+    roster = Roster([], [], 0, False, "m")
+    found = [roster.contestant(f"http://{host}/v1").label for host in ("a", "b", "a")]
+    assert found == ["m", "m@http://b/v1", "m"]
+
+
+@pytest.mark.parametrize("name", ["random", "base"])
+def test_a_folder_that_is_called_as_a_player_is_not_meant(checkpoint, tmp_path, monkeypatch, name):
+    models = Path("models").resolve()
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / name).mkdir()
+    (tmp_path / "config").symlink_to(Path(evaluate.__file__).parents[1] / "config")
+    (tmp_path / "models").symlink_to(models)
+    assert evaluate.main(command("--ladder", name, checkpoint, "cfr:1", games=["kuhn_poker"])) == 0
+
+
+@pytest.mark.parametrize("error", [utils.CheckpointError, TrainingError, torch.OutOfMemoryError])
+def test_what_one_game_takes_is_not_lost_for_the_others(run, monkeypatch, capsys, error):
+    """Hours went into each of them."""
+    real = evaluate.Contest._exploited
+
+    def exploited(self, arena, player, game):
+        if game == "leduc_poker":
+            raise error("no space left")
+        return real(self, arena, player, game)
+
+    monkeypatch.setattr(evaluate.Contest, "_exploited", exploited)
+    shown = table(capsys, "--checkpoint", str(run), "--exploit", "1", "--exploit-steps", "1", code=1)
+    assert "kuhn_poker" in shown
+    assert "leduc_poker" not in shown
+
+
 def test_the_ladders_default_is_base_random_and_search_of_three_strengths(checkpoint):
     args = evaluate.arguments(command("--ladder", "--checkpoint", checkpoint))
     names = evaluate.Contest(args).names
@@ -1184,13 +1245,15 @@ def test_a_best_response_is_to_the_player_as_it_was_though_its_run_deletes_it(ru
     assert not Path(contest.players[0].folder).is_relative_to(tmp_path)
 
 
-def test_games_of_other_best_responses_are_not_taken_for_these(run):
+def test_games_of_other_best_responses_are_not_taken_for_these(run, tmp_path):
     def settings(*words):
         args = evaluate.arguments(["--checkpoint", str(run), "--games", "kuhn_poker", *words])
         return evaluate.Contest(args).settings([])
 
     assert settings("--exploit", "1") == settings("--exploit", "1")
-    others = (settings(), settings("--exploit", "2"), settings("--exploit", "1", "--exploit-steps", "30"))
+    (tmp_path / "slow.json").write_text('{"ppo": {"learning_rate": 1e-9}}')
+    slow = settings("--exploit", "1", "--config", str(tmp_path / "slow.json"))
+    others = (settings(), settings("--exploit", "2"), settings("--exploit", "1", "--exploit-steps", "30"), slow)
     assert settings("--exploit", "1") not in others
 
 
