@@ -161,14 +161,15 @@ def eval_tasks(game_set: GameSet, n_per_seat: int, seed: int, opponent: str = "r
     """
     tasks: list[Task] = []
     for game, ranges in pool(game_set).items():
-        taken: set[int] = set()
+        start, taken = ranges[0][0], set[int]()
+        key = _EVAL, seed, game if start == game * games.CONFIGS_PER_GAME else -start  # each level of trace has its own
         for k in range(n_per_seat):
             pair, attempt = 0, 0
             while not pair or pair in taken:
-                pair = EVAL_SEEDS.start + 2 * int(uniform(_EVAL, seed, game, k, attempt) * (len(EVAL_SEEDS) // 2))
+                pair = EVAL_SEEDS.start + 2 * int(uniform(*key, k, attempt) * (len(EVAL_SEEDS) // 2))
                 attempt += 1
             taken.add(pair)
-            task_id = _draw_task(ranges, uniform(_EVAL, seed, game, k))
+            task_id = _draw_task(ranges, uniform(*key, k))
             tasks += [Task(task_id, pair + seat, opponent, index=len(tasks) + seat) for seat in (0, 1)]
     return tasks
 

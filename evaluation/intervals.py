@@ -13,6 +13,7 @@ import numpy as np
 
 Z = 1.959964  # the normal distribution's quantile at 0.975
 RESAMPLES = 10_000
+ALIKE = 0.75  # share of units with one score from which on the others are rare
 CELLS = 2_000_000  # numbers of a resampling in memory at a time
 
 
@@ -68,11 +69,37 @@ def mean_interval(strata: Sequence[np.ndarray], games: int) -> Interval:
 
     Wilson's interval for the number of won-or-lost games that would have this variance (the effective sample size
     of survey statistics, Kish 1965): it stays inside [0, 1] and is not empty for a player that always wins, as a
-    normal approximation would be. Where no variance was seen, the games count as they are.
+    normal approximation would be. It is no narrower than ``_rare`` allows. Where no variance was seen, others may still
+    be among the games as they count, up to the end of Wilson's interval of none.
     """
     mean, variance, degrees = _moments(strata)
-    effective = mean * (1 - mean) / variance if variance > 1e-15 else float(games)
-    return wilson(mean, effective, student(degrees) if degrees else Z)
+    z = student(degrees) if degrees else Z
+    if variance <= 1e-15:
+        unseen = wilson(0.0, games, z).high
+        return Interval(mean, mean - unseen * mean, mean + unseen * (1 - mean))
+    _, low, high = wilson(mean, mean * (1 - mean) / variance, z)
+    below, above = _rare(strata, (0.0, 1.0))
+    return Interval(mean, max(min(low, mean - below), 0.0), min(max(high, mean + above), 1.0))
+
+
+def _rare(strata: Sequence[np.ndarray], ends: tuple[float, float]) -> tuple[float, float]:
+    """How far below and above its estimate a mean may be where nearly all units are alike, and at no end of the scale.
+
+    (0, 0) elsewhere. The few others, better or worse ones, then decide, and what they vary says little of how many
+    there are: one loss among a thousand draws has a standard error of its own size. Wilson's intervals of both shares,
+    squared and added (Newcombe 1998, "Interval estimation for the difference between independent proportions").
+    """
+    units = np.concatenate(strata)
+    values, counts = np.unique(units, return_counts=True)
+    usual = float(values[counts.argmax()])
+    if usual in ends or counts.max() < ALIKE * len(units):
+        return 0.0, 0.0
+    away = [part - usual for part in strata]
+    far = float(max(np.abs(part).max() for part in away))
+    better, worse = (wilson(float(np.mean([np.maximum(sign * part, 0).mean() for part in away])) / far, len(units))
+                     for sign in (1, -1))  # fmt: skip
+    return (far * math.hypot(better.estimate - better.low, worse.high - worse.estimate),
+            far * math.hypot(better.high - better.estimate, worse.estimate - worse.low))  # fmt: skip
 
 
 def _moments(strata: Sequence[np.ndarray]) -> tuple[float, float, int]:
@@ -106,8 +133,8 @@ def paired_difference(strata: Sequence[np.ndarray], seed: int = 0) -> Difference
     if not degrees:
         low, high = -2.0, 2.0
     elif variance > 1e-15:
-        half = student(degrees) * math.sqrt(variance)
-        low, high = max(estimate - half, -2.0), min(estimate + half, 2.0)
+        half, (below, above) = student(degrees) * math.sqrt(variance), _rare(strata, (-2.0, 2.0))
+        low, high = max(estimate - max(half, below), -2.0), min(estimate + max(half, above), 2.0)
     else:
         unseen = 1 - 0.05 ** (1 / sum(map(len, strata)))
         low, high = estimate - unseen * (estimate + 2), estimate + unseen * (2 - estimate)

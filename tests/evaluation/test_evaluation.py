@@ -26,7 +26,7 @@ from envs import exact, ratings
 from envs.openspiel import load_game, position, query_at
 from envs.ratings import rate
 from envs.types import InterruptedRolloutError, PromptTooLongError
-from evaluation import english
+from evaluation import english, intervals
 from evaluation.intervals import mean_interval, pair_means, paired_difference, student, wilson
 from evaluation.measure import (
     GameResult,
@@ -159,6 +159,27 @@ def test_games_that_all_end_alike_still_leave_doubt(score):
     assert found.estimate == score
     assert 0 <= found.low <= score <= found.high <= 1
     assert 0.03 < found.high - found.low < 0.25
+
+
+@pytest.mark.parametrize("expected", [1, 3, 5, 8, 20])
+def test_rare_losses_among_draws_are_within_the_interval(expected):
+    """1,000 games; by the standard error alone 86 to 92 of 100 intervals would contain the score."""
+    rng, held, wide = np.random.default_rng(expected), 0, []
+    for _ in range(500):
+        units = np.where(rng.random((500, 2)) < expected / 1000, 0.0, 0.5).mean(1)
+        found = mean_interval([units], 1000)
+        held += found.low <= 0.5 - expected / 2000 <= found.high
+        wide.append(found.high - found.low)
+    assert held / 500 > 0.94
+    assert np.mean(wide) < 0.012, "nor is it as wide as that of a thousand won or lost games, 0.06"
+
+
+@pytest.mark.parametrize("expected", [3, 5, 8])
+def test_rare_deals_that_differ_are_within_the_interval_of_a_difference(monkeypatch, expected):
+    monkeypatch.setattr(intervals, "RESAMPLES", 2)
+    rng, truth = np.random.default_rng(expected), -2 * expected / 100
+    found = [paired_difference([np.where(rng.random(100) < expected / 100, -2.0, 0.0)]) for _ in range(500)]
+    assert sum(f.low <= truth <= f.high for f in found) / 500 > 0.93
 
 
 def test_strata_have_equal_weights_whatever_their_size():

@@ -140,6 +140,15 @@ def test_evaluation_tasks_are_pairs_that_cover_both_seats():
     assert [(t.task_id, t.seed) for t in eval_tasks(["leduc_poker"], 200, 6)] != key[:400]
 
 
+def test_configurations_of_a_game_and_levels_of_programs_have_draws_of_their_own():
+    """Of a file of 100 programs, whose rows are task ids modulo 100, each level asked the same ones."""
+    levels = [eval_tasks([(start, start + 9_999_999)], 20, 0) for start in (0, 10_000_000, 20_000_000)]
+    rows = [tuple(t.task_id % 100 for t in tasks) for tasks in levels]
+    assert len({*rows}) == 3
+    boards = [tuple(seed_of(t) for t in eval_tasks([(HEX * SIZE + c, HEX * SIZE + c)], 20, 0)) for c in range(3)]
+    assert len({*boards}) == 3
+
+
 def test_evaluation_repeats_no_deal(monkeypatch):
     monkeypatch.setattr(curriculum_module, "EVAL_SEEDS", range(2**31, 2**31 + 8))
     assert sorted(seed_of(t) - 2**31 for t in eval_tasks(["hex"], 4, seed=0)) == list(range(8))
