@@ -230,7 +230,11 @@ def say_answers(config: SimpleNamespace, chat: ChatFormat) -> list[str]:
 
 
 def exact_operations(task_id: int, env: EnvConfig, chat: ChatFormat, weights: int) -> float:
-    """Operations that a game's exact values take: two a weight and token read. Infinite where it is too large."""
+    """Operations that a game's exact values take at most: two a weight and token of each position, less what all share.
+
+    Positions that begin alike are read together, in which a half (tic_tac_toe) to a sixth is left of that. Infinite
+    where the game is too large.
+    """
     if not exact.feasible(load_game(task_id)):
         return float("inf")
     states = exact.information_states(load_game(task_id))
@@ -303,7 +307,7 @@ def _matmul_speed(config: SimpleNamespace, architecture: Any, rows: int) -> floa
 
 
 def say_evaluation(config: SimpleNamespace, chat: ChatFormat, parameters: Parameters, architecture: Any) -> list[str]:
-    """What is evaluated before and after, and how long that takes at least."""
+    """What is evaluated before and after, and how long its products of matrices take."""
     passes, tokens = evaluation_work(config, chat)
     exactly, played = exact_tasks(config, chat), first_tasks(config.curriculum, config.env.env_type)
     names = ", ".join(GAMES[task // CONFIGS_PER_GAME].name for task in exactly) or "no game"
@@ -317,7 +321,8 @@ def say_evaluation(config: SimpleNamespace, chat: ChatFormat, parameters: Parame
     with contextlib.suppress(ConfigError):  # told below
         speed = _matmul_speed(config, architecture, max(round(tokens / passes), 1))
         seconds = (2 * sum(parameters.linears) * tokens + sum(exactly.values())) / speed
-        lines.append(f"it takes at least {duration(seconds)} each time, at the speed of this machine's matrix products")
+        lines.append(f"its matrix products take {duration(seconds)} each time at this machine's speed, less where "
+                     "positions begin alike")  # fmt: skip
     return lines
 
 
