@@ -202,13 +202,14 @@ def _measure(policy: Policy, config: SimpleNamespace, tasks: list[int]) -> list[
     return results
 
 
-def _tell(spec: str, episodes: Seq[Episode], answers: int) -> None:
+def _tell(spec: str, explore: float, episodes: Seq[Episode], answers: int) -> None:
     """Say how the teacher played; ConfigError where there is nothing to learn from it."""
     ended = [e for e in episodes if e.outcome == "finished"]
     if lost := [e for e in episodes if e.outcome == "failed"]:
         print(f"{len(lost)} of {len(episodes)} games failed; the first: {lost[0].info['error']}")
     score = np.mean([e.score for e in ended]) if ended else math.nan
-    print(f"{spec} played {len(ended)} games to their end, mean score {score:.3f}: {answers} to learn")
+    at_random = f", {explore:.0%} of its moves at random," if explore else ""
+    print(f"{spec}{at_random} played {len(ended)} games to their end, mean score {score:.3f}: {answers} to learn")
     if not answers:
         raise ConfigError("--episodes: the teacher had nothing to decide")
 
@@ -246,8 +247,7 @@ def run(args: argparse.Namespace) -> None:
         console.update(len(episodes), f"{spec}: {len(episodes)}/{len(tasks)} games played")
     console.close()
     sequences = [s for e in episodes for seat in e.sequences.values() for s in seat if s.decisions]
-    _tell(f"{spec}, {args.explore:.0%} of its moves at random," if args.explore and not trace else spec, episodes,
-          sum(len(s.decisions) for s in sequences))  # fmt: skip
+    _tell(spec, 0 if trace else args.explore, episodes, sum(len(s.decisions) for s in sequences))
     clone(policy, sequences, config, args)
 
     def fill(folder: Path) -> None:
