@@ -81,7 +81,7 @@ class Stage:
 
     @property
     def range_weights(self) -> dict[int, list[float]]:
-        """Game index -> how often each of its ranges is drawn, in proportion; without weights: as many as it holds."""
+        """Game index -> how often each of its ranges is drawn, in proportion; []: by how many tasks it holds."""
         found: dict[int, list[float]] = {game: [] for game in pool(self.games)}
         for item, weight in self.games.items() if isinstance(self.games, dict) else ():
             for game, ranges in pool([item]).items():

@@ -222,7 +222,7 @@ def _is_slow(config: EnvConfig, tasks: Seq[Task]) -> bool:
 
 
 def play(env_config: EnvConfig | dict[str, Any], player: Player, tasks: Seq[Task], first: int = 0) -> list[Episode]:
-    """Play the tasks to their ends, all games together, and return their episodes in task order.
+    """Play the tasks to their ends, ``games_at_once`` of them together (0: all); return their episodes in their order.
 
     Each round asks ``player.act`` once for the decisions of all running games. Where environments are slow
     (searching opponents), two fixed halves of the tasks alternate: the player answers one while threads step

@@ -40,7 +40,7 @@ from config.reader import ConfigError, config_dict
 from curriculum import Curriculum, eval_tasks, first_tasks
 from env_wrapper import play
 from envs.types import Episode, InterruptedRolloutError
-from evaluation.english import told, unlearned
+from evaluation import english
 from evaluation.measure import GameResult, Progress, deals_of, evaluate, record, result_table
 from policy.model import device_of
 from policy.player import Policy, load_policy
@@ -237,7 +237,7 @@ def _backward(
     """
     count = batch.weights_M[torch.cat([batch.spans[i] for i in members])].sum()
     loss_sum = torch.zeros((), device=policy.device)
-    sums: dict[str, Any] = dict.fromkeys(STATS, 0.0) | {"decisions": count / ranks.world}
+    sums: dict[str, Any] = dict.fromkeys(STATS, 0.0) | {"decisions": count / ranks.world}  # ranks' shares are added up
     members = ranks.share(members)
     for micro in policy.micro_batches([batch.sequences[i] for i in members]):
         sequences = [batch.sequences[members[j]] for j in micro]
@@ -454,7 +454,7 @@ class Trainer(Checkpointed):
 def train(config: Any, resume: str | None, force_config: bool = False, ranks: Ranks = LONE, seen: Any = None) -> int:
     """Run the training loop; return the exit code. ``seen``: the run's checkpoints when ``resume`` was chosen."""
     run_dir = Path(config.run.output_dir)
-    resolved, lock = config_dict(vars(config)), process.lock_run(run_dir, seen) if ranks.first else None
+    resolved, lock = config_dict(vars(config)), (process.lock_run(run_dir, seen) if ranks.first else None)
     if resume is not None and ranks.alone(partial(is_finished, run_dir, resume, resolved, force_config)):
         print(f"{run_dir} is finished: see {run_dir / 'summary.json'}; --set ppo.num_train_steps=N goes on to step N")
         return 0
@@ -552,9 +552,9 @@ def show(trainer: Trainer, stop: StopSignal, console: Console, summary: dict[str
     tasks = [task for t in trainer.evaluated for task in eval_tasks([deals_of(t, trainer.config.env)], 3, 1)]
     rows = record(trainer.player(stop), trainer.config.env, tasks, trainer.state.step)
     trainer.loggers.games(rows)
-    if english := unlearned(trainer.policy):
-        utils.write_file(run_dir / "summary.json", json.dumps(summary | {"english": english}, indent=1).encode())
-        console.say(told(english))
+    if found := english.measure(trainer.policy):
+        utils.write_file(run_dir / "summary.json", json.dumps(summary | {"english": found}, indent=1).encode())
+        console.say(english.line(found))
     utils.write_file(run_dir / "episodes.jsonl", "".join(json.dumps(utils.redact(r)) + "\n" for r in rows).encode())
     script = Path(__file__).parent / "scripts" / "visualize.py"
     end(run_dir, trainer.about)

@@ -64,7 +64,7 @@ def redact(value: Any, words: bool = True) -> Any:
     "random" would rename an opponent.
     """
     held = [text for name, text in os.environ.items() if SECRET_NAME.search(name)]
-    held += [text for value in os.environ.values() for text in SECRET_IN_ADDRESS.findall(value)]
+    held += [text for place in os.environ.values() for text in SECRET_IN_ADDRESS.findall(place)]
     secrets = {text for text in held if len(text) >= SECRET_LENGTH}
     if not words:
         secrets = {text for text in secrets if not WORD.fullmatch(text) and text not in NAMES}

@@ -152,7 +152,7 @@ def check_server(config: EnvConfig) -> None:
 
 
 class RemoteEnv(OpenSpielEnv):
-    """One episode at a time on a server; see ``env_wrapper.Env``. The state is the episode's name there.
+    """One episode at a time on a server; see ``envs.types.Env``. The state is the episode's name there.
 
     In ``Step.info``, ``history`` and ``returns`` are those the server tells at the end: public servers tell none
     (``[]`` and None).

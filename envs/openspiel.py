@@ -207,7 +207,7 @@ def known(state: Any, seat: int) -> list[float]:
 
 
 class OpenSpielEnv:
-    """One episode at a time of any game against any opponent; see ``env_wrapper.Env``."""
+    """One episode at a time of any game against any opponent; see ``envs.types.Env``."""
 
     def __init__(self, config: EnvConfig, attempts: int = ATTEMPTS):
         self.config, self.attempts = config, attempts

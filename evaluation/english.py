@@ -67,7 +67,7 @@ def answers(policy: Any) -> list[str]:
         policy.release([query.episode for query in queries])
 
 
-def unlearned(policy: Any) -> dict[str, Any] | None:
+def measure(policy: Any) -> dict[str, Any] | None:
     """Perplexity and answers without the adapter and with it; None: the model never knew English, or a device fails."""
     if len(policy.tokenizer) < MIN_VOCABULARY:
         return None
@@ -89,8 +89,8 @@ def unlearned(policy: Any) -> dict[str, Any] | None:
     return {"perplexity_before": before, "perplexity": after, "answers": said}
 
 
-def told(english: dict[str, Any]) -> str:
-    """What ``unlearned`` found, in a line."""
+def line(english: dict[str, Any]) -> str:
+    """What ``measure`` found."""
     same = sum(before == after for _, before, after in english["answers"])
     return (f"English:    perplexity {english['perplexity_before']:.2f} -> {english['perplexity']:.2f}; "
             f"{same} of {len(QUESTIONS)} answers to everyday questions are the same")  # fmt: skip

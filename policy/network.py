@@ -145,12 +145,11 @@ def batches(rows: Seq[Row], budget: int) -> Iterator[slice]:
     """Cut sorted rows where a pass would compute more than ``budget`` tokens, attention counted in."""
     start = cost = 0
     for i, (row, (_, own)) in enumerate(zip(rows, new_tokens(rows), strict=True)):
-        whole = len(row.ids) + (len(row.past) + len(row.ids)) // ATTENDED
-        add = own + whole - len(row.ids)
-        if i > start and cost + add > budget:
+        attention = (len(row.past) + len(row.ids)) // ATTENDED
+        if i > start and cost + own + attention > budget:
             yield slice(start, i)
-            start, cost, add = i, 0, whole
-        cost += add
+            start, cost, own = i, 0, len(row.ids)  # with the pass before it shares nothing
+        cost += own + attention
     yield slice(start, len(rows))
 
 

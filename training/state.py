@@ -48,8 +48,8 @@ SAVE_SECONDS = 15 * 60  # between checkpoints, where ppo.save_freq steps take lo
 PAST_EVERY, PAST_SHARE = 100, 20  # a past self is kept after so many steps, or that part of a shorter run
 GROW_STEPS = 50  # after which batches that were halved for lack of memory are tried at twice the size
 FAILED_SAVES = 3  # of checkpoints, in a row, that end the run
-# Numbers of a row that the console shows.
-SHOWN = ("reward_mean", "score_mean", "success_rate", "update_kl", "entropy", "games_per_s", "time_total")
+# Numbers that a row must have which a resumed run goes on with.
+ROW_NUMBERS = ("reward_mean", "score_mean", "success_rate", "update_kl", "entropy", "games_per_s", "time_total")
 # An ordinary continuation may change these; the base model's folder and that of games are held to digests instead.
 CONTINUES = (
     "ppo.num_train_steps", "ppo.learning_rate", "ppo.lr_", "ppo.save_freq", "ppo.eval_freq", "ppo.alarms",
@@ -92,7 +92,7 @@ class TrainerState:
             and all(type(f) is dict and is_number(f.get("value")) and is_number(f.get("legal_rate")) for f in free),
             "alarms": holds(self.alarms, *self.alarms),
             "row": row.get("step") == step
-            and (self.row is None or (holds(row, *SHOWN) and type(row.get("stage")) is str))
+            and (self.row is None or (holds(row, *ROW_NUMBERS) and type(row.get("stage")) is str))
             and type(row.get("alarms", [])) is list
             and ("stage_change" in row) == ("stage_reason" in row),
         }
@@ -368,7 +368,7 @@ def _numbers(saved: dict[str, Any]) -> dict[str, Any]:
 
 
 def dump_batch(path: Path, step: int, batch: Any, episodes: Iterable[Episode]) -> None:
-    """Write what the updates that were not finite were made of (a ``train_ppo.Batch``), for whoever looks into it.
+    """Write what the updates that were not finite were made of (a ``trajectories.Batch``), for whoever looks into it.
 
     The run has its end to come to: where it cannot be written, that is told.
     """

@@ -162,7 +162,8 @@ def log_ratios(
 
     zeros_M = torch.zeros_like(logprobs_M)
     average = policy.average if magnet_coef else None
-    return log_ratio(policy.reference or "base") if kl_coef else zeros_M, log_ratio(average) if average else zeros_M
+    to_reference_M = log_ratio(policy.reference or "base") if kl_coef else zeros_M
+    return to_reference_M, log_ratio(average) if average else zeros_M
 
 
 def standardise(rewards_S: Tensor, keys: list[str], moments: Moments) -> Tensor:

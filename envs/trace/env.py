@@ -53,7 +53,7 @@ class Traced(NamedTuple):
 
 
 class TraceEnv:
-    """One program an episode; see ``env_wrapper.Env``. Of a configuration, prompt, protocol and trace are used.
+    """One program an episode; see ``envs.types.Env``. Of a configuration, prompt, protocol and trace are used.
 
     The game of ``Step.info`` is ``trace``, or ``trace_l3`` for level 3 of the generator. When done it also has,
     independent of the configured protocol: match (equal as the public environment compares), exact (equal to the

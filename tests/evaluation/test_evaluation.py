@@ -627,18 +627,18 @@ def test_english_that_a_device_fails_to_read_costs_nothing_else(monkeypatch, cap
     monkeypatch.setattr(english, "perplexity", fail)
     policy = SimpleNamespace(tokenizer=[], temperature=1.0, greedy=False, constrained=True, max_new_tokens=1,
                              max_seq_length=1)  # fmt: skip
-    assert english.unlearned(policy) is None
+    assert english.measure(policy) is None
     assert caplog.messages == ["what became of the English is not known: CUDA out of memory"]
     assert policy.constrained
 
 
 def test_what_became_of_the_english_is_told_of_models_that_know_any(monkeypatch):
     policy = tiny_policy(Path(base_model()), ppo={"max_seq_length": 24})
-    assert english.unlearned(policy) is None  # 529 tokens made for games
+    assert english.measure(policy) is None  # 529 tokens made for games
     monkeypatch.setattr(english, "MIN_VOCABULARY", 0)
     monkeypatch.setattr(english, "ANSWER_TOKENS", 4)
     kept = (policy.temperature, policy.greedy, policy.constrained, policy.max_new_tokens)
-    found = english.unlearned(policy)
+    found = english.measure(policy)
     assert (policy.temperature, policy.greedy, policy.constrained, policy.max_new_tokens) == kept
     assert not len(policy.conversations)
     ids = policy.tokenizer(english.TEXT.read_text(), add_special_tokens=False)["input_ids"]
@@ -651,7 +651,7 @@ def test_what_became_of_the_english_is_told_of_models_that_know_any(monkeypatch)
     assert any(before != after for _, before, after in found["answers"])
     assert sum(bool(before and after) for _, before, after in found["answers"]) > 10
     same = sum(before == after for _, before, after in found["answers"])
-    assert f"; {same} of 20 answers" in english.told(found)
+    assert f"; {same} of 20 answers" in english.line(found)
 
 
 def test_answers_of_an_opponent_are_not_the_players():

@@ -45,7 +45,7 @@ class Probe:
 
 
 class ProbeEnv:
-    """``env_wrapper.Env`` for one probe."""
+    """``envs.types.Env`` for one probe."""
 
     def __init__(self, probe: Probe) -> None:
         self.probe = probe

@@ -34,6 +34,7 @@ import utils
 from config.reader import ConfigError, config_dict
 from curriculum import EVAL_SEEDS, TRAIN_SEEDS
 from env_wrapper import Task
+from evaluation import english
 from evaluation import measure as evaluation
 from evaluation.players import find_adapter
 from policy import network
@@ -460,12 +461,12 @@ def test_what_makes_a_resume_inexact_is_told(undisturbed, tmp_path, capsys, what
 def test_a_run_that_is_killed_before_its_english_was_read_is_not_finished(tmp_path, monkeypatch, capsys):
     once = ("--set", "ppo.num_train_steps=1")
     with monkeypatch.context() as patch:
-        patch.setattr(train_ppo, "unlearned", lambda *_: sys.exit("killed"))
+        patch.setattr(english, "measure", lambda *_: sys.exit("killed"))
         with pytest.raises(SystemExit):
             train(tmp_path, *once)
     assert summary(tmp_path)["steps"] == 1
-    monkeypatch.setattr(train_ppo, "unlearned", lambda *_: {"perplexity": 1.0})
-    monkeypatch.setattr(train_ppo, "told", lambda *_: "told")
+    monkeypatch.setattr(english, "measure", lambda *_: {"perplexity": 1.0})
+    monkeypatch.setattr(english, "line", lambda *_: "told")
     assert train(tmp_path, "--resume", *once) == 0
     assert summary(tmp_path)["english"] == {"perplexity": 1.0}
     assert train(tmp_path, "--resume", *once) == 0
