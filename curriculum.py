@@ -28,6 +28,7 @@ FORGIVEN_AFTER = 2  # successes in a row that take a task out of the failure buf
 RATE_STEP = 0.05  # of the moving success rate behind learnability: about the last 20 games count
 CHANGING = "self", "past"  # opponents that change with the policy
 PAST_SIZE = 5  # past selves that are kept; the one beaten most makes room
+LEAST = 1e-9  # weight of a game or opponent; the largest is one over it
 PAST_STEP = 0.01  # of the moving mean score against each past self: about the last 100 games count
 
 # First keys of random streams, so that no two uses share numbers.
@@ -54,13 +55,11 @@ class Stage:
         if not self.games:
             raise ValueError("games is empty: name at least one game or [first, last] range of task ids")
         pool(self.games)
-        weighted = self.games.values() if isinstance(self.games, dict) else (1,)
-        if min(weighted) <= 0:
-            raise ValueError("games: weights are numbers > 0")
-        if not self.mixture or min(self.mixture.values()) <= 0:
-            raise ValueError("opponent: a mixture needs opponents with weights > 0")
-        if not sum(self.weights.values()) + sum(self.mixture.values()) < math.inf:
-            raise ValueError("games, opponent: the weights add up to infinity")
+        if not self.mixture:
+            raise ValueError("opponent: a mixture needs opponents")
+        for name, weights in (("games", self.games), ("opponent", self.mixture)):
+            if isinstance(weights, dict) and not all(LEAST <= weight <= 1 / LEAST for weight in weights.values()):
+                raise ValueError(f"{name}: weights are numbers from {LEAST:g} to {1 / LEAST:g}")
         for spec in [*self.mixture, *([self.gate_opponent] if self.gate_opponent else [])]:
             if spec.startswith("past:"):
                 raise ValueError(f"opponent {spec!r}: past alone is allowed, which is chosen among them")
@@ -101,7 +100,7 @@ class CurriculumConfig:
     """What is played when. The defaults of a run are in ``config/curriculum_config.json``."""
 
     stages: list[Stage]  # in their order
-    failure_replay_prob: float = knob(0.3, min=0, max=1)  # share of tasks drawn from failed ones
+    failure_replay_prob: float = knob(0.3, min=0, max=0.9)  # share of tasks drawn from failed ones
     replay_seed: str = knob("same", choices=("same", "fresh"))  # replay the very deal, or the task with a new one
     sampling: str = knob("uniform", choices=("uniform", "learnability"))  # learnability: games by p(1 - p) of success
 
@@ -359,6 +358,9 @@ class Curriculum:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from ``state_dict``'s result; ConfigError: it is malformed, or of a stage that is not configured."""
         names = [stage.name for stage in self.config.stages]
+        if isinstance(state, dict) and state.get("stage") not in names:
+            told = f"the run was in stage {state.get('stage')!r}, which is none of {', '.join(names)}"
+            raise ConfigError(f"curriculum.stages: {told}: give the one to go on in that name")
         try:
             stage = names.index(state["stage"])
             episodes = int(state["episodes"])

@@ -23,6 +23,7 @@ from config import synonyms
 log = logging.getLogger(__name__)
 MOST_BYTES = 2**26  # of a file of settings or state
 MOST_LEVELS = 100  # of lists and objects in one: what is deeper breaks whatever walks it
+LARGEST = 2**53  # integer: the last up to which floating point numbers tell all apart
 LIKE = 0.65  # least likeness of a key's last part to one that is named as the nearest
 
 
@@ -303,6 +304,8 @@ class _Checker:
                 return origin(self.convert(v, kinds[i], limits, f"{path}[{i}]") for i, v in enumerate(value))
         elif origin is dict and isinstance(value, dict):
             return {key: self.convert(v, kinds[1], limits, f"{path}.{key}") for key, v in value.items()}
+        elif type(value) is int and abs(value) > LARGEST:
+            raise ConfigError(f"{self.source}{_name(path)} = {_show(value)}: expected a number of at most {LARGEST}")
         elif _is_a(value, hint) and _within(value, limits):
             return float(value) if hint is float else value
         raise self.wrong(path, value, hint, limits)
@@ -337,7 +340,7 @@ def _likeness(path: str, known: str) -> float:
 
 def _is_a(value: Any, hint: Any) -> bool:
     if hint is float:
-        return type(value) is float or (type(value) is int and abs(value) < 2**1023)
+        return type(value) in (float, int)
     return hint is Any or (type(value) is hint and (hint is not str or _is_text(value)))
 
 

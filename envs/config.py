@@ -34,7 +34,7 @@ class EnvConfig:
     protocol: str = knob("native", choices=("native", "affinetes"))  # affinetes: forced moves are asked, too
     games_at_once: int = knob(0, min=0)  # games open together, each with what was read of it; 0: all
     env_url: str = ""  # url: the server, for example http://127.0.0.1:8765
-    env_timeout: float = knob(600.0, above=0)  # seconds a call to a game or model server may take, repetitions included
+    env_timeout: float = knob(600.0, above=0, max=1e9)  # seconds of a call to a server, repetitions included
     env_image: str = "affinefoundation/game:openspiel"  # docker: the image of the server
     use_vllm: bool = False  # training's games are played through vLLM servers, see docs/scaling.md
     vllm_base_url: str | list[str] = "http://127.0.0.1:8000/v1"  # one server, or several
@@ -58,8 +58,7 @@ class EnvConfig:
                 raise ValueError(f"{name}{shown} is not allowed: {allowed}")
         if self.env_mode != "local":
             self._check_server()
-        if self.env_type == "trace":
-            make(TraceConfig, self.trace, "trace")
+        make(TraceConfig, self.trace, "trace")
 
     def _add_games(self) -> None:
         # Whoever reads a run's configuration plays its games. That of a stranger cannot name the folder it lies in.

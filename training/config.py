@@ -238,6 +238,8 @@ def _named_games(env: EnvConfig) -> list[int]:
     items, count = env.allowed_game_indices, len(NAMES)
     if items and env.env_type == "trace":
         raise ConfigError("env.allowed_game_indices: programs have levels, not games; curriculum.stages names them")
+    if env.opponent and env.env_type == "trace":
+        raise ConfigError("env.opponent: programs (env.env_type trace) have none")
     try:
         names = [NAMES[i] if isinstance(i, int) and i in range(count) else find(str(i)) for i in items]
     except ValueError as error:

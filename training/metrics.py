@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
+from config.reader import blaming
 from envs.types import Episode
 from utils import naming, read_file, redact, write_file
 
@@ -63,6 +64,8 @@ class MetricsLog:
             write_file(self.path, whole)
         if content and (lost := [n for n in range(1, step + 1) if n not in kept]):
             log.warning("%s: there are no rows of %d steps: %s", self.path, len(lost), reprlib.repr(lost))
+        with blaming("run.output_dir: ", OSError):  # a file that the run cannot go on in
+            self.path.open("ab").close()
         return max(kept, default=0)
 
     def append(self, row: Mapping[str, Any]) -> None:

@@ -59,6 +59,7 @@ EXACT_OPERATIONS = 3e13  # for a game's exact values, with eval_exact auto: minu
 MAX_CUT = 0.05  # share of a level's programs that may print more than an answer can hold
 MAX_UNKNOWN = 0.2  # share of a level's programs that may meet a limit: their episodes fail
 ANSWER_SAMPLE = 100  # programs of each level whose output is counted
+CONTAINER_MEMORY = Path("/sys/fs/cgroup/memory.max")  # bytes, or "max"
 EXACT_SAMPLE = 64  # information states that their tokens are counted in
 
 
@@ -113,7 +114,7 @@ def check_opponents(curriculum: CurriculumConfig) -> None:
 
 def check_disk(config: SimpleNamespace, parameters: Parameters) -> None:
     """Raise ConfigError where there is no room for a run's checkpoints, one being written and the final adapter."""
-    run_dir, kept = Path(config.run.output_dir), config.run.keep_last + 3
+    run_dir, kept = Path(config.run.output_dir), min(config.run.keep_last, config.ppo.num_train_steps + 1) + 3
     size = checkpoint_bytes(parameters.trainable, parameters.adapter * memory.frozen_adapters(config))
     with blaming("run.output_dir: ", CheckpointError):
         need_space(run_dir, (2 if any(run_dir.glob("checkpoint-*")) else kept) * size)
@@ -316,11 +317,12 @@ def say_evaluation(config: SimpleNamespace, chat: ChatFormat, parameters: Parame
         f"evaluation, before and after: {config.ppo.eval_games} games of each of {len(played)}, about {passes:.0f} "
         f"forward passes and {tokens:,.0f} tokens; exact values of {names} (ppo.eval_exact {config.ppo.eval_exact})"
     ]
-    if config.ppo.legal_mass_coef and config.env.answer_mode == "constrained":
+    free = bool(config.ppo.legal_mass_coef and config.env.answer_mode == "constrained")
+    if free:
         lines.append("and as many games with free answers (ppo.legal_mass_coef > 0)")
     with contextlib.suppress(ConfigError):  # told below
         speed = _matmul_speed(config, architecture, max(round(tokens / passes), 1))
-        seconds = (2 * sum(parameters.linears) * tokens + sum(exactly.values())) / speed
+        seconds = (2 * sum(parameters.linears) * tokens * (1 + free) + sum(exactly.values())) / speed
         lines.append(f"its matrix products take {duration(seconds)} each time at this machine's speed, less where "
                      "positions begin alike")  # fmt: skip
     return lines
@@ -456,11 +458,19 @@ def _aligned(lines: Seq[Seq[Any]], head: Seq[str], form: str) -> str:
     return tabulate(lines, head, tablefmt="plain", floatfmt=form, stralign="right", colalign=("left",))
 
 
+def _machine_memory() -> int:
+    """Bytes that this machine has, or that its container may use."""
+    room = psutil.virtual_memory().total
+    with contextlib.suppress(OSError, ValueError):  # "max"
+        room = min(room, int(CONTAINER_MEMORY.read_text()))
+    return room
+
+
 def _say_memory(config: SimpleNamespace, parts: dict[str, float]) -> list[str]:
     sizes = [(name, size / GB) for name, size in [*parts.items(), ("at its peak", memory.peak(parts))]]
     lines = ["memory, estimated (rollout, evaluation and update take turns)", _aligned(sizes, ("", "GB"), ".3f")]
     if config.model.device == "cpu":
-        room, owner = psutil.virtual_memory().total, "this machine"
+        room, owner = _machine_memory(), "this machine"
     elif torch.cuda.is_available():
         room, owner = torch.cuda.mem_get_info()[0], f"{torch.cuda.get_device_name()} that are free"
     else:

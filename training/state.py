@@ -284,7 +284,7 @@ class Checkpointed:
                     raise
                 log.warning("%s is skipped: %s", path, error)
                 return self.load(older, force)
-            utils.unpack_optimizer(self.optimizer, saved.tensors("optimizer"), state.pop("optimizer"), self.names)
+            self._load_optimizer(saved.tensors("optimizer"), state.pop("optimizer"))
             arithmetic = {key: state.pop(key, now) for key, now in self.arithmetic.items()}
             (state.get("row") or {}).setdefault("update_kl")  # checkpoints before 2026-11-25
             state.setdefault("drawn", saved.step * self.config.ppo.batch_size)  # checkpoints before 2026-11-24
@@ -306,6 +306,13 @@ class Checkpointed:
         if self.ranks.first:
             abandon_after(self.run_dir, self.state.step)
             self.metrics.truncate_to(self.state.step - (self.state.row is not None))
+
+    def _load_optimizer(self, moments: dict[str, Any], rest: dict[str, Any]) -> None:
+        """Adam's state, without that of a head which is not trained any more."""
+        if not self.config.ppo.state_coef:
+            moments = {key: t for key, t in moments.items() if "/state_head." not in key}
+            rest = rest | {"names": [name for name in rest["names"] if not name.startswith("state_head.")]}
+        utils.unpack_optimizer(self.optimizer, moments, rest, self.names)
 
     def _drop_what_changed(self, before: dict[str, Any], another: bool) -> None:
         """Forget what another configuration, or base, brought about: its penalty, and results of other play."""

@@ -36,6 +36,8 @@ class Prompts:
     distinct: int = 0  # tokens of the training sequences of a step, likewise
     rows: dict[int, list[list[int]]] = field(default_factory=lambda: defaultdict(list))  # training sequences of a game
     _last: dict[tuple[int, int], tuple[int, list[int]]] = field(default_factory=dict)  # messages and ids of a prompt
+    _rows: dict[tuple[int, int], list[int]] = field(default_factory=dict)  # the same with room for a free answer
+    _open: set[tuple[int, int]] = field(default_factory=set)  # conversations that go on, whoever's turn it is
     _longest: dict[tuple[int, int], int] = field(default_factory=dict)
 
     @property
@@ -60,10 +62,14 @@ class Prompts:
             self._last[key][1] for key, q in zip(keys, queries, strict=True) if q.continues and key in self._last
         )
         actions = [self._answer(query) for query in queries]
-        now = _distinct(self._last[key][1] for key in keys)
-        self.at_work = max(self.at_work, now - known)
-        self.slots = max(self.slots, now if any(query.continues for query in queries) else now - known)
+        self.at_work = max(self.at_work, _distinct(self._last[key][1] for key in keys) - known)
+        self._open |= {key for key, query in zip(keys, queries, strict=True) if query.continues}
+        self.slots = max(self.slots, _distinct(self._rows[key] for key in {*keys, *self._open}))
         return actions
+
+    def release(self, episodes: Seq[int]) -> None:
+        """Of games that have ended nothing is held."""
+        self._open = {key for key in self._open if key[0] not in episodes}
 
     def micro_batch(self, games: int, budget: int) -> int:
         """Tokens of the fullest forward pass of updates on so many games at a time."""
@@ -83,9 +89,9 @@ class Prompts:
         (self.later if before else self.first).append(tokens - len(before[1]) if before and goes_on else tokens)
         self.answer = max(self.answer, answer)
         if before and goes_on:
-            self.rows[query.episode].remove(before[1])
-        self.rows[query.episode].append(ids)
-        self._last[key] = messages, ids
+            self.rows[query.episode].remove(self._rows[key])
+        self._last[key], self._rows[key] = (messages, ids), ids + [-1 - len(self.passes)] * self.free_answer
+        self.rows[query.episode].append(self._rows[key])
         self._longest[key] = max(self._longest.get(key, 0), tokens + answer)
         choices = [*map(str, query.legal)] or [""]  # a task without legal actions takes any text
         text = choices[int(uniform(*query.rng_key) * len(choices))]
@@ -122,7 +128,7 @@ def play_step(config: SimpleNamespace, chat: ChatFormat, stage: Stage) -> Prompt
     """The games of a step of a stage, played at random against whatever does not search; at most ``PLAYED`` of them."""
     env, games = config.env, config.ppo.batch_size
     curriculum = Curriculum(replace(config.curriculum, stages=(stage,), failure_replay_prob=0.0), config.run.seed)
-    opponent = "self" if "self" in stage.mixture else "random"
+    opponent = "self" if {"self", "past"} & {*stage.mixture} else "random"  # before there is a past, it is the policy
     tasks = [replace(curriculum.next(i), opponent=opponent) for i in range(min(games, PLAYED))]
     opened, whole = min(games, env.games_at_once or games), count_tokens(config, chat, [], False)
     at_once = min(opened, len(tasks))

@@ -414,7 +414,17 @@ def test_an_opponent_that_is_named_is_that_of_every_stage(options):
     assert [s.threshold for s in stages] == [s.threshold for s in read(options)]
 
 
+@pytest.mark.parametrize("name", ["run.keep_last", "ppo.num_train_steps", "env.games_at_once"])
+def test_numbers_beyond_all_counting_are_told(options, name):
+    with pytest.raises(ConfigError, match=rf"{name} = 9+\.\.\.: expected a number of at most 9007199254740992"):
+        read(options, f"{name}={'9' * 400}")
+
+
 def test_programs_are_no_games(options):
+    with pytest.raises(ConfigError, match=r"^env.opponent: programs \(env.env_type trace\) have none"):
+        read(options, "env.env_type=trace", "env.answer_mode=free", "env.opponent=self")
+    with pytest.raises(ConfigError, match=r"trace.sourc = .*the nearest is trace.source"):
+        read(options, "env.trace.sourc=x")
     with pytest.raises(ConfigError, match=r"^env.allowed_game_indices: programs have levels, not games; curriculum"):
         read(options, "env.env_type=trace", "env.answer_mode=free", "env.allowed_game_indices=[0]")
 

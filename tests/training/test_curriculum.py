@@ -455,7 +455,9 @@ def test_a_malformed_state_is_refused_whole_or_loaded(key, value):
 def test_a_state_of_other_stages_is_refused():
     state = Curriculum(one_stage(), 0).state_dict()
     other = Curriculum(CurriculumConfig([Stage("other", ["hex"])]), 0)
-    with pytest.raises(ValueError, match="does not fit the stages other"):
+    with pytest.raises(
+        ValueError, match="was in stage 'only', which is none of other: give the one to go on in that name"
+    ):
         other.load_state_dict(state)
 
 
@@ -496,11 +498,15 @@ def test_scores_out_of_range_are_refused(score):
         ({"games": [(5, 4)]}, "out of range"),
         ({"games": [(-1, 4)]}, "out of range"),
         ({"opponent": "stockfish"}, "opponent 'stockfish' is not known"),
-        ({"opponent": {}}, "weights > 0"),
-        ({"games": {"goofspiel_small#0-2": -1, "goofspiel_small#3-4": 3}}, "weights are numbers > 0"),
-        ({"opponent": {"random": 0.0}}, "weights > 0"),
+        ({"opponent": {}}, "a mixture needs opponents"),
+        (
+            {"games": {"goofspiel_small#0-2": -1, "goofspiel_small#3-4": 3}},
+            "games: weights are numbers from 1e-09 to 1e.09",
+        ),
+        ({"games": {"hex": 1e300, "kuhn_poker": 1e-300}}, "games: weights are numbers from 1e-09 to 1e.09"),
+        ({"opponent": {"random": 0.0}}, "opponent: weights are numbers from 1e-09 to 1e.09"),
         ({"opponent": "past:step-000010"}, "past alone is allowed"),
-        ({"opponent": {"random": 1e308, "mcts": 1e308}}, "add up to infinity"),
+        ({"opponent": {"random": 1e200, "mcts": 1}}, "opponent: weights are numbers from"),
         ({"opponent": {"random": 1.0, "mtcs": 1.0}}, "opponent 'mtcs' is not known"),
         ({"gate_opponent": "self"}, "gate_opponent 'self' changes with the policy"),
     ],

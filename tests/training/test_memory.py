@@ -10,6 +10,7 @@ import pytest
 import torch
 from peaks import peaks
 from shapes import write_model
+from tiny import micro_config
 
 from curriculum import Curriculum
 from env_wrapper import Task
@@ -18,6 +19,7 @@ from policy.model import load_architecture, load_tokenizer
 from training import memory, preflight, token_counts
 from training.config import parse_args, read_config
 from training.metrics import peak_memory_mb
+from training.token_counts import play_step
 
 ROOT = Path(__file__).parents[2]
 PRESETS = ROOT / "config" / "presets"
@@ -84,6 +86,7 @@ def test_a_process_on_a_cpu_takes_the_memory_that_was_estimated(tmp_path, preset
 import sys
 from pathlib import Path
 from training.metrics import peak_memory_mb
+from training.token_counts import play_step
 from train_ppo import StopSignal, Trainer, parse_args, read_config
 with StopSignal() as stop:
     Trainer(read_config(parse_args(sys.argv[2:], None)), Path(sys.argv[1])).step(stop)
@@ -125,6 +128,7 @@ def test_a_process_tells_its_own_peak_and_not_that_of_the_one_that_started_it():
     script = """
 import psutil
 from training.metrics import peak_memory_mb
+from training.token_counts import play_step
 held = bytearray(b"x") * (300 << 20)
 print(peak_memory_mb(), psutil.Process().memory_info().rss / 2**20)
 """
@@ -141,6 +145,35 @@ def test_games_that_are_not_open_at_once_do_not_count_at_once(tmp_path):
         for at_once in (0, 128)
     )
     assert few["rollout"] == pytest.approx(most["rollout"] / 8, rel=0.3)
+
+
+@pytest.mark.parametrize("opponent", ["self", "past"])
+def test_the_seat_that_waits_holds_its_keys_too(tmp_path, opponent):
+    """Against oneself, and a past self, each game is two conversations, which share only what they begin with."""
+    stage = {"name": "only", "games": ["connect_four"]}
+
+    def slots(opponent):
+        config = micro_config(tmp_path, env={"prompt": "full", "history_turns": "all"}, ppo={"max_seq_length": 8192},
+                              curriculum={"stages": [stage | {"opponent": opponent}]})  # fmt: skip
+        chat = ChatFormat(load_tokenizer(config.model))
+        return play_step(config, chat, config.curriculum.stages[0]).slots
+
+    assert slots(opponent) > 1.6 * slots("random")
+
+
+def test_a_free_answer_is_held_and_learnt_from_as_long_as_it_may_be(tmp_path):
+    def counted(mode):
+        config = micro_config(tmp_path, env={"answer_mode": mode}, ppo={"max_new_tokens": 300, "max_seq_length": 1024},
+                              curriculum={"stages": [{"name": "only", "games": ["kuhn_poker"]}]})  # fmt: skip
+        chat = ChatFormat(load_tokenizer(config.model))
+        return play_step(config, chat, config.curriculum.stages[0])
+
+    long, short = counted("free"), counted("constrained")
+    games = len(long.rows)
+    assert games > 1
+    assert long.slots >= short.slots + games * 300
+    assert long.distinct >= short.distinct + games * 300
+    assert long.micro_batch(4, 16384) >= short.micro_batch(4, 16384) + 4 * 300
 
 
 def test_what_is_read_at_a_later_turn_is_only_what_is_new(tmp_path):

@@ -4,6 +4,7 @@ import contextlib
 import json
 import re
 
+import psutil
 import pytest
 import torch
 from shapes import SHAPES, write_model
@@ -21,6 +22,7 @@ from policy.network import activation_bytes
 from scripts.make_tiny_model import make_model
 from training import memory, preflight
 from training.config import SECTIONS
+from training.memory import count_parameters
 from utils import ConfigError
 
 LINEAR_SETS = [["q_proj", "v_proj"], list(LoraConfig().target_modules)]
@@ -499,3 +501,32 @@ def test_an_answer_waits_for_the_longest_of_those_beside_it():
     games = [(2, [0.0, 0.5]), (3, [0.0, 0.5])]
     assert preflight._waited_for(games) == 1.75 + 1.75 + 1.5
     assert preflight._waited_for([*games, (1, [0.0])]) == 1.75 + 1.75 + 1.5
+
+
+def test_keeping_all_checkpoints_needs_room_for_those_there_will_be(tmp_path, monkeypatch):
+    asked = []
+    monkeypatch.setattr(preflight, "need_space", lambda folder, size: asked.append(size))
+    for kept in (4, 10**6):
+        config = micro_config(tmp_path, ppo={"num_train_steps": 3}, run={"keep_last": kept})
+        preflight.check_disk(config, count_parameters(config.lora, load_architecture(config.model)))
+    assert asked[0] == asked[1] > 0
+
+
+@pytest.mark.parametrize(("text", "room"), [("1000000\n", 1_000_000), ("max\n", None), (None, None)])
+def test_a_container_has_the_memory_that_it_may_use(tmp_path, monkeypatch, text, room):
+    monkeypatch.setattr(preflight, "CONTAINER_MEMORY", tmp_path / "memory.max")
+    if text:
+        (tmp_path / "memory.max").write_text(text)
+    assert preflight._machine_memory() == (room or psutil.virtual_memory().total)
+
+
+def test_an_evaluation_with_free_answers_takes_twice_the_time(tmp_path, monkeypatch):
+    monkeypatch.setattr(preflight, "_matmul_speed", lambda *_: 1.0)
+    monkeypatch.setattr(preflight, "duration", str)
+
+    def seconds(coefficient):
+        sets = {"legal_mass_coef": coefficient, "eval_exact": "never"}
+        said = preflight.describe(micro_config(tmp_path, ppo=sets))
+        return float(re.search(r"products take (\S+)", said)[1])
+
+    assert seconds(0.1) == 2 * seconds(0.0) > 0

@@ -106,6 +106,15 @@ def test_truncating_reports_what_is_missing(tmp_path):
     assert log.path.read_bytes() == b""
 
 
+@pytest.mark.skipif(not os.getuid(), reason="root may write anywhere")
+def test_rows_that_could_never_be_written_end_a_resume_at_once(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    path.write_bytes(ROW % 1)
+    path.chmod(0o444)
+    with pytest.raises(ConfigError, match="Permission denied"):
+        MetricsLog(path).truncate_to(1)
+
+
 def test_rows_are_strict_json_without_secrets(tmp_path, monkeypatch):
     monkeypatch.setenv("HF_TOKEN", "hf_canary")
     log = MetricsLog(tmp_path / "metrics.jsonl")

@@ -495,6 +495,15 @@ def test_a_forced_change_goes_on_with_the_new_value(undisturbed, tmp_path):
     assert rows(tmp_path)[4]["learning_rate"] < 1e-4 < rows(undisturbed)[4]["learning_rate"]
 
 
+def test_a_head_that_is_not_wanted_any_more_is_left_behind(undisturbed, tmp_path):
+    copy_of(undisturbed / "run", tmp_path, 4)
+    assert train(tmp_path, "--resume", "--force-config", "--set", "ppo.state_coef=0", **ADAPTIVE) == 0
+    assert len(rows(tmp_path)) == STEPS
+    assert "state_loss" in rows(tmp_path)[3]
+    assert "state_loss" not in rows(tmp_path)[4]
+    assert not list((tmp_path / "run" / f"checkpoint-{STEPS:06d}").glob("state_head*"))
+
+
 def test_a_past_self_that_its_checkpoint_does_not_hold_is_not_made_up(undisturbed, tmp_path, monkeypatch):
     """It would be a copy of the policy, under another's name."""
     copy_of(undisturbed / "run", tmp_path, STEPS - 1)
