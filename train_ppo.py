@@ -51,6 +51,7 @@ from training.about import begin, end, headline
 from training.config import SECTIONS, PPOConfig, RunConfig, parse_args, read_config  # noqa: F401, public names
 from training.console import Console
 from training.loggers import Loggers
+from training.memory import with_less_memory
 from training.metrics import MetricsLog, summarise, timing
 from training.positions import known_states, state_shapes
 from training.process import StopSignal, TrainingError
@@ -285,7 +286,7 @@ def ppo_update(
         before = (totals["approx_kl"], totals["decisions"])
         for chosen in minibatches(len(games), ppo, (*key, epoch)):
             members = [i for game in chosen for i in games[game]]
-            loss, sums = _with_less_memory(policy, optimizer, partial(_backward, policy, batch, members, ppo, ranks))
+            loss, sums = with_less_memory(policy, optimizer, partial(_backward, policy, batch, members, ppo, ranks))
             ranks.add_up_gradients(named.values(), loss, sums)
             if not sums["decisions"]:  # all its games were cut off: momentum alone would move the weights
                 optimizer.zero_grad(set_to_none=True)
@@ -311,16 +312,6 @@ def ppo_update(
     for name in [name for name, coef in OPTIONAL.items() if not getattr(ppo, coef)]:
         del totals[name]
     return stats | means(totals) | means({name: first.get(name, 0.0) for name in (*GAPS, "decisions")})
-
-
-def _with_less_memory(policy: Policy, optimizer: Optimizer, work: Any) -> tuple[Tensor, dict[str, Any]]:
-    while True:
-        try:
-            return work()
-        except torch.OutOfMemoryError as error:
-            optimizer.zero_grad(set_to_none=True)
-            if not policy.halve_batches():
-                raise TrainingError("out of memory with one sequence at a time: lower ppo.max_seq_length") from error
 
 
 def decay(ppo: PPOConfig, step: int, final: float) -> float:
@@ -454,7 +445,8 @@ class Trainer(Checkpointed):
 def train(config: Any, resume: str | None, force_config: bool = False, ranks: Ranks = LONE, seen: Any = None) -> int:
     """Run the training loop; return the exit code. ``seen``: the run's checkpoints when ``resume`` was chosen."""
     run_dir = Path(config.run.output_dir)
-    resolved, lock = config_dict(vars(config)), (process.lock_run(run_dir, seen) if ranks.first else None)
+    resolved = config_dict(vars(config))
+    lock = process.lock_run(run_dir, seen) if ranks.first else None
     if resume is not None and ranks.alone(partial(is_finished, run_dir, resume, resolved, force_config)):
         print(f"{run_dir} is finished: see {run_dir / 'summary.json'}; --set ppo.num_train_steps=N goes on to step N")
         return 0

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from policy.chat import ChatFormat
-from policy.model import ADAPTER_BYTES, ADAPTER_SECONDS, check_folder, must_lack_nothing
+from policy.model import ADAPTER_BYTES, ADAPTER_SECONDS, ON_CPU, check_folder, must_lack_nothing
 from utils import ConfigError, bounded
 
 AVERAGE_POWER = 7  # of polynomial-decay averaging: the average is that of about the last eighth of a run so far
@@ -148,7 +148,7 @@ class Adapters:
         check_folder("adapter", str(folder))
         if name not in self.peft_model.peft_config:
             with bounded(ADAPTER_SECONDS, ADAPTER_BYTES):
-                found = self.peft_model.load_adapter(str(folder), adapter_name=name, is_trainable=False)
+                found = self.peft_model.load_adapter(str(folder), adapter_name=name, is_trainable=False, **ON_CPU)
             try:
                 must_lack_nothing(found.missing_keys, f"adapter {folder}")
             except ConfigError:

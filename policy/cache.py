@@ -28,16 +28,22 @@ class Store:
         """So many slots, held once by the caller. Where memory runs out nothing is taken."""
         free = np.flatnonzero(self._holders == 0)
         if len(free) < tokens or len(self.layers[-1][0]) < len(self._holders):
-            short = tokens - len(free)
-            room = len(self._holders) + (short + len(self._holders) // 4 if short > 0 else 0)
-            for i, pair in enumerate(self.layers):  # one layer at a time is held twice
-                if (more := room - len(pair[0])) > 0:  # else it had grown when memory ran out
-                    self.layers[i] = tuple(torch.cat((x, self._room(more))) for x in pair)  # type: ignore[assignment]
-            self._holders = np.concatenate((self._holders, np.zeros(room - len(self._holders), np.int32)))
+            short = max(tokens - len(free), 0)
+            least = len(self._holders) + short
+            try:
+                self._grow(least + (len(self._holders) // 4 if short else 0))
+            except torch.OutOfMemoryError:
+                self._grow(least)
             free = np.flatnonzero(self._holders == 0)
         slots = free[:tokens]
         self._holders[slots] = 1
         return slots
+
+    def _grow(self, room: int) -> None:
+        for i, pair in enumerate(self.layers):  # one layer at a time is held twice
+            if (more := room - len(pair[0])) > 0:  # else it had grown when memory ran out
+                self.layers[i] = tuple(torch.cat((x, self._room(more))) for x in pair)  # type: ignore[assignment]
+        self._holders = np.concatenate((self._holders, np.zeros(room - len(self._holders), np.int32)))
 
     def empty(self) -> None:
         """Give the memory back, where nobody holds anything."""

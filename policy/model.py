@@ -28,6 +28,8 @@ SIZES = {  # of an architecture -> the most of them: larger ones fill the memory
     "hidden_size": 2**17, "intermediate_size": 2**19, "num_hidden_layers": 1000, "num_attention_heads": 2**12,
     "num_key_value_heads": 2**12, "vocab_size": 2**22,
 }  # fmt: skip
+INDEX = "https://download.pytorch.org/whl/"
+ON_CPU: Any = {"torch_device": "cpu"}  # PEFT reads a file onto the first card, whatever the model is on
 ADAPTER_SECONDS, ADAPTER_BYTES = 60.0, 2**35  # for PEFT to put an adapter on, whose names of layers may be regexes
 TEXTS = (".json", ".jinja", ".txt", ".model")  # what libraries read whole
 HUB_SECONDS = 5.0  # until the Hub counts as out of reach
@@ -75,11 +77,10 @@ def why_no_cuda() -> str:
         return ""
     card, _, driver = found.rpartition(", ")
     built = f"is built for CUDA {torch.version.cuda}" if torch.version.cuda else "is built without CUDA"
-    index = "https://download.pytorch.org/whl/"
+    install = f"pip install --force-reinstall torch=={torch.__version__.partition('+')[0]} --index-url {INDEX}"
     return (
         f"there is a {card} with driver {driver}, but torch {torch.__version__} {built}: update the driver (CUDA 13 "
-        f"needs 580.65 or later), or pip install --force-reinstall torch --index-url {index}cu126 (an older driver) "
-        f"or {index}cu130"
+        f"needs 580.65 or later), or {install}cu126 (an older driver) or {INDEX}cu130"
     )
 
 
@@ -348,8 +349,8 @@ def _put_adapter_on(base: Any, config: ModelConfig, lora: LoraConfig) -> Any:
     check_adapter(config)
     try:
         with bounded(ADAPTER_SECONDS, ADAPTER_BYTES):
-            model = peft.PeftModel.from_pretrained(base, config.adapter, is_trainable=True)
-            found = model.load_adapter(config.adapter, adapter_name="reference", is_trainable=False)
+            model = peft.PeftModel.from_pretrained(base, config.adapter, is_trainable=True, **ON_CPU)
+            found = model.load_adapter(config.adapter, adapter_name="reference", is_trainable=False, **ON_CPU)
     except Exception as error:  # of another base, of another shape, damaged, not there
         raise _cannot_load("adapter", config.adapter, error) from error
     must_lack_nothing(found.missing_keys, f"model.adapter: {config.adapter!r}")

@@ -29,6 +29,7 @@ from policy.tree import Cut, Row, Tree, grow, new_tokens
 SHARED_PREFIX_MIN = 32  # tokens; a shorter system message costs less to read again than to keep
 CUTS = Cut(128, 1.05, 1 << 14), Cut(256, 1.25, 1 << 19)  # on CPUs, and on GPUs, where a launch costs more
 RESERVE = 2 << 30  # bytes of a GPU that no layer's activations take: the output layer's turn, and what is not foreseen
+AGAIN: Any = {"use_reentrant": False, "preserve_rng_state": False}  # of what is computed again: nothing is random
 ATTENDED = 16  # tokens attended to cost about as much as one that is computed
 
 
@@ -137,7 +138,7 @@ def run_trunk(
         if i == len(model.layers) - 1:
             common = common._replace(runs=last, reads_U=reads_U)
         args = (layer, h_ND, common, store.layers[i] if store else None)
-        h_ND = checkpoint(_run_layer, *args, use_reentrant=False) if i < recompute else _run_layer(*args)
+        h_ND = checkpoint(_run_layer, *args, **AGAIN) if i < recompute else _run_layer(*args)
     return norm(model.norm, h_ND)
 
 

@@ -25,7 +25,7 @@ from policy.chat import ANSWER_CHARS, END, ChatFormat, answer_trie
 from policy.conversations import Conversations, Turn
 from policy.lower import LowerLayers
 from policy.model import LINEARS, ModelConfig, load_model
-from policy.network import SHARED_PREFIX_MIN, Read, Reader, activation_bytes
+from policy.network import AGAIN, SHARED_PREFIX_MIN, Read, Reader, activation_bytes
 from policy.state_head import StateHead
 from policy.vocabulary import draw, invert, score
 from utils import RuinedWeightsError, uniform
@@ -371,7 +371,7 @@ class Policy(Adapters):
             return legal_NV.logsumexp(-1) - logits_NV.logsumexp(-1)
 
         pieces = zip(hidden_ND.split(HEAD_ROWS), mask_NV.split(HEAD_ROWS), strict=True)
-        mass_N = torch.cat([checkpoint(mass, h, m, use_reentrant=False) for h, m in pieces])
+        mass_N = torch.cat([checkpoint(mass, h, m, **AGAIN) for h, m in pieces])
         owner_N = torch.repeat_interleave(torch.arange(len(lengths)), lengths).to(self.device)
         return torch.zeros(len(lengths), device=self.device).index_add(0, owner_N, mass_N)
 

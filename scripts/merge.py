@@ -30,7 +30,7 @@ from envs.trace import check_config
 from evaluation.measure import EvaluationError
 from evaluation.players import WEIGHTS, check_base, find_adapter, run_config_file
 from policy import load_policy
-from policy.model import LoraConfig, identity, load_architecture, quietly
+from policy.model import ON_CPU, LoraConfig, identity, load_architecture, quietly
 from scripts.export import publish
 from scripts.export.proof import compare, observe, record_decisions, say
 from training.config import load_sections
@@ -59,10 +59,11 @@ def write_merged(policy: Any, adapter: Path, output: Path, dtype: str) -> None:
     """Turn the policy's base into plain weights, add the adapter, save. The policy is used up."""
     from peft import PeftModel
 
+    policy.forget()  # what was read of the deals: beside it there might be no room for the weights in plain numbers
     base = policy.peft_model.unload()
     if policy.config.use_4bit:
         base = base.dequantize(dtype=getattr(torch, dtype))
-    merged = PeftModel.from_pretrained(base.to(getattr(torch, dtype)), adapter).merge_and_unload()
+    merged = PeftModel.from_pretrained(base.to(getattr(torch, dtype)), adapter, **ON_CPU).merge_and_unload()
     merged.save_pretrained(output)
     policy.chat.save(output)
 

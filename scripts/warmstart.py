@@ -23,6 +23,7 @@ import os
 import sys
 from collections.abc import Sequence as Seq
 from dataclasses import replace
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from types import SimpleNamespace
@@ -50,7 +51,7 @@ from policy.conversations import Conversations
 from policy.model import device_of, load_tokenizer
 from training.config import DEFAULT_FILES, load_sections, narrowed
 from training.console import Console
-from training.memory import checkpoint_bytes
+from training.memory import checkpoint_bytes, with_less_memory
 from training.preflight import exact_tasks, say_answers
 from training.process import at_least, leave, must_be_writable, run_program
 from utils import CheckpointError, in_threads, need_space, uniform, write_directory
@@ -140,19 +141,10 @@ def clone(policy: Policy, sequences: list[Sequence], config: SimpleNamespace, ar
     orders = [rng.permutation(len(sequences)) for _ in range(args.epochs)]
     batches = [order[i : i + args.batch] for order in orders for i in range(0, len(order), args.batch)]
     console = Console(total)
+    policy.forget()  # an evaluation's keys and values
     for step, picked in enumerate(batches, 1):
         batch = [sequences[i] for i in picked]
-        count = sum(len(s.decisions) for s in batch)
-        unlikely = mass = 0.0  # -log p of the answers, and their legal mass
-        for micro in policy.micro_batches(batch):
-            part = [batch[i] for i in micro]
-            read = policy.evaluate_batch(part, entropy_grad=False, legal_mass=policy.constrained)
-            loss = -read.logprobs.sum() / count
-            unlikely += float(loss.detach())
-            if read.legal_mass is not None:
-                mass += float(read.legal_mass.detach().exp().sum()) / count
-                loss = loss - args.legal_mass * read.legal_mass.sum() / count
-            loss.backward()
+        unlikely, mass = with_less_memory(policy, optimizer, partial(_backward, policy, batch, args.legal_mass))
         torch.nn.utils.clip_grad_norm_(parameters, config.ppo.max_grad_norm)
         optimizer.step()
         schedule.step()
@@ -162,6 +154,21 @@ def clone(policy: Policy, sequences: list[Sequence], config: SimpleNamespace, ar
             console.update(step, f"Update {step}/{total} | -log p of the teacher's answer {unlikely:.3f}{legal}")
     console.close()
     policy.forget()
+
+
+def _backward(policy: Policy, batch: list[Sequence], weight: float) -> tuple[float, float]:
+    """Add up the gradient of some sequences; -log p of the answers, and their legal mass, which counts ``weight``."""
+    count, unlikely, mass = sum(len(s.decisions) for s in batch), 0.0, 0.0
+    for micro in policy.micro_batches(batch):
+        part = [batch[i] for i in micro]
+        read = policy.evaluate_batch(part, entropy_grad=False, legal_mass=policy.constrained)
+        loss = -read.logprobs.sum() / count
+        unlikely += float(loss.detach())
+        if read.legal_mass is not None:
+            mass += float(read.legal_mass.detach().exp().sum()) / count
+            loss = loss - weight * read.legal_mass.sum() / count
+        loss.backward()
+    return unlikely, mass
 
 
 def parse_args(argv: Seq[str] | None) -> argparse.Namespace:

@@ -3,9 +3,10 @@
 First how large things are: a model's numbers, its weights, activations, checkpoints; then what is held at once.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -15,7 +16,10 @@ from policy.model import LoraConfig, ModelConfig
 from policy.network import activation_bytes, head_size
 from policy.player import HEAD_ROWS
 from policy.vocabulary import COLUMNS
+from training.process import TrainingError
 from training.token_counts import Prompts, play_step
+
+T = TypeVar("T")
 
 GB = 1e9
 QUANT_BLOCK = 64  # weights that share a scale in bitsandbytes' 4-bit formats
@@ -163,3 +167,18 @@ def held(config: SimpleNamespace, parameters: Parameters) -> dict[str, float]:
 def peak(parts: dict[str, float]) -> float:
     """Bytes needed at once, of the parts that ``estimate`` returns."""
     return sum(parts[name] for name in {*parts} - {*TURNS}) + max(parts[name] for name in TURNS)
+
+
+def with_less_memory(policy: Any, optimizer: torch.optim.Optimizer, work: Callable[[], T]) -> T:
+    """What ``work`` returns, which adds up gradients; where memory runs out it is done again in smaller batches.
+
+    Raises:
+        TrainingError: one sequence at a time is too much.
+    """
+    while True:
+        try:
+            return work()
+        except torch.OutOfMemoryError as error:
+            optimizer.zero_grad(set_to_none=True)
+            if not policy.halve_batches():
+                raise TrainingError("out of memory with one sequence at a time: lower ppo.max_seq_length") from error

@@ -6,7 +6,9 @@ import itertools
 import json
 import logging
 import os
+import sys
 import time
+import traceback
 from collections.abc import Iterable
 from dataclasses import MISSING, asdict, dataclass, field, fields
 from functools import partial
@@ -259,6 +261,8 @@ class Checkpointed:
         if self.midway:
             return str(latest_checkpoint(self.run_dir) or "none yet")
         try:
+            traceback.clear_frames(sys.exc_info()[2])  # which hold what a rollout had read when memory ran out
+            self.policy.forget()
             return str(self.save())
         except RuntimeError as error:  # a device that failed may not give its tensors back
             return f"{latest_checkpoint(self.run_dir) or 'none'} ({' '.join(str(error).split())})"

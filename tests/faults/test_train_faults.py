@@ -33,6 +33,7 @@ from tiny_runs import (
 import train_ppo
 import utils
 from evaluation.measure import EvaluationError
+from policy import network
 from training import loggers, state
 
 
@@ -171,6 +172,29 @@ def test_no_memory_in_the_middle_of_a_step_leaves_the_last_checkpoint_alone(undi
     assert final_bytes(tmp_path, 4) == final_bytes(undisturbed, 4)
     assert train(tmp_path, "--resume", **ADAPTIVE) == 0
     assert_same_run(tmp_path, undisturbed)
+
+
+def test_memory_that_runs_out_in_a_rollout_is_free_again_for_the_last_checkpoint(tmp_path, monkeypatch, capsys):
+    """What the games had read is held by the error's own frames, and a checkpoint's weights are asked to read first."""
+    real, now = network.Reader.forward, {"step": 0}
+
+    def forward(self, *args):
+        if now["step"] == 3 and self.store.held:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return real(self, *args)
+
+    def step(self, stop):
+        now["step"] = self.state.step + 1
+        return real_step(self, stop)
+
+    real_step = train_ppo.Trainer.step
+    monkeypatch.setattr(train_ppo.Trainer, "step", step)
+    monkeypatch.setattr(network.Reader, "forward", forward)
+    monkeypatch.setattr(network.Reader, "halve_batches", lambda self: False)
+    assert train(tmp_path, "--set", "ppo.save_freq=100", "--set", "env.history_turns=all") == 1
+    message = capsys.readouterr().err.splitlines()[-1]
+    assert "after step 2: CUDA out of memory; checkpoint: " in message
+    assert message.endswith("checkpoint-000002")
 
 
 PLACES = {  # where a device fails -> the checkpoint that is left, in step 3 or the evaluation of step 4

@@ -107,6 +107,24 @@ def test_a_pass_that_fails_holds_nothing(qwen2, monkeypatch):
     assert qwen2.reader.store.held == 0
 
 
+def test_a_store_takes_no_more_than_it_must_where_there_is_no_more(qwen2, monkeypatch):
+    store = qwen2.reader.store
+    held, real = store.take(200), store._room
+
+    def room(slots):
+        if slots > 8:
+            raise torch.OutOfMemoryError
+        return real(slots)
+
+    monkeypatch.setattr(store, "_room", room)
+    free = len(store._holders) - 200
+    slots = store.take(free + 8)
+    assert len(slots) == free + 8
+    assert all(len(x) == len(store._holders) == 208 + free for pair in store.layers for x in pair)
+    for taken in (held, slots):
+        store.hold(taken, -1)
+
+
 def test_memory_that_runs_out_while_the_store_grows_loses_nothing(qwen2, monkeypatch):
     """At each layer in turn: what is held stays, nothing else counts as taken, and every slot has its room."""
     store = qwen2.reader.store
@@ -115,7 +133,7 @@ def test_memory_that_runs_out_while_the_store_grows_loses_nothing(qwen2, monkeyp
         held, asked = store.held, iter(range(100))
 
         def room(slots, asked=asked, last=last):
-            if next(asked) == last:
+            if next(asked) >= last:
                 raise torch.OutOfMemoryError
             return real(slots)
 

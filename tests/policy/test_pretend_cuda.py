@@ -123,3 +123,21 @@ def test_the_ways_that_only_gpus_go_lead_to_the_same_weights(bases, architecture
 def test_attention_is_kept_from_cudnn():
     assert network.run_trunk  # whose import turns it off
     assert not torch.backends.cuda.cudnn_sdp_enabled()
+
+
+def test_adapters_are_read_where_the_model_is_and_not_onto_the_first_card(bases, tmp_path, monkeypatch):
+    model, _, config = load(bases["qwen2"], dtype="float32")
+    model.save_pretrained(tmp_path / "adapter")
+    monkeypatch.setattr("peft.peft_model.infer_device", lambda: pytest.fail("PEFT chose a device"))
+    again = replace(config, adapter=str(tmp_path / "adapter"))
+    player(*load_model(again, LORA, 0), again).add_adapter("other", tmp_path / "adapter")
+
+
+def test_layers_that_are_computed_again_save_no_state_of_random_numbers(bases, monkeypatch):
+    """It would be asked for once for each tensor that a layer is given."""
+    asked = []
+    monkeypatch.setattr(torch, "get_rng_state", lambda: asked.append(1) or torch.zeros(1, dtype=torch.uint8))
+    policy = player(*load(bases["qwen3"], dtype="float32"))
+    step(policy, torch.optim.AdamW(policy.trainable().values(), lr=1e-3, fused=True), "self")
+    assert policy.reader._layer_bytes, "layers are computed again"
+    assert not asked

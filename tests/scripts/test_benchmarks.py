@@ -114,6 +114,23 @@ def test_a_row_that_fails_or_comes_too_late_stops_nothing(tmp_path, monkeypatch)
     assert (late.rows, late.skipped) == ([], ["load c: no time left"])
 
 
+def test_a_long_measurement_does_not_keep_shorter_ones_from_being_made(tmp_path, monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(gpu_bench.time, "monotonic", lambda: now[0])
+    report = gpu_bench.Report(tmp_path, budget=100)
+
+    def takes(seconds):
+        def work():
+            now[0] += seconds
+            return [{"x": 1.0}]
+
+        return work
+
+    for model, batch, seconds in (("a", 32, 60), ("a", 8, 10), ("b", 32, 60)):
+        report.measure("load", {"model": model, "batch": batch}, takes(seconds))
+    assert (len(report.rows), report.skipped) == (2, ["load b 32: no time left"])
+
+
 @pytest.mark.slow
 def test_a_peer_that_fails_is_told_with_its_cause():
     with pytest.raises(RuntimeError, match=r"floor.py w9: KeyError: 'w9'"):

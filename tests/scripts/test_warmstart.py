@@ -168,6 +168,27 @@ def test_what_was_learnt_is_kept_when_the_last_evaluation_fails(tmp_path, monkey
     assert "cfr:5, 20% of its moves at random, played 4 games to their end, mean score" in capsys.readouterr().out
 
 
+def test_cloning_goes_on_in_smaller_batches_when_memory_runs_out(tmp_path, monkeypatch):
+    policy, config = tiny_policy(tmp_path), micro_config(tmp_path)
+    episodes, _ = taught(policy, [KUHN], "cfr:5")
+    sequences = [s for e in episodes for seat in e.sequences.values() for s in seat if s.decisions]
+    real, failing, read = policy.evaluate_batch, iter([True]), []
+
+    def evaluate_batch(batch, **options):
+        assert not policy.reader.store.held
+        if next(failing, False):
+            raise torch.OutOfMemoryError
+        read.append(len(batch))
+        return real(batch, **options)
+
+    monkeypatch.setattr(policy, "evaluate_batch", evaluate_batch)
+    args = SimpleNamespace(learning_rate=1e-3, epochs=1, batch=len(sequences), legal_mass=1.0)
+    budget = policy.tokens_per_batch
+    clone(policy, sequences, config, args)
+    assert policy.tokens_per_batch == budget // 2
+    assert sum(read) == len(sequences)
+
+
 def test_every_stage_is_taught(tmp_path, monkeypatch):
     stages = [{"name": game, "games": [game]} for game in ("kuhn_poker", "leduc_poker")]
     seen: list[int] = []

@@ -149,7 +149,7 @@ MUTANTS = {
                "            optimizer.zero_grad(set_to_none=True)\n            if stats", "            if stats"),
     ],
     UPDATE + "running_out_of_memory_halves_the_batch_and_changes_nothing_else": [
-        Mutant("gradient kept when memory runs out", TRAIN,
+        Mutant("gradient kept when memory runs out", "training/memory.py",
                "            optimizer.zero_grad(set_to_none=True)\n            if not policy",
                "            if not policy"),
     ],

@@ -106,11 +106,17 @@ def test_truncating_reports_what_is_missing(tmp_path):
     assert log.path.read_bytes() == b""
 
 
-@pytest.mark.skipif(not os.getuid(), reason="root may write anywhere")
-def test_rows_that_could_never_be_written_end_a_resume_at_once(tmp_path):
+def test_rows_that_could_never_be_written_end_a_resume_at_once(tmp_path, monkeypatch):
     path = tmp_path / "metrics.jsonl"
     path.write_bytes(ROW % 1)
-    path.chmod(0o444)
+    opened = Path.open
+
+    def read_only(self, mode="r", *args, **options):
+        if "a" in mode:
+            raise PermissionError(errno.EACCES, "Permission denied", str(self))
+        return opened(self, mode, *args, **options)
+
+    monkeypatch.setattr(Path, "open", read_only)
     with pytest.raises(ConfigError, match="Permission denied"):
         MetricsLog(path).truncate_to(1)
 
