@@ -9,6 +9,7 @@ from the task id. Every sum of a seed and an offset is taken modulo 2^32, so tha
 import contextlib
 import functools
 import hashlib
+import json
 import os
 import sys
 import threading
@@ -76,17 +77,18 @@ class Table:
 
 
 @functools.lru_cache(maxsize=4096)  # a game of the user's own may have as many as it has configurations
-def _table(game: Game, params: tuple[tuple[str, Any], ...]) -> Table:
+def _table(game: Game, params_json: str) -> Table:
+    params = json.loads(params_json)  # may hold those of another game, which have no hash
     with _silent_stderr():
-        spiel = pyspiel.load_game(game.short_name, dict(params))
-    return Table(game, spiel, spiel.num_players(), full_system(game.name, game.rules(dict(params))), _utilities(spiel))
+        spiel = pyspiel.load_game(game.short_name, params)
+    return Table(game, spiel, spiel.num_players(), full_system(game.name, game.rules(params)), _utilities(spiel))
 
 
 @functools.lru_cache(maxsize=4096)  # of the ids in use; tables themselves are few
 def table(task_id: int) -> Table:
     """Return the shared, cached table of a task; ValueError: the task id is out of range."""
     game, params = games.decode_task_id(task_id)
-    return _table(game, tuple(sorted(params.items())))
+    return _table(game, json.dumps(params, sort_keys=True))
 
 
 def tables(ranges: Iterable[tuple[int, int]]) -> list[Table]:

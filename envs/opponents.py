@@ -186,6 +186,7 @@ def solution(game: Game, pyspiel_game: Any, spec: OpponentSpec) -> dict[str, dic
 class InformationSetSearch:
     """Information-set Monte Carlo tree search (Cowling, Powley, Whitehouse 2012): honest about hidden cards.
 
+    (In euchre it knows the buried ones: OpenSpiel draws hands anew, and leaves the kitty and the dealer's discard.)
     Every simulation plays in a world resampled from what the seat knows; a tree node is what the player to
     move knows, so that a choice never depends on what it cannot see. Seats of the same parity are one side
     and the sides are zero-sum. ``pyspiel.ISMCTSBot`` is not used: its choices follow the order of a hash map
@@ -366,4 +367,6 @@ def make_bot(game: Game, pyspiel_game: Any, spec: OpponentSpec, seat: int, seed:
     if game.short_name not in RESAMPLED:
         able = ", ".join(RESAMPLED)
         raise ValueError(f"opponent ismcts cannot play {game.name}: of the games with hidden information only {able}")
+    if game.name != "euchre" and pyspiel_game.num_players() != 2:
+        raise ValueError(f"opponent ismcts cannot play {game.name} of {pyspiel_game.num_players()}: it knows two sides")
     return InformationSetSearch(pyspiel_game, seat, simulations, rollouts, seed)

@@ -2,6 +2,7 @@
 
 import difflib
 import hashlib
+import os
 import re
 from importlib import import_module
 from pathlib import Path
@@ -59,7 +60,7 @@ def add(folder: str) -> None:
         ValueError: one line that names the folder or the file and its line.
     """
     global _folder
-    if _folder not in ("", folder):
+    if _folder and os.path.realpath(os.path.expanduser(folder)) != os.path.realpath(os.path.expanduser(_folder)):
         raise ValueError(f"the games of {folder} cannot be in one program with those of {_folder}")
     if not _folder:
         GAMES[:], files = extend(GAMES, folder)

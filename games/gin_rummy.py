@@ -41,7 +41,16 @@ def _melds(state: State, player: int) -> list[str]:
 
 def _phase(state: State) -> str:
     phase = str(state.current_phase()).rpartition(".")[2]
+    if phase == "FIRST_UPCARD" and state.legal_actions() == [DRAW_STOCK]:  # both have passed
+        return "DRAW"
     return "MELDS" if phase == "LAYOFF" and state.finished_layoffs() else phase  # after gin from the start
+
+
+def _deadwood(state: State, player: int) -> int:
+    """The engine's; of the cards not laid down our own, since after a knock at the wall the engine's is another."""
+    if _phase(state) in ("KNOCK", "LAYOFF", "MELDS"):
+        return sum(min(card % 13 + 1, 10) for card in state.hands()[player])
+    return state.deadwood()[player]
 
 
 def _log(state: State) -> list[list[str]]:
@@ -63,7 +72,7 @@ def _log(state: State) -> list[list[str]]:
 def _describe(state: State, seat: int) -> str:
     known, upcard = sorted(state.known_cards()[1 - seat]), state.upcard()
     lines = [f"Phase: {PHASES.get(_phase(state), 'over')}", f"Your hand: {_cards(sorted(state.hands()[seat]))}"]
-    lines.append(f"Your deadwood{COUNTED.get(_phase(state), '')}: {state.deadwood()[seat]}")
+    lines.append(f"Your deadwood{COUNTED.get(_phase(state), '')}: {_deadwood(state, seat)}")
     lines.append(f"Upcard: {'none' if upcard is None else _card(upcard)}. Stock: {state.stock_size()} cards.")
     lines.append(f"Discard pile, oldest first: {_cards(state.discard_pile()) or 'empty'}")
     lines.append(f"Opponent's known cards: {_cards(known) or 'none'}")
@@ -85,7 +94,7 @@ def _compact(state: State, seat: int) -> str:
     A turn ``-s7h`` is: - the opponent (+ own), drew from the stock (u upcard, p passed), discarded 7h.
     """
     upcard = state.upcard()
-    parts = [_phase(state)[:2].lower(), _cards(sorted(state.hands()[seat]), ""), str(state.deadwood()[seat])]
+    parts = [_phase(state)[:2].lower(), _cards(sorted(state.hands()[seat]), ""), str(_deadwood(state, seat))]
     parts.append("--" if upcard is None else _card(upcard))
     parts.append(str(state.stock_size()))
     parts.append(_cards(sorted(state.known_cards()[1 - seat]), ""))

@@ -34,7 +34,13 @@ SOURCE_BYTES = 2**31  # of a file of programs
 CACHED_TASKS = 4096  # replayed and evaluated tasks are not run again
 SHOWN_CHARACTERS = 500  # of the expected output, in the info of a finished episode
 # How Python ends at the limits on memory, threads, open files, the size of a file and of the folder.
-LIMIT_MET = re.compile(r"MemoryError\b|RuntimeError: can't start new thread|OSError: \[Errno (24|27|28)\]")
+# And where the sandbox has none of what it asks for: modules, other processes, sockets, its own file.
+LIMIT_MET = re.compile(
+    r"MemoryError\b|RuntimeError: can't start new thread|(OSError|PermissionError): \[Errno (1|13|24|27|28|38)\]|"
+    r"ModuleNotFoundError: No module named|NameError: name '__file__' is not defined|"
+    r"OSError: could not get source code|"
+    r"FileNotFoundError: \[Errno 2\] No such file or directory$"  # of no file: a semaphore of several processes
+)
 SYSTEM = (
     "You execute Python programs in your head. You are given a program and its standard input. Answer with exactly "
     "what it writes to standard output, every line of it, and nothing else: no explanation and no code block.\n"
@@ -183,7 +189,7 @@ class _Workshop:
         except (RecursionError, MemoryError, ValueError) as error:  # nested too deeply; half a character, or a zero
             raise NoAnswerError(f"task_id {task_id}: the program cannot be read") from error
         if limit := _limit_of(result):
-            raise NoAnswerError(f"task_id {task_id}: the program does not end within its limits: {limit}")
+            raise NoAnswerError(f"task_id {task_id}: the program does not come to its end here: {limit}")
         return Traced(name, shown, row.inputs, result.stdout.strip())
 
 
@@ -191,7 +197,7 @@ _workshop = functools.cache(_Workshop)
 
 
 def _limit_of(run: Run) -> str:
-    """The limit that a program has run into, if any: what it wrote until then is no answer that can be known."""
+    """What has kept a program from its end, a limit or the sandbox: what it wrote until then is no answer to know."""
     if run.status not in ("ok", "error"):
         return run.status
     last = run.stderr.rstrip().rpartition("\n")[2]

@@ -45,7 +45,7 @@ class Run(NamedTuple):
 
     ``status``: ok (exit code 0) | error (exception, exit code, signal) | timeout | output (that limit was
     passed and the program ended). ``returncode`` is 128 + the signal for programs ended by one. ``stdout`` has
-    universal newlines, as in text mode; ``stderr`` is the first 16 KiB.
+    universal newlines, as in text mode; ``stderr`` is the first and the last 16 KiB.
     """
 
     stdout: str
@@ -122,7 +122,9 @@ class Interpreter:
         if not data:
             self.open_outputs.discard(pipe)
         elif pipe is self.process.stderr:
-            self.stderr += data[: STDERR_BYTES - len(self.stderr)]
+            self.stderr += data
+            if len(self.stderr) > 2 * STDERR_BYTES:  # how it ended is the last that is said
+                self.stderr = self.stderr[:STDERR_BYTES] + self.stderr[-STDERR_BYTES:]
         else:
             room = (self.limits.output_kb << 10) + len(READY) - len(self.stdout)
             self.stdout += data[:room]

@@ -454,6 +454,13 @@ LIMITS = [
     "import threading, time\nfor _ in range(60): threading.Thread(target=time.sleep, args=(1,)).start()",
     "files = [open('/dev/null') for _ in range(200)]",
     "x = " + "+".join(["1"] * 5000),
+    "import sys\nsys.stderr.write('warning\\n' * 9000)\nprint('begun')\nbytearray(600_000_000)",
+    # Not of the program, but of the sandbox: what is not there.
+    "import no_such_library",
+    "import subprocess\nprint('start')\nsubprocess.run(['echo', 'hi'])",
+    "import socket\nprint('ok')\nsocket.socket()",
+    "import multiprocessing\nprint(multiprocessing.Pool(2).map(abs, [-1]))",
+    "print(__file__)",
 ]
 
 
@@ -466,6 +473,22 @@ def test_a_program_that_meets_a_limit_is_no_task(tmp_path, program):
         env.reset(Task(0))
     env.reset(Task(1))
     assert env._task.expected == "", "an error of its own is part of a program"
+
+
+def test_a_print_that_raises_is_left_out_however_much_went_to_stderr_before(tmp_path):
+    program = "import sys\nsys.stderr.write('progress\\n' * 9000)\nflag = False\nif flag:\n    extra = 1\n"
+    program += "total = 5\nprint(total)"
+    (tmp_path / "a.jsonl").write_text((json.dumps({"program": program}) + "\n") * 9)
+    env = new_env(source=str(tmp_path / "a.jsonl"))
+    for task_id in range(9):  # other prints in each
+        env.reset(Task(task_id))
+        assert env._task.expected.splitlines()[-1].endswith("5")
+
+
+@pytest.mark.parametrize("printed", ["```\nx\n```", "<think>a</think>", "```"])
+def test_what_a_program_prints_may_look_like_an_answer_s_wrapping(printed):
+    assert score(printed, printed, "native") == 1.0
+    assert score(printed, "x", "native") == 0.0
 
 
 def test_rows_may_hold_any_text(tmp_path):
@@ -533,7 +556,7 @@ def test_a_program_that_does_not_end_is_no_task(tmp_path):
     (tmp_path / "loop.py").write_text("while True: pass")
     env = new_env(source=str(tmp_path))
     env._workshop.sandbox.limits = Limits(wall_s=0.5)
-    with pytest.raises(ValueError, match="task_id 0: the program does not end within its limits: timeout"):
+    with pytest.raises(ValueError, match="task_id 0: the program does not come to its end here: timeout"):
         env.reset(Task(0))
 
 

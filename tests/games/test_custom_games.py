@@ -5,6 +5,7 @@ import os
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import httpx
@@ -16,9 +17,11 @@ from tiny_runs import Drawing, rows, train
 import games
 import train_ppo
 from config.reader import make, read_json
+from envs import openspiel
 from envs.config import EnvConfig
 from envs.contract import ContractError, check_game, check_own_games
 from envs.openspiel import table
+from envs.opponents import make_bot, parse_opponent
 from scripts import evaluate, merge, play, visualize
 from utils import ConfigError
 
@@ -190,11 +193,21 @@ def test_a_folder_is_named_in_full_and_there_is_one(tmp_path, forget, monkeypatc
     for wrong in (".", "games", "~nobody-of-that-name"):
         with pytest.raises(ConfigError, match=rf"env: games_path '{wrong}' is not allowed: a path that"):
             make(EnvConfig, {"games_path": wrong}, "env")
-    for _ in range(2):
-        EnvConfig(games_path="~")
+    for spelled in ("~", "~", "~/", str(tmp_path)):
+        EnvConfig(games_path=spelled)
     assert games.NAMES[28:] == ["nim"]
-    with pytest.raises(ConfigError, match=rf"the games of {tmp_path} cannot be in one program with those of ~"):
-        make(EnvConfig, {"games_path": str(tmp_path)}, "env")
+    with pytest.raises(ConfigError, match=rf"the games of {tmp_path}/b cannot be in one program with those of ~"):
+        make(EnvConfig, {"games_path": f"{tmp_path}/b"}, "env")
+
+
+def test_a_game_on_another_game_is_known_by_its_parameters():
+    """OpenSpiel takes those of a game within a game."""
+    inner = {"name": "goofspiel", "num_cards": 3, "imp_info": True}
+    made = replace(
+        games.GAMES[0], name="turns", spiel_name="turn_based_simultaneous_game", rules=lambda params: "Turns."
+    )
+    at = openspiel._table(made, json.dumps({"game": inner}))
+    assert at.spiel.num_players() == 2
 
 
 def test_a_run_keeps_its_games_and_every_program_finds_them(tmp_path, forget, monkeypatch, capsys):
@@ -269,3 +282,10 @@ def test_an_endless_game_is_refused(monkeypatch):
     monkeypatch.setattr("envs.contract.LONGEST", 3)
     with pytest.raises(ContractError, match="does not end within 3 decisions"):
         check_game("hex_small")
+
+
+def test_a_search_of_two_sides_is_not_for_three_players():
+    three = openspiel.pyspiel.load_game("kuhn_poker", {"players": 3})
+    kuhn = games.GAMES[games.NAMES.index("kuhn_poker")]
+    with pytest.raises(ValueError, match="ismcts cannot play kuhn_poker of 3: it knows two sides"):
+        make_bot(kuhn, three, parse_opponent("ismcts:2x1"), 2, 0)

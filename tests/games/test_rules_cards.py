@@ -4,9 +4,11 @@ import random
 import re
 from collections import Counter
 
+import pyspiel
 import pytest
 from games_support import advance, found, from_history, load, playthrough, prompts, rules
 
+from games import GAMES, NAMES
 from games.euchre import BIDS
 from games.tricks import SEATS, parse_tricks
 
@@ -429,3 +431,40 @@ def test_gin_rummy_says_that_a_knock_at_the_wall_takes_the_upcard():
                 walls += 1
                 assert "knock with the upcard, or pass" in prompts("gin_rummy", state, state.current_player())[0]
     assert walls
+
+
+def test_after_a_knock_at_the_wall_the_deadwood_of_gin_rummy_is_that_of_the_cards():
+    """The engine's is 0 for both seats there; who believes it passes with a hand full of melds."""
+    game, rng = GAMES[NAMES.index("gin_rummy")], random.Random(0)
+    value, seen = {rank: min(n, 10) for n, rank in enumerate("A23456789TJQK", 1)}, 0
+    for _ in range(400):
+        state = pyspiel.load_game("gin_rummy", {"hand_size": 7, "knock_card": 10}).new_initial_state()
+        at_the_wall = False
+        while not state.is_terminal():
+            if state.is_chance_node():
+                state.apply_action(rng.choice(state.chance_outcomes())[0])
+                continue
+            text = game.describe(state, state.current_player())
+            if at_the_wall:
+                hand = re.search(r"Your hand: (.*)", text)[1].split()
+                assert f"Your deadwood (all cards not laid down): {sum(value[card[0]] for card in hand)}" in text
+                assert f"|{sum(value[card[0]] for card in hand)}|" in game.compact(state, state.current_player())
+                seen += 1
+            legal = state.legal_actions()
+            wall = "stock is used up" in text
+            at_the_wall |= wall and 55 in legal
+            state.apply_action(55 if wall and 55 in legal else rng.choice([a for a in legal if a != 55] or legal))
+    assert seen > 3
+
+
+def test_who_can_only_draw_from_the_stock_in_gin_rummy_is_not_offered_the_upcard():
+    state = pyspiel.load_game("gin_rummy", {"hand_size": 7, "knock_card": 10}).new_initial_state()
+    while state.is_chance_node():
+        state.apply_action(state.chance_outcomes()[0][0])
+    game = GAMES[NAMES.index("gin_rummy")]
+    assert "Phase: take the first upcard or pass" in game.describe(state, state.current_player())
+    for _ in range(2):
+        state.apply_action(54)
+    assert state.legal_actions() == [53]
+    assert "Phase: draw" in game.describe(state, state.current_player())
+    assert game.compact(state, state.current_player()).startswith("dr|")
