@@ -465,7 +465,7 @@ def test_engine_noise_is_kept_from_the_user():
 def test_errors_of_the_engine_still_arrive():
     bad = dataclasses.replace(games.GAMES[0], name="bad", spiel_name="leduc_poker")
     with pytest.raises(pyspiel.SpielError, match="wrong"):
-        openspiel._table(bad, (("wrong", 1),))
+        openspiel._table(bad, '{"wrong": 1}')
 
 
 def test_bad_tasks_are_one_line():

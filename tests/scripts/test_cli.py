@@ -81,7 +81,7 @@ BROKEN = {
     "env.allowed_game_indices=-1": "env.allowed_game_indices: game '-1' is not known: allowed are goofspiel, ",
     games('"hex#100000000"'): "--set: curriculum.stages[0]: hex#100000000 is out of range: configurations are below ",
     'curriculum.stages=[{"name": "s", "games": {"hex": 0}}]': "--set: curriculum.stages[0]: games: weights are numbers "
-    "> 0",
+    "from 1e-09 to 1e+09",
     "env.opponent=minimax": "env.opponent = 'minimax': stage 'easy': opponent 'minimax' is not known: allowed are "
     "random, mcts, ",
     "env.opponent=self": "env.opponent = 'self': stage 'easy' could never be left: ",

@@ -128,7 +128,6 @@ def test_a_process_tells_its_own_peak_and_not_that_of_the_one_that_started_it():
     script = """
 import psutil
 from training.metrics import peak_memory_mb
-from training.token_counts import play_step
 held = bytearray(b"x") * (300 << 20)
 print(peak_memory_mb(), psutil.Process().memory_info().rss / 2**20)
 """
