@@ -437,7 +437,7 @@ def test_after_a_knock_at_the_wall_the_deadwood_of_gin_rummy_is_that_of_the_card
     """The engine's is 0 for both seats there; who believes it passes with a hand full of melds."""
     game, rng = GAMES[NAMES.index("gin_rummy")], random.Random(0)
     value, seen = {rank: min(n, 10) for n, rank in enumerate("A23456789TJQK", 1)}, 0
-    for _ in range(400):
+    for _ in range(100):
         state = pyspiel.load_game("gin_rummy", {"hand_size": 7, "knock_card": 10}).new_initial_state()
         at_the_wall = False
         while not state.is_terminal():
