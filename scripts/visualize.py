@@ -169,12 +169,12 @@ def _read_lines(path: Path) -> list[dict[str, Any]]:
 
 
 def rolling(y: Sequence[float], window: int) -> list[list[float]]:
-    """Trailing mean of the last ``window`` values, and the ends of its 95 % band, by Student's t; a first has none."""
+    """Trailing mean of the last ``window`` values, and the ends of its 95 % band, by Student's t of at least 5."""
     import pandas
     from scipy.special import stdtrit
 
     part = pandas.Series(y, dtype=float).rolling(window, min_periods=1)
-    mean, error = part.mean(), (stdtrit(part.count() - 1, 0.975) * part.sem()).fillna(0.0)
+    mean, error = part.mean(), (stdtrit(part.count() - 1, 0.975) * part.sem()).where(part.count() >= 5, 0.0)
     return [ends.tolist() for ends in (mean, mean - error, mean + error)]
 
 

@@ -186,9 +186,10 @@ def test_matplotlib_is_imported_only_to_draw():
 
 
 def test_rolling_mean_and_its_band():
-    mean, low, high = visualize.rolling([0.0, 1.0, 0.0, 1.0, 1.0], window=4)
-    assert mean == pytest.approx([0, 0.5, 1 / 3, 0.5, 0.75])
-    assert high[-1] - mean[-1] == pytest.approx(3.182 * 0.5 / 2, rel=1e-3)  # of Student's t with 3 degrees of freedom
+    mean, low, high = visualize.rolling([0.0, 1.0, 0.0, 1.0, 1.0, 1.0], window=5)
+    assert mean == pytest.approx([0, 0.5, 1 / 3, 0.5, 0.6, 0.8])
+    assert high[-1] - mean[-1] == pytest.approx(2.776 * 0.2, rel=1e-3)  # of Student's t with 4 degrees of freedom
+    assert high[:4] == low[:4] == mean[:4], "of so few values it would be wider than what is drawn"
     assert np.subtract(mean, low) == pytest.approx(np.subtract(high, mean))
     assert low[0] == high[0] == 0
 
