@@ -395,6 +395,19 @@ def test_an_adapter_goes_on_the_base_in_the_bits_it_was_trained_on(tmp_path, nes
     assert 'dtype="bfloat16", quantization_config=bits)' in card
 
 
+def test_a_merged_model_is_loaded_as_it_is(merged_4bit):
+    assert "BitsAndBytesConfig" not in (merged_4bit / "README.md").read_text()
+
+
+def test_what_games_have_read_takes_no_room_while_weights_are_merged(tmp_path, monkeypatch):
+    policy = tiny_policy(tmp_path)
+    store = policy.reader.store
+    store.hold(store.take(10), -1)
+    monkeypatch.setattr(policy.peft_model, "unload", lambda: 1 / len(store.layers[0][0]))
+    with pytest.raises(ZeroDivisionError):
+        merge.write_merged(policy, tmp_path, tmp_path / "out", "float32")
+
+
 def test_a_card_holds_no_folder_of_programs(tmp_path):
     config = micro_config(tmp_path)
     config.env = replace(config.env, trace={"source": str(tmp_path), "partial_credit": True})

@@ -172,10 +172,11 @@ def test_cloning_goes_on_in_smaller_batches_when_memory_runs_out(tmp_path, monke
     policy, config = tiny_policy(tmp_path), micro_config(tmp_path)
     episodes, _ = taught(policy, [KUHN], "cfr:5")
     sequences = [s for e in episodes for seat in e.sequences.values() for s in seat if s.decisions]
-    real, failing, read = policy.evaluate_batch, iter([True]), []
+    real, failing, read, store = policy.evaluate_batch, iter([True]), [], policy.reader.store
+    store.hold(store.take(10), -1)
 
     def evaluate_batch(batch, **options):
-        assert not policy.reader.store.held
+        assert not len(store.layers[0][0]), "what an evaluation has read takes no room"
         if next(failing, False):
             raise torch.OutOfMemoryError
         read.append(len(batch))
