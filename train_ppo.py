@@ -66,7 +66,7 @@ OPTIONAL = {"legal_mass": "legal_mass_coef", "rehearsal_kl": "rehearsal_coef", "
 UNCLIPPED = "state_head."  # its gradient would be most of the norm, and Adam does not mind its length
 LONE = Ranks()
 Key = tuple[int, ...]  # of a stream of random numbers
-MAX_FAILED_SHARE = 0.2  # of a step's episodes lost to infrastructure; above it the run ends
+MAX_FAILED_SHARE = 0.2  # of the games of a step or an evaluation, of which one may always fail
 MAX_BAD_UPDATES = 5  # minibatches in a row without a finite loss and gradient, after which the run ends
 
 
@@ -330,6 +330,11 @@ def adapt_kl_coef(kl_coef: float, kl: float, decisions: int, ppo: PPOConfig) -> 
     return kl_coef * (1 + error * min(decisions / ppo.horizon, 1))
 
 
+def too_many_failed(failed: int, games: int) -> bool:
+    """Whether infrastructure lost so many games of a step or an evaluation that the run ends."""
+    return failed > max(MAX_FAILED_SHARE * games, games > 1)
+
+
 # -------------------------------------------------------------------------------------------------------- one step
 
 
@@ -358,9 +363,10 @@ class Trainer(Checkpointed):
         state, ppo, started = self.state, self.ppo, time.perf_counter()
         tasks = [self.curriculum.next(state.drawn + i) for i in range(ppo.batch_size)]
         texts = self.rehearsal.texts(state.step) if ppo.rehearsal_coef else []
+        player = self.player(stop, trained_on=True)
         self.policy.forget()
         with self.policy.lower_layers_once(self.ranks.world):
-            episodes = self.ranks.together(partial(play, self.config.env, self.player(stop), self.ranks.share(tasks)))
+            episodes = self.ranks.together(partial(play, self.config.env, player, self.ranks.share(tasks)))
             self.policy.forget()
             played = time.perf_counter()
 
@@ -403,7 +409,7 @@ class Trainer(Checkpointed):
     def without_failed(self, episodes: list[Episode]) -> list[Episode]:
         """Leave out what infrastructure lost; too much of it ends the run, and so do answers of outdated weights."""
         failed = [e for e in episodes if e.outcome == "failed"]
-        if len(failed) > max(MAX_FAILED_SHARE * len(episodes), len(episodes) > 1):
+        if too_many_failed(len(failed), len(episodes)):
             cause = failed[0].info.get("error", "unknown")
             raise TrainingError(f"{len(failed)} of {len(episodes)} episodes failed; the first: {cause}")
         valid = [e for e in episodes if e.outcome != "failed"]
@@ -424,10 +430,12 @@ class Trainer(Checkpointed):
 
         What learns to answer legally unconstrained (``legal_mass_coef``) plays the same games so, too.
         """
-        env, games = self.config.env, self.ppo.eval_games
-        nash = not self.config.curriculum.opponents.isdisjoint(("past", "self"))
-        measure = partial(evaluate, self.player(stop), env, self.evaluated, games, progress=tell, nash=nash)
+        nash, games = not self.config.curriculum.opponents.isdisjoint(("past", "self")), self.ppo.eval_games
+        measure = partial(evaluate, self.player(stop), self.config.env, self.evaluated, games, progress=tell, nash=nash)
         results = measure(exact_tasks=self.exact)
+        for r in results:
+            if too_many_failed(r.failed, r.failed + r.episodes):
+                raise TrainingError(f"{r.failed} of {r.failed + r.episodes} games of {r.game} failed in an evaluation")
         if not (self.ppo.legal_mass_coef and self.policy.constrained):
             return results
         self.policy.constrained = False

@@ -18,7 +18,7 @@ from typing import Any
 from config.reader import ConfigError, blaming
 from envs.client import NO_ANSWER, NOT_SENT, HttpClient, one_line, parse, wait_for
 from envs.config import EnvConfig
-from envs.openspiel import OpenSpielEnv, derive_seed, score, table
+from envs.openspiel import INVALID, OpenSpielEnv, derive_seed, score, table
 from envs.opponents import SEEDS, parse_opponent
 from envs.prompts import full_system, full_user
 from envs.server_replies import Reply, ServerError, close, read_position, read_reply
@@ -52,13 +52,13 @@ class HttpConnection:
     def call(self, method: str, arguments: dict[str, Any], seconds: float) -> Any:
         """Return the method's result.
 
-        Calls that found no server, or one that refused to take them (503), are repeated. Those that may have been
-        carried out are repeated only if that does no harm: never a step.
+        Calls that found no server are repeated. Those that may have been carried out (a proxy says 503, too, when it
+        has lost the answer) are repeated only if that does no harm: never a step.
 
         Raises:
             ServerError: no result within ``seconds``, or an error of the server's.
         """
-        repeatable = (NOT_SENT, 503) if method == "step" else (NOT_SENT, 503, NO_ANSWER, 502, 504)
+        repeatable = (NOT_SENT,) if method == "step" else (NOT_SENT, 503, NO_ANSWER, 502, 504)
         body = {"method": method, "args": [], "kwargs": arguments}
         status, text = self._client.call("call", body, seconds, repeatable.__contains__)
         told: Any = None
@@ -84,7 +84,8 @@ class ContainerConnection:
         self._loop, started = asyncio.new_event_loop(), Future[Any]()
         threading.Thread(target=self._run, args=(image, started), name="affinetes", daemon=True).start()
         if started not in wait([started], START_SECONDS).done:
-            raise RuntimeError(f"env_mode docker: {image} has not started within {START_SECONDS:g} s")
+            told = f"has not started within {START_SECONDS:g} s; docker pull {image} fetches it before"
+            raise ConfigError(f"env.env_mode docker: {image} {told}")
         if error := started.exception():
             raise ConfigError(f"env.env_mode docker: {image} cannot be started: {one_line(str(error))}") from error
         self._env = started.result()
@@ -183,6 +184,7 @@ class RemoteEnv(OpenSpielEnv):
         self._state, self._ours = reply.episode_id, reply.info.get("path") == EVALUATE_PATH
         self._check_echo(asked, reply.info)
         self._seat = self._own_seat = reply.info["llm_player_id"]
+        self._played = list[int]()
         rules, found, _ = reply.observation.partition("\n\n# Current Game State\n")
         self._head = rules + found if found else ""
         ours = full_system(self._table.game.name, rules.removeprefix("# Game Rules\n"))
@@ -192,6 +194,7 @@ class RemoteEnv(OpenSpielEnv):
     def _play(self, action: int) -> Step:
         """``step``; ServerError: the server refuses a legal action, or fails."""
         self._attempt = 1
+        self._played.append(action)
         return self._show(self._call("step", action=str(action), episode_id=self._state))
 
     def close(self) -> None:
@@ -229,11 +232,14 @@ class RemoteEnv(OpenSpielEnv):
         if reply.done:
             if self._ours and not reply.history:
                 raise self._error("the game ended without its history, which servers of this path tell")
-            if reply.returns and not close(reply.score, score(self._spiel, reply.returns, self._seat)):
+            told = [action for player, action in reply.history if player == self._seat and action != INVALID]
+            if reply.history and told != self._played:
+                raise self._error(f"its history has {told} of seat {self._seat}, which played {self._played}")
+            if reply.returns and not close(reply.score, min(score(self._spiel, reply.returns, self._seat), 1.0)):
                 raise self._error(f"the score {reply.score} is not that of the returns {reply.returns}")
             return self._end(reply.returns, reply)
         with blaming("", ServerError, raising=self._error):
-            state, self._legal = read_position(reply.observation)
+            state, self._legal = read_position(reply.observation.removeprefix(self._head))
         shown = full_user(state, self._seat, self._legal) if self._ours else reply.observation.removeprefix(self._head)
         return self._ask(shown)
 

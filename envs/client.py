@@ -8,6 +8,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Coroutine
+from http.cookiejar import CookieJar, DefaultCookiePolicy
 from typing import Any
 
 from config.reader import ConfigError, blaming, deeper_than, parse_json
@@ -153,8 +154,9 @@ def connections() -> Any:
     limits = httpx.Limits(max_connections=None, keepalive_expiry=KEEPALIVE_SECONDS)
     direct = dict.fromkeys(("all://localhost", "all://127.0.0.1", "all://[::1]"))  # whatever proxy the shell names
     wrong = ValueError, ImportError, httpx.InvalidURL
+    no_cookies = DefaultCookiePolicy(allowed_domains=[])  # a server could fill the memory with them
     with blaming("the proxy that ALL_PROXY, HTTP_PROXY or HTTPS_PROXY names: ", wrong):
-        return httpx.AsyncClient(limits=limits, verify=_tls(), mounts=direct)
+        return httpx.AsyncClient(limits=limits, verify=_tls(), mounts=direct, cookies=CookieJar(no_cookies))
 
 
 _pool = functools.cache(connections)  # of all HttpClients

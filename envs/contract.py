@@ -162,6 +162,7 @@ def _variants(params: Callable[[int], dict[str, Any]]) -> list[int]:
 def _check_texts(steps: list[Step], prompt: str, rules: Any) -> None:
     _promise(len(steps) > 1, "the game ends before the first decision")
     _promise(isinstance(rules, str), f"rules are {rules!r}: expected text")
+    _promise("# Current Game State" not in rules, "rules hold '# Current Game State', where those of a server end")
     for text in (rules, *(step.text for step in steps)):
         text.encode()  # half characters are none
     for step in steps[:-1]:

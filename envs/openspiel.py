@@ -10,6 +10,7 @@ import contextlib
 import functools
 import hashlib
 import json
+import math
 import os
 import sys
 import threading
@@ -69,11 +70,12 @@ class Table:
     spiel: Any
     players: int
     system_full: str
+    system_compact: str
     utilities: tuple[float, float] | None  # see ``_utilities``
 
     def system(self, prompt: str) -> str:
-        """The system message: rules and answer format (``full``) or the game's name (``compact``)."""
-        return self.system_full if prompt == "full" else self.game.name
+        """The system message: rules and answer format (``full``) or the game's name and its variant (``compact``)."""
+        return self.system_full if prompt == "full" else self.system_compact
 
 
 @functools.lru_cache(maxsize=4096)  # a game of the user's own may have as many as it has configurations
@@ -81,7 +83,10 @@ def _table(game: Game, params_json: str) -> Table:
     params = json.loads(params_json)  # may hold those of another game, which have no hash
     with _silent_stderr():
         spiel = pyspiel.load_game(game.short_name, params)
-    return Table(game, spiel, spiel.num_players(), full_system(game.name, game.rules(params)), _utilities(spiel))
+    usual = game.params(0)
+    variant = [f"{key}={value}" for key, value in params.items() if value != usual.get(key)]
+    systems = full_system(game.name, game.rules(params)), " ".join([game.name, *variant])
+    return Table(game, spiel, spiel.num_players(), *systems, _utilities(spiel))
 
 
 @functools.lru_cache(maxsize=4096)  # of the ids in use; tables themselves are few
@@ -144,6 +149,11 @@ def position(task_id: int, history: Sequence[Sequence[int]]) -> Any:
     """The state at the end of a recorded history; ValueError as ``replay``."""
     [(state, _)] = deque(replay(load_game(task_id), history), maxlen=1)
     return state
+
+
+def most_moves(spiel: Any) -> float:
+    """After how many moves a game ends that its engine does not end: oware's fails at the next."""
+    return spiel.max_game_length() if spiel.get_type().short_name == "oware" else math.inf
 
 
 def score(pyspiel_game: Any, returns: list[float], seat: int) -> float:
@@ -282,6 +292,8 @@ class OpenSpielEnv:
                     return self._decide(seat, state.legal_actions(seat), simultaneous=True)
             elif not (legal := state.legal_actions()):
                 break  # gin rummy's dead end (see has_dead_ends): the hand ends there, and nobody has scored
+            elif len(self._history) >= most_moves(self._table.spiel):
+                break  # oware's engine takes no more of them
             elif player in self._bots:
                 self._apply(player, self._bot_action(player, legal))
             else:
@@ -339,7 +351,8 @@ class OpenSpielEnv:
         if returns is None:
             scores = {p: 0.0 if p == self._seat else 0.5 for p in range(self._table.players)}
         else:
-            scores = {p: _place(returns, p, self._table.utilities) for p in range(self._table.players)}
+            places = (_place(returns, p, self._table.utilities) for p in range(self._table.players))
+            scores = {p: min(place, 1.0) for p, place in enumerate(places)}  # 2048 told more tiles than its highest
         info = self._info(self._own_seat, outcome) | {"returns": returns, "scores": scores}
         self.close()
         return Step("", {}, True, scores[self._own_seat], info)

@@ -8,7 +8,7 @@ from typing import Any
 
 from config.reader import blaming, deeper_than
 from envs.client import MAX_DEPTH, is_number, one_line
-from envs.openspiel import replay
+from envs.openspiel import most_moves, replay
 
 # What an answer may hold. Above the longest games and prompts by a factor of ten or more.
 MAX_TEXT = 2**18
@@ -65,20 +65,25 @@ def read_reply(answer: Any, game: Any) -> Reply:
     if not done:
         return Reply(text, episode_id, False, 0.0, info, [], None)
     reward = answer.get("reward")
-    if not is_number(reward) or not 0 <= reward <= 1:
-        raise ServerError(f"the score {one_line(repr(reward))} is not in [0, 1]")
+    if not is_number(reward) or not 0 <= reward <= _most(game):
+        raise ServerError(f"the score {one_line(repr(reward))} is not in [0, {_most(game)}]")
     told = info if game else {}
     returns, history = _returns(told.get("returns"), game), _history(told.get("history"))
     if history:
         with blaming(raising=ServerError):
             [(state, _)] = deque(replay(game, history), maxlen=1)
-        if not state.is_terminal() and state.legal_actions():
+        if not state.is_terminal() and state.legal_actions() and len(history) < most_moves(game):
             raise ServerError("its history does not end with the game")
         played = state.returns()
         if returns is not None and not all(map(close, returns, played)):
             raise ServerError(f"the returns {returns} are not those of its history, {played}")
         returns = played
-    return Reply(text, episode_id, True, float(reward), info, history, returns)
+    return Reply(text, episode_id, True, min(float(reward), 1.0), info, history, returns)
+
+
+def _most(game: Any) -> int:
+    """What a score can be: in 2048 the highest utility is that of one tile, and a game that is won has others too."""
+    return 2 if game and game.get_type().short_name == "2048" else 1
 
 
 def close(one: float, other: float) -> bool:
@@ -89,7 +94,7 @@ def close(one: float, other: float) -> bool:
 def _returns(told: Any, game: Any) -> list[float] | None:
     if told is None:
         return None
-    players, low, high = game.num_players(), game.min_utility(), game.max_utility()
+    players, low, high = game.num_players(), game.min_utility(), _most(game) * game.max_utility()
     numbers = isinstance(told, list) and len(told) == players and all(map(is_number, told))
     if not numbers or not all(low <= value <= high for value in told):
         raise ServerError(f"the returns {one_line(repr(told))} are not {players} numbers in [{low:g}, {high:g}]")

@@ -326,13 +326,14 @@ def result_table(before: list[dict[str, Any]], after: list[GameResult]) -> tuple
         lines.append({"game": new.game, "before": old.get("value"), "after": new.value,
                       "95 %": between(new.low, new.high), "exact": new.exact, "ceiling": new.ceiling,
                       "share": new.share, "NashConv before": old.get("nash_conv"), "NashConv": new.nash_conv,
-                      "free before": _free_play(free_before), "free after": _free_play(new.free_play)})  # fmt: skip
+                      "free before": _free_play(free_before), "free after": _free_play(new.free_play),
+                      "failed": new.failed or None})  # fmt: skip
         games[new.game] = {
             "before": old.get("value"), "after": new.value, "interval": [new.low, new.high], "episodes": new.episodes,
             "exact_before": old.get("exact"), "exact_after": new.exact, "random": new.random, "ceiling": new.ceiling,
             "share_before": old.get("share"), "share": new.share, "exact": new.exact is not None,
             "nash_conv_before": old.get("nash_conv"), "nash_conv": new.nash_conv,
-            "free_play_before": free_before, "free_play": new.free_play,
+            "free_play_before": free_before, "free_play": new.free_play, "failed": new.failed,
         }  # fmt: skip
     text = columns(lines, before=VALUE, after=VALUE, exact=VALUE, ceiling=VALUE)
 

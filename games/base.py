@@ -44,7 +44,7 @@ class Game:
         history_turns: default number of past turns kept in the conversation; None keeps them all, an
             integer is safe only because ``describe`` alone determines the information state.
         dealt: chance outcome -> its name, where OpenSpiel's is a bare number.
-        compact_actions: the compact prompt lists the legal actions (False: they follow from the position).
+        compact_actions: the compact prompt lists the legal actions (False: they follow from position and variant).
     """
 
     name: str

@@ -47,7 +47,13 @@ def _phase(state: State) -> str:
 
 
 def _deadwood(state: State, player: int) -> int:
-    """The engine's; of the cards not laid down our own, since after a knock at the wall the engine's is another."""
+    """The engine's; of the cards not laid down our own, since after a knock at the wall the engine's is another.
+
+    Before a discard the engine tells the least without any, which is too little where all nine cards of a hand of
+    eight are in melds.
+    """
+    if _phase(state) == "DISCARD" and player == state.current_player():
+        return min(state.child(card).deadwood()[player] for card in state.hands()[player])
     if _phase(state) in ("KNOCK", "LAYOFF", "MELDS"):
         return sum(min(card % 13 + 1, 10) for card in state.hands()[player])
     return state.deadwood()[player]

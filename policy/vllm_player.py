@@ -45,6 +45,7 @@ class Engine:
         self.policy, self.env, self.stop = policy, env, stop
         self.folder, self.run = folder.resolve() / "adapters", secrets.token_hex(3)
         self.version, self._kept = -1, list[Path]()
+        self.stale = env.max_staleness  # updates by which who plays may be behind; none in evaluations
         self._runner = asyncio.Runner()
         self.servers = [Server(url) for url in addresses(env)]
         self._slots = asyncio.Semaphore(CALLS_AT_ONCE)
@@ -206,7 +207,7 @@ class Engine:
 
     def _may_play(self, server: Server) -> bool:
         return not server.out and server.version is not None and (
-            self.version - server.version <= self.env.max_staleness)  # fmt: skip
+            self.version - server.version <= self.stale)  # fmt: skip
 
     def _write(self, turn: Turn, answer: Any, version: int, most: int) -> None:
         """Write a server's answer, of so many tokens at most, into the conversation.

@@ -159,8 +159,12 @@ class GameServer(uvicorn.Server):
     def handle_exit(self, sig: int, frame: Any) -> None:
         """Take a signal."""
         self.interrupted = self.interrupted or sig == signal.SIGINT
-        self.actor.close()
         super().handle_exit(sig, frame)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """End: games first, which is not done in ``handle_exit``, since what it interrupts may hold their locks."""
+        self.actor.close()
+        await super().shutdown(sockets)
 
 
 def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:

@@ -486,8 +486,10 @@ def say_search(config: SimpleNamespace, seconds: dict[tuple[str, int], tuple[flo
     spent = [(f"{GAMES[index].name} against {opponent}", *found) for (opponent, index), found in seconds.items()]
     lines = [_aligned(spent, ("search, estimated", "s a move", "s a game"), ".3f")]
     for stage in config.curriculum.stages:
-        games, mixture = stage.weights, stage.mixture
-        total = sum(w * g * seconds.get((o, i), (0, 0))[1] for o, w in mixture.items() for i, g in games.items())
-        step = config.ppo.batch_size * total / sum(games.values()) / sum(mixture.values()) / threads
+        games, replays = stage.weights, config.curriculum.failure_replay_prob if stage.gate else 0.0
+        shares = {o: w * (1 - replays) / sum(stage.mixture.values()) for o, w in stage.mixture.items()}
+        shares |= {stage.gate: shares.get(stage.gate, 0.0) + replays} if stage.gate else {}
+        total = sum(w * g * seconds.get((o, i), (0, 0))[1] for o, w in shares.items() for i, g in games.items())
+        step = config.ppo.batch_size * total / sum(games.values()) / threads
         lines.append(f"stage {stage.name}: {step:.2f} s a step of {config.ppo.batch_size} games, on {threads} threads")
     return lines

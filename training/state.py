@@ -127,12 +127,14 @@ class Checkpointed:
 
     # -- who plays -----------------------------------------------------------------------------------------------
 
-    def player(self, stop: StopSignal) -> Any:
+    def player(self, stop: StopSignal, trained_on: bool = False) -> Any:
         """The policy, leaving a rollout or an evaluation on a signal; several processes agree on it between steps.
 
-        With ``env.use_vllm`` servers play, with the policy's weights as they are now.
+        With ``env.use_vllm`` servers play, with the policy's weights as they are now, or where games are
+        ``trained_on`` with such as ``env.max_staleness`` allows.
         """
         if self.engine:
+            self.engine.stale = self.config.env.max_staleness if trained_on else 0
             self.engine.stop = lambda: stop.received
             self.engine.publish(self.state.step)
             return StoppablePlayer(self.engine, stop)

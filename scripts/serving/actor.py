@@ -1,6 +1,7 @@
 """The games of serve.py and what clients may do with them: budgets, room, and the public form of every answer."""
 
 import asyncio
+import contextlib
 import math
 import os
 import random
@@ -9,7 +10,7 @@ import sys
 import threading
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -176,7 +177,8 @@ def read_task(task_id: Any, seed: Any, opponent: Any, max_search: float) -> Task
 def _step_back() -> None:
     """Let the calling thread give way to those that answer requests (Linux knows priorities of threads)."""
     if sys.platform == "linux":
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 5)
+        with contextlib.suppress(OSError):  # it is better to search at the same priority than not at all
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), min(os.nice(0) + 5, 19))
 
 
 class Actor:
@@ -213,7 +215,7 @@ class Actor:
     async def step(self, action: str | None = None, episode_id: str | None = None) -> dict:
         """Play an action: its id, or text that the parser of the evaluate path understands."""
         episode = self._find(episode_id)
-        async with episode.lock:
+        async with self._turn(episode):
             if episode.step is None or episode.step.done:
                 return episode.response(error=_error("episode_done", "the episode has ended: reset starts another"))
             text = str(action) if isinstance(action, str) or type(action) is int else ""
@@ -228,7 +230,7 @@ class Actor:
     async def state(self, episode_id: str | None = None) -> dict:
         """Return the position again; nothing is played."""
         episode = self._find(episode_id)
-        async with episode.lock:
+        async with self._turn(episode):
             return episode.response(episode.step.score if episode.step else 0.0)
 
     async def stop(self, episode_id: str | None = None) -> dict:
@@ -247,6 +249,14 @@ class Actor:
             self._drop(episode)
         for pool in (self._search_pool, self._quick_pool):
             pool.shutdown(wait=False, cancel_futures=True)
+
+    @contextlib.asynccontextmanager
+    async def _turn(self, episode: HostedGame) -> AsyncIterator[None]:
+        """One call at a time; who waited for another learns if that one's search was given up, which ends the game."""
+        async with episode.lock:
+            if episode.env.stopped:
+                raise RequestError("episode_not_found", "Episode not found.", episode.id)
+            yield
 
     def _drop(self, episode: HostedGame) -> None:
         episode.env.stopped = True

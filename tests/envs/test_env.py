@@ -18,6 +18,7 @@ from envs import exact, openspiel, opponents
 from envs.contract import check_contract, random_legal, transcript
 from envs.openspiel import OpenSpielEnv, derive_seed
 from envs.opponents import OpponentSpec, Stream, make_bot, parse_opponent
+from envs.server_replies import ServerError, read_reply
 
 NAMES = list(games.NAMES)
 
@@ -473,6 +474,21 @@ def test_bad_tasks_are_one_line():
         with pytest.raises(ValueError, match="allowed") as error:
             new_env()().reset(task)
         assert "\n" not in str(error.value)
+
+
+def test_a_game_of_2048_that_is_won_scores_one_here_and_from_a_server():
+    """Other tiles beside the last come on top of what the engine calls the most; the public score is above 1."""
+    task = Task(NAMES.index("2048") * games.CONFIGS_PER_GAME, 0)
+    spiel, returns = openspiel.load_game(task.task_id), [27_000.0]
+    told = openspiel.score(spiel, returns, 0)
+    assert told == pytest.approx(27_000 / 20_480)
+    env = new_env()()
+    env.reset(task)
+    assert env._end(returns).score == 1
+    answer = {"observation": "", "episode_id": "", "done": True, "reward": told, "info": {"returns": returns}}
+    assert read_reply(answer, spiel).score == 1
+    with pytest.raises(ServerError, match=r"the score 2.1 is not in \[0, 2\]"):
+        read_reply(answer | {"reward": 2.1}, spiel)
 
 
 def test_who_play_together_are_measured_by_what_they_reach():

@@ -456,6 +456,29 @@ def test_the_share_lies_between_random_play_and_the_best_response():
     assert [share(value, 0.8) for value in (0.2, 0.8, 0.35, -0.1)] == pytest.approx([0, 1, 0.25, -0.5])
     assert share(1.0, 0.2) is None
     assert share(None, 0.8) is None
+    known = GameResult("g", 1, -0.4, 0.0, 0.0, 0.0, exact=0.5, random=0.2, ceiling=0.8)
+    assert (known.grade, replace(known, exact=None).grade) == (pytest.approx(0.5), -0.4)
+
+
+def test_exact_values_are_not_of_players_whose_games_are_cut_off():
+    """The tree of exact values has no end that prompts have."""
+    table = exact.uniform_table(load_game(KUHN))
+    for cut in (False, True):
+        player: Any = TablePlayer(KUHN, table)
+        player.action_probs = lambda queries: [{a: 1 / len(q.legal) for a in q.legal} for q in queries]
+        act, left = player.act, iter([cut])
+        player.act = lambda queries, act=act, left=left: [
+            replace(action, truncated=True) if next(left, False) else action for action in act(queries)
+        ]
+        [result] = evaluate(player, EnvConfig(), [KUHN], games=8)
+        assert (result.truncated, result.exact is None) == (cut, cut)
+
+
+def test_legal_mass_is_a_mean_over_decisions():
+    rows = [
+        {"outcome": "finished", "score": 1.0, "legal_mass": mass, "decisions": n} for mass, n in ((0.9, 1), (0.3, 5))
+    ]
+    assert summary("g", [rows]).legal_mass == pytest.approx(0.4)
 
 
 def test_a_task_of_the_evaluation_is_played_as_any_other():

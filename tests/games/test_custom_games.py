@@ -120,6 +120,10 @@ def nim_with(old, new):
 
 
 BROKEN_PROMISES = [
+    (
+        nim_with("def rules(params):\n", 'def rules(params):\n    return "# Current Game State"\n'),
+        "rules hold '# Current Game State'",
+    ),
     (nim_with('"is_misere"', '"is_misery"'), "Unknown parameter 'is_misery'"),
     (nim_with('name="nim"', 'name="no_such_game"'), "no_such_game"),
     (nim_with('return "\\n".join(', 'return "" and str('), "a position has an empty description (full prompt)"),

@@ -1,5 +1,7 @@
-"""Gin rummy with hands of eight: a knock after which every discard leaves too much deadwood."""
+"""Ends that engines do not tell: gin rummy's with hands of eight after a knock, and oware's after 1000 turns."""
 
+import math
+import random
 import subprocess
 import sys
 
@@ -35,7 +37,9 @@ def test_the_hand_ends_without_a_score(monkeypatch):
     env = OpenSpielEnv(EnvConfig())
     step = env.reset(Task(TASK_ID, 0))
     assert step.legal[DRAW_UPCARD]
-    assert KNOCK in env.step(str(DRAW_UPCARD)).legal
+    drawn = env.step(str(DRAW_UPCARD))
+    assert KNOCK in drawn.legal
+    assert "Your deadwood after the best discard: 20\n" in drawn.text  # the engine says 0: nine cards, three melds
     end = env.step(str(KNOCK))
     assert (end.done, end.score, end.info["outcome"], end.info["returns"]) == (True, 0.5, "finished", [0.0, 0.0])
 
@@ -43,3 +47,19 @@ def test_the_hand_ends_without_a_score(monkeypatch):
 def test_searches_survive_it_and_never_knock_into_it():
     result = subprocess.run([sys.executable, "-c", SEARCH], capture_output=True, text=True)
     assert result.returncode == 0, result.stderr or result.returncode
+
+
+def test_oware_without_captures_is_a_draw_where_the_engine_takes_no_more_turns():
+    env, turns, draw = OpenSpielEnv(EnvConfig()), 0, random.Random(0)
+    oware = games.NAMES.index("oware")
+    step = env.reset(Task(oware * games.CONFIGS_PER_GAME, 0, "self"))
+
+    def captured(action):
+        after = games.GAMES[oware].compact(env._state.child(action), 0)
+        return sum(map(int, after.split()[1].split(":"))), draw.random()
+
+    while not step.done:
+        step, turns = env.step(str(min(step.legal, key=captured))), turns + 1
+    assert (turns, step.score, step.info["outcome"]) == (1000, 0.5, "finished")
+    others = [openspiel.load_game(i * games.CONFIGS_PER_GAME) for i in range(len(games.NAMES)) if i != oware]
+    assert {openspiel.most_moves(spiel) for spiel in others} == {math.inf}

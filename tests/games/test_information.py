@@ -12,6 +12,7 @@ from games_support import acting, from_history, load, playthrough
 from test_prompts import swapped, unseen_pairs
 
 import games
+from envs import openspiel
 from envs.openspiel import table
 from envs.prompts import user_message
 
@@ -108,3 +109,11 @@ def test_positions_that_differ_in_what_is_hidden_have_the_same_prompts(name, con
         if checked == PAIRS:
             break
     assert checked == PAIRS
+
+
+@pytest.mark.parametrize("name", games.NAMES)
+def test_the_compact_system_message_tells_the_variant(name):
+    start = games.NAMES.index(name) * games.CONFIGS_PER_GAME
+    variants = openspiel.tables([(start, start + openspiel.DISTINCT)])
+    assert len({shared.system("compact") for shared in variants}) == len(variants)
+    assert table(start).system("compact") == name

@@ -27,6 +27,8 @@ from policy.vllm_player import FAULTS_AT_MOST, Engine, EngineError
 from policy.vllm_server import Server, addresses, check_servers
 from training import alarms
 from training.config import PPOConfig
+from training.process import StopSignal
+from training.state import Checkpointed
 from utils import ConfigError
 
 TTT, HEX = NAMES.index("tic_tac_toe") * CONFIGS_PER_GAME, NAMES.index("hex_small") * CONFIGS_PER_GAME + 1
@@ -226,11 +228,21 @@ def test_rollouts_older_than_allowed_are_an_error(policy, server, tmp_path):
         episodes = games(engine, TASKS[:3])
         engine.check_age(sequences(episodes))
         assert {d.version for d in decisions(episodes)} == {0}
+        engine.stale = 0  # as in an evaluation
+        with pytest.raises(EngineError, match="rank too great"):
+            games(engine, TASKS[:3])
         engine.env = replace(engine.env, max_staleness=0)
         with pytest.raises(EngineError, match="made by adapter 0, the current one is 1"):
             engine.check_age(sequences(episodes))
-        with pytest.raises(EngineError, match="rank too great"):
-            games(engine, TASKS[:3])
+
+
+@pytest.mark.parametrize("trained_on", [True, False])
+def test_evaluations_are_of_the_newest_weights(trained_on):
+    config = SimpleNamespace(env=EnvConfig(max_staleness=3))
+    engine = SimpleNamespace(publish=lambda step: None)
+    run = SimpleNamespace(engine=engine, config=config, state=SimpleNamespace(step=5))
+    Checkpointed.player(run, StopSignal(), trained_on)
+    assert engine.stale == (3 if trained_on else 0)
 
 
 def test_a_server_started_anew_gets_the_adapter_again(policy, server, tmp_path):

@@ -397,6 +397,15 @@ def test_metrics_of_a_run_that_left_no_checkpoint_are_set_aside(tmp_path, capsys
 
 
 @pytest.mark.usefixtures("_undrawn")
+def test_without_evaluations_a_later_stage_is_better_than_any_window_of_an_earlier_one(tmp_path):
+    easy = STAGE | {"name": "easy", "threshold": 0, "min_episodes": 16}
+    stages = {"stages": [easy, STAGE | {"name": "hard", "threshold": 1}]}
+    assert train(tmp_path, "--set", "ppo.num_train_steps=3", "--set", "eval_freq=0", curriculum=stages) == 0
+    manifest = json.loads((tmp_path / "run" / "checkpoint-000003" / "manifest.json").read_text())
+    assert 1 <= manifest["score"] <= 2
+
+
+@pytest.mark.usefixtures("_undrawn")
 @pytest.mark.parametrize(("every", "scored"), [(0, [True, True]), (1, [True, True])])
 def test_without_evaluations_the_best_checkpoint_is_that_of_the_best_window(tmp_path, every, scored):
     settled = {"stages": [STAGE | {"min_episodes": 20}]}  # after the second step of 16 games

@@ -34,6 +34,7 @@ from envs.openspiel import OpenSpielEnv, position
 from evaluation import arena, players
 from evaluation.measure import exact_table, paired_tasks, table_values
 from evaluation.players import ChatPlayer, Roster
+from games import CONFIGS_PER_GAME, NAMES
 from policy import load_policy
 from scripts import evaluate, merge, play
 from scripts.exploit import train as exploit
@@ -359,6 +360,9 @@ def test_a_base_that_has_changed_is_told(checkpoint, tmp_path, capsys, monkeypat
     assert f"WARNING: {told.replace(base['model'], str(moved))}" in capsys.readouterr().err
     assert merge.main(["--checkpoint", checkpoint, "--output", str(tmp_path / "merged"), "--deals", "2"]) == 2
     assert told in capsys.readouterr().err
+    found = {"model": base["model"], "weights": base["weights"], "tokenizer": "another"}
+    with pytest.raises(ConfigError, match=r"the tokenizer of .* are not those"):
+        players.check_base(checkpoint, found)
 
 
 @pytest.mark.parametrize(("opponent", "said"), [("random", False), ("mcts:2x1", True)])
@@ -377,6 +381,9 @@ def test_over_a_server_exact_values_are_left_out_and_that_is_said(caplog):
 
     asked = SimpleNamespace(label="mine", env=EnvConfig(), player=SimpleNamespace(action_probs=first))
     assert evaluate.exact_results(asked, {KUHN})["ceiling"] > 0
+    sizes = [NAMES.index("hex_small") * CONFIGS_PER_GAME + k for k in range(2)]
+    assert [evaluate.exact_results(asked, {size}) != {} for size in sizes] == [True, False], "of 3x3 and of 4x4"
+    assert evaluate.exact_results(asked, set(sizes)) == {}, "one value is of one board"
     asked.env = EnvConfig(env_mode="url", env_url="http://127.0.0.1:9")
     assert evaluate.exact_results(asked, {KUHN}) == {}
     assert caplog.messages == ["--exact: kuhn_poker left out for mine, whose prompts are those of a server"]
@@ -1005,6 +1012,8 @@ def test_a_server_is_asked_for_free_answers(serve, tmp_path, monkeypatch):
     assert server.headers[0]["Authorization"] == "Bearer sk-of-the-test-0123456789"
     assert "sk-of-the-test" not in (tmp_path / "report.json").read_text()
     assert len({b["seed"] for b in server.requests}) == len(server.requests)
+    report(tmp_path, *args, "--greedy", games=["kuhn_poker"])
+    assert server.requests[-1]["temperature"] == 0
 
 
 def test_answers_that_cannot_be_read_forfeit_after_three_attempts(serve, tmp_path):
@@ -1015,8 +1024,9 @@ def test_answers_that_cannot_be_read_forfeit_after_three_attempts(serve, tmp_pat
     assert "attempt 2 of 3" in server.requests[-1]["messages"][-1]["content"]
 
 
-def test_a_server_that_stumbles_is_asked_again(serve):
-    server = serve(lambda body, number: (503, "busy") if number < 4 else (200, "1"))
+@pytest.mark.parametrize("status", [408, 429, 503])
+def test_a_server_that_stumbles_is_asked_again(serve, status):
+    server = serve(lambda body, number: (status, "busy") if number < 4 else (200, "1"))
     query = env_wrapper.Query(0, 0, [{"role": "user", "content": "?"}], {0: "a", 1: "b"}, (0, 0, 0, 1))
     assert ChatPlayer(server.url, "m", 1.0, 4, 0).act([query])[0].text == "1"
     assert len(server.requests) == 4
@@ -1200,6 +1210,18 @@ def test_models_that_were_taught_different_prompts_do_not_meet(run, checkpoint, 
     assert evaluate.main(command("--checkpoint", checkpoint, "--opponent", str(other), games=["kuhn_poker"])) == 0
 
 
+def test_players_of_one_base_sample_each_as_its_own_run_did(run, tmp_path):
+    other = shutil.copytree(run / "final", tmp_path / "other" / "checkpoint-000006")
+    (other / "manifest.json").unlink()
+    config = json.loads((run / "run_config.json").read_text())
+    config["ppo"]["temperature"] = 0.25
+    (other / "run_config.json").write_text(json.dumps(config))
+    roster = Roster([], [], 0, False, None)
+    policies = [roster.contestant(str(name)).player.policy for name in (run, other, run / "final")]
+    assert [policy.temperature for policy in policies] == [1.0, 0.25, 1.0]
+    assert policies[0] is policies[2]
+
+
 # ------------------------------------------------------------------------------------------------------ best responses
 
 
@@ -1267,6 +1289,42 @@ def test_of_several_responses_the_one_that_scored_best_while_learning_is_played(
     assert (best, found) == (tmp_path / "1" / "final", [0.4, 0.9, 0.6])
     assert not any(mine.env.use_vllm for mine in trained)  # servers hold another player's weights
     assert (config.lora.first_layer, {mine.lora.first_layer for mine in trained}) == (1, {0})
+    assert len({mine.run.seed for mine in trained}) == 3
+    assert {mine.model.adapter for mine in trained} == {None}
+
+
+def test_a_response_is_judged_by_its_last_tenth_of_steps(tmp_path, run, monkeypatch):
+    scores = iter(n / 20 for n in range(20))
+
+    class Training:
+        def __init__(self, *_):
+            ignore = lambda *_: None  # noqa: E731
+            self.policy, self.curriculum = SimpleNamespace(add_adapter=ignore), SimpleNamespace(past={})
+            self.metrics, self.save_players = SimpleNamespace(close=ignore), ignore
+
+        def step(self, stop):
+            return {"score_mean": next(scores)}
+
+    monkeypatch.setattr(train_ppo, "Trainer", Training)
+    config = Roster([], [], 0, False, None).config(str(run))
+    config.run = dataclasses.replace(config.run, output_dir=str(tmp_path / "response"))
+    config.ppo = dataclasses.replace(config.ppo, num_train_steps=20)
+    assert exploit._train(config, run, Console(1), "") == pytest.approx((18 + 19) / 2 / 20)
+
+
+def test_games_of_ones_own_that_were_edited_are_other_settings(checkpoint, tmp_path, capsys, monkeypatch):
+    args = command("--checkpoint", checkpoint, "--output", str(tmp_path / "games.jsonl"), games=["kuhn_poker"])
+    assert evaluate.main(args) == 0
+    monkeypatch.setattr(evaluate, "own_digest", lambda: "another")
+    assert evaluate.main(args) == 2
+    assert "holds games with other settings" in capsys.readouterr().err
+
+
+def test_the_configuration_of_a_checkpoint_is_its_own(run, tmp_path):
+    """A run that was gone on with has another one above it."""
+    shutil.copytree(run / f"checkpoint-{STEPS:06d}", folder := tmp_path / "run" / "checkpoint-000006")
+    (folder.parent / "run_config.json").write_text("{}")
+    assert players.run_config_file(folder) == folder / "run_config.json"
 
 
 def test_best_responses_are_to_those_who_play_against_somebody(run, capsys):

@@ -25,7 +25,7 @@ from env_wrapper import Task, play
 from envs.openspiel import derive_seed
 from scripts import serve
 from scripts.serving import actor as actor_module
-from scripts.serving.actor import Actor, HostedGame, RequestError, read_task
+from scripts.serving.actor import Actor, HostedGame, RequestError, _step_back, read_task
 
 SIZE = games.CONFIGS_PER_GAME
 
@@ -358,6 +358,41 @@ def test_steps_of_one_episode_take_turns(client):
     assert all(error_of(answer) == "invalid_action" for answer in refused)
     state = call(client, "state", episode_id=first["episode_id"])
     assert state["info"]["step_count"] == max(answer["info"]["step_count"] for answer in answers)
+
+
+def test_who_waits_for_a_search_that_is_given_up_plays_nothing():
+    """Its client hangs up, and the engine may still be at it."""
+
+    async def played():
+        actor = Actor("random", 10, 60.0, 1)
+        name = (await actor.reset(task_id("hex_small"), 0))["episode_id"]
+        game = actor._episodes[name]
+        await game.lock.acquire()
+        second = asyncio.ensure_future(actor.step("0", name))
+        await asyncio.sleep(0)
+        actor._drop(game)
+        game.lock.release()
+        with pytest.raises(RequestError, match="not found"):
+            await second
+        return game.env._history
+
+    assert asyncio.run(played()) == []
+
+
+@pytest.mark.parametrize("nice", [0, 10, 19])
+def test_searches_begin_whatever_the_priority(nice, monkeypatch):
+    """Only who may raise priorities could set one that is higher than the process's own."""
+    asked = []
+    monkeypatch.setattr(actor_module.os, "nice", lambda _: nice)
+    monkeypatch.setattr(actor_module.os, "setpriority", lambda *args: asked.append(args[2]))
+    _step_back()
+    assert asked == [min(nice + 5, 19)]
+
+    def refuse(*_):
+        raise PermissionError
+
+    monkeypatch.setattr(actor_module.os, "setpriority", refuse)
+    _step_back()
 
 
 def test_episodes_expire_and_are_limited():

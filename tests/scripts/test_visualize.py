@@ -2,6 +2,7 @@ import base64
 import hashlib
 import json
 import math
+import os
 import random
 import re
 import shutil
@@ -418,6 +419,24 @@ def test_times_beyond_all_time_are_told(tmp_path):
     assert dict(visualize.heading(visualize.load_run(run)))["time"] == "277777h46m in all, 277777h46m in steps"
 
 
+def test_the_time_of_all_steps_is_told(tmp_path):
+    run = write_run(tmp_path / "run", steps=2, shown=[])
+    (run / "metrics.jsonl").write_text("".join(json.dumps({"step": n, "time_total": 100 * n}) + "\n" for n in (1, 2)))
+    assert dict(visualize.heading(visualize.load_run(run)))["time"] == "5m00s in steps"
+
+
+def test_several_runs_are_told_apart_by_their_dashes(tmp_path):
+    runs = [visualize.load_run(write_run(tmp_path / name, steps=9, shown=[])) for name in "ab"]
+    scores = next(panel for panel in visualize.panels(runs) if len(panel["lines"]) > 2)["lines"]
+    assert len({(line["colour"], line["dash"]) for line in scores}) == len(scores)
+
+
+def test_the_exact_value_of_a_page_is_the_one_after_training():
+    games = {"hex": {"before": 0.1, "after": 0.2, "exact_before": 0.125, "exact_after": 0.25}}
+    head, _, row = markdown.results(games).splitlines()
+    assert dict(zip(head.split("|"), row.split("|"), strict=True))[" exact "] == " +0.250 "
+
+
 def test_a_run_from_before_about_json_still_says_what_it_can(tmp_path):
     run = visualize.load_run(write_run(tmp_path / "run", steps=9, shown=[]))
     assert dict(visualize.heading(run)) == {"model": "tiny", "games": "tic_tac_toe, leduc_poker",
@@ -480,6 +499,10 @@ def test_a_page_that_follows_a_run_until_its_summary_is_there(tmp_path, monkeypa
     assert embedded(run / "report.html")["runs"][0]["steps"] == 11
     assert 'http-equiv="refresh"' not in (run / "report.html").read_text()
     assert embedded(run / "report.html")["seen"] == ""
+    with lock_run(run):
+        assert visualize._ended(run)
+        os.utime(run / "summary.json", (1, 1))
+        assert not visualize._ended(run), "a run that was gone on with, and has its summary of before"
     assert capsys.readouterr().out.split() == [
         str(run / n) for n in ("report.html", "report.html", "report.md", "curves.png")
     ]

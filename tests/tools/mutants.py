@@ -286,7 +286,7 @@ MUTANTS = {
         Mutant("failed episodes are losses", TRAIN,
                'valid = [e for e in episodes if e.outcome != "failed"]', "valid = episodes"),
         Mutant("nothing but failures is no failure", TRAIN,
-               "> max(MAX_FAILED_SHARE * len(episodes), len(episodes) > 1)", "> len(episodes)"),
+               "> max(MAX_FAILED_SHARE * games, games > 1)", "> games"),
     ],
     FAULTS + "games_that_do_not_fit_are_counted_and_the_run_goes_on": [
         Mutant("games that were cut off must have scores", TRAIN,

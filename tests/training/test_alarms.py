@@ -168,6 +168,21 @@ def test_an_alarm_may_slow_the_run_down(tmp_path, monkeypatch):
     assert acted[2:] == pytest.approx([0.5 * rate for rate in off[2:]])
 
 
+def test_an_alarm_slows_a_run_down_to_the_least_scale_and_no_further(monkeypatch):
+    alarmed(monkeypatch, "kl")
+    scale, memory = 1.0, {}
+    for step in range(60):
+        memory["kl" + alarms.COUNT] = 1  # raised in every step
+        scale = respond(QUIET | {"step": step}, memory, scale, PPOConfig(alarms="act"))
+    assert scale == alarms.LEAST_SCALE > 0
+
+
+@pytest.mark.parametrize("mode", ["warn", "act", "off"])
+def test_an_alarm_ends_a_run_where_it_may_act_alone(mode):
+    fatal = alarms.fatal({"alarms": ["score_drop"]}, PPOConfig(alarms=mode))
+    assert (fatal is not None) == (mode == "act")
+
+
 def test_an_alarm_may_stop_the_run_with_a_checkpoint(tmp_path, monkeypatch, capsys):
     alarmed(monkeypatch, "score_drop")
     assert train(tmp_path, "--set", "ppo.alarms=act", "ppo.eval_freq=2") == 1

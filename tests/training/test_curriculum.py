@@ -399,6 +399,18 @@ def test_learnability_prefers_games_that_are_neither_won_nor_lost():
     assert abs(drawn[HEX] - 1000) < 5 * 30
 
 
+def test_games_against_any_past_self_teach_learnability_one_rate():
+    stage = Stage("only", ["leduc_poker", "hex"], "past")
+    curriculum = Curriculum(CurriculumConfig([stage], sampling="learnability", failure_replay_prob=0.0), 0)
+    curriculum.past.update({"a": 0.5, "b": 0.5})
+    for i in range(200):
+        for name in ("a", "b"):
+            curriculum.update(Task(HEX * SIZE, i, f"past:{name}", i), 1.0)
+    assert [cell[:2] for cell in curriculum.state_dict()["rates"]] == [[HEX, "past"]]
+    drawn = Counter(curriculum.next(i).task_id // SIZE for i in range(6000))
+    assert abs(drawn[LEDUC] - 5000) < 5 * 29  # p(1-p) = 0.25 against the floor of 0.05
+
+
 def test_unknown_games_are_as_interesting_as_any():
     config = one_stage(games=["leduc_poker", "hex"], sampling="learnability")
     drawn = Counter(Curriculum(config, 0).next(i).task_id // SIZE for i in range(2000))

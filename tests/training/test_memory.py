@@ -14,6 +14,7 @@ from tiny import micro_config
 
 from curriculum import Curriculum
 from env_wrapper import Task
+from games import CONFIGS_PER_GAME, NAMES
 from policy.chat import ChatFormat
 from policy.model import load_architecture, load_tokenizer
 from training import memory, preflight, token_counts
@@ -66,6 +67,17 @@ def test_a_step_takes_the_memory_that_was_estimated(tmp_path, case):
     for part, turns in {"rollout": ["rollout"], "update": ["update: layers", "update: logits"]}.items():
         told = memory.peak(parts | none | {turn: parts[turn] for turn in turns})
         assert told == pytest.approx(counted[part], rel=0.2), part
+
+
+def test_the_tokens_of_a_step_grow_with_its_games(tmp_path):
+    """Of more games than are counted, too."""
+    stage = {"name": "only", "games": [[NAMES.index("tic_tac_toe") * CONFIGS_PER_GAME] * 2]}
+    few, many = (
+        play_step(config, ChatFormat(load_tokenizer(config.model)), config.curriculum.stages[0]).distinct
+        for n in (token_counts.PLAYED, 8 * token_counts.PLAYED)
+        for config in [micro_config(tmp_path, ppo={"batch_size": n}, curriculum={"stages": [stage]})]
+    )
+    assert many == pytest.approx(8 * few, rel=0.01)
 
 
 def test_a_run_on_the_cpu_of_a_machine_with_a_gpu_tells_the_memory_of_its_process(monkeypatch):

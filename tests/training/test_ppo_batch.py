@@ -12,7 +12,7 @@ from env_wrapper import Decision, Episode, Sequence, Task
 from policy.player import Evaluation
 from train_ppo import LONE, Batch, Trainer, TrainingError, collate
 from training.config import PPOConfig
-from training.metrics import ALIKE, mutual_information, summarise
+from training.metrics import ALIKE, mutual_information, summarise, timing
 from training.trajectories import standardise
 
 
@@ -272,6 +272,39 @@ def test_a_steps_summary_tells_it_of_games_that_did_not_fail():
     good, other = answers("a", [4] * ALIKE, 0.0), answers("a", [5] * ALIKE, 0.0)
     assert summarise([good, other])["mutual_information"] == pytest.approx(math.log(2), abs=0.02)
     assert summarise([good, replace(other, outcome="failed")])["mutual_information"] == 0
+
+
+def test_a_steps_summary_by_hand():
+    """Failed games count as games alone, and a draw is no success."""
+    games = [("a", 1.0, "finished"), ("a", 0.5, "finished"), ("b", 0.0, "forfeited"), ("b", 0.25, "truncated"),
+             ("b", 0.0, "failed")]  # fmt: skip
+    row = summarise([Episode(Task(0), game, score, end, {}, {"retries": 2}) for game, score, end in games])
+    assert row["games"] == row["opponents"]["random"] == 5
+    assert (row["score_mean"], row["success_rate"], row["retries"]) == (0.4375, 0.25, 10)
+    assert (row["score/a"], row["score/b"]) == (0.75, 0.125)
+    assert (row["truncated"], row["forfeited"], row["failed"]) == (1, 1, 1)
+
+
+def test_the_kl_is_to_the_adapter_that_a_run_began_with():
+    """Where one was given; else to the base."""
+    asked = []
+
+    class Started(Recorded):
+        def evaluate_decisions(self, sequences, adapter=None, legal_mass=False):
+            asked.append(adapter)
+            return super().evaluate_decisions(sequences, adapter, legal_mass)
+
+    for reference in ("given", None):
+        policy = Started()
+        policy.reference = reference
+        collate([episode("a", {0: [0]}, {0: 1.0})], policy, PPOConfig(recompute_logprobs=False), 0.1)
+    assert asked == ["given", "base"]
+
+
+def test_times_are_told_by_chapter():
+    row = timing(10.0, 12.0, 15.0, 10, 20)
+    assert (row["time_rollout"], row["time_update"], row["time_total"]) == (2, 3, 5)
+    assert (row["games_per_s"], row["decisions_per_s"]) == (2, 4)
 
 
 @pytest.mark.parametrize(("sequences", "read"), [(1, 1), (20, 3), (800, 64)])

@@ -7,13 +7,14 @@ import numpy as np
 import pytest
 import torch
 from tiny import base_model, micro_config, rollout, tiny_policy
+from torch.nn.utils import clip_grad_norm_
 from torch.testing import assert_close
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers.models.qwen2.modeling_qwen2 import Qwen2RMSNorm
 
 import train_ppo
-from env_wrapper import Sequence
-from policy import network
+from env_wrapper import Sequence, play
+from policy import network, player
 from policy.rehearsal import divergence
 from train_ppo import Trainer, TrainingError, _backward, collate, minibatches, ppo_loss, ppo_update
 from training.config import PPOConfig
@@ -100,8 +101,9 @@ def adam(policy, lr=1e-2):
 
 
 @pytest.mark.usefixtures("float64")
-def test_the_whole_losss_gradient_is_that_of_finite_differences(tmp_path):
+def test_the_whole_losss_gradient_is_that_of_finite_differences(tmp_path, monkeypatch):
     """Through the network, all terms on: along random directions, and for one coordinate of every tensor."""
+    monkeypatch.setattr(player, "of_answers", lambda entropy_N, *_: entropy_N)  # an estimate: test_player
     policy = policy64(tmp_path)
     ppo = replace(WHOLE, legal_mass_coef=0.05, rehearsal_coef=0.7, state_coef=0.01)
     states_of(policy).double()
@@ -372,6 +374,38 @@ def test_the_learning_rate_and_the_clipped_norm_reach_the_parameters(tmp_path):
     after = torch.cat([p.detach().flatten() for p in policy.trainable().values()])
     torch.testing.assert_close(after, before - 0.5 * 0.01 * g / g.norm(), rtol=0, atol=1e-6)
     assert stats["grad_norm"] == pytest.approx(float(g.norm()), rel=1e-4)
+
+
+def test_the_norm_that_is_told_is_the_mean_over_minibatches(tmp_path, monkeypatch):
+    norms = []
+    monkeypatch.setattr(train_ppo, "clip_grad_norm_", lambda *args: norms.append(clip_grad_norm_(*args)) or norms[-1])
+    policy = tiny_policy(tmp_path)
+    stats = ppo_update(policy, adam(policy), played(policy), replace(WHOLE, mini_batch_size=2, ppo_epochs=2), (0,))
+    assert len(norms) == stats["updates"] == 8
+    assert stats["grad_norm"] == pytest.approx(float(sum(norms)) / 8)
+
+
+def test_a_step_hands_on_what_it_was_told(tmp_path, monkeypatch):
+    """The fading bonus to the update, the KL to the reference (not to the average) to its coefficient, and to the
+    curriculum every game but those that were cut off."""
+    knobs = {"entropy_coef": 0.5, "entropy_final": 0.2, "num_train_steps": 5, "magnet_coef": 0.1}
+    trainer = Trainer(micro_config(tmp_path, ppo=knobs), tmp_path)
+    seen, told, scored = [], [], []
+    real = ppo_update
+    monkeypatch.setattr(train_ppo, "ppo_update", lambda *args: seen.append(args[3].entropy_coef) or real(*args))
+    monkeypatch.setattr(train_ppo, "adapt_kl_coef", lambda coef, kl, *_: told.append(kl) or coef)
+    monkeypatch.setattr(trainer.curriculum, "update", lambda task, *_: scored.append(task.index))
+
+    def cut(env, player, tasks):
+        episodes = play(env, player, tasks)
+        return [replace(e, outcome="truncated") if e.task.index % 4 == 1 else e for e in episodes]
+
+    monkeypatch.setattr(train_ppo, "play", cut)
+    rows = [trainer.step(StopSignal()) for _ in range(3)]
+    assert seen == pytest.approx([0.5, 0.4, 0.3])
+    assert told == [row["kl_ref"] for row in rows]
+    assert told[2] not in (0, rows[2]["kl_average"])
+    assert scored == [index for index in range(48) if index % 4 != 1]
 
 
 def test_legal_mass_is_rewarded(tmp_path):

@@ -8,7 +8,7 @@ import psutil
 import pytest
 import torch
 from shapes import SHAPES, write_model
-from tiny import micro_config
+from tiny import LEDUC, micro_config
 
 from curriculum import eval_tasks
 from env_wrapper import Decision, EnvConfig, Sequence
@@ -20,9 +20,11 @@ from policy.chat import ChatFormat
 from policy.model import LoraConfig, load_architecture, load_model, load_tokenizer
 from policy.network import activation_bytes
 from scripts.make_tiny_model import make_model
+from train_ppo import Trainer
 from training import memory, preflight
 from training.config import SECTIONS
 from training.memory import count_parameters
+from training.process import StopSignal
 from utils import ConfigError
 
 LINEAR_SETS = [["q_proj", "v_proj"], list(LoraConfig().target_modules)]
@@ -200,6 +202,8 @@ def test_memory_follows_the_knobs_that_are_there_to_save_it(tmp_path):
     assert upper["evaluation"] == plain["evaluation"]
     twice = parts(ppo={"batch_size": 128})
     assert plain["rollout"] < twice["rollout"] <= 2 * plain["rollout"], "games of a step begin alike"
+    evaluated = parts(ppo={"eval_games": 128})  # of each of the two games
+    assert evaluated["evaluation"] == pytest.approx(4 * evaluated["rollout"], rel=0.01)
     few = parts(env={"games_at_once": 4})
     assert few["rollout"] == few["evaluation"] < plain["rollout"] / 2
     turns = max(plain[name] for name in memory.TURNS)
@@ -467,6 +471,8 @@ def test_steps_take_the_mixtures_share_of_the_search(tmp_path):
     assert step({"mcts": 1.0, "random": 3.0}) == "stage only: 6.00 s a step of 16 games, on 2 threads"
     weighted = {"games": {"kuhn_poker": 2, "leduc_poker": 4}}
     assert step("mcts", **weighted) == "stage only: 8.00 s a step of 16 games, on 2 threads"
+    told = step({"mcts": 1.0, "random": 3.0}, gate_opponent="mcts")  # 0.3 of the games are replayed: against it
+    assert told == "stage only: 11.40 s a step of 16 games, on 2 threads"
 
 
 # ------------------------------------------------------------------------------------------------------ the report
@@ -512,6 +518,23 @@ def test_keeping_all_checkpoints_needs_room_for_those_there_will_be(tmp_path, mo
         config = micro_config(tmp_path, ppo={"num_train_steps": 3}, run={"keep_last": kept})
         preflight.check_disk(config, count_parameters(config.lora, load_architecture(config.model)))
     assert asked[0] == asked[1] > 0
+
+
+def test_a_checkpoint_is_about_as_large_as_was_told(tmp_path):
+    """Of each number trained Adam keeps two; past selves and the average are whole adapters beside it."""
+    games = {"name": "only", "games": [[LEDUC, LEDUC]], "opponent": {"past": 1}}
+    knobs = {"num_train_steps": 6, "magnet_coef": 0.1, "save_freq": 6, "batch_size": 8}
+    config = micro_config(tmp_path, ppo=knobs, lora={"r": 64}, curriculum={"stages": [games]})
+    trainer = Trainer(config, tmp_path)
+    for _ in range(6):
+        trainer.step(StopSignal())
+    folder = trainer.save()
+    frozen = memory.frozen_adapters(config)
+    assert (frozen, len(trainer.frozen)) == (6, 6)
+    trained = sum(p.numel() for p in trainer.policy.trainable().values())
+    size = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
+    told = memory.checkpoint_bytes(trained, frozen * trained) - memory.TOKENIZER_BYTES
+    assert size == pytest.approx(told, rel=0.05)
 
 
 @pytest.mark.parametrize(("text", "room"), [("1000000\n", 1_000_000), ("max\n", None), (None, None)])

@@ -193,10 +193,12 @@ def test_a_launchers_variable_that_makes_no_sense_is_told(monkeypatch, size):
 def test_the_first_process_warns_for_all(monkeypatch, rank):
     joined = SimpleNamespace(process_index=rank, num_processes=2, is_main_process=not rank)
     monkeypatch.setenv("WORLD_SIZE", "2")
-    monkeypatch.setattr(accelerate, "PartialState", lambda **options: joined)
+    asked = []
+    monkeypatch.setattr(accelerate, "PartialState", lambda **options: asked.append(options) or joined)
     monkeypatch.setattr(logging.getLogger(), "level", logging.INFO)
     assert Ranks.join("cpu").rank == rank
     assert logging.getLogger().level == (logging.ERROR if rank else logging.INFO)
+    assert asked == [{"cpu": True, "timeout": ranks.PATIENCE}]  # the others wait while the first one evaluates
 
 
 def test_shares_are_put_together_in_their_order(monkeypatch):

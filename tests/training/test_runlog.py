@@ -471,6 +471,19 @@ def test_wandb_is_sent_what_was_asked_for_without_secrets(wandb, monkeypatch, tm
     assert wandb.run.exit_code == 1
 
 
+def test_sample_games_are_sent_without_secrets_and_to_the_project_of_the_variable(wandb, monkeypatch, tmp_path):
+    tables = []
+    wandb.Table = lambda columns, data: tables.append(data)
+    monkeypatch.setenv("WANDB_API_KEY", "wandb_canary")
+    monkeypatch.setenv("WANDB_PROJECT", "mine")
+    sender = Loggers("auto", tmp_path, {})
+    sender.games([{"step": 1, "game": "hex", "outcome": "failed at hf_canary", "score": None}])
+    assert wandb.started[0]["project"] == "mine"
+    [[[told]]] = tables
+    assert "[redacted]" in told
+    assert "canary" not in told
+
+
 def test_wandb_takes_a_login_and_goes_on_with_the_same_run(wandb, tmp_path):
     """``wandb login`` writes the netrc file. A fresh run in the folder is a new one there too."""
     (tmp_path / "netrc").write_text("machine api.wandb.ai\n  login user\n  password 0123456789\n")

@@ -6,11 +6,13 @@ import re
 import shutil
 import sys
 import time
+from contextlib import nullcontext
+from dataclasses import replace
 
 import pytest
 import torch
 from safetensors.torch import load_file
-from tiny import base_model
+from tiny import base_model, micro_config
 from tiny_runs import (
     ADAPTIVE,
     CLIMB,
@@ -41,7 +43,7 @@ from policy import network
 from scripts.make_tiny_model import make_model
 from training import console, preflight, state
 from training.config import parse_args, read_config
-from training.process import lock_run
+from training.process import StopSignal, TrainingError, lock_run
 from utils import Checkpoint, CheckpointError, uniform, verify_checkpoint
 
 
@@ -652,6 +654,25 @@ def test_a_forced_resume_takes_a_smaller_batch_and_a_magnet_that_was_not_there(t
     mine, average = (trainer.policy.past_adapter(name) for name in ("default", "average"))
     assert any(tensor.abs().max() > 0 for key, tensor in mine.items() if "lora_B" in key)
     assert all(torch.equal(mine[key], average[key]) for key in mine)
+
+
+@pytest.mark.parametrize("lost", [1, 2])
+def test_an_evaluation_of_few_games_that_were_not_lost_is_none(tmp_path, lost):
+    """A server is away for a while: the value of the rest would choose the best checkpoint."""
+    trainer = train_ppo.Trainer(micro_config(tmp_path), tmp_path)
+    act = trainer.policy.act
+
+    def flaky(queries):
+        return [replace(a, error="away") if q.episode < lost else a for q, a in zip(queries, act(queries), strict=True)]
+
+    trainer.policy.act = flaky
+    refused = pytest.raises(TrainingError, match=r"2 of 4 games of \w+ failed in an evaluation")
+    with refused if lost > 1 else nullcontext():
+        results = trainer.evaluate(StopSignal(), lambda *_: None)
+        assert [r.failed for r in results] == [1, 0]
+        table, found = evaluation.result_table([], results)
+        assert "failed" in table.split("\n")[0]
+        assert [game["failed"] for game in found["games"].values()] == [1, 0]
 
 
 def loaded(folder, step, *knobs):
