@@ -656,6 +656,14 @@ def test_a_forced_resume_takes_a_smaller_batch_and_a_magnet_that_was_not_there(t
     assert all(torch.equal(mine[key], average[key]) for key in mine)
 
 
+def test_games_that_are_kept_for_the_viewer_hold_no_secrets(tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_TOKEN", "hf_canary_0123456789")
+    monkeypatch.setattr(train_ppo, "record", lambda *_: [{"step": 1, "error": "no answer at hf_canary_0123456789"}])
+    assert train(tmp_path, "--set", "ppo.num_train_steps=1") == 0
+    assert "[redacted]" in (kept := (tmp_path / "run" / "episodes.jsonl").read_text())
+    assert "canary" not in kept
+
+
 @pytest.mark.parametrize("lost", [1, 2])
 def test_an_evaluation_of_few_games_that_were_not_lost_is_none(tmp_path, lost):
     """A server is away for a while: the value of the rest would choose the best checkpoint."""
