@@ -37,26 +37,25 @@ from torch.optim import Optimizer
 import utils
 from config.flags import one_line
 from config.reader import ConfigError, config_dict
-from curriculum import Curriculum, eval_tasks, first_tasks
+from curriculum import eval_tasks
 from env_wrapper import play
 from envs.types import Episode, InterruptedRolloutError
 from evaluation import english
 from evaluation.measure import GameResult, Progress, deals_of, evaluate, record, result_table
 from policy.model import device_of
-from policy.player import Policy, load_policy
+from policy.player import Policy
 from policy.rehearsal import Rehearsal, divergence
-from policy.vllm_player import Engine
 from training import alarms, preflight, process
 from training.about import begin, end, headline
 from training.config import SECTIONS, PPOConfig, RunConfig, parse_args, read_config  # noqa: F401, public names
 from training.console import Console
 from training.loggers import Loggers
 from training.memory import with_less_memory
-from training.metrics import MetricsLog, summarise, timing
-from training.positions import known_states, state_shapes
+from training.metrics import summarise, timing
+from training.positions import known_states
 from training.process import StopSignal, TrainingError
 from training.ranks import ElsewhereError, Ranks, add_up, means
-from training.state import Checkpointed, TrainerState, base_of, dump_batch, find_checkpoint, is_finished
+from training.state import Checkpointed, dump_batch, find_checkpoint, is_finished
 from training.trajectories import Batch, Moments, Trajectory, game_groups, log_ratios, rollout_scores, terminal_rewards
 
 GAPS = ("logprob_gap_mean", "logprob_gap_max")  # |learner's - sampler's| log-probability
@@ -342,21 +341,9 @@ class Trainer(Checkpointed):
     """One run: the objects of a configuration, one method a chapter of a step; the rest is in training/state.py."""
 
     def __init__(self, config: SimpleNamespace, run_dir: Path, ranks: Ranks = LONE) -> None:
-        self.config, self.ppo, self.run_dir, self.ranks = config, config.ppo, run_dir, ranks
-        self.policy = load_policy(config)
-        self.base = base_of(config, self.policy)
-        if self.ppo.state_coef:
-            self.policy.learn_states(state_shapes(config.curriculum))
-        self.names = list(self.policy.trainable())
-        self.optimizer = torch.optim.AdamW(
-            self.policy.trainable().values(), lr=self.ppo.learning_rate, weight_decay=0.0, fused=True
-        )
-        self.curriculum = Curriculum(config.curriculum, config.run.seed)
-        self.evaluated = first_tasks(config.curriculum, config.env.env_type)  # task ids, before and after
-        self.state = TrainerState(kl_coef=self.ppo.init_kl_coef, tokens_per_batch=self.policy.tokens_per_batch)
-        self.exact = preflight.exact_tasks(config, self.policy.chat)  # of them, those with exact values
-        self.metrics, self.rehearsal = MetricsLog(run_dir / "metrics.jsonl"), Rehearsal(self.policy, config.run.seed)
-        self.engine = Engine(self.policy, config.env, run_dir) if config.env.use_vllm else None
+        super().__init__(config, run_dir, ranks)
+        self.exact = preflight.exact_tasks(config, self.policy.chat)
+        self.rehearsal = Rehearsal(self.policy, config.run.seed)
 
     def step(self, stop: StopSignal) -> dict[str, Any]:
         """Draw tasks, play them, update, tell the curriculum; return the row of metrics."""

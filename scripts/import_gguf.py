@@ -28,18 +28,24 @@ def load(file: Path, dtype: str) -> tuple[Any, Any]:
         ConfigError: there is no such file, or what is in it cannot be used.
     """
     import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 
     from policy.chat import ChatFormat
 
     if not file.is_file():
         raise ConfigError(f"{file}: no such file")
-    with tempfile.TemporaryDirectory() as alone:  # what lies beside it is not its own
+    options: dict[str, Any] = {"dtype": torch.float32, "quantization_config": GgufConfig(dequantize=True)}
+    with tempfile.TemporaryDirectory() as alone, quietly():  # what lies beside it is not its own
         (Path(alone) / file.name).symlink_to(file.resolve())
         try:
             load_architecture(ModelConfig(alone), gguf_file=file.name)
-            tokenizer, loaded = _read(alone, file.name)
-        except ConfigError as error:
-            raise ConfigError(f"{file}: {error}".replace(alone, str(file.parent))) from error
+            tokenizer = AutoTokenizer.from_pretrained(alone, gguf_file=file.name)
+            loaded = AutoModelForCausalLM.from_pretrained(
+                alone, gguf_file=file.name, output_loading_info=True, **options
+            )
+        except Exception as error:  # somebody's file: cut short, of another format, of types that nobody knows
+            cause = " ".join(str(error).replace(alone, str(file.parent)).split())[:300]
+            raise ConfigError(f"{file}: cannot be read ({cause})") from error
     ChatFormat(tokenizer)
     model = whole(loaded, f"{file}:")
     if wrong := [name for name, weight in model.named_parameters() if not torch.isfinite(weight).all()]:
@@ -47,20 +53,6 @@ def load(file: Path, dtype: str) -> tuple[Any, Any]:
     model = model.to(getattr(torch, dtype))
     model.generation_config.eos_token_id = tokenizer.eos_token_id
     return model, tokenizer
-
-
-def _read(folder: str, name: str) -> tuple[Any, Any]:
-    import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
-
-    try:
-        with quietly():
-            return AutoTokenizer.from_pretrained(folder, gguf_file=name), AutoModelForCausalLM.from_pretrained(
-                folder, gguf_file=name, dtype=torch.float32, output_loading_info=True,
-                quantization_config=GgufConfig(dequantize=True),
-            )  # fmt: skip
-    except Exception as error:  # somebody's file: cut short, of another format, of types that the reader does not know
-        raise ConfigError(f"cannot be read ({' '.join(str(error).split())[:300]})") from error
 
 
 def main(argv: list[str] | None = None) -> int:

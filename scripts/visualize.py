@@ -123,9 +123,9 @@ def load_run(directory: Path) -> RunData:
     for file, content in zip(files, (config, summary, about), strict=True):
         if not isinstance(content, dict):
             raise ConfigError(f"{file}: not a JSON object")
-    env = config.get("env")
-    if isinstance(env, dict) and env.get("games_path"):  # whose games the replay is then able to draw
-        make(EnvConfig, {"games_path": env["games_path"]}, f"{files[0]}: env")
+    config = {name: part for name, part in config.items() if isinstance(part, dict)}
+    if path := config.get("env", {}).get("games_path"):  # whose games the replay is then able to draw
+        make(EnvConfig, {"games_path": path}, f"{files[0]}: env")
     if is_number(summary.get("steps")) and summary["steps"] < rows[-1]["step"]:  # of an earlier end: it went on
         summary = {}
     games, english = summary.get("games", {}), summary.get("english") or {}
@@ -180,11 +180,11 @@ def rolling(y: Sequence[float], window: int) -> list[list[float]]:
 
 def heading(run: RunData) -> list[tuple[str, str]]:
     """What the run is, and by what it was made: (head, text), as far as it is known."""
-    about, model, row = run.about, run.config.get("model"), run.rows[-1]
+    about, row = run.about, run.rows[-1]
     mix = row.get("opponents")
     seconds = min(sum(r["time_total"] for r in run.rows if is_number(r.get("time_total"))), LONGEST)
     facts = {
-        "model": about.get("model") or (model.get("model_name") if isinstance(model, dict) else None),
+        "model": about.get("model") or run.config.get("model", {}).get("model_name"),
         "games": _listed(about.get("games")) or _listed([k[6:] for k in row if k.startswith("score/")]),
         "against": _listed(about["opponents"] if "opponents" in about else [*mix] if isinstance(mix, dict) else ()),
         "steps": f"{row['step']:,}" + (f", of {row['games']:,} games each" if is_number(row.get("games")) else ""),

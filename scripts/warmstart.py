@@ -102,19 +102,14 @@ class Teacher:
 
     def _answer(self, query: Query) -> tuple[str, bool]:
         """The answer to give, and whether it is the teacher's."""
-        if not query.legal:
-            return expected_output(self.env, self.tasks[query.episode]), True
-        move, learn = self._move(query)
-        return str(move), learn
-
-    def _move(self, query: Query) -> tuple[int, bool]:
-        legal, u = list(query.legal), uniform(self.seed, _MOVE, *query.rng_key)
+        task, legal, u = self.tasks[query.episode], list(query.legal), uniform(self.seed, _MOVE, *query.rng_key)
+        if not legal:
+            return expected_output(self.env, task), True
         if uniform(self.seed, _EXPLORE, *query.rng_key) < self.explore:
-            return legal[int(u * len(legal))], False
-        task_id = self.tasks[query.episode].task_id
-        state, shared = position(task_id, query.history), table(task_id)
+            return str(legal[int(u * len(legal))]), False
+        state, shared = position(task.task_id, query.history), table(task.task_id)
         bot = make_bot(shared.game, shared.spiel, parse_opponent(self.spec), query.seat, int(u * 2**31))
-        return bot.step(state), True
+        return str(bot.step(state)), True
 
     def _write(self, query: Query, text: str, learn: bool) -> Action:
         chat, limit = self.conversations.chat, None if query.legal else self.max_new_tokens

@@ -27,38 +27,14 @@ COLUMNS = (
 log = logging.getLogger(__name__)
 
 
-class Pace:
-    """How long a run still takes: its steps as fast as the latest, and its evaluations as long as the latest."""
-
-    def __init__(self, total: int, eval_freq: int = 0) -> None:
-        self.total, self.eval_freq = total, eval_freq
-        self._steps: list[float] = []
-        self._seen = 0
-        self._began = self._heard = 0.0  # of the evaluation since the last step
-        self._evaluation = 0.0
-
-    def evaluating(self) -> None:
-        """Take the time of an evaluation that begins or goes on."""
-        self._heard = time.monotonic()
-        self._began = self._began or self._heard
-
-    def left(self, step: int, seconds: float) -> float:
-        """Seconds until the end, after a step that took ``seconds``. The first step warms up: others replace it."""
-        self._seen += 1
-        self._steps = [seconds] if self._seen <= 2 else [*self._steps, seconds][-RECENT:]
-        if self._began:
-            self._evaluation, self._began = self._heard - self._began, 0.0
-        last, every = self.total - 1, self.eval_freq
-        between = last // every - min(step, last) // every if every else 0
-        mean = sum(self._steps) / len(self._steps)
-        return (self.total - step) * mean + (1 + between) * self._evaluation
-
-
 class Console:
     """A live picture of the run on a terminal, plain lines elsewhere and with ``NO_COLOR``; all without secrets."""
 
     def __init__(self, total: int, stream: IO[str] | None = None, eval_freq: int = 0) -> None:
-        self._stream, self.total, self.done, self.pace = stream or sys.stdout, total, 0, Pace(total, eval_freq)
+        self._stream, self.total, self.done, self.eval_freq = stream or sys.stdout, total, 0, eval_freq
+        self._steps: list[float] = []  # seconds of the latest
+        self._evaluation: list[float] = []  # when the one since the last step began, and when it was heard of
+        self._evaluated = 0.0  # seconds of the latest
         self._live: Any = None
         plain = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
         self._drawn = self._stream.isatty() and not plain
@@ -74,10 +50,19 @@ class Console:
 
     def step(self, row: Mapping[str, Any]) -> None:
         """Show a step of training, from its row of metrics."""
-        left = duration(self.pace.left(row["step"], row["time_total"]))
         self._rows = [*self._rows, row][-ROWS:]
         self._scores.append(row["score_mean"])
+        left = duration(self._seconds_left(row["step"], row["time_total"]))
         self._show(row["step"], progress_line(row, self.total, left), left, "")
+
+    def _seconds_left(self, step: int, seconds: float) -> float:
+        """Of steps as fast as the latest and evaluations as long as the latest. The first step seen warms up."""
+        self._steps = [*self._steps, seconds][-RECENT:] if len(self._scores) > 2 else [seconds]
+        if self._evaluation:
+            self._evaluated, self._evaluation = self._evaluation[-1] - self._evaluation[0], []
+        last, every = self.total - 1, self.eval_freq
+        between = last // every - min(step, last) // every if every else 0
+        return (self.total - step) * sum(self._steps) / len(self._steps) + (1 + between) * self._evaluated
 
     def update(self, done: int, line: str) -> None:
         """Show how far another program is, in its own words."""
@@ -95,7 +80,7 @@ class Console:
     def progress(self, what: str, done: int, total: int) -> None:
         """Show how far something is (0 at its beginning) and how long it still takes; in lines, now and then."""
         now = time.monotonic()
-        self.pace.evaluating()
+        self._evaluation = [*self._evaluation[:1], now]
         self._began = self._began if done else now
         self._note = f"{what}: {done:,} of {total:,}"
         if done:

@@ -26,22 +26,16 @@ from tabulate import tabulate
 from config.reader import ConfigError, blaming, config_dict, make, read_json
 from curriculum import CurriculumConfig, eval_tasks, first_tasks, pool
 from envs import exact
+from envs.affinetes import check_server
 from envs.config import EnvConfig
 from envs.openspiel import ATTEMPTS, load_game, position, query_at, table, tables
 from envs.opponents import RandomBot, make_bot, parse_opponent
 from envs.prompts import RETRY
+from envs.trace.env import TASKS_PER_LEVEL, NoAnswerError, check_config, expected_output
 from envs.types import Episode, Task
 from games import CONFIGS_PER_GAME, GAMES
 from policy.chat import ChatFormat, answer_trie
-from policy.model import (
-    LoraConfig,
-    ModelConfig,
-    check_adapter,
-    check_layers,
-    device_of,
-    load_architecture,
-    load_tokenizer,
-)
+from policy.model import LoraConfig, check_adapter, check_layers, device_of, load_architecture, load_tokenizer
 from policy.network import ATTENDED
 from policy.vllm_server import check_servers
 from training import memory
@@ -148,7 +142,7 @@ def check_lora(config: SimpleNamespace, resumed: bool = False) -> None:
     for key, value in dataclasses.asdict(config.lora).items():
         held = made.get(key, value) if isinstance(made, dict) else value
         if key == "first_layer" and isinstance(made, dict):
-            held = _first_layer(made.get("layers_to_transform"), config.model)
+            held = _first_layer(made.get("layers_to_transform"), config)
         try:
             said = getattr(make(LoraConfig, {key: held}, "lora"), key)
         except ConfigError:  # the section cannot say it: patterns, say, and single layers, which PEFT takes too
@@ -161,11 +155,11 @@ def check_lora(config: SimpleNamespace, resumed: bool = False) -> None:
         log.warning("%s, which is trained", line)
 
 
-def _first_layer(layers: Any, model: ModelConfig) -> int | None:
+def _first_layer(layers: Any, config: SimpleNamespace) -> int | None:
     """PEFT's ``layers_to_transform`` as ``lora.first_layer``; None: it cannot say that."""
     if layers is None:
         return 0
-    last = load_architecture(model).num_hidden_layers
+    last = load_architecture(config.model).num_hidden_layers
     first = last - len(layers) if isinstance(layers, list) else last
     return first if layers == [*range(first, last)] and first < last else None
 
@@ -200,8 +194,6 @@ def say_answers(config: SimpleNamespace, chat: ChatFormat) -> list[str]:
     """
     if config.env.env_type != "trace" or config.env.env_mode != "local":
         return []
-    from envs.trace.env import TASKS_PER_LEVEL, NoAnswerError, expected_output
-
     limit, lines = config.ppo.max_new_tokens, []
     for start in first_tasks(config.curriculum, "trace"):
         level = start // TASKS_PER_LEVEL
@@ -385,15 +377,11 @@ def check(
     if config.ppo.state_coef and (config.env.env_type, config.env.env_mode) != ("openspiel", "local"):
         raise ConfigError("ppo.state_coef: only positions of games that are played here are known; 0 elsewhere")
     if config.env.env_type == "trace" and config.env.env_mode == "local":
-        from envs.trace import check_config
-
         check_config(config.env, first_tasks(config.curriculum, "trace"))
         if config.env.trace.get("source", "generator") != "generator":
             log.warning("env.trace.source: what is evaluated before and after is drawn from the programs trained on; "
                         "evaluate.py --set env.trace.source=OTHERS measures others")  # fmt: skip
-    if config.env.env_mode != "local":  # only then: it brings OpenSpiel along, which takes a while to import
-        from envs.affinetes import check_server
-
+    if config.env.env_mode != "local":
         check_server(config.env)
     check_adapter(config.model)
     check_lora(config, bool(resume))

@@ -22,19 +22,20 @@ import torch
 import utils
 from config.reader import ConfigError, blaming, config_dict, config_diff, knob, make, read_json
 from config.synonyms import GONE
-from curriculum import Curriculum
+from curriculum import Curriculum, first_tasks
 from envs.client import is_number
 from envs.config import PLAYED_BY
 from envs.trace import programs_digest
 from envs.types import Episode
 from policy.model import identity
-from policy.player import Policy
+from policy.player import Policy, load_policy
 from policy.vllm_player import Engine
 from training import alarms
 from training.config import SECTIONS
 from training.loggers import Loggers
 from training.memory import checkpoint_bytes
 from training.metrics import MetricsLog, finite
+from training.positions import state_shapes
 from training.process import StoppablePlayer, StopSignal
 from training.ranks import Ranks
 from utils import CheckpointError, latest_checkpoint, load_checkpoint, redact
@@ -105,25 +106,29 @@ class TrainerState:
 class Checkpointed:
     """The objects of a run: who plays with them, and how they are written to checkpoints and read from them."""
 
-    config: SimpleNamespace
-    run_dir: Path
-    ranks: Ranks
-    policy: Policy
-    base: dict[str, Any]  # which model, tokenizer and games of the user's own the adapter belongs to
     about: dict[str, Any]  # as in about.json
-    names: list[str]  # of the trained parameters, in the optimizer's order
-    optimizer: torch.optim.Optimizer
-    curriculum: Curriculum
-    evaluated: list[int]  # task ids
-    exact: dict[int, float]  # of them, those with exact values
-    state: TrainerState
-    metrics: MetricsLog
+    exact: dict[int, float]  # tasks of the evaluation with exact values
     loggers: Loggers
-    engine: Engine | None
     failed_saves = 0
     midway = False  # whether the weights are between two steps: not to be saved
     saved_at = 0.0  # by time.monotonic
     scored: tuple[int, float | None] = (0, None)  # the step last evaluated or loaded, and its score
+
+    def __init__(self, config: SimpleNamespace, run_dir: Path, ranks: Ranks) -> None:
+        self.config, self.ppo, self.run_dir, self.ranks = config, config.ppo, run_dir, ranks
+        self.policy = load_policy(config)
+        self.base = base_of(config, self.policy)  # which model, tokenizer, games and programs the adapter belongs to
+        if self.ppo.state_coef:
+            self.policy.learn_states(state_shapes(config.curriculum))
+        self.names = list(self.policy.trainable())  # in the optimizer's order
+        self.optimizer = torch.optim.AdamW(
+            self.policy.trainable().values(), lr=self.ppo.learning_rate, weight_decay=0.0, fused=True
+        )
+        self.curriculum = Curriculum(config.curriculum, config.run.seed)
+        self.evaluated = first_tasks(config.curriculum, config.env.env_type)  # task ids, before and after
+        self.state = TrainerState(kl_coef=self.ppo.init_kl_coef, tokens_per_batch=self.policy.tokens_per_batch)
+        self.metrics = MetricsLog(run_dir / METRICS)
+        self.engine = Engine(self.policy, config.env, run_dir) if config.env.use_vllm else None
 
     # -- who plays -----------------------------------------------------------------------------------------------
 

@@ -8,6 +8,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from huggingface_hub import EvalResult, HfApi, ModelCard, ModelCardData, hf_hub_download
+from huggingface_hub.utils import HFValidationError, validate_repo_id
 from tabulate import tabulate
 
 from config.reader import blaming
@@ -47,8 +49,6 @@ def licence_of(base: str, revision: str | None = None) -> str | None:
     for pattern, licence in OWN_LICENCES:
         if re.fullmatch(pattern, base):
             return licence
-    from huggingface_hub import ModelCard, hf_hub_download
-
     try:
         local = Path(base) / "README.md"
         path = local if Path(base).is_dir() else Path(hf_hub_download(base, "README.md", revision=revision))
@@ -103,8 +103,6 @@ def must_tell_games(summary: Any, file: Path, checkpoint: str) -> None:
 
 def card(about: Published) -> str:
     """The README.md: front matter for the Hub, use, training, evaluation, proof of the merge, licence."""
-    from huggingface_hub import ModelCard
-
     sections, settings = vars(about.config), json.dumps(public_config(about.config), indent=1)
     found = ModelCard.from_template(
         _card_data(about), str(TEMPLATE), about=about, base=public_name(about.base), task=_task(about.config), say=say,
@@ -127,8 +125,6 @@ def is_unchanged(text: str) -> bool:
 
 
 def _card_data(about: Published) -> Any:
-    from huggingface_hub import EvalResult, ModelCardData
-
     library, relation = ("transformers", "finetune") if about.report else ("peft", "adapter")
     own, free = about.licence, about.licence in ("apache-2.0", "mit")
     known = public_name(about.base) == about.base
@@ -210,8 +206,6 @@ def check_public(folder: Path) -> None:
 
 def check_repo(repo: str) -> None:
     """Raise ConfigError for a name the Hub does not take."""
-    from huggingface_hub.utils import HFValidationError, validate_repo_id
-
     try:
         validate_repo_id(repo)
     except HFValidationError as error:
@@ -222,8 +216,6 @@ def check_repo(repo: str) -> None:
 
 def who_uploads() -> str:
     """The account that uploads would be made from; ConfigError: not logged in, or the Hub cannot be reached."""
-    from huggingface_hub import HfApi
-
     try:
         return HfApi().whoami()["name"]
     except Exception as error:  # the Hub's client fails by its own, HTTP's and the network's errors
@@ -233,8 +225,6 @@ def who_uploads() -> str:
 
 def upload(folder: Path, repo: str, private: bool) -> str:
     """Upload a folder, its repository made where there is none; return the address. ProgramError: what the Hub said."""
-    from huggingface_hub import HfApi
-
     api = HfApi()
     try:
         api.create_repo(repo, private=private, exist_ok=True)

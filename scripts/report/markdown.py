@@ -47,17 +47,12 @@ def differing(config: dict[str, Any]) -> list[str]:
     return [line for line in changed if not line.startswith(("run.output_dir", "run.seed"))]
 
 
-def _env_type(config: Any) -> Any:
-    env = config.get("env") if isinstance(config, dict) else None
-    return env.get("env_type") if isinstance(env, dict) else None
-
-
 def page(name: str, about: Sequence[tuple[str, str]], versions: Any, summary: dict[str, Any], config: Any) -> str:
     """The text of one run."""
     parts = [f"# {plain(name)}", table([["", ""], *about])]
     if summary.get("games"):
         parts += ["## Evaluation", results(summary["games"])]
-        parts.append(PROGRAMS if _env_type(config) == "trace" else BOARDS)
+        parts.append(PROGRAMS if config.get("env", {}).get("env_type") == "trace" else BOARDS)
         share = summary.get("mean_share_of_ceiling")
         parts += [f"Mean share of the ceiling: {share:.3f}"] if is_number(share) else []
     parts += ["## Curves", "![curves](curves.png)"]

@@ -254,7 +254,7 @@ def test_files_that_may_not_grow_end_the_run_in_one_line(tmp_path):
 
 
 def test_a_folder_that_cannot_be_written_is_refused_before_the_model_is_loaded(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(train_ppo, "load_policy", None)
+    monkeypatch.setattr("training.state.load_policy", None)
     place = "/proc/run"  # where not even root may write
     assert train_ppo.main(["--config", micro_file(tmp_path), "--output-dir", place]) == 2
     assert capsys.readouterr().err.splitlines()[-1].startswith(f"error: {place}: cannot be written: ")
@@ -262,7 +262,7 @@ def test_a_folder_that_cannot_be_written_is_refused_before_the_model_is_loaded(t
 
 @pytest.mark.parametrize("args", [[], ["--dry-run"]])
 def test_a_disk_that_is_full_from_the_start_is_told_before_the_model_is_loaded(tmp_path, monkeypatch, capsys, args):
-    monkeypatch.setattr(train_ppo, "load_policy", None)
+    monkeypatch.setattr("training.state.load_policy", None)
     monkeypatch.setattr(shutil, "disk_usage", lambda place: shutil._ntuple_diskusage(10**9, 10**9, 0))
     assert train(tmp_path, *args) == 2
     line = capsys.readouterr().err.splitlines()[-1]
@@ -345,12 +345,12 @@ def test_a_terminal_of_few_letters_a_machine_without_git_and_a_tilde(tmp_path):
     assert (tmp_path / "run" / "final").is_dir()
 
 
-@pytest.mark.parametrize("where", ["preflight.check", "load_policy"])
+@pytest.mark.parametrize("where", ["train_ppo.preflight.check", "training.state.load_policy"])
 def test_an_interrupt_before_there_is_anything_to_save_is_one_line(tmp_path, monkeypatch, capsys, where):
     def interrupted(*args, **options):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(f"train_ppo.{where}", interrupted)
+    monkeypatch.setattr(where, interrupted)
     assert train(tmp_path) == 130
     assert capsys.readouterr().err.splitlines()[-1] == "error: interrupted"
 

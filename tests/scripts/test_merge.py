@@ -275,7 +275,7 @@ class Hub:
 
 
 def test_push_uploads_the_folder(run_4bit, merged_4bit, monkeypatch, capsys):
-    monkeypatch.setattr("huggingface_hub.HfApi", Hub)
+    monkeypatch.setattr("scripts.export.publish.HfApi", Hub)
     monkeypatch.setattr(Hub, "calls", [])
     monkeypatch.setattr(merge, "merge", lambda *_: pytest.fail("merged once more"))
     assert merge_in(merged_4bit, run_4bit, "--push", "me/player", "--private") == 0
@@ -285,7 +285,7 @@ def test_push_uploads_the_folder(run_4bit, merged_4bit, monkeypatch, capsys):
 
 
 def test_a_folder_that_gives_something_away_is_not_pushed(run_4bit, merged_4bit, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr("huggingface_hub.HfApi", Hub)
+    monkeypatch.setattr("scripts.export.publish.HfApi", Hub)
     monkeypatch.setattr(Hub, "calls", [])
     shutil.copytree(merged_4bit, tmp_path / "out")
     (tmp_path / "out" / "notes.txt").write_text("see /home/somebody/notes")

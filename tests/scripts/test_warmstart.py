@@ -53,7 +53,7 @@ def test_an_equilibrium_is_played_in_its_proportions(tmp_path):
         bets = 0
         for i in range(1000):
             query = Query(i, 0, [], {0: "Pass", 1: "Bet"}, (i, 0, 0, 1), history=history)
-            bets += teacher._move(query)[0]
+            bets += int(teacher._answer(query)[0])
         assert bets / 1000 == pytest.approx(policy[exact.info_key(state, 0)][1], abs=0.05)
 
 
@@ -66,8 +66,8 @@ def test_games_are_written_as_the_policy_writes_its_own(tmp_path, history):
     moves = {}
 
     class Copying(Teacher):
-        def _move(self, query):
-            return moves[query.rng_key], True
+        def _answer(self, query):
+            return str(moves[query.rng_key]), True
 
     class Noting:
         def act(self, queries):

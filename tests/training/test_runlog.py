@@ -20,7 +20,7 @@ from types import SimpleNamespace
 import pytest
 
 from training import loggers
-from training.console import Console, Pace, progress_line
+from training.console import Console, progress_line
 from training.loggers import Loggers
 from training.metrics import MetricsLog
 from training.process import TOGETHER, StopSignal, lock_run, say_how_to_go_on
@@ -384,12 +384,15 @@ def test_another_programs_bar_has_a_time_left(monkeypatch):
 
 
 def test_the_first_step_soon_counts_no_more_and_old_ones_neither():
-    pace = Pace(1000)
-    assert pace.left(1, 60.0) == 999 * 60
-    assert pace.left(2, 2.0) == 998 * 2
-    for step in range(3, 40):
-        left = pace.left(step, 2.0 if step < 10 else 4.0)
-    assert left == (1000 - 39) * 4
+    console = Console(1000, stream=io.StringIO())
+
+    def left(step, seconds):
+        console._scores.append(0.5)
+        return console._seconds_left(step, seconds)
+
+    assert left(1, 60.0) == 999 * 60
+    assert left(2, 2.0) == 998 * 2
+    assert [left(step, 2.0 if step < 10 else 4.0) for step in range(3, 40)][-1] == (1000 - 39) * 4
 
 
 def test_progress_tells_the_time_left_now_and_then(monkeypatch):

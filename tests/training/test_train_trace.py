@@ -112,7 +112,7 @@ def test_programs_that_changed_under_a_run_are_refused_unless_forced(tmp_path, c
     ],
 )
 def test_a_mistake_is_told_before_the_model_is_loaded(tmp_path, monkeypatch, capsys, env, message, words):
-    monkeypatch.setattr(train_ppo, "load_policy", None)
+    monkeypatch.setattr("training.state.load_policy", None)
     assert train_trace(tmp_path, *words, **env) == 2
     [line] = capsys.readouterr().err.splitlines()
     assert line.startswith(f"error: {message}")
