@@ -190,14 +190,12 @@ class Curriculum:
     in ``state_dict``, so a resumed run draws the tasks that the undisturbed one would have drawn.
 
     Attributes:
-        events: one entry a stage change: {index, from, to, success_rate, episodes}.
         past: name of each past self -> moving mean of the score against it, oldest first.
     """
 
     def __init__(self, config: CurriculumConfig, run_seed: int) -> None:
         self.config = config
         self.run_seed = run_seed
-        self.events: list[dict[str, Any]] = []
         self._stage = 0
         self._episodes = 0
         self._buffer: dict[Key, Entry] = {}  # task -> its last failure
@@ -261,14 +259,6 @@ class Curriculum:
         return f"{number}, {self.stage.name}: {', '.join(played)}{against}"
 
     @property
-    def last_change(self) -> str:
-        """Why the last stage was left. Only after a stage change."""
-        event = self.events[-1]
-        left = next(stage for stage in self.config.stages if stage.name == event["from"])
-        rate, episodes = event["success_rate"], event["episodes"]
-        return f"success of the game won least {rate:.2f}, threshold {left.threshold:g}, after {episodes} games"
-
-    @property
     def buffer_size(self) -> int:
         """Tasks in the failure buffer."""
         return len(self._buffer)
@@ -309,7 +299,7 @@ class Curriculum:
         self.past[name] = 0.5
         return gone
 
-    def update(self, task: Task, score: float, drawn_in: str | None = None) -> dict[str, Any] | None:
+    def update(self, task: Task, score: float, drawn_in: str | None = None) -> str | None:
         """Take the result of a game, its task as ``next`` gave it. Truncated and failed games are not for here.
 
         ``drawn_in``: the stage it was drawn in; None: the present one.
@@ -318,7 +308,7 @@ class Curriculum:
         the window, and the buffer when they fail; replays would draw the success rate towards the hard deals.
 
         Returns:
-            The stage change that this result brought, as it stands in ``events``; None where it brought none.
+            Why the stage was left with this result; None where it was not.
 
         Raises:
             ValueError: the score is not in [0, 1].
@@ -340,7 +330,7 @@ class Curriculum:
         if counts and drawn_in in (None, self.stage.name) and _holds(self._pools[self._stage], task.task_id):
             self._window.append((cell[0], int(success)))
             self._episodes += 1
-            return self._maybe_advance(task.index)
+            return self._maybe_advance()
         return None
 
     def state_dict(self) -> dict[str, Any]:
@@ -351,7 +341,6 @@ class Curriculum:
             "window": [list(item) for item in self._window],
             "failure_buffer": [[*key, *entry] for key, entry in self._buffer.items()],
             "rates": [[*cell, rate] for cell, rate in self._rates.items()],
-            "events": [dict(event) for event in self.events],
             "past": [[name, score] for name, score in self.past.items()],
         }
 
@@ -370,11 +359,10 @@ class Curriculum:
                 for task_id, key, opponent, seed, score, streak in state["failure_buffer"]
             }
             rates = {(int(game), str(opponent)): float(rate) for game, opponent, rate in state["rates"]}
-            events = [dict(event) for event in state["events"]]
             past = {str(name): float(score) for name, score in state.get("past", [])}
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as exc:
             raise ConfigError(f"curriculum state does not fit the stages {', '.join(names)}: {exc!r}") from exc
-        self._stage, self._episodes, self._rates, self.events = stage, episodes, rates, events
+        self._stage, self._episodes, self._rates = stage, episodes, rates
         self._window = self._windowed(window)
         self._buffer, self.past = buffer, past
         self._trim_buffer()
@@ -414,16 +402,13 @@ class Curriculum:
         while len(self._buffer) > BUFFER_SIZE:
             del self._buffer[next(iter(self._buffer))]
 
-    def _maybe_advance(self, index: int) -> dict[str, Any] | None:
-        last = self._stage == len(self.config.stages) - 1
-        if last or not self.settled or (rate := self.gate_rate) < self.stage.threshold:
+    def _maybe_advance(self) -> str | None:
+        last, threshold, episodes = self._stage == len(self.config.stages) - 1, self.stage.threshold, self._episodes
+        if last or not self.settled or (rate := self.gate_rate) < threshold:
             return None
-        before, episodes = self.stage.name, self._episodes
         self._stage, self._episodes = self._stage + 1, 0
         self._window = self._windowed([])
-        event = {"index": index, "from": before, "to": self.stage.name, "success_rate": rate, "episodes": episodes}
-        self.events.append(event)
-        return event
+        return f"success of the game won least {rate:.2f}, threshold {threshold:g}, after {episodes} games"
 
 
 def _seed(value: Any) -> int | None:

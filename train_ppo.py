@@ -370,15 +370,15 @@ class Trainer(Checkpointed):
         state.moments, state.kl_coef = moments, adapt_kl_coef(state.kl_coef, batch.kl_ref, len(batch.values_M), ppo)
 
         stage = self.curriculum.stage.name
-        changes = [self.curriculum.update(e.task, e.score, stage) for e in valid if e.outcome != "truncated"]
+        updated = [self.curriculum.update(e.task, e.score, stage) for e in valid if e.outcome != "truncated"]
         state.step, state.drawn = state.step + 1, state.drawn + len(tasks)
         self.keep_past()
         self.grow_batches()
         row = {"step": state.step, "stage": stage, **summarise(episodes), **stats, **batch.summary(), **moved}
         row |= {"kl_coef": state.kl_coef, "learning_rate": self.optimizer.param_groups[0]["lr"],
                 "buffer_size": self.curriculum.buffer_size, **self.curriculum.rates}  # fmt: skip
-        if any(changes):
-            row |= {"stage_change": self.curriculum.stage.name, "stage_reason": self.curriculum.last_change}
+        if reasons := [reason for reason in updated if reason]:
+            row |= {"stage_change": self.curriculum.stage.name, "stage_reason": reasons[-1]}
         row |= timing(started, played, time.perf_counter(), len(episodes), len(batch.values_M))
         state.lr_scale = alarms.respond(row, state.alarms, state.lr_scale, ppo)
         self.midway = False

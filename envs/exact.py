@@ -12,7 +12,7 @@ many histories lead to, a policy whose prompt carries the conversation is repres
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from functools import lru_cache
+from functools import lru_cache, wraps
 from graphlib import CycleError, TopologicalSorter
 from typing import Any, NamedTuple
 
@@ -25,6 +25,12 @@ State = Any  # pyspiel.State
 SpielGame = Any  # pyspiel.Game
 TabularPolicy = dict[str, dict[int, float]]  # information state key -> {legal action: probability}
 ProbsFn = Callable[[list[tuple[State, int]]], list[dict[int, float]]]
+
+
+def _once(solve: Callable[..., Any]) -> Callable[..., Any]:
+    """Let a function of a game solve each once in a process: known by their texts, since games have no hash."""
+    kept = lru_cache(maxsize=32)(lambda text, *more: solve(pyspiel.load_game(text), *more))
+    return wraps(solve)(lambda game, *more: kept(str(game), *more))
 
 
 class InfoState(NamedTuple):
@@ -116,9 +122,11 @@ def value_against_random(pyspiel_game: SpielGame, table: TabularPolicy) -> tuple
     return (_values(pyspiel_game, [table, uniform])[0], _values(pyspiel_game, [uniform, table])[1])
 
 
+@_once
 def best_response_values(pyspiel_game: SpielGame) -> tuple[float, float]:
     """Expected return, per seat, of the best player there is against uniform random: the ceiling."""
-    return _best_against_random(str(pyspiel_game))
+    uniform = uniform_table(pyspiel_game)
+    return _best_response(pyspiel_game, 0, uniform), _best_response(pyspiel_game, 1, uniform)
 
 
 def nash_conv(pyspiel_game: SpielGame, table: TabularPolicy) -> float:
@@ -132,6 +140,7 @@ def nash_conv(pyspiel_game: SpielGame, table: TabularPolicy) -> float:
     return pyspiel.nash_conv(_turn_based(pyspiel_game), _pairs(table))
 
 
+@_once
 def perfect_table(pyspiel_game: SpielGame) -> TabularPolicy:
     """Perfect play where nothing is hidden: of the moves that keep what can be had, each equally often.
 
@@ -141,9 +150,15 @@ def perfect_table(pyspiel_game: SpielGame) -> TabularPolicy:
     if not _is_perfect(pyspiel_game):
         raise ValueError("it hides information or has simultaneous moves: cfr can")
     information_states(pyspiel_game)
-    return _perfect_play(str(pyspiel_game))
+    values, table = _worth(str(pyspiel_game), (None, None)), TabularPolicy()
+    for key, node in _positions(str(pyspiel_game)).items():
+        if node.children and not node.chance:
+            keeps = [abs(values[child] - values[key]) < 1e-9 for child in node.children]
+            table[key] = {action: kept / sum(keeps) for action, kept in zip(node.actions, keeps, strict=True)}
+    return table
 
 
+@_once
 def equilibrium_table(pyspiel_game: SpielGame, iterations: int) -> TabularPolicy:
     """The average policy of CFR+ (https://arxiv.org/abs/1407.5042): near an equilibrium where something is hidden.
 
@@ -152,8 +167,12 @@ def equilibrium_table(pyspiel_game: SpielGame, iterations: int) -> TabularPolicy
     """
     if _is_perfect(pyspiel_game):
         raise ValueError("it hides nothing: perfect can")
-    information_states(pyspiel_game)
-    return _near_equilibrium(str(pyspiel_game), iterations)
+    infos = information_states(pyspiel_game)
+    solver = pyspiel.CFRPlusSolver(_turn_based(pyspiel_game))
+    for _ in range(iterations):
+        solver.evaluate_and_update_policy()
+    average = solver.average_policy()
+    return {info.key: _distribution(average.action_probabilities(info.key), info) for info in infos}
 
 
 def _is_perfect(pyspiel_game: SpielGame) -> bool:
@@ -278,35 +297,6 @@ def _best_response(pyspiel_game: SpielGame, seat: int, other: TabularPolicy) -> 
         return response.value_from_state(game.new_initial_state())
     *_, value = _worth(str(pyspiel_game), (None, other) if seat == 0 else (other, None)).values()
     return value if seat == 0 else -value
-
-
-@lru_cache(maxsize=32)
-def _best_against_random(game_string: str) -> tuple[float, float]:
-    pyspiel_game = pyspiel.load_game(game_string)
-    uniform = uniform_table(pyspiel_game)
-    return _best_response(pyspiel_game, 0, uniform), _best_response(pyspiel_game, 1, uniform)
-
-
-@lru_cache(maxsize=32)
-def _perfect_play(game_string: str) -> TabularPolicy:
-    values = _worth(game_string, (None, None))
-    table: TabularPolicy = {}
-    for key, node in _positions(game_string).items():
-        if node.children and not node.chance:
-            keeps = [abs(values[child] - values[key]) < 1e-9 for child in node.children]
-            table[key] = {action: kept / sum(keeps) for action, kept in zip(node.actions, keeps, strict=True)}
-    return table
-
-
-@lru_cache(maxsize=32)
-def _near_equilibrium(game_string: str, iterations: int) -> TabularPolicy:
-    pyspiel_game = pyspiel.load_game(game_string)
-    solver = pyspiel.CFRPlusSolver(_turn_based(pyspiel_game))
-    for _ in range(iterations):
-        solver.evaluate_and_update_policy()
-    average = solver.average_policy()
-    return {info.key: _distribution(average.action_probabilities(info.key), info)
-            for info in information_states(pyspiel_game)}  # fmt: skip
 
 
 def _pairs(table: TabularPolicy) -> dict[str, list[tuple[int, float]]]:

@@ -5,7 +5,7 @@ hundred numbers costs microseconds, and nobody has to know who else holds a list
 """
 
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from typing import Any
 
 from envs.types import Action, Decision, Message, Query, Sequence
@@ -20,19 +20,15 @@ class Turn:
     trie: AnswerTrie | None  # None: the answer is free
     before: Sequence  # what this turn goes on from; without tokens where the conversation is read for the first time
     ids: list[int]  # all of the conversation
-    start: int  # where the answer begins in them
+    made: Decision  # the answer as training will see it, as far as it is written
     cached: Any = None  # what the player keeps of the tokens it has read
     text: str = ""  # of a legal answer, END included
     value: float = 0.0
-    positions: list[int] = field(default_factory=list)
-    chosen: list[int] = field(default_factory=list)
-    allowed: list[list[int]] = field(default_factory=list)
-    token_logprobs: list[float] = field(default_factory=list)
 
     @property
     def written(self) -> int:
         """Tokens of the answer so far."""
-        return len(self.ids) - self.start
+        return len(self.ids) - self.made.start
 
     @property
     def stays(self) -> bool:
@@ -41,17 +37,11 @@ class Turn:
 
     def record(self, chosen: int, logprob: float, allowed: list[int] | None = None) -> None:
         """Note a choice, before its token is added."""
-        self.positions.append(len(self.ids) - 1)
-        self.chosen.append(chosen)
-        self.token_logprobs.append(logprob)
-        if allowed is not None:
-            self.allowed.append(allowed)
-
-    def decision(self, version: int | None) -> Decision:
-        """The answer as training sees it."""
-        allowed = None if self.trie is None else self.allowed
-        return Decision(self.start, len(self.ids), self.positions, self.chosen, allowed, self.token_logprobs,
-                        sum(self.token_logprobs), self.value, len(self.query.history), version)  # fmt: skip
+        self.made.positions.append(len(self.ids) - 1)
+        self.made.chosen.append(chosen)
+        self.made.token_logprobs.append(logprob)
+        if self.made.allowed is not None:
+            self.made.allowed.append(allowed or [])
 
 
 _Held = tuple[list[Message], Sequence, Any]  # the messages, their tokens, and what the player keeps of those
@@ -84,7 +74,8 @@ class Conversations:
         start = len(before.ids) + len(prompt)
         if start + (trie.longest if trie else free_tokens or 0) > max_seq_length:
             return None
-        return Turn(query, trie, before, [*before.ids, *prompt], start, cached)
+        made = Decision(start, allowed=[] if trie else None, ply=len(query.history))
+        return Turn(query, trie, before, [*before.ids, *prompt], made, cached)
 
     def write(self, turn: Turn, tokens: list[int], logprobs: Seq[float]) -> None:
         """Write a whole answer, from its tokens and their log-probabilities in nats.
@@ -106,12 +97,13 @@ class Conversations:
 
         ``version``: of the adapter that answered. ``learn``: whether the answer is a decision to train on.
         """
-        tokens, text = turn.ids[turn.start :], turn.text.removesuffix(END)
+        tokens, text = turn.ids[turn.made.start :], turn.text.removesuffix(END)
         if turn.trie is None:
             text, ended = self.chat.answer_text(tokens)
             if not ended:  # cut at the limit: the conversation still needs the end of the turn
                 turn.ids.append(self.chat.end_id)
-        query, decision = turn.query, turn.decision(version)
+        query, logprob = turn.query, sum(turn.made.token_logprobs)
+        decision = replace(turn.made, stop=len(turn.ids), logprob=logprob, value=turn.value, version=version)
         decisions = [*turn.before.decisions, *([decision] if learn else [])]
         sequence = Sequence(turn.ids, decisions, turn.before.shared)
         if turn.stays:

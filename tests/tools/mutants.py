@@ -204,8 +204,7 @@ MUTANTS = {
         Mutant("states: one ply late", KNEW, "            ply += len(moves)\n", "            ply += 1\n"),
     ],
     POSITIONS + "decisions_of_the_policy_say_at_which_ply_they_were_asked": [
-        Mutant("states: of the beginning", TURNS, "self.value, len(self.query.history), version)",
-               "self.value, 0, version)"),
+        Mutant("states: of the beginning", TURNS, "ply=len(query.history))", "ply=0)"),
     ],
     UPDATE + "what_is_rehearsed_counts_by_its_mean_token_and_is_told_so": [
         Mutant("rehearsal: by the text", TRAIN, "/ sum(map(len, batch.texts))", "/ len(batch.texts)"),
