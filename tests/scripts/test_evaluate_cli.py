@@ -1285,6 +1285,7 @@ def test_of_several_responses_the_one_that_scored_best_while_learning_is_played(
     args = evaluate.arguments(["--checkpoint", str(run), "--exploit", "3"])
     config = Roster([], [], 0, False, None).config(str(run))
     config.env = dataclasses.replace(config.env, use_vllm=True, vllm_base_url=["http://127.0.0.1:1"])
+    config.model = dataclasses.replace(config.model, adapter="runs/warm")
     best, found = exploit.best_response(config, run, [(KUHN, KUHN)], args, tmp_path, Console(1))
     assert (best, found) == (tmp_path / "1" / "final", [0.4, 0.9, 0.6])
     assert not any(mine.env.use_vllm for mine in trained)  # servers hold another player's weights
