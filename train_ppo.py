@@ -54,7 +54,7 @@ from training.memory import with_less_memory
 from training.metrics import summarise, timing
 from training.positions import known_states
 from training.process import StopSignal, TrainingError
-from training.ranks import ElsewhereError, Ranks, add_up, means
+from training.ranks import Ranks, SharedError, add_up, means
 from training.state import Checkpointed, dump_batch, find_checkpoint, is_finished
 from training.trajectories import Batch, Moments, Trajectory, game_groups, log_ratios, rollout_scores, terminal_rewards
 
@@ -130,7 +130,7 @@ def collate(
     """
     rows = [Trajectory(n, e, seat) for n, e in enumerate(episodes) for seat in sorted(e.sequences) if e.sequences[seat]]
     if not rows:
-        raise TrainingError("no episode of this step holds a decision to train on")
+        raise SharedError("no episode of this step holds a decision to train on")
     sequences = [sequence for row in rows for sequence in row.sequences]
     logprobs_M, values_M, importance_M, gap_M = rollout_scores(rows, sequences, policy, ppo, ranks)
     kl_M, pull_M = log_ratios(logprobs_M, sequences, policy, kl_coef, ppo.magnet_coef, ranks)
@@ -398,7 +398,7 @@ class Trainer(Checkpointed):
         failed = [e for e in episodes if e.outcome == "failed"]
         if too_many_failed(len(failed), len(episodes)):
             cause = failed[0].info.get("error", "unknown")
-            raise TrainingError(f"{len(failed)} of {len(episodes)} episodes failed; the first: {cause}")
+            raise SharedError(f"{len(failed)} of {len(episodes)} episodes failed; the first: {cause}")
         valid = [e for e in episodes if e.outcome != "failed"]
         if self.engine:
             self.engine.check_age(s for e in valid for sequences in e.sequences.values() for s in sequences)
@@ -407,10 +407,10 @@ class Trainer(Checkpointed):
     def refuse_to_go_on(self, row: dict[str, Any]) -> None:
         """Raise TrainingError where updates stay without finite numbers, or an alarm that may act says stop."""
         if self.state.bad_updates >= MAX_BAD_UPDATES:
-            raise TrainingError(f"{self.state.bad_updates} minibatches in a row gave a loss or gradient that is not "
+            raise SharedError(f"{self.state.bad_updates} minibatches in a row gave a loss or gradient that is not "
                                 f"finite; the last are in {self.run_dir / 'bad_batch.json'}")  # fmt: skip
         if fatal := alarms.fatal(row, self.ppo):
-            raise TrainingError(f"alarm {fatal.name}: {fatal.meaning}")
+            raise SharedError(f"alarm {fatal.name}: {fatal.meaning}")
 
     def evaluate(self, stop: StopSignal, tell: Progress) -> list[GameResult]:
         """Evaluate against uniform random on the games of the curriculum's stages, on reserved seeds.
@@ -441,7 +441,8 @@ def train(config: Any, resume: str | None, force_config: bool = False, ranks: Ra
     """Run the training loop; return the exit code. ``seen``: the run's checkpoints when ``resume`` was chosen."""
     run_dir = Path(config.run.output_dir)
     resolved = config_dict(vars(config))
-    lock = process.lock_run(run_dir, seen) if ranks.first else None
+    locks: list[Any] = []
+    ranks.alone(lambda: locks.append(process.lock_run(run_dir, seen)))
     if resume is not None and ranks.alone(partial(is_finished, run_dir, resume, resolved, force_config)):
         print(f"{run_dir} is finished: see {run_dir / 'summary.json'}; --set ppo.num_train_steps=N goes on to step N")
         return 0
@@ -460,18 +461,18 @@ def train(config: Any, resume: str | None, force_config: bool = False, ranks: Ra
     step = trainer.state.step - bool(trainer.state.row) if start else None  # its row was not sent before it was whole
     trainer.loggers = Loggers(config.run.logger if ranks.first else "none", run_dir, resolved, step)
     code = 1
-    try:
-        with StopSignal() as stop:
+    with StopSignal() as stop:  # until all is closed: the launcher of others ends whoever is left
+        try:
             return (code := training_loop(trainer, stop, console))
-    finally:
-        console.close()
-        end(run_dir, trainer.about)
-        trainer.loggers.close(code)
-        trainer.metrics.close()
-        if trainer.engine:
-            trainer.engine.close()
-        if lock:
-            lock.close()
+        finally:
+            console.close()
+            end(run_dir, trainer.about)
+            trainer.loggers.close(code)
+            trainer.metrics.close()
+            if trainer.engine:
+                trainer.engine.close()
+            for lock in locks:
+                lock.close()
 
 
 def training_loop(trainer: Trainer, stop: StopSignal, console: Console) -> int:
@@ -510,8 +511,9 @@ def training_loop(trainer: Trainer, stop: StopSignal, console: Console) -> int:
         return 128 + stop.received  # as a shell reports it
     except RuntimeError as error:  # ours, and whatever torch, a device or a server has to say
         when = f"in step {state.step + 1}" if trainer.midway else f"after step {state.step}"
-        cause, lone = " ".join(str(error).split()), trainer.ranks if isinstance(error, ElsewhereError) else LONE
-        raise TrainingError(f"{when}: {cause}; checkpoint: {lone.alone(trainer.save_at_the_end)}") from error
+        cause, ranks = " ".join(str(error).split()), trainer.ranks if isinstance(error, SharedError) else LONE
+        told = TrainingError(f"{when}: {cause}; checkpoint: {ranks.alone(trainer.save_at_the_end)}")
+        raise (told if ranks.first else SystemExit(1)) from error
 
 
 def finish(trainer: Trainer, stop: StopSignal, console: Console, results: list[GameResult] | None) -> None:

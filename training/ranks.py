@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import os
+import traceback
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Seq
 from datetime import timedelta
@@ -44,8 +45,8 @@ def means(totals: dict[str, Any]) -> dict[str, float]:
     return {n: x if n.endswith("_max") else x / count if count else float("nan") for n, x in read.items()}
 
 
-class ElsewhereError(TrainingError):
-    """The processes cannot go on together; those that are not the first wait for what it does ``alone``."""
+class SharedError(TrainingError):
+    """Every process learns that they cannot go on; those that are not the first wait for what it does ``alone``."""
 
 
 class Ranks:
@@ -72,7 +73,12 @@ class Ranks:
                 return cls()
             from accelerate import PartialState
 
+            if device != "cpu" and int(os.environ.get("LOCAL_WORLD_SIZE", "1")) > torch.cuda.device_count():
+                raise ConfigError(f"{os.environ['LOCAL_WORLD_SIZE']} processes on {torch.cuda.device_count()} GPUs: "
+                                  "--nproc_per_node at most as many")  # fmt: skip
             state = PartialState(cpu=device == "cpu", timeout=PATIENCE)
+            if state.num_processes == 1:
+                raise ConfigError("WORLD_SIZE says that there are others, LOCAL_RANK is missing: torchrun sets both")
         if not state.is_main_process:  # the first one speaks for all
             logging.getLogger().setLevel(logging.ERROR)
         return cls(state.process_index, state.num_processes)
@@ -98,23 +104,24 @@ class Ranks:
         """``gather`` of what each process makes of its share; where one fails, all end, the first of them last.
 
         Raises:
-            ElsewhereError: in the first process, which may do something alone before the others end.
+            SharedError: in the first process, which may do something alone before the others end.
         """
         if self.world == 1:
             return work()
-        mine, cause, failed = list[T](), "", None
+        mine, cause, failed = list[T](), ("", ""), None
         try:
             mine = work()
         except Exception as error:  # whatever it is, the others wait for this process
             failed = error
-            cause = f"process {self.rank}: {error or type(error).__name__}"
-            log.debug("what failed in a process", exc_info=True)
-        if not (causes := [told for told in self.gather([cause]) if told]):
+            cause = f"process {self.rank}: {error or type(error).__name__}", traceback.format_exc()
+            traceback.clear_frames(error.__traceback__)  # which hold what a rollout had read when memory ran out
+        if not (causes := [told for told in self.gather([cause]) if told[0]]):
             return self.gather(mine)
+        log.debug("what failed in a %s", "\n".join(map(": ".join, causes)))  # of all, in the first one's file
         if not self.first:
             self.alone(lambda: None)
             raise SystemExit(1)
-        raise ElsewhereError(causes[0]) from failed
+        raise SharedError(causes[0][0]) from failed
 
     def add_up(self, tensors: Iterable[Tensor]) -> None:
         """Sum each tensor over the processes, in place and in one message."""

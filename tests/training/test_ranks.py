@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+import weakref
 from types import SimpleNamespace
 
 import accelerate
@@ -20,7 +21,8 @@ import train_ppo
 from env_wrapper import Task, play
 from policy import load_policy
 from training import ranks
-from training.ranks import Ranks
+from training.process import TrainingError, lock_run
+from training.ranks import Ranks, SharedError
 from utils import ConfigError
 
 LAUNCH = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", "train_ppo.py"]
@@ -93,12 +95,58 @@ def test_two_processes_resume_exactly_after_a_signal_to_both(tmp_path):
 @pytest.mark.slow
 def test_what_ends_the_first_process_ends_the_other(tmp_path):
     """A directory that is in use: only the first process looks, and the second does not wait for it for ever."""
-    run(tmp_path, "--set", "ppo.num_train_steps=1")
+    (tmp_path / "run").mkdir()
     started = time.monotonic()
-    done = subprocess.run(command(tmp_path), cwd=ROOT, env=ENV, capture_output=True, text=True, timeout=120)
+    with lock_run(tmp_path / "run"):
+        done = subprocess.run(command(tmp_path), cwd=ROOT, env=ENV, capture_output=True, text=True, timeout=120)
     assert done.returncode != 0
-    assert done.stderr.count("holds checkpoints; --resume goes on") == 1
+    assert done.stderr.count("in use by another run") == 1
+    assert "process group" not in done.stderr.partition("torch.distributed.elastic")[0]
+    assert "closed by peer" not in done.stderr
     assert time.monotonic() - started < 60
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_what_all_processes_know_is_told_by_the_first_once_it_has_saved(tmp_path, rank):
+    """An alarm that stops, say: the launcher ends the first one half a minute after another has gone."""
+    waited = []
+
+    class Place(Ranks):
+        def alone(self, work):
+            waited.append(self.rank)
+            return "checkpoint-000007"
+
+    def fail(stop):
+        raise SharedError("alarm score_drop")
+
+    state = SimpleNamespace(before=[1], step=7, row=None)
+    trainer = SimpleNamespace(ppo=SimpleNamespace(num_train_steps=9), state=state, ranks=Place(rank, 2), step=fail,
+                              midway=False, save_at_the_end=None, config=micro_config(tmp_path),
+                              curriculum=SimpleNamespace(announcement=lambda kind: ""))  # fmt: skip
+    with pytest.raises(SystemExit if rank else TrainingError) as ended:
+        train_ppo.training_loop(trainer, None, SimpleNamespace(say=lambda line: None))
+    assert waited == [rank]
+    assert rank or str(ended.value) == "after step 7: alarm score_drop; checkpoint: checkpoint-000007"
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_what_failed_in_another_process_is_in_the_log_and_holds_no_memory(monkeypatch, caplog, rank):
+    held = []
+
+    def work():
+        big = torch.zeros(3)
+        held.append(weakref.ref(big))
+        raise ValueError("no such tile")
+
+    place = Ranks(0, 2)
+    found = [("", ""), ("process 1: no such tile", "Traceback: in play")] if rank else None
+    monkeypatch.setattr(place, "gather", lambda mine: found or [*mine, ("", "")])
+    caplog.set_level(logging.DEBUG)
+    with pytest.raises(SharedError, match=f"process {rank}: no such tile") as error:
+        place.together(list if rank else work)
+    assert "in play" in caplog.text if rank else "in work" in caplog.text
+    assert error.value is not None
+    assert not any(ref() is not None for ref in held)
 
 
 FAILING = """
@@ -187,6 +235,17 @@ def test_a_launchers_variable_that_makes_no_sense_is_told(monkeypatch, size):
     monkeypatch.setenv("WORLD_SIZE", size)
     with pytest.raises(ConfigError, match=r"^WORLD_SIZE and its like"):
         Ranks.join("cpu")
+
+
+def test_launchers_that_say_too_little_or_start_too_many_are_told(monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setattr(accelerate, "PartialState", lambda **options: SimpleNamespace(num_processes=1))
+    with pytest.raises(ConfigError, match="LOCAL_RANK is missing"):
+        Ranks.join("cpu")
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    with pytest.raises(ConfigError, match="2 processes on 1 GPUs: --nproc_per_node at most as many"):
+        Ranks.join("cuda")
 
 
 @pytest.mark.parametrize("rank", [0, 1])
