@@ -4,8 +4,8 @@
 
 Writes ``benchmarks/prompts.json`` (what a seat is shown in random play of five games: full prompts, random opponents)
 and ``benchmarks/tokenizer.json``. ``QWEN_TIKTOKEN`` holds Qwen's byte-pair ranks, one ``base64 rank`` a line; the wheel
-``dashscope`` carries it as ``resources/qwen.tiktoken``. With the two files a machine without OpenSpiel and without the
-Hub measures prompts of the true length in true tokens.
+``dashscope`` carries it as ``resources/qwen.tiktoken``. With the two files a machine without the Hub
+measures prompts of the true length in true tokens.
 """
 
 from __future__ import annotations

@@ -201,7 +201,8 @@ class Roster:
     def _policy(self, config: SimpleNamespace) -> Any:
         held = SimpleNamespace(**vars(config) | {"model": replace(config.model, adapter=None), "lora": LoraConfig(r=1),
                                                  "run": replace(config.run, seed=self.seed)})  # fmt: skip
-        key = repr((held.model, held.env, held.ppo))
+        ppo = {name: getattr(held.ppo, name) for name in ("temperature", "max_seq_length", "max_new_tokens")}
+        key = repr((held.model, held.env.answer_mode, ppo))  # all that a player knows of its run
         if key not in self._policies:
             self._policies[key] = load_policy(held)
             self._policies[key].greedy = self.greedy

@@ -5,6 +5,7 @@ import importlib.util
 import logging
 import os
 import subprocess
+import sys
 import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -77,7 +78,8 @@ def why_no_cuda() -> str:
         return ""
     card, _, driver = found.rpartition(", ")
     built = f"is built for CUDA {torch.version.cuda}" if torch.version.cuda else "is built without CUDA"
-    install = f"pip install --force-reinstall torch=={torch.__version__.partition('+')[0]} --index-url {INDEX}"
+    version = torch.__version__.partition("+")[0]
+    install = f"{sys.executable} -m pip install --force-reinstall --no-deps torch=={version} --index-url {INDEX}"
     return (
         f"there is a {card} with driver {driver}, but torch {torch.__version__} {built}: update the driver (CUDA 13 "
         f"needs 580.65 or later), or {install}cu126 (an older driver) or {INDEX}cu130"
@@ -99,6 +101,12 @@ def device_of(config: ModelConfig) -> str:
         return "cpu"
     if torch.cuda.is_available():
         major, minor = torch.cuda.get_device_capability()
+        built = [int(name[3:]) for name in torch.cuda.get_arch_list() if name[:3] == "sm_" and name[3:].isdigit()]
+        if 10 * major + minor < min(built, default=0):
+            raise ConfigError(
+                f"model.device: torch {torch.__version__} has no kernels for {torch.cuda.get_device_name()} "
+                f"(sm{major}{minor}), only for sm{min(built)} and later: --set model.device=cpu, or an older torch"
+            )
         if config.dtype == "bfloat16" and major < 8:
             raise ConfigError(
                 f"model.dtype: {torch.cuda.get_device_name()} (sm{major}{minor}) has no bfloat16 arithmetic, which "
@@ -247,11 +255,14 @@ def _not_of_optional_kernels(record: logging.LogRecord) -> bool:
 @contextmanager
 def quietly() -> Iterator[None]:
     """Keep from the user what the libraries tell each other while loading; errors and downloads still show."""
+    import huggingface_hub.utils
     from transformers.utils import logging as transformers_logging
 
     logging.getLogger("bitsandbytes.backends.cpu.ops").addFilter(_not_of_optional_kernels)
     bars = transformers_logging.is_progress_bar_enabled()
     transformers_logging.disable_progress_bar()
+    if bars:
+        huggingface_hub.utils.enable_progress_bars()  # which went out with it: eight gigabytes would come in silence
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", FutureWarning)

@@ -33,9 +33,10 @@ make_venv() {
 }
 
 check_disk() {
-    local free_gb
+    local free_gb least_gb=3
+    ! command -v nvidia-smi >/dev/null || .venv/bin/python -m pip show --quiet torch 2>/dev/null || least_gb=8
     free_gb="$(df -Pk . | awk 'NR == 2 { print int($4 / 1048576) }')"
-    [[ "$free_gb" -ge 3 ]] || fail "$free_gb GB free on this disk: .venv takes 2 GB, up to 8 GB with CUDA"
+    [[ "$free_gb" -ge "$least_gb" ]] || fail "$free_gb GB free on this disk: .venv takes 2 GB, up to 8 GB with CUDA"
     echo "setup: $free_gb GB free on this disk; .venv takes 2 GB, up to 8 GB with CUDA"
 }
 

@@ -4,6 +4,7 @@ import os
 import subprocess
 from pathlib import Path
 
+import huggingface_hub
 import pytest
 import torch
 
@@ -42,6 +43,7 @@ def smi(monkeypatch):
             return subprocess.CompletedProcess(args, 0, printed, "")
 
         monkeypatch.setattr(model.subprocess, "run", run)
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: False)  # also where there is a card
 
     return pretend
 
@@ -65,6 +67,23 @@ def test_a_card_that_torch_cannot_use_is_named_with_its_driver_and_a_wheel(smi, 
 def test_a_machine_without_a_card_is_told_nothing_of_drivers(smi):
     smi(None)
     assert "driver" not in refusal(device_of, ModelConfig())
+
+
+def test_a_card_that_torch_has_no_kernels_for_is_told(card, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "get_arch_list", lambda: ["sm_75", "sm_80", "compute_90"])
+    card(capability=(7, 0))
+    assert "has no kernels for" in refusal(device_of, ModelConfig(dtype="float16"))
+    card(capability=(7, 5))
+    assert device_of(ModelConfig(dtype="float16")) == "cuda"
+
+
+def test_what_is_downloaded_is_shown_where_loading_is_not():
+    from transformers.utils import logging
+
+    logging.enable_progress_bar()
+    with model.quietly():
+        assert not logging.is_progress_bar_enabled()
+        assert not huggingface_hub.utils.are_progress_bars_disabled()
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])

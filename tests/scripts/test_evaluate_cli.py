@@ -1217,9 +1217,12 @@ def test_players_of_one_base_sample_each_as_its_own_run_did(run, tmp_path):
     config["ppo"]["temperature"] = 0.25
     (other / "run_config.json").write_text(json.dumps(config))
     roster = Roster([], [], 0, False, None)
-    policies = [roster.contestant(str(name)).player.policy for name in (run, other, run / "final")]
-    assert [policy.temperature for policy in policies] == [1.0, 0.25, 1.0]
-    assert policies[0] is policies[2]
+    policies = [roster.contestant(str(run)).player.policy, roster.contestant(str(other)).player.policy]
+    assert [policy.temperature for policy in policies] == [1.0, 0.25]
+    config["ppo"] |= {"temperature": 1.0, "num_train_steps": 999, "learning_rate": 0.5}
+    (other / "run_config.json").write_text(json.dumps(config))
+    again = shutil.copytree(other, tmp_path / "again" / "checkpoint-000006")
+    assert roster.contestant(str(again)).player.policy is policies[0]  # no second base for what is only trained with
 
 
 # ------------------------------------------------------------------------------------------------------ best responses
