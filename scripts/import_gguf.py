@@ -8,6 +8,7 @@ template and configuration.
 """
 
 import argparse
+import re
 import sys
 import tempfile
 from pathlib import Path
@@ -20,6 +21,34 @@ from policy.model import ModelConfig, load_architecture, quietly, whole
 from training.process import must_be_writable, run_program
 from utils import ConfigError, write_directory
 
+# How text is cut before merges: digits apart, then as GPT-2 (https://github.com/ggml-org/llama.cpp, llama-vocab.cpp).
+DIGITS_APART = ("smollm", "starcoder", "refact", "command-r", "codeshell")
+AS_GPT_2 = ("", "gpt-2")
+TENSORS = re.compile(r"(token_embd|output|output_norm)\.weight"
+                     r"|blk\.\d+\.(attn_(q|k|v|output|norm|q_norm|k_norm)|ffn_(gate|up|down|norm))\.weight"
+                     r"|blk\.\d+\.attn_[qkv]\.bias")  # fmt: skip
+
+
+def read_cut(file: Path) -> str:
+    """How the file's tokenizer cuts text (``tokenizer.ggml.pre``).
+
+    Raises:
+        ConfigError: it is not known here, or the file holds what transformers would leave out in silence.
+    """
+    from gguf import GGUFReader
+    from transformers.integrations.gguf.gguf_tokenizer_mapping import GGUF_PRE_TOKENIZER_SPLITS
+
+    reader = GGUFReader(file)
+    told = {key: field.contents() for key, field in reader.fields.items() if key.endswith((".pre", ".scaling.type"))}
+    cut = str(told.pop("tokenizer.ggml.pre", ""))
+    if cut not in (*GGUF_PRE_TOKENIZER_SPLITS, *DIGITS_APART, *AS_GPT_2):
+        raise ConfigError(f"tokenizer.ggml.pre {cut!r}: how it cuts text is not known here")
+    if scaled := next((f"{key} {value!r}" for key, value in told.items() if value != "none"), ""):
+        raise ConfigError(f"{scaled}: scaled positions are not read")
+    if odd := next((tensor.name for tensor in reader.tensors if not TENSORS.fullmatch(tensor.name)), ""):
+        raise ConfigError(f"{odd!r}: a tensor that has no place in the model")
+    return cut
+
 
 def load(file: Path, dtype: str) -> tuple[Any, Any]:
     """Model (plain weights, in ``dtype``) and tokenizer of a GGUF file.
@@ -28,6 +57,7 @@ def load(file: Path, dtype: str) -> tuple[Any, Any]:
         ConfigError: there is no such file, or what is in it cannot be used.
     """
     import torch
+    from tokenizers.pre_tokenizers import ByteLevel, Digits, Sequence
     from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 
     from policy.chat import ChatFormat
@@ -39,6 +69,7 @@ def load(file: Path, dtype: str) -> tuple[Any, Any]:
         (Path(alone) / file.name).symlink_to(file.resolve())
         try:
             load_architecture(ModelConfig(alone), gguf_file=file.name)
+            cut = read_cut(Path(alone) / file.name)
             tokenizer = AutoTokenizer.from_pretrained(alone, gguf_file=file.name)
             loaded = AutoModelForCausalLM.from_pretrained(
                 alone, gguf_file=file.name, output_loading_info=True, **options
@@ -46,6 +77,9 @@ def load(file: Path, dtype: str) -> tuple[Any, Any]:
         except Exception as error:  # somebody's file: cut short, of another format, of types that nobody knows
             cause = " ".join(str(error).replace(alone, str(file.parent)).split())[:300]
             raise ConfigError(f"{file}: cannot be read ({cause})") from error
+    if cut in DIGITS_APART:  # transformers knows none of them, and cuts as GPT-2 alone
+        apart = [Digits(individual_digits=True), ByteLevel(add_prefix_space=False)]
+        tokenizer.backend_tokenizer.pre_tokenizer = Sequence(apart)
     ChatFormat(tokenizer)
     model = whole(loaded, f"{file}:")
     if wrong := [name for name, weight in model.named_parameters() if not torch.isfinite(weight).all()]:

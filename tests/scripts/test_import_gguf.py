@@ -5,6 +5,7 @@ import json
 import os
 import tempfile
 
+import numpy
 import pytest
 import torch
 from torch.testing import assert_close
@@ -22,7 +23,7 @@ PARTS = dict(zip(LINEARS, ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gat
 PARTS |= {"input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm"}
 
 
-def write_gguf(path, model, words, architecture="llama", without=()):
+def write_gguf(path, model, words, architecture="llama", without=(), add=lambda writer: None):
     """The tiny Llama in a file as llama.cpp writes it: query and key rows of each head in its own order."""
     config, writer = model.config, gguf.GGUFWriter(path, architecture)
     heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
@@ -47,6 +48,7 @@ def write_gguf(path, model, words, architecture="llama", without=()):
     writer.add_eos_token_id(order["<|im_end|>"])
     writer.add_bos_token_id(order["<|im_start|>"])
     writer.add_chat_template(TEMPLATE)
+    add(writer)
     for name, tensor in model.state_dict().items():
         if name in without:
             continue
@@ -110,6 +112,31 @@ def test_what_cannot_be_used_is_told_in_one_line(source, tmp_path, capsys):
     write_gguf(tmp_path / "merged.gguf", model, words | {"model": both})
     assert "merges digits" in refusal(capsys, tmp_path / "merged.gguf", tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+def test_text_is_cut_as_the_file_says(source, tmp_path, capsys):
+    """SmolLM keeps digits apart from the spaces before them; GPT-2 takes the last of these along."""
+    cut = {}
+    for name in ("smollm", "gpt-2", "qwen2"):
+        write_gguf(tmp_path / f"{name}.gguf", *source, add=lambda writer, name=name: writer.add_tokenizer_pre(name))
+        assert import_gguf.main([str(tmp_path / f"{name}.gguf"), str(tmp_path / name)]) == 0
+        words = AutoTokenizer.from_pretrained(tmp_path / name).backend_tokenizer.pre_tokenizer
+        cut[name] = [part for part, _ in words.pre_tokenize_str("\n  07")]
+    assert cut == {"smollm": ["\u010a\u0120\u0120", "0", "7"], "gpt-2": ["\u010a\u0120", "\u012007"],
+                   "qwen2": ["\u010a", "\u0120", "\u0120", "0", "7"]}  # fmt: skip
+    write_gguf(tmp_path / "odd.gguf", *source, add=lambda writer: writer.add_tokenizer_pre("of tomorrow"))
+    assert "'of tomorrow': how it cuts text is not known" in refusal(capsys, tmp_path / "odd.gguf", tmp_path / "out")
+
+
+def test_what_would_be_left_out_in_silence_is_refused(source, tmp_path, capsys):
+    scaled = gguf.RopeScalingType.LINEAR
+    write_gguf(tmp_path / "long.gguf", *source, add=lambda writer: writer.add_rope_scaling_type(scaled))
+    told = refusal(capsys, tmp_path / "long.gguf", tmp_path / "out")
+    assert "llama.rope.scaling.type 'linear': scaled positions are not read" in told
+    factors = numpy.ones(4, dtype="float32")
+    write_gguf(tmp_path / "more.gguf", *source, add=lambda writer: writer.add_tensor("rope_freqs.weight", factors))
+    told = refusal(capsys, tmp_path / "more.gguf", tmp_path / "out")
+    assert "'rope_freqs.weight': a tensor that has no place in the model" in told
 
 
 def test_what_lies_beside_the_file_is_nobody_s_business(source, tmp_path):
