@@ -22,7 +22,6 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-import psutil
 import torch
 from rich.console import Console
 from rich.markup import escape
@@ -202,7 +201,7 @@ def run(args: argparse.Namespace) -> None:
     gpu = args.gpu_memory
     if gpu is None and torch.cuda.is_available():
         gpu = torch.cuda.get_device_properties(0).total_memory / GB
-    room = gpu or psutil.virtual_memory().total / GB
+    room = gpu or preflight.machine_memory() / GB
     print(f"Machine: a GPU with {gpu:.0f} GB" if gpu else f"Machine: no GPU, {room:.0f} GB of memory")
     resolve({"env": {"games_path": args.games_path}})  # its games may then be named
     if args.output.is_dir():

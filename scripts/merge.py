@@ -129,16 +129,19 @@ def finished(output: Path, made_of: dict[str, Any]) -> dict[str, Any] | None:
     return None
 
 
-def _weights(output: Path) -> dict[str, Any]:
-    """Size and SHA-256 of the files of weights in a folder."""
-    return {path.name: fingerprint(path) for path in sorted(output.glob("*.safetensors"))}
+def _files(output: Path) -> dict[str, Any]:
+    """Size and SHA-256 of what was merged: weights, configuration and tokenizer."""
+    told = (REPORT, "README.md")
+    return {path.name: fingerprint(path) for path in sorted(output.iterdir()) if path.name not in told}
 
 
 def _is_whole(report: dict[str, Any], output: Path) -> bool:
-    """Whether the weights are still those that were proved, and the proof is there."""
+    """Whether the files are still those that were proved, and the proof is there."""
     with contextlib.suppress(ArithmeticError, KeyError, TypeError, ValueError):
         said = say(report["proof"]), report["proof"]["mean_difference"] <= report["rounding"], report["proof"]["effect"]
-        return bool(said) and report["weights"] == _weights(output)
+        held, wrote = _files(output), report.get("files") or report["weights"]  # of the weights alone, once
+        added = {name for name in held.keys() - wrote.keys() if name.endswith(".safetensors")}
+        return bool(said) and not added and wrote.items() <= held.items()
     return False
 
 
@@ -210,7 +213,7 @@ def make_merge(adapter: Path, config: SimpleNamespace, args: argparse.Namespace)
         begun = {"made_of": made_of, "interrupted": True}  # until all is there
         write_file(args.output / REPORT, json.dumps(begun).encode())
         report = {"made_of": made_of} | merge(config, adapter, args.output, dtype, args.deals)
-        report["weights"] = _weights(args.output)
+        report["files"] = _files(args.output)
         write_file(args.output / REPORT, json.dumps(report, indent=1).encode())
     return report
 

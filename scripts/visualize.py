@@ -225,7 +225,9 @@ def panel_lines(panel: Panel, runs: Sequence[RunData]) -> list[dict[str, Any]]:
             x, y = zip(*points, strict=True)
             smooth = panel.smooth and key not in ("window_success", "gate_success")
             bands = rolling(y, run.window) if smooth else [[]] * 3
-            line: dict[str, Any] = dict(zip(("x", "y", "mean", "low", "high"), map(_thin, (x, y, *bands)), strict=True))
+            kept = _thin(y, single=not smooth)
+            drawn = ([float(f"{values[i]:.5g}") for i in kept] if values else [] for values in (x, y, *bands))
+            line: dict[str, Any] = dict(zip(("x", "y", "mean", "low", "high"), drawn, strict=True))
             if any(y) or key.startswith(("score", "eval/")):  # the game that is never won is not left out
                 shows.add((index, key))
             found.append((index, key, line))
@@ -236,7 +238,7 @@ def panel_lines(panel: Panel, runs: Sequence[RunData]) -> list[dict[str, Any]]:
     shown = list(dict.fromkeys(key for _, key, _ in found))
     for index, key, line in found:
         place = shown.index(key)
-        line["colour"], line["dash"] = (place, index if len(runs) > 1 else place // len(PALETTE))
+        line["colour"], line["dash"] = (place, index * (1 + len(shown) // len(PALETTE)) + place // len(PALETTE))
         names = [key.split("/", 1)[-1], runs[index].name]
         if len(shown) == 1:
             line["colour"], line["dash"] = index, 0
@@ -300,10 +302,16 @@ def _finish(axis: Any, title: str, unit: str, lines: int) -> None:
         axis.legend(fontsize=7, framealpha=0.6)
 
 
-def _thin(values: Sequence[float]) -> list[float]:
-    """Of long runs every so many-th value, counted from the last, which is what the run is now."""
-    stride = math.ceil(len(values) / MAX_POINTS) or 1
-    return [float(f"{value:.5g}") for value in values[(len(values) - 1) % stride :: stride]]
+def _thin(y: Sequence[float], single: bool) -> list[int]:
+    """Which points of a long run are drawn: every so many-th and the last, which is what the run is now.
+
+    ``single``: what happens once counts, so that of twice as many the least and the greatest are drawn.
+    """
+    last, stride = len(y) - 1, math.ceil(len(y) / MAX_POINTS) or 1
+    if not single or stride == 1:
+        return [*range(last % stride, last + 1, stride)]
+    parts = [range(start, min(start + 2 * stride, last + 1)) for start in range(0, last + 1, 2 * stride)]
+    return sorted({last} | {find(part, key=y.__getitem__) for part in parts for find in (min, max)})
 
 
 def write_report(runs: Sequence[RunData], path: Path, again: float = 0) -> Path:

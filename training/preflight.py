@@ -446,7 +446,7 @@ def _aligned(lines: Seq[Seq[Any]], head: Seq[str], form: str) -> str:
     return tabulate(lines, head, tablefmt="plain", floatfmt=form, stralign="right", colalign=("left",))
 
 
-def _machine_memory() -> int:
+def machine_memory() -> int:
     """Bytes that this machine has, or that its container may use."""
     room = psutil.virtual_memory().total
     with contextlib.suppress(OSError, ValueError):  # "max"
@@ -458,7 +458,7 @@ def _say_memory(config: SimpleNamespace, parts: dict[str, float]) -> list[str]:
     sizes = [(name, size / GB) for name, size in [*parts.items(), ("at its peak", memory.peak(parts))]]
     lines = ["memory, estimated (rollout, evaluation and update take turns)", _aligned(sizes, ("", "GB"), ".3f")]
     if config.model.device == "cpu":
-        room, owner = _machine_memory(), "this machine"
+        room, owner = machine_memory(), "this machine"
     elif torch.cuda.is_available():
         room, owner = torch.cuda.mem_get_info()[0], f"{torch.cuda.get_device_name()} that are free"
     else:

@@ -151,7 +151,8 @@ function goofspiel(state) {
 }
 
 function liarsDice(state) {
-  const tokens = state.trim().split(/\s+/), dice = tokens.filter((t) => /^\d+$/.test(t)), bids = tokens.filter((t) => !/^\d+$/.test(t));
+  const tokens = state.trim().split(/\s+/), dice = tokens.slice(0, 2).filter((t) => /^[1-6]+$/.test(t));
+  const bids = tokens.filter((t) => /^(\d+-\d+|Liar)$/.test(t)); // the rest says who is rolling
   const faces = (t) => [...(t || "")].map((d) => html`<span class="card die">${"⚀⚁⚂⚃⚄⚅"[d - 1] ?? d}</span>`);
   const said = bids.map((b, i) => `Player ${i % 2}: ${b.replace(/(\d+)-(\d+)/, "$1 × $2")}`).join(" · ");
   return [...[0, 1].map((p) => line(`Player ${p}`, faces(dice[p]))), line("Bids", [html`<span class="text">${said || "–"}</span>`])];

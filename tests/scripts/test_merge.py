@@ -591,6 +591,21 @@ def test_another_merge_in_the_folder_is_kept(run_plain, merged_4bit, capsys):
     assert "holds another merge" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("spoil", [
+    lambda folder: (folder / "config.json").unlink(),
+    lambda folder: (folder / "config.json").write_text((folder / "config.json").read_text().replace("{", "{ ", 1)),
+    lambda folder: (folder / "tokenizer.json").write_text("{}"),
+    lambda folder: shutil.copy(folder / "model.safetensors", folder / "model-2.safetensors"),
+])  # fmt: skip
+def test_a_merge_is_whole_with_all_its_files_only(run_4bit, merged_4bit, tmp_path, capsys, spoil):
+    shutil.copytree(merged_4bit, tmp_path / "out")
+    (tmp_path / "out" / "notes.txt").write_text("mine")
+    assert merge_in(tmp_path / "out", run_4bit) == 0
+    spoil(tmp_path / "out")
+    assert merge_in(tmp_path / "out", run_4bit) == 2
+    assert "holds another merge, or this one with other files" in capsys.readouterr().err
+
+
 def cut(folder):
     (folder / "model.safetensors").write_bytes((folder / "model.safetensors").read_bytes()[:1000])
 
@@ -687,3 +702,8 @@ def test_the_card_of_a_player_of_programs_names_no_opponent(tmp_path):
     played.config.curriculum = CurriculumConfig([Stage("sums", [(0, 0)])])
     before, _, evaluation = publish.card(played).partition("<details>")
     assert not re.search("random|against", before + evaluation.partition("</details>")[2])
+    assert "Each user message is a program; the answer is what it prints." in before
+    assert "legal actions" not in before
+    assert "Python programs" in before
+    played.config.model = replace(played.config.model, adapter="runs/warm")
+    assert "It began as another adapter" in publish.card(played)

@@ -1,4 +1,5 @@
 import base64
+import dataclasses
 import hashlib
 import json
 import math
@@ -429,6 +430,11 @@ def test_several_runs_are_told_apart_by_their_dashes(tmp_path):
     runs = [visualize.load_run(write_run(tmp_path / name, steps=9, shown=[])) for name in "ab"]
     scores = next(panel for panel in visualize.panels(runs) if len(panel["lines"]) > 2)["lines"]
     assert len({(line["colour"], line["dash"]) for line in scores}) == len(scores)
+    rows = [{"step": 1, "score_mean": 0.5, **{f"score/g{k}": 0.5 for k in range(9)}}]
+    many = [dataclasses.replace(run, rows=rows) for run in runs]
+    [lines] = [panel["lines"] for panel in visualize.panels(many) if len(panel["lines"]) > 9]
+    drawn = {(line["colour"] % len(visualize.PALETTE), line["dash"] % len(visualize.DASHES)) for line in lines}
+    assert len(drawn) == len(lines)
 
 
 def test_the_exact_value_of_a_page_is_the_one_after_training():
@@ -611,6 +617,25 @@ def test_what_others_wrote_is_drawn_as_text(tmp_path, monkeypatch):
     assert {element for element, tags in drawn if tags.handlers} == set()
     assert set().union(*(tags.tags for _, tags in drawn)) <= DRAWN
     assert EVIL.replace("<", "&#60;").replace(">", "&#62;") in said
+
+
+@pytest.mark.skipif(not shutil.which("node"), reason="no Node here")
+@pytest.mark.parametrize(("game", "state", "bids"), [
+    ("liars_dice_small", "-1 -1 - chance node, current roller is player 0", "–"),
+    ("liars_dice", "25523 5-1-1-1-1 - chance node, current roller is player 1", "–"),
+    ("liars_dice", "25523 51423 2-5 3-5 Liar", "Player 0: 2 × 5 · Player 1: 3 × 5 · Player 0: Liar"),
+])  # fmt: skip
+def test_only_bids_are_drawn_as_bids(tmp_path, game, state, bids):
+    write_run(run := tmp_path / "run", steps=9, shown=[])
+    turn = {"seat": 0, "user": "", "answer": "0", "action": 0, "value": 0.0, "legal": {"0": "a"}, "probs": {"0": 1.0}}
+    row = {"step": 1, "game": game, "task_id": 0, "seed": 0, "opponent": "random", "score": 1.0, "outcome": "finished",
+           "seat": 0, "returns": [1, -1], "turns": [turn | {"system": "", "state": state}]}  # fmt: skip
+    (run / "episodes.jsonl").write_text(json.dumps(row) + "\n")
+    page = visualize.write_report([visualize.load_run(run)], tmp_path / "report.html")
+    said = subprocess.run(["node", STUB, page], capture_output=True, text=True, check=True).stdout
+    spans = re.compile(r'<span class="text">(.*?)</span>')
+    [drawn] = {text for _, markup in json.loads(said) for text in spans.findall(markup)}
+    assert drawn == bids
 
 
 def test_no_script_but_the_pages_own_may_run(tmp_path):
@@ -830,11 +855,13 @@ def test_each_game_has_its_own_nash_conv(page, tmp_path):
 
 def test_a_long_curve_ends_where_the_run_does_and_keeps_what_is_rare(tmp_path):
     run = write_run(tmp_path / "run", shown=[])
-    rows = [{"step": s, "score_mean": s / 10_000, "failed": int(s == 4000)} for s in range(1, 4001)]
+    rows = [{"step": s, "score_mean": s / 10_000, "failed": int(s == 3500)} for s in range(1, 4001)]
     rows += [{"step": s, "score_mean": 0.9, "retries": int(s == 5001)} for s in range(4001, 5003)]
     (run / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     lines = [line for panel in visualize.panels([visualize.load_run(run)]) for line in panel["lines"]]
-    assert {"failed", "retries"} <= {line["label"] for line in lines}
+    tops = {line["label"]: max(line["y"]) for line in lines}
+    assert (tops["failed"], tops["retries"]) == (1, 1)
+    assert max(len(line["x"]) for line in lines) <= visualize.MAX_POINTS + 1
     [score] = [line for line in lines if line["label"] == "score_mean"]
     assert (score["x"][-1], score["y"][-1], len(score["x"]) <= visualize.MAX_POINTS) == (5002, 0.9, True)
 

@@ -542,7 +542,7 @@ def test_a_container_has_the_memory_that_it_may_use(tmp_path, monkeypatch, text,
     monkeypatch.setattr(preflight, "CONTAINER_MEMORY", tmp_path / "memory.max")
     if text:
         (tmp_path / "memory.max").write_text(text)
-    assert preflight._machine_memory() == (room or psutil.virtual_memory().total)
+    assert preflight.machine_memory() == (room or psutil.virtual_memory().total)
 
 
 def test_an_evaluation_with_free_answers_takes_twice_the_time(tmp_path, monkeypatch):
