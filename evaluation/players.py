@@ -300,7 +300,9 @@ def find_adapter(name: str) -> Path:
         raise ConfigError(f"{name}: there is no {WEIGHTS} in {folder}")
     if (folder / "manifest.json").exists() and (problems := verify_checkpoint(folder)):
         raise ConfigError(f"{name}: {'; '.join(problems)}")
-    if (file := folder / "adapter_config.json").exists() and not isinstance(read_json(file), dict):
+    if not (file := folder / "adapter_config.json").is_file():  # PEFT would ask the Hub for one
+        raise ConfigError(f"{name}: there is no {file.name} in {folder}")
+    if not isinstance(read_json(file), dict):
         raise ConfigError(f"{file}: is no JSON object")
     return folder
 

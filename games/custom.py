@@ -46,7 +46,7 @@ def _load(path: Path) -> Game:
         raise ValueError(f"{place(str(path), error)}: {type(error).__name__}: {told}") from error
     if not isinstance(game, Game):
         raise ValueError(f"{path}: it must define GAME, a games.base.Game")
-    if not re.fullmatch("[a-z0-9_]+", str(game.name)):
+    if not re.fullmatch("[0-9]*[a-z_][a-z0-9_]*|2048", str(game.name)):
         raise ValueError(f"{path}: the name {game.name!r} may have lower-case letters, digits and _ only")
     for field in ("params", "rules", "describe", "compact", *(["dealt"] if game.dealt is not None else [])):
         if not callable(getattr(game, field)):

@@ -139,15 +139,20 @@ def _hub_problem() -> str:
     return ""
 
 
+def folder_of(name: str) -> Path | None:
+    """The folder that a model's name means, here or in the repository; None: it is a name on the Hub."""
+    path = Path(os.path.expanduser(name))
+    return next((folder for folder in (path, ROOT / path) if folder.is_dir()), None)
+
+
 def _located(name: str) -> str:
     """The folder of a base model, from wherever the program was started; else its name on the Hub.
 
     Raises:
         ConfigError: a folder that is not there.
     """
-    path = Path(os.path.expanduser(name))
-    if path.is_dir() or (ROOT / path).is_dir():
-        return name if path.is_dir() else str(ROOT / path)
+    if folder := folder_of(name):
+        return name if ROOT not in folder.parents or Path(os.path.expanduser(name)).is_dir() else str(folder)
     if name.startswith((".", "/", "~", "models/")):  # no name for the Hub
         raise ConfigError(
             f"model.model_name: there is no folder {Path(name)} (scripts/make_tiny_model.py makes a tiny one)"

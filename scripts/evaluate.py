@@ -397,6 +397,8 @@ def _check_how(parser: argparse.ArgumentParser, args: argparse.Namespace) -> Non
     plain = [item.lower().replace("-", "_") for item in args.set]
     if any(re.match(r'\s*([^=]*\.)?opponent(_type)?\s*=|[^=]*=.*"opponent(_type)?"', item) for item in plain):
         parser.error("--set env.opponent: stages are not played here; --opponent names the player's")
+    if args.opponent == "past:":
+        parser.error("--opponent past: names nobody; past:RUN plays a checkpoint")
     if args.exploit and args.greedy:
         parser.error("--exploit: responses learn against sampled play, and are measured against it; leave out --greedy")
     if args.base_url and not args.model:

@@ -25,7 +25,7 @@ from envs.config import EnvConfig
 from envs.types import Action, Task
 from games import CONFIGS_PER_GAME, NAMES
 from training.process import at_least, must_be_writable, run_program
-from utils import ConfigError, naming, read_json, uniform, write_directory
+from utils import ConfigError, fingerprint, naming, read_json, uniform, write_directory
 
 PAD, END = 0, 1  # ids of <|endoftext|> and <|im_end|>
 # Two tokens a message instead of ChatML's five: at 8 to 18 tokens a prompt the difference is felt.
@@ -112,6 +112,10 @@ def main(argv: list[str] | None = None) -> int:
     return run_program(lambda: run(args))
 
 
+def _files(folder: Path) -> dict[str, Any]:
+    return {path.name: fingerprint(path) for path in sorted(folder.iterdir()) if path.name != "recipe.json"}
+
+
 def run(args: argparse.Namespace) -> None:
     """Make the model, unless it is there."""
     from transformers.utils import logging
@@ -124,7 +128,9 @@ def run(args: argparse.Namespace) -> None:
     texts = list(prompts(TEACHING_GAMES, 300))
     recipe = {k: v for k, v in vars(args).items() if k != "output"}
     recipe["texts"] = hashlib.sha256("\0".join(texts).encode()).hexdigest()  # other prompts want another tokenizer
-    if weights and note.exists() and read_json(note) == recipe:
+    held = read_json(note) if weights and note.exists() else {}
+    written = held.pop("files", None) if isinstance(held, dict) else None
+    if held == recipe and written == _files(args.output):
         note.touch()  # for make
         print(f"{args.output} is already there")
         return
@@ -135,11 +141,11 @@ def run(args: argparse.Namespace) -> None:
     def fill(folder: Path) -> None:
         model.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
-        (folder / "recipe.json").write_text(json.dumps(recipe, indent=1))
+        (folder / "recipe.json").write_text(json.dumps(recipe | {"files": _files(folder)}, indent=1))
 
     folder = args.output.resolve()
     with naming(f"{args.output}: "):
-        if weights:  # runs on it go on with no other
+        if weights and held != recipe:  # runs on it go on with no other
             aside = folder.with_name(f"{folder.name}-{hashlib.sha256(note.read_bytes()).hexdigest()[:8]}")
             if not aside.exists():
                 write_directory(aside, lambda copy: shutil.copytree(folder, copy, dirs_exist_ok=True))

@@ -20,6 +20,7 @@ import argparse
 import json
 import math
 import os
+import shlex
 import sys
 from collections.abc import Sequence as Seq
 from dataclasses import replace
@@ -256,11 +257,12 @@ def run(args: argparse.Namespace) -> None:
         policy.save(folder)
         (folder / "run_config.json").write_text(json.dumps(config_dict(vars(config)), indent=1))  # for evaluate.py
 
+    policy.check()
     output = _free(args.output)
     write_directory(Path(output).resolve(), fill)  # before it is evaluated, which may fail
     after = _measure(policy, config, tasks_shown)
     print("\n" + result_table([r.row for r in before], after)[0])
-    print(f"\nadapter: {output}\ngo on:   python train_ppo.py ... --set model.adapter={output}")
+    print(f"\nadapter: {output}\ngo on:   python train_ppo.py ... --set model.adapter={shlex.quote(output)}")
 
 
 def _free(name: str) -> str:

@@ -347,14 +347,15 @@ def _move_seconds(opponent: str, episode: Episode, place: float) -> float:
     if limit is None or not replies or isinstance(make_bot(shared.game, shared.spiel, spec, 0, 0), RandomBot):
         return 0.0
     now = replies[int(place * len(replies))]
-    state, simulations, elapsed = position(episode.task.task_id, history[:now]), 0, 0.0
-    while elapsed < SEARCH_SECONDS and 2 * simulations < limit[0]:
-        simulations = 2 * simulations or 1
-        bot = make_bot(shared.game, shared.spiel, replace(spec, budget=(simulations, limit[1])), history[now][0], 0)
+    state, tried, elapsed = position(episode.task.task_id, history[:now]), (0, 1), 0.0
+    while elapsed < SEARCH_SECONDS and (not tried[0] or 2 * tried[0] * tried[1] < limit[0] * limit[1]):
+        more = 2 * tried[0] * tried[1] or 1  # first rollouts, then simulations
+        tried = max(more // limit[1], 1), min(more, limit[1])
+        bot = make_bot(shared.game, shared.spiel, replace(spec, budget=tried), history[now][0], 0)
         start = time.thread_time()
         bot.step(state)
         elapsed = time.thread_time() - start
-    return elapsed * limit[0] / simulations
+    return elapsed * limit[0] * limit[1] / (tried[0] * tried[1])
 
 
 # ------------------------------------------------------------------------------------------------------- the report

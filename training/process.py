@@ -111,13 +111,15 @@ def setup_logging() -> None:
 
 
 def _go_on_unread(stream: io.TextIOWrapper) -> None:
-    """Let a stream lead to nowhere from the moment that nobody reads it."""
+    """Let a stream lead to nowhere from the moment that nobody reads it, or that it leads to a full disk."""
 
     def going_on(do: Callable[..., Any], *args: Any) -> Any:
         try:
             return do(*args)
-        except BrokenPipeError:
+        except OSError as error:
             os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+            if not isinstance(error, BrokenPipeError) and stream is not sys.stderr:
+                logging.getLogger(__name__).warning("what is printed is lost: %s", error.strerror)
             return do(*args)
 
     for name in ("write", "flush"):

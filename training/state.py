@@ -442,7 +442,10 @@ def _take_folder(run_dir: Path, resume: str | None, look_only: bool) -> None:
             ways = "--resume goes on" if resume is None else f"--resume {run_dir} goes on"
             ways += ", --output-dir starts another"
             raise ConfigError(f"run.output_dir: {run_dir} holds checkpoints; {ways}")
-        left = [path for name in (METRICS, "wandb_id", *AT_THE_END) if (path := run_dir / name).exists()]
+        kept = [METRICS, "wandb_id", *AT_THE_END]
+        if not (run_dir / "about.json").exists():  # then nobody's run was here, and these are the user's own
+            kept += ["run_config.json", "curves.png", "report.html", "report.md"]
+        left = [path for name in kept if (path := run_dir / name).exists()]
         if not look_only and (names := [set_aside(path) for path in left if path.is_dir() or path.stat().st_size]):
             log.warning("%s holds no checkpoint: what a run left there is set aside as %s", run_dir, ", ".join(names))
 

@@ -18,6 +18,7 @@ from env_wrapper import make_env
 from envs.types import Task
 from evaluation.measure import VALUE, between
 from games import GAMES
+from policy.model import folder_of
 from scripts.export.proof import say
 from training.process import ProgramError
 from utils import ConfigError, redact
@@ -41,7 +42,7 @@ MARK = "\n<!-- written by merge.py, which keeps this file if it is edited: "
 
 def public_name(model: str) -> str:
     """A model's name on the Hub, or the last part of a local path."""
-    return Path(model).name if Path(model).is_absolute() or Path(model).is_dir() else model
+    return Path(model).name if Path(model).is_absolute() or folder_of(model) else model
 
 
 def licence_of(base: str, revision: str | None = None) -> str | None:
@@ -50,8 +51,8 @@ def licence_of(base: str, revision: str | None = None) -> str | None:
         if re.fullmatch(pattern, base):
             return licence
     try:
-        local = Path(base) / "README.md"
-        path = local if Path(base).is_dir() else Path(hf_hub_download(base, "README.md", revision=revision))
+        folder = folder_of(base)
+        path = folder / "README.md" if folder else Path(hf_hub_download(base, "README.md", revision=revision))
         data = ModelCard.load(path).data
     except Exception:  # no card, no network, a card that is no card: all the same here
         return None

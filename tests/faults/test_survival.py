@@ -379,6 +379,12 @@ def test_nor_what_lies_beside_another_tiny_model_and_one_without_weights_is_made
     (tmp_path / "notes.txt").unlink()
     assert make_tiny_model.main([str(tmp_path), *small]) == 0
     assert "is already there" in capsys.readouterr().out
+    whole = (tmp_path / "model.safetensors").read_bytes()
+    (tmp_path / "model.safetensors").write_bytes(whole[:1000])
+    assert make_tiny_model.main([str(tmp_path), *small]) == 0
+    assert "is already there" not in capsys.readouterr().out
+    assert (tmp_path / "model.safetensors").read_bytes() == whole
+    assert len(list(tmp_path.parent.glob(f"{tmp_path.name}-*"))) == 0  # a damaged one is nobody's base
     (tmp_path / "model.safetensors").unlink()
     assert make_tiny_model.main([str(tmp_path), *small]) == 0
     assert (tmp_path / "model.safetensors").exists()

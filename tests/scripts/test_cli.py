@@ -396,6 +396,16 @@ def test_metrics_of_a_run_that_left_no_checkpoint_are_set_aside(tmp_path, capsys
     assert [row["step"] for row in rows(tmp_path)] == [1]
 
 
+def test_files_of_ones_own_are_set_aside(tmp_path, monkeypatch, capsys):
+    """A run in the folder that somebody works in."""
+    names = ("run_config.json", "report.md", "report.html", "curves.png")
+    (tmp_path / "run").mkdir()
+    for name in names:
+        (tmp_path / "run" / name).write_text("mine")
+    assert train(tmp_path, "--set", "ppo.num_train_steps=1") == 0
+    assert all((tmp_path / "run" / f"abandoned-{name}").read_text() == "mine" for name in names)
+
+
 @pytest.mark.usefixtures("_undrawn")
 def test_without_evaluations_a_later_stage_is_better_than_any_window_of_an_earlier_one(tmp_path):
     easy = STAGE | {"name": "easy", "threshold": 0, "min_episodes": 16}

@@ -389,6 +389,17 @@ def test_over_a_server_exact_values_are_left_out_and_that_is_said(caplog):
     assert caplog.messages == ["--exact: kuhn_poker left out for mine, whose prompts are those of a server"]
 
 
+def test_an_adapter_without_settings_is_no_player_and_nobody_else_is_asked(checkpoint, tmp_path, capsys, monkeypatch):
+    folder = shutil.copytree(checkpoint, tmp_path / "mine")
+    (folder / "manifest.json").unlink()
+    (folder / "adapter_config.json").unlink()
+    assert evaluate.main(command("--checkpoint", str(folder))) == 2
+    assert f"there is no adapter_config.json in {folder}" in capsys.readouterr().err
+    with pytest.raises(SystemExit, match="2"):
+        evaluate.main(command("--checkpoint", checkpoint, "--opponent", "past:"))
+    assert "--opponent past: names nobody" in capsys.readouterr().err
+
+
 def test_an_interrupt_ends_with_130(checkpoint, tmp_path, capsys, monkeypatch):
     def interrupted(config, player, tasks):
         raise KeyboardInterrupt

@@ -591,6 +591,15 @@ def test_another_merge_in_the_folder_is_kept(run_plain, merged_4bit, capsys):
     assert "holds another merge" in capsys.readouterr().err
 
 
+def test_a_base_of_the_repository_is_no_name_on_the_hub_from_elsewhere(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("policy.model.ROOT", tmp_path / "house")
+    (tmp_path / "house" / "models" / "mine").mkdir(parents=True)
+    monkeypatch.setattr(publish, "hf_hub_download", lambda *_, **__: pytest.fail("asked the Hub"))
+    assert publish.public_name("models/mine") == "mine"
+    assert publish.licence_of("models/mine") is None
+
+
 @pytest.mark.parametrize("spoil", [
     lambda folder: (folder / "config.json").unlink(),
     lambda folder: (folder / "config.json").write_text((folder / "config.json").read_text().replace("{", "{ ", 1)),

@@ -126,3 +126,14 @@ def test_numbers_without_end_are_refused_before_anything_is_done(name, capsys):
             module.main([flag, "9" * 30])
         assert ended.value.code == 2
         assert "at most" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full")
+def test_what_is_printed_onto_a_full_disk_is_lost_alone():
+    """Files that were asked for are still written."""
+    script = "from training.process import setup_logging\nimport sys\nsetup_logging()\n"
+    script += "print('x' * 100_000)\nprint('y')\nsys.stdout.flush()\nprint('done', file=sys.stderr)\n"
+    with open("/dev/full", "w") as full:
+        done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, stdout=full, stderr=subprocess.PIPE, text=True)
+    assert done.returncode == 0
+    assert done.stderr.splitlines() == ["WARNING: what is printed is lost: No space left on device", "done"]

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import re
+import time
 
 import psutil
 import pytest
@@ -454,6 +455,13 @@ def test_a_game_takes_a_search_for_each_reply(tmp_path):
     ((move, game),), (prompts,) = seconds.values(), measured.values()
     replies = [sum(player not in (-1, e.info["seat"]) for player, _ in e.info["history"]) for e in prompts.episodes]
     assert game == pytest.approx(move * sum(replies) / 4)
+
+
+def test_many_rollouts_are_not_waited_for(tmp_path):
+    started = time.monotonic()
+    seconds, _ = searched(tmp_path, "mcts:1x100000000", "tic_tac_toe")
+    assert min(move for move, _ in seconds.values()) > 10
+    assert time.monotonic() - started < 60
 
 
 def test_simultaneous_games_are_not_searched(tmp_path):
