@@ -127,7 +127,8 @@ class Teacher:
 def clone(policy: Policy, sequences: list[Sequence], config: SimpleNamespace, args: argparse.Namespace) -> None:
     """Maximise the log-probability of the teacher's answers: among the legal ones, and of being legal at all.
 
-    Free answers have no legal ones: their log-probability is that over the whole vocabulary.
+    Free answers have no legal ones: their log-probability is that over the whole vocabulary. RuinedWeightsError: what
+    came of it is no player.
     """
     parameters = [p for name, p in policy.trainable().items() if not name.startswith("value_head.")]
     rate = args.learning_rate or config.ppo.learning_rate
@@ -150,6 +151,7 @@ def clone(policy: Policy, sequences: list[Sequence], config: SimpleNamespace, ar
             console.update(step, f"Update {step}/{total} | -log p of the teacher's answer {unlikely:.3f}{legal}")
     console.close()
     policy.forget()
+    policy.check()
 
 
 def _backward(policy: Policy, batch: list[Sequence], weight: float) -> tuple[float, float]:
@@ -257,7 +259,6 @@ def run(args: argparse.Namespace) -> None:
         policy.save(folder)
         (folder / "run_config.json").write_text(json.dumps(config_dict(vars(config)), indent=1))  # for evaluate.py
 
-    policy.check()
     output = _free(args.output)
     write_directory(Path(output).resolve(), fill)  # before it is evaluated, which may fail
     after = _measure(policy, config, tasks_shown)

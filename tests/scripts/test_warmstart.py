@@ -152,6 +152,18 @@ def test_two_with_one_output_keep_both(tmp_path, monkeypatch, capsys):
     assert f"adapter: {out}-2\n" in capsys.readouterr().out
 
 
+def test_an_adapter_that_was_ruined_is_not_kept(tmp_path, monkeypatch, capsys):
+    def ruin(policy, *_):
+        next(iter(policy.trainable().values())).data.fill_(torch.nan)
+        return torch.nan, 0.0
+
+    monkeypatch.setattr(warmstart, "with_less_memory", ruin)
+    words = ["--config", micro_file(tmp_path, ppo={"eval_games": 2}), "--set", "games=kuhn_poker", "--epochs", "1"]
+    assert main([*words, "--teacher", "cfr:5", "--episodes", "4", "--output", str(tmp_path / "out")]) == 2
+    assert "the weights are ruined" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
 def test_what_was_learnt_is_kept_when_the_last_evaluation_fails(tmp_path, monkeypatch, capsys):
     measured, failing = warmstart._measure, iter([False, True])
 
