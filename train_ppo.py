@@ -420,16 +420,18 @@ class Trainer(Checkpointed):
         nash, games = not self.config.curriculum.opponents.isdisjoint(("past", "self")), self.ppo.eval_games
         measure = partial(evaluate, self.player(stop), self.config.env, self.evaluated, games, progress=tell, nash=nash)
         results = measure(exact_tasks=self.exact)
-        for r in results:
+        free: list[GameResult] = []
+        if self.ppo.legal_mass_coef and self.policy.constrained:
+            self.policy.constrained = False
+            try:
+                free = measure(exact_tasks=())
+            finally:
+                self.policy.constrained = True
+        for r in (*results, *free):
             if too_many_failed(r.failed, r.failed + r.episodes):
                 raise TrainingError(f"{r.failed} of {r.failed + r.episodes} games of {r.game} failed in an evaluation")
-        if not (self.ppo.legal_mass_coef and self.policy.constrained):
+        if not free:
             return results
-        self.policy.constrained = False
-        try:
-            free = measure(exact_tasks=())
-        finally:
-            self.policy.constrained = True
         found = [{"value": f.value, "legal_rate": f.legal_rate or 0.0} for f in free]
         return [replace(r, free_play=f) for r, f in zip(results, found, strict=True)]
 

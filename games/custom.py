@@ -47,7 +47,9 @@ def _load(path: Path) -> Game:
     if not isinstance(game, Game):
         raise ValueError(f"{path}: it must define GAME, a games.base.Game")
     if not re.fullmatch("[0-9]*[a-z_][a-z0-9_]*|2048", str(game.name)):
-        raise ValueError(f"{path}: the name {game.name!r} may have lower-case letters, digits and _ only")
+        raise ValueError(
+            f"{path}: the name {game.name!r} may have lower-case letters, digits and _ only, and needs a letter"
+        )
     for field in ("params", "rules", "describe", "compact", *(["dealt"] if game.dealt is not None else [])):
         if not callable(getattr(game, field)):
             raise ValueError(f"{path}: {field} {getattr(game, field)!r} is not a function")

@@ -79,7 +79,7 @@ def why_no_cuda() -> str:
     card, _, driver = found.rpartition(", ")
     built = f"is built for CUDA {torch.version.cuda}" if torch.version.cuda else "is built without CUDA"
     version = torch.__version__.partition("+")[0]
-    install = f"{sys.executable} -m pip install --force-reinstall --no-deps torch=={version} --index-url {INDEX}"
+    install = f"{sys.executable} -m pip install --force-reinstall torch=={version} --index-url {INDEX}"
     return (
         f"there is a {card} with driver {driver}, but torch {torch.__version__} {built}: update the driver (CUDA 13 "
         f"needs 580.65 or later), or {install}cu126 (an older driver) or {INDEX}cu130"
@@ -105,7 +105,7 @@ def device_of(config: ModelConfig) -> str:
         if 10 * major + minor < min(built, default=0):
             raise ConfigError(
                 f"model.device: torch {torch.__version__} has no kernels for {torch.cuda.get_device_name()} "
-                f"(sm{major}{minor}), only for sm{min(built)} and later: --set model.device=cpu, or an older torch"
+                f"(sm{major}{minor}), only for sm{min(built)} and later: another build of torch, or --set model.device=cpu"
             )
         if config.dtype == "bfloat16" and major < 8:
             raise ConfigError(

@@ -39,8 +39,10 @@ def read_cut(file: Path) -> str:
     from transformers.integrations.gguf.gguf_tokenizer_mapping import GGUF_PRE_TOKENIZER_SPLITS
 
     reader = GGUFReader(file)
-    told = {key: field.contents() for key, field in reader.fields.items() if key.endswith((".pre", ".scaling.type"))}
+    asked = ("tokenizer.ggml.pre", "tokenizer.ggml.model", ".scaling.type")
+    told = {key: field.contents() for key, field in reader.fields.items() if key.endswith(asked)}
     cut = str(told.pop("tokenizer.ggml.pre", ""))
+    cut = cut if told.pop("tokenizer.ggml.model", "") == "gpt2" else ""  # SentencePiece cuts in its own way
     if cut not in (*GGUF_PRE_TOKENIZER_SPLITS, *DIGITS_APART, *AS_GPT_2):
         raise ConfigError(f"tokenizer.ggml.pre {cut!r}: how it cuts text is not known here")
     if scaled := next((f"{key} {value!r}" for key, value in told.items() if value != "none"), ""):

@@ -130,8 +130,8 @@ def run(args: argparse.Namespace) -> None:
     recipe["texts"] = hashlib.sha256("\0".join(texts).encode()).hexdigest()  # other prompts want another tokenizer
     held = read_json(note) if weights and note.exists() else {}
     written = held.pop("files", None) if isinstance(held, dict) else None
-    if held == recipe and written == _files(args.output):
-        note.touch()  # for make
+    if held == recipe and written in (None, _files(args.output)):  # None: it was made before they were noted
+        note.write_text(json.dumps(recipe | {"files": _files(args.output)}, indent=1))  # and its time is for make
         print(f"{args.output} is already there")
         return
     logging.disable_progress_bar()

@@ -132,7 +132,9 @@ def finished(output: Path, made_of: dict[str, Any]) -> dict[str, Any] | None:
 def _files(output: Path) -> dict[str, Any]:
     """Size and SHA-256 of what was merged: weights, configuration and tokenizer."""
     told = (REPORT, "README.md")
-    return {path.name: fingerprint(path) for path in sorted(output.iterdir()) if path.name not in told}
+    return {
+        path.name: fingerprint(path) for path in sorted(output.iterdir()) if path.is_file() and path.name not in told
+    }
 
 
 def _is_whole(report: dict[str, Any], output: Path) -> bool:

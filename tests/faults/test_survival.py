@@ -379,7 +379,12 @@ def test_nor_what_lies_beside_another_tiny_model_and_one_without_weights_is_made
     (tmp_path / "notes.txt").unlink()
     assert make_tiny_model.main([str(tmp_path), *small]) == 0
     assert "is already there" in capsys.readouterr().out
-    whole = (tmp_path / "model.safetensors").read_bytes()
+    whole, note = (tmp_path / "model.safetensors").read_bytes(), tmp_path / "recipe.json"
+    files = json.loads(note.read_text()).pop("files")
+    note.write_text(json.dumps({k: v for k, v in json.loads(note.read_text()).items() if k != "files"}))
+    assert make_tiny_model.main([str(tmp_path), *small]) == 0  # from before files were noted
+    assert "is already there" in capsys.readouterr().out
+    assert json.loads(note.read_text())["files"] == files
     (tmp_path / "model.safetensors").write_bytes(whole[:1000])
     assert make_tiny_model.main([str(tmp_path), *small]) == 0
     assert "is already there" not in capsys.readouterr().out

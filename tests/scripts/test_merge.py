@@ -609,6 +609,7 @@ def test_a_base_of_the_repository_is_no_name_on_the_hub_from_elsewhere(tmp_path,
 def test_a_merge_is_whole_with_all_its_files_only(run_4bit, merged_4bit, tmp_path, capsys, spoil):
     shutil.copytree(merged_4bit, tmp_path / "out")
     (tmp_path / "out" / "notes.txt").write_text("mine")
+    (tmp_path / "out" / ".cache").mkdir()
     assert merge_in(tmp_path / "out", run_4bit) == 0
     spoil(tmp_path / "out")
     assert merge_in(tmp_path / "out", run_4bit) == 2

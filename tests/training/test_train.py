@@ -683,6 +683,20 @@ def test_an_evaluation_of_few_games_that_were_not_lost_is_none(tmp_path, lost):
         assert [game["failed"] for game in found["games"].values()] == [1, 0]
 
 
+def test_nor_is_one_whose_free_answers_were_lost(tmp_path):
+    trainer = train_ppo.Trainer(micro_config(tmp_path, ppo={"legal_mass_coef": 1.0}), tmp_path)
+    act = trainer.policy.act
+
+    def flaky(queries):
+        away = [q.episode < 3 and not trainer.policy.constrained for q in queries]
+        return [replace(a, error="away" * lost) for a, lost in zip(act(queries), away, strict=True)]
+
+    trainer.policy.act = flaky
+    with pytest.raises(TrainingError, match=r"3 of 4 games of \w+ failed"):
+        trainer.evaluate(StopSignal(), lambda *_: None)
+    assert trainer.policy.constrained
+
+
 def loaded(folder, step, *knobs):
     """A trainer that goes on from a checkpoint with other knobs."""
     config = read_config(parse_args(["--resume", str(folder / "run"), "--set", "run.keep_last=9", *knobs], None))
