@@ -105,7 +105,7 @@ def device_of(config: ModelConfig) -> str:
         if 10 * major + minor < min(built, default=0):
             raise ConfigError(
                 f"model.device: torch {torch.__version__} has no kernels for {torch.cuda.get_device_name()} "
-                f"(sm{major}{minor}), only for sm{min(built)} and later: another build of torch, or --set model.device=cpu"
+                f"(sm{major}{minor}), only for sm{min(built)} and later: another build, or --set model.device=cpu"
             )
         if config.dtype == "bfloat16" and major < 8:
             raise ConfigError(

@@ -270,7 +270,9 @@ def test_a_signal_that_comes_while_processes_agree_is_neither_lost_nor_followed_
         return number
 
     monkeypatch.setattr(train_ppo.Ranks, "largest", largest)
-    monkeypatch.setattr(train_ppo.Trainer, "player", lambda trainer, stop: trainer.policy)  # as one of several plays
+    monkeypatch.setattr(
+        train_ppo.Trainer, "player", lambda trainer, *_, **__: trainer.policy
+    )  # as one of several plays
     assert train(tmp_path, "--set", "ppo.num_train_steps=5") == 128 + signal.SIGTERM
     assert len(rows(tmp_path)) == 3
 
@@ -278,7 +280,7 @@ def test_a_signal_that_comes_while_processes_agree_is_neither_lost_nor_followed_
 def test_a_signal_that_another_process_was_sent_decides_how_all_end(tmp_path, monkeypatch):
     calls = iter(range(10**6))
     monkeypatch.setattr(train_ppo.Ranks, "largest", lambda _, number: signal.SIGINT if next(calls) == 1 else number)
-    monkeypatch.setattr(train_ppo.Trainer, "player", lambda trainer, stop: trainer.policy)
+    monkeypatch.setattr(train_ppo.Trainer, "player", lambda trainer, *_, **__: trainer.policy)
     assert train(tmp_path, "--set", "ppo.num_train_steps=5") == 128 + signal.SIGINT
     assert len(rows(tmp_path)) == 2
 

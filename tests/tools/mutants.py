@@ -299,7 +299,7 @@ MUTANTS = {
                "            raise InterruptedRolloutError\n\n    def act(",
                "            pass\n\n    def act("),
         Mutant("a signal does not end the evaluation", TRAIN,
-               "partial(evaluate, self.player(stop), env,", "partial(evaluate, self.policy, env,"),
+               "partial(evaluate, self.player(stop),", "partial(evaluate, self.policy,"),
         Mutant("the row of an interrupted evaluation is lost", TRAIN, "row = state.row = state.row or", "row ="),
     ],
     RUN + "what_an_evaluation_had_read_does_not_reach_the_next_step": [
