@@ -475,6 +475,7 @@ def test_bad_usage_is_told_in_one_line(run_plain, tmp_path, capsys):
     bare = tmp_path / "bare"
     bare.mkdir()
     (bare / "adapter_model.safetensors").write_bytes(b"")
+    (bare / "adapter_config.json").write_text("{}")
     damaged = tmp_path / "damaged"
     shutil.copytree(run_plain / "checkpoint-000006", damaged)
     (damaged / "adapter_model.safetensors").write_bytes(b"")
