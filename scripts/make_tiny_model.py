@@ -41,12 +41,16 @@ TEACHING_GAMES = ("leduc_poker", "tic_tac_toe", "kuhn_poker", "connect_four", "l
 
 
 def prompts(games: tuple[str, ...], episodes: int) -> Iterator[str]:
-    """Yield what a model reads in random play of ``games``, compact form."""
+    """Yield what a model reads in random play of ``games``, compact form.
+
+    Without the variant that a system message names: it would make another tokenizer, and so another model of each seed.
+    """
     seen: list[str] = []
 
     class PromptCollector:
         def act(self, queries):
-            seen.extend(m["content"] for q in queries for m in q.conversation)
+            for system, *rest in (q.conversation for q in queries):
+                seen.extend([system["content"].partition(" ")[0], *(m["content"] for m in rest)])
             picks = [list(q.legal)[int(uniform(*q.rng_key) * len(q.legal))] for q in queries]
             return [Action(str(pick)) for pick in picks]
 
