@@ -14,7 +14,7 @@ from transformers.models.qwen2.modeling_qwen2 import Qwen2RMSNorm
 
 import train_ppo
 from env_wrapper import Sequence, play
-from policy import network, player
+from policy import network
 from policy.rehearsal import divergence
 from train_ppo import Trainer, TrainingError, _backward, collate, minibatches, ppo_loss, ppo_update
 from training.config import PPOConfig
@@ -101,9 +101,8 @@ def adam(policy, lr=1e-2):
 
 
 @pytest.mark.usefixtures("float64")
-def test_the_whole_losss_gradient_is_that_of_finite_differences(tmp_path, monkeypatch):
+def test_the_whole_losss_gradient_is_that_of_finite_differences(tmp_path):
     """Through the network, all terms on: along random directions, and for one coordinate of every tensor."""
-    monkeypatch.setattr(player, "of_answers", lambda entropy_N, *_: entropy_N)  # an estimate: test_player
     policy = policy64(tmp_path)
     ppo = replace(WHOLE, legal_mass_coef=0.05, rehearsal_coef=0.7, state_coef=0.01)
     states_of(policy).double()
