@@ -13,6 +13,7 @@ import subprocess
 import sys
 import threading
 import time
+import weakref
 from dataclasses import fields
 from pathlib import Path
 from types import SimpleNamespace
@@ -1309,11 +1310,13 @@ def test_of_several_responses_the_one_that_scored_best_while_learning_is_played(
 
 
 def test_a_response_is_judged_by_its_last_tenth_of_steps(tmp_path, run, monkeypatch):
-    scores = iter(n / 20 for n in range(20))
+    scores, made = iter(n / 20 for n in range(20)), []
 
     class Training:
         def __init__(self, *_):
             ignore = lambda *_: None  # noqa: E731
+            self.layers = self  # as layers and weights of 4 bits know each other
+            made.append(weakref.ref(self))
             self.policy, self.curriculum = SimpleNamespace(add_adapter=ignore), SimpleNamespace(past={})
             self.metrics, self.save_players = SimpleNamespace(close=ignore), ignore
 
@@ -1325,6 +1328,7 @@ def test_a_response_is_judged_by_its_last_tenth_of_steps(tmp_path, run, monkeypa
     config.run = dataclasses.replace(config.run, output_dir=str(tmp_path / "response"))
     config.ppo = dataclasses.replace(config.ppo, num_train_steps=20)
     assert exploit._train(config, run, Console(1), "") == pytest.approx((18 + 19) / 2 / 20)
+    assert made[0]() is None, "it takes no memory beside the next one"
 
 
 def test_games_of_ones_own_that_were_edited_are_other_settings(checkpoint, tmp_path, capsys, monkeypatch):
