@@ -42,6 +42,7 @@ from env_wrapper import play
 from envs.types import Episode, InterruptedRolloutError
 from evaluation import english
 from evaluation.measure import GameResult, Progress, deals_of, evaluate, record, result_table
+from policy.attention import in_fixed_order
 from policy.model import device_of
 from policy.player import Policy
 from policy.rehearsal import Rehearsal, divergence
@@ -272,10 +273,9 @@ def ppo_update(
     """Run the epochs of one step; return means over the decisions seen.
 
     A minibatch whose loss or gradient is not finite changes nothing and is counted (``skipped``); after
-    ``MAX_BAD_UPDATES`` of them in a row, ``bad`` before this step included, the step is over (``bad_updates``: how
-    many there were in a row at its end). When memory runs out the minibatch is done again with half as many tokens
-    at a time. ``key`` seeds the shuffling. The weights are still those that played when the first minibatch is read:
-    what it says of them is the gap between sampler and learner.
+    ``MAX_BAD_UPDATES`` of them in a row, ``bad`` before this step included, the step is over (``bad_updates``: so many
+    in a row at its end). When memory runs out the minibatch is done again with half as many tokens at a time. ``key``
+    seeds the shuffling. The first minibatch is read with the weights that played: the gap of sampler and learner.
     """
     named, games, first = policy.trainable(), batch.games, dict[str, Any]()
     totals: dict[str, Any] = dict.fromkeys((*STATS, "decisions"), 0.0)
@@ -285,7 +285,8 @@ def ppo_update(
         before = (totals["approx_kl"], totals["decisions"])
         for chosen in minibatches(len(games), ppo, (*key, epoch)):
             members = [i for game in chosen for i in games[game]]
-            loss, sums = with_less_memory(policy, optimizer, partial(_backward, policy, batch, members, ppo, ranks))
+            with in_fixed_order(policy.device):
+                loss, sums = with_less_memory(policy, optimizer, partial(_backward, policy, batch, members, ppo, ranks))
             ranks.add_up_gradients(named.values(), loss, sums)
             if not sums["decisions"]:  # all its games were cut off: momentum alone would move the weights
                 optimizer.zero_grad(set_to_none=True)

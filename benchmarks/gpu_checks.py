@@ -147,7 +147,8 @@ def _profiled(part: str, work: Any, cuda: bool) -> list[Row]:
             torch.cuda.synchronize()
         wall = time.perf_counter() - start
     column = "self_device_time_total" if cuda else "self_cpu_time_total"
-    kernels = sorted(profiler.key_averages(), key=lambda event: -getattr(event, column))
+    events = [event for event in profiler.key_averages() if getattr(event, column) > 0]  # no calls of the runtime
+    kernels = sorted(events, key=lambda event: -getattr(event, column))
     busy = sum(getattr(event, column) for event in kernels) / 1e6
     rows = [{"part": part, "kernel": "all", "calls": sum(e.count for e in kernels), "seconds": busy,
              "of_wall": busy / wall}]  # fmt: skip

@@ -63,15 +63,16 @@ def _draw(name: str, parameter: nn.Parameter, device: str) -> torch.Tensor:
 
 
 def _in_4_bits(linear: nn.Linear, device: str) -> nn.Module:
-    """A drawn linear layer as bitsandbytes keeps it: NF4, nested quantisation, bf16 arithmetic."""
+    """A drawn linear layer as bitsandbytes keeps it: NF4, scales as by default, bf16 arithmetic."""
     import bitsandbytes as bnb
 
+    nested = ModelConfig().use_nested_quant
     held = bnb.nn.Linear4bit(
         linear.in_features, linear.out_features, bias=linear.bias is not None, compute_dtype=torch.bfloat16,
-        compress_statistics=True, quant_type="nf4", device="meta",
+        compress_statistics=nested, quant_type="nf4", device="meta",
     )  # fmt: skip
     weight: Any = bnb.nn.Params4bit(
-        linear.weight.data, requires_grad=False, compress_statistics=True, quant_type="nf4", module=held
+        linear.weight.data, requires_grad=False, compress_statistics=nested, quant_type="nf4", module=held
     )
     held.weight, held.bias = weight.to(device), linear.bias
     return held

@@ -4,8 +4,12 @@ Shapes: N queries or keys in a flat list, Q query heads, H key-value heads, G = 
 and S keys of a bucket.
 """
 
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -18,43 +22,86 @@ aten = torch.ops.aten
 # multiple of 128, it has returned NaN as the gradient of the queries (pytorch/pytorch#196678).
 torch.backends.cuda.enable_cudnn_sdp(False)
 
+os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read with the first product; ``in_fixed_order`` needs it
+
+
+@contextmanager
+def in_fixed_order(device: torch.device) -> Iterator[None]:
+    """Let a GPU add up in the same order each time: gradients are the same to the bit, and a resumed run's weights.
+
+    Else attention splits the keys among blocks that add to one sum as they end, and ``index_add`` does the same. Not
+    for sampling, whose cumulative sums have no such kernel. A CPU's order is fixed anyway. Source:
+    https://docs.pytorch.org/docs/stable/notes/randomness.html
+    """
+    if device.type != "cuda":
+        yield
+        return
+    switch: Any = torch.utils.deterministic
+    before = torch.are_deterministic_algorithms_enabled(), switch.fill_uninitialized_memory
+    torch.use_deterministic_algorithms(True)
+    switch.fill_uninitialized_memory = False  # else a launch for each new tensor
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before[0])
+        switch.fill_uninitialized_memory = before[1]
+
 
 class PaddedRows(NamedTuple):
     """A bucket on the device of the model; ``mask`` (R, 1, T G, S) is added to the scores."""
 
-    queries: Tensor
-    places: Tensor
+    queries: Tensor  # (R T) which query stands there; the first one where none does
+    empty: Tensor | None  # (R T, 1, 1) where none does; None: nowhere
     keys: Tensor
     mask: Tensor
     shape: tuple[int, int]  # R, T
 
 
-def prepare(buckets: list[Bucket], groups: int, dtype: torch.dtype, device: torch.device) -> list[PaddedRows]:
+class Runs(NamedTuple):
+    """The buckets of a pass, and where in all their places, one bucket after the other, each query stands (N)."""
+
+    buckets: list[PaddedRows]
+    places_N: Tensor
+
+
+def prepare(buckets: list[Bucket], groups: int, dtype: torch.dtype, device: torch.device) -> Runs:
     """Buckets as tensors, with their masks."""
-    runs = []
+    rows, places_N = [], np.empty(sum(len(bucket.queries) for bucket in buckets), np.int64)
+    start = 0
     for bucket in buckets:
         (R, T), S = bucket.positions.shape, bucket.keys.shape[1]
-        queries, places, positions, keys = (torch.from_numpy(x).to(device) for x in bucket)
+        queries, empty = np.zeros(R * T, np.int64), np.ones(R * T, bool)
+        queries[bucket.places], empty[bucket.places] = bucket.queries, False
+        places_N[bucket.queries], start = start + bucket.places, start + R * T
+        there = (queries, bucket.positions, bucket.keys)
+        queries_, positions, keys = (torch.from_numpy(x).to(device) for x in there)
+        blanks = torch.from_numpy(empty)[:, None, None].to(device) if empty.any() else None
         hidden = torch.arange(S, device=device) > positions[..., None]
         mask = torch.zeros(R, 1, T, 1, S, dtype=dtype, device=device).masked_fill_(hidden[:, None, :, None], -torch.inf)
         mask = mask.expand(-1, -1, -1, groups, -1).reshape(R, 1, T * groups, S)
-        runs.append(PaddedRows(queries, places, keys, mask, (R, T)))
-    return runs
+        rows.append(PaddedRows(queries_, blanks, keys, mask, (R, T)))
+    return Runs(rows, torch.from_numpy(places_N).to(device))
 
 
-def _queries(x_NQE: Tensor, run: PaddedRows, heads: int) -> Tensor:
-    """(R, H, T G, E): the query heads of one key-value head are further queries; keys need not be repeated."""
+def _queries(x_NQE: Tensor, run: PaddedRows, heads: int, blank: bool = False) -> Tensor:
+    """(R, H, T G, E): the query heads of one key-value head are further queries; keys need not be repeated.
+
+    ``blank``: zeros where no query stands.
+    """
     (R, T), (_, Q, E) = run.shape, x_NQE.shape
     x = x_NQE.index_select(0, run.queries)
-    if len(x) < R * T:
-        x = x.new_zeros(R * T, Q, E).index_copy_(0, run.places, x)
+    if blank and run.empty is not None:
+        x.masked_fill_(run.empty, 0)
     return x.view(R, T, heads, Q // heads, E).transpose(1, 2).reshape(R, heads, T * (Q // heads), E)
 
 
-def _put_back(x_RHGE: Tensor, run: PaddedRows, to_NQE: Tensor) -> None:
-    (R, T), (_, Q, E) = run.shape, to_NQE.shape
-    x = x_RHGE.reshape(R, -1, T, Q // x_RHGE.shape[1], E).transpose(1, 2).reshape(R * T, Q, E)
-    to_NQE.index_copy_(0, run.queries, x.index_select(0, run.places) if len(run.places) < len(x) else x)
+def _put_back(parts_RHGE: list[Tensor], runs: Runs, like_NQE: Tensor) -> Tensor:
+    """What each query has got in its bucket (N, Q, E)."""
+    flat, (_, Q, E) = [], like_NQE.shape
+    for x, run in zip(parts_RHGE, runs.buckets, strict=True):
+        (R, T), heads = run.shape, x.shape[1]
+        flat.append(x.reshape(R, heads, T, Q // heads, E).transpose(1, 2).reshape(R * T, Q, E))
+    return (torch.cat(flat) if len(flat) > 1 else flat[0]).index_select(0, runs.places_N).to(like_NQE.dtype)
 
 
 def _keys(x_NHE: Tensor, run: PaddedRows) -> Tensor:
@@ -86,13 +133,14 @@ def _backward(q: Tensor, k: Tensor, v: Tensor, out: Tensor, g: Tensor, lse: Tens
 
 class _Attend(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, q_NQE: Tensor, k_NHE: Tensor, v_NHE: Tensor, runs: list[PaddedRows], scale: float) -> Tensor:
-        out_NQE, sums = torch.empty_like(q_NQE, memory_format=torch.contiguous_format), []
-        for run in runs:
+    def forward(ctx: Any, q_NQE: Tensor, k_NHE: Tensor, v_NHE: Tensor, runs: Runs, scale: float) -> Tensor:
+        outs, sums = [], []
+        for run in runs.buckets:
             q, k, v = _queries(q_NQE, run, k_NHE.shape[1]), _keys(k_NHE, run), _keys(v_NHE, run)
             out, lse = _forward(q, k, v, run.mask, scale)
-            _put_back(out, run, out_NQE)
+            outs.append(out)
             sums.append(lse)
+        out_NQE = _put_back(outs, runs, q_NQE)
         ctx.save_for_backward(q_NQE, k_NHE, v_NHE, out_NQE, *sums)
         ctx.runs, ctx.scale = runs, scale
         return out_NQE
@@ -101,18 +149,19 @@ class _Attend(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         q_NQE, k_NHE, v_NHE, out_NQE, *sums = ctx.saved_tensors
         [g_NQE] = grads
-        by_q, heads = torch.empty_like(q_NQE, memory_format=torch.contiguous_format), k_NHE.shape[1]
+        by_q, heads = list[Tensor](), k_NHE.shape[1]
         total = torch.promote_types(k_NHE.dtype, torch.float32)  # one key may be in a thousand paths
         by_k, by_v = (k_NHE.new_zeros(len(k_NHE), k_NHE[0].numel(), dtype=total) for _ in range(2))
-        for run, lse in zip(ctx.runs, sums, strict=True):
-            q, g, out = (_queries(x, run, heads) for x in (q_NQE, g_NQE, out_NQE))
+        for run, lse in zip(ctx.runs.buckets, sums, strict=True):
+            q, out, g = (_queries(x, run, heads, blank=x is g_NQE) for x in (q_NQE, out_NQE, g_NQE))
             grads = _backward(q, _keys(k_NHE, run), _keys(v_NHE, run), out, g, lse, run.mask, ctx.scale)
-            _put_back(grads[0].to(by_q.dtype), run, by_q)
+            by_q.append(grads[0])
             for by, x in zip((by_k, by_v), grads[1:], strict=True):
                 by.index_add_(0, run.keys.flatten(), x.transpose(1, 2).reshape(-1, by.shape[1]).to(total))
-        return by_q, by_k.view_as(k_NHE).to(k_NHE.dtype), by_v.view_as(v_NHE).to(v_NHE.dtype), None, None
+        by_kv = (by.view_as(k_NHE).to(k_NHE.dtype) for by in (by_k, by_v))
+        return _put_back(by_q, ctx.runs, q_NQE), *by_kv, None, None
 
 
-def attend(q_NQE: Tensor, k_NHE: Tensor, v_NHE: Tensor, runs: list[PaddedRows], scale: float) -> Tensor:
+def attend(q_NQE: Tensor, k_NHE: Tensor, v_NHE: Tensor, runs: Runs, scale: float) -> Tensor:
     """Each query's mean of the values on its path, weighted by softmax(scale q k) (N, Q, E)."""
     return _Attend.apply(q_NQE, k_NHE, v_NHE, runs, scale)

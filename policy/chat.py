@@ -159,6 +159,12 @@ class AnswerTrie:
     last_choice: int  # length of the longest prefix that leaves a choice; -1 where none does
     forced: dict[str, str]  # prefix of an answer -> the characters that follow without a choice
 
+    def choices_after(self, text: str) -> list[str]:
+        """What may be written after ``text`` until another choice is left."""
+        return [
+            p[len(text) :] for p, chars in self.follow.items() if len(chars) > 1 and p != text and p.startswith(text)
+        ]
+
 
 @lru_cache(maxsize=1024)  # of 289 actions: 67 KB
 def answer_trie(legal: tuple[int, ...]) -> AnswerTrie:

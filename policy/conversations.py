@@ -5,7 +5,7 @@ hundred numbers costs microseconds, and nobody has to know who else holds a list
 """
 
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from envs.types import Action, Decision, Message, Query, Sequence
@@ -23,6 +23,7 @@ class Turn:
     made: Decision  # the answer as training will see it, as far as it is written
     cached: Any = None  # what the player keeps of the tokens it has read
     text: str = ""  # of a legal answer, END included
+    known: dict[str, Any] = field(default_factory=dict)  # what the player has read after such beginnings of it
     value: float = 0.0
 
     @property

@@ -19,7 +19,7 @@ from torch.utils.checkpoint import checkpoint
 
 from envs.types import Sequence
 from policy import cpu_memory
-from policy.attention import PaddedRows, attend, prepare
+from policy.attention import Runs, attend, prepare
 from policy.cache import Kept, Store
 from policy.layers import gated, norm, rotate
 from policy.lora import linear, linears
@@ -38,7 +38,7 @@ class _Pass(NamedTuple):
 
     cos_N1E: Tensor
     sin_N1E: Tensor
-    runs: list[PaddedRows]
+    runs: Runs
     reads_U: Tensor | None
     slots_N: Tensor
 

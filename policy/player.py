@@ -20,6 +20,7 @@ from torch.utils.checkpoint import checkpoint
 from config.reader import blaming
 from envs.types import Action, Decision, PromptTooLongError, Query, Sequence
 from policy.adapters import Adapters
+from policy.attention import in_fixed_order
 from policy.cache import Kept
 from policy.chat import ANSWER_CHARS, END, ChatFormat, answer_trie
 from policy.conversations import Conversations, Turn
@@ -31,6 +32,7 @@ from policy.vocabulary import draw, invert, score
 from utils import RuinedWeightsError, uniform
 
 SAMPLE = "Game 0123456789: your move, x(1,1) -> bet?"  # many kinds of tokens
+AHEAD = 0, 12  # places of an answer read at once, on CPUs, and on GPUs, where a pass costs more than some tokens
 HEAD_ROWS = 256  # rows of whole-vocabulary logits in memory at a time, where their gradient allows it
 
 
@@ -82,6 +84,7 @@ class Policy(Adapters):
         self.first_layer = config.lora.first_layer
         self.chat = ChatFormat(tokenizer)
         self.conversations = Conversations(self.chat)
+        self._ahead = AHEAD[self.device.type != "cpu"]
         self._answer_weight_VD = self.lm_head.weight.detach()[[*self.chat.answer_ids.values()]].float()
         self._prefixes: dict[tuple[str, tuple[int, ...]], Kept | None] = {}
         layer = activation_bytes(self.base.config, LINEARS, self.lm_head.weight.itemsize)
@@ -166,7 +169,9 @@ class Policy(Adapters):
             turn.cached = kept
         active = [turn for turn in turns if turn]
         while active:
-            hidden_ND = self._read(active)
+            if todo := [turn for turn in active if turn.text not in turn.known]:
+                self._read(todo)
+            hidden_ND = torch.stack([turn.known[turn.text] for turn in active])
             (self._choose_legal if self.constrained else self._choose_free)(active, hidden_ND)
             active = [turn for turn in active if not self._finished(turn)]
         if self._read_whole and (rest := [t for t in turns if t and len(t.cached.path) < len(t.ids) - 1]):
@@ -178,17 +183,25 @@ class Policy(Adapters):
         """Whether answers are read to their end, as updates will: those of past selves are never trained on."""
         return self.reader.lower is not None and self.active == "default" and self.reader.lower.are_plain()
 
-    def _read(self, turns: list[Turn], unread: int = 0) -> Tensor:
-        """Read on in each conversation, but for the last ``unread`` tokens; the hidden state (N, D) after that."""
-        whole = self._read_whole
+    def _read(self, turns: list[Turn], unread: int = 0) -> None:
+        """Read on in each conversation, but for the last ``unread`` tokens; ``known``: the hidden states (D) there.
 
-        def keep(turn: Turn) -> bool:
-            return whole or turn.stays or turn.trie is None or turn.trie.last_choice > len(turn.text)
-
-        hidden_ND, kvs = self.reader.read([Read(t.ids[: len(t.ids) - unread], t.cached, keep(t)) for t in turns])
-        for turn, kv in zip(turns, kvs, strict=True):
-            turn.cached = kv
-        return hidden_ND
+        Where the answer leaves a choice at few places from there on, all of them are read.
+        """
+        whole, reads, owners = self._read_whole, list[Read](), list[tuple[Turn, str]]()
+        for turn in turns:
+            later = turn.trie.choices_after(turn.text) if turn.trie and self._ahead and not unread else []
+            later = later if len(later) <= self._ahead else []
+            goes_on = turn.trie is None or (not later and turn.trie.last_choice > len(turn.text))
+            ids = turn.ids[: len(turn.ids) - unread]
+            reads.append(Read(ids, turn.cached, whole or turn.stays or goes_on))
+            reads += [Read(ids + self.chat.answers_of(more), turn.cached, False) for more in later]
+            owners += [(turn, turn.text + more) for more in ("", *later)]
+            turn.known = {}
+        for (turn, text), hidden_D, kv in zip(owners, *self.reader.read(reads), strict=True):
+            turn.known[text] = hidden_D
+            if text == turn.text:
+                turn.cached = kv
 
     def _begin(self, prompts: list[tuple[list[int], int]]) -> list[Kept | None]:
         """Keys and values of the system messages, each read once for all conversations that begin with it.
@@ -239,6 +252,7 @@ class Policy(Adapters):
             for turn, pick, logprob in zip(some, picks_N.tolist(), logp_N.tolist(), strict=True):
                 turn.record(pick, logprob)
                 turn.ids.append(pick)
+                turn.known = {}
 
     def _uniform(self, turns: list[Turn]) -> Tensor:
         """A uniform number of the decision's own for each next token (fp64, CPU)."""
@@ -297,7 +311,7 @@ class Policy(Adapters):
             adapter: score with another adapter (``"base"``: none) and without gradients.
             legal_mass: read it too, which needs ``answer_mode: constrained``.
         """
-        with self.using(adapter):
+        with self.using(adapter), in_fixed_order(self.device):
             return Evaluation(*self.reader.in_micro_batches(partial(self._columns, legal_mass=legal_mass), sequences))
 
     def _columns(self, sequences: list[Sequence], legal_mass: bool) -> tuple[Tensor, ...]:

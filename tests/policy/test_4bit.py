@@ -49,12 +49,15 @@ def layers_of(policy):
     return [m for m in policy.peft_model.modules() if isinstance(m, Linear4bit)]
 
 
+@pytest.mark.parametrize("nested", [None, True, False])
 @BOTH
-def test_the_base_is_held_in_4_bits(bases, new_policy, architecture):
-    policy = new_policy(bases[architecture], model=FOUR_BITS)
+def test_the_base_is_held_in_4_bits(bases, new_policy, architecture, nested):
+    """Its scales are not in 8 bits, if not asked for: on a GPU each product would wait for two launches more."""
+    held = FOUR_BITS if nested is None else FOUR_BITS | {"use_nested_quant": nested}
+    policy = new_policy(bases[architecture], model=held)
     layers = layers_of(policy)
     assert len(layers) == 2 * 7
-    assert all(m.weight.dtype == torch.uint8 and m.weight.quant_state.nested for m in layers)
+    assert {(m.weight.dtype, m.weight.quant_state.nested) for m in layers} == {(torch.uint8, bool(nested))}
     assert {m.weight.quant_state.quant_type for m in layers} == {"nf4"}
     assert {m.compute_dtype for m in layers} == {policy.lm_head.weight.dtype} == {torch.bfloat16}
     assert {p.dtype for p in policy.trainable().values()} == {torch.float32}

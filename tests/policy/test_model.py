@@ -18,7 +18,7 @@ from transformers import AutoTokenizer
 
 from config.reader import ConfigError, load_config
 from policy import network
-from policy.attention import PaddedRows, attend
+from policy.attention import PaddedRows, Runs, attend
 from policy.chat import ChatFormat, answer_trie
 from policy.model import LoraConfig, ModelConfig, _load_base, device_of, load_architecture, load_model, load_tokenizer
 from policy.network import CUTS, Read, run_trunk
@@ -135,8 +135,9 @@ def test_in_bfloat16_a_tree_is_as_near_to_the_exact_gradient_as_the_library_is(p
 def test_gradients_of_a_key_in_many_paths_are_added_up_in_fp32():
     """A quarter each from 1,024 buckets: in bfloat16 the sum stays where a quarter is less than half a digit."""
     R, S = 1024, 4
-    mask, first = torch.zeros(1, 1, 1, S, dtype=torch.bfloat16), torch.zeros(1, dtype=torch.long)
-    runs = [PaddedRows(torch.tensor([i]), first, torch.arange(S)[None], mask, (1, 1)) for i in range(R)]
+    mask = torch.zeros(1, 1, 1, S, dtype=torch.bfloat16)
+    buckets = [PaddedRows(torch.tensor([i]), None, torch.arange(S)[None], mask, (1, 1)) for i in range(R)]
+    runs = Runs(buckets, torch.arange(R))
     q, k, v = (torch.ones(n, 1, 8, dtype=torch.bfloat16, requires_grad=True) for n in (R, S, S))
     attend(q, k, v, runs, 1.0).sum().backward()
     assert_close(v.grad, torch.full_like(v, R / S), rtol=0.01, atol=0)

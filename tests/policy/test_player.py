@@ -14,6 +14,7 @@ from torch.testing import assert_close
 from env_wrapper import EnvConfig, Query, Sequence, Task, play
 from games import CONFIGS_PER_GAME, NAMES
 from policy.network import CUTS, SHARED_PREFIX_MIN, Read, run_trunk
+from policy.player import AHEAD
 from policy.tree import Row, grow
 from utils import ConfigError
 
@@ -234,6 +235,30 @@ def test_answers_do_not_depend_on_who_else_is_asked(qwen2):
         assert [a.token_ids for a in others] == [a.token_ids for a in together]
         assert [a.logprob for a in others] == pytest.approx([a.logprob for a in together], abs=1e-5)
         assert [a.value for a in others] == pytest.approx([a.value for a in together], abs=1e-5)
+
+
+@pytest.mark.parametrize("first_layer", [0, 1])
+@pytest.mark.parametrize("history", ["all", 0])
+def test_the_places_of_an_answer_may_be_read_with_its_prompt(new_policy, first_layer, history):
+    """Which saves a GPU passes: numbers of two digits are chosen after one, not after two."""
+    policy = new_policy(lora={"first_layer": first_layer})
+    assert policy._ahead == 0, "on a CPU tokens cost, and passes little"
+    passes = []
+    policy.trunk.rotary_emb.register_forward_pre_hook(lambda *_: passes.append(1))
+    told = []
+    for policy._ahead in (0, 1, AHEAD[1]):
+        passes.clear()
+        policy.forget()
+        with policy.lower_layers_once():
+            episodes = play(
+                EnvConfig(history_turns=history), policy, tasks_of("liars_dice_small", "liars_dice", "kuhn_poker")
+            )
+            sequences = sequences_of(episodes)
+            told.append((len(passes), [e.info["history"] for e in episodes], [s.ids for s in sequences]))
+            check_scores(policy, sequences)
+    (one_by_one, *same), (some, *_), (ahead, *_) = told
+    assert all(others == same for _, *others in told)
+    assert ahead < some < one_by_one
 
 
 def test_games_do_not_depend_on_what_else_is_played(qwen2):

@@ -1,5 +1,6 @@
 """Whole steps on a CUDA device that is pretended: no tensor on the wrong device, and few waits for it."""
 
+import os
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -92,7 +93,8 @@ def test_a_tensor_made_on_the_host_is_noticed(bases, monkeypatch):
     real = network.prepare
 
     def forgetful(buckets, groups, dtype, device):
-        return [run._replace(queries=run.queries.cpu()) for run in real(buckets, groups, dtype, device)]
+        runs = real(buckets, groups, dtype, device)
+        return runs._replace(buckets=[run._replace(queries=run.queries.cpu()) for run in runs.buckets])
 
     monkeypatch.setattr(network, "prepare", forgetful)
     loaded = load(bases["qwen3"])
@@ -106,6 +108,29 @@ def trained(policy):
     optimizer = torch.optim.AdamW(policy.trainable().values(), lr=1e-3, fused=True)
     stats = [step(policy, optimizer, "self") for _ in range(3)]
     return stats, [p.detach().cpu().clone() for p in policy.trainable().values()]
+
+
+def test_a_gpu_adds_gradients_up_in_the_same_order_each_time(bases, monkeypatch):
+    """But samples as it likes: cumulative sums have no kernel that would."""
+    fixed: dict[str, set[bool]] = {"act": set(), "evaluate_batch": set()}
+
+    def noted(name, real):
+        def note(*args, **options):
+            fixed[name].add(torch.are_deterministic_algorithms_enabled())
+            return real(*args, **options)
+
+        monkeypatch.setattr(Policy, name, note)
+
+    for name in fixed:
+        noted(name, getattr(Policy, name))
+    loaded = load(bases["qwen2"])
+    with pretend() as device:
+        trained(player(*loaded, device))
+    assert fixed == {"act": {False}, "evaluate_batch": {True}}
+    assert not torch.are_deterministic_algorithms_enabled()
+    assert os.environ["CUBLAS_WORKSPACE_CONFIG"], "without it products raise then"
+    trained(player(*load(bases["qwen2"])))
+    assert fixed["evaluate_batch"] == {True, False}, "a CPU adds up in order anyway"
 
 
 @pytest.mark.parametrize("architecture", ["qwen2", "qwen3"])
