@@ -197,7 +197,6 @@ class Policy(Adapters):
             reads.append(Read(ids, turn.cached, whole or turn.stays or goes_on))
             reads += [Read(ids + self.chat.answers_of(more), turn.cached, False) for more in later]
             owners += [(turn, turn.text + more) for more in ("", *later)]
-            turn.known = {}
         for (turn, text), hidden_D, kv in zip(owners, *self.reader.read(reads), strict=True):
             turn.known[text] = hidden_D
             if text == turn.text:

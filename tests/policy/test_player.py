@@ -239,15 +239,19 @@ def test_answers_do_not_depend_on_who_else_is_asked(qwen2):
 
 @pytest.mark.parametrize("first_layer", [0, 1])
 @pytest.mark.parametrize("history", ["all", 0])
-def test_the_places_of_an_answer_may_be_read_with_its_prompt(new_policy, first_layer, history):
+def test_the_places_of_an_answer_may_be_read_with_its_prompt(new_policy, monkeypatch, first_layer, history):
     """Which saves a GPU passes: numbers of two digits are chosen after one, not after two."""
     policy = new_policy(lora={"first_layer": first_layer})
     assert policy._ahead == 0, "on a CPU tokens cost, and passes little"
-    passes = []
+    passes, kept, told = [], [], []
     policy.trunk.rotary_emb.register_forward_pre_hook(lambda *_: passes.append(1))
-    told = []
+    read = policy.reader.read
+    monkeypatch.setattr(
+        policy.reader, "read", lambda reads: kept.extend(r.keep and r.kv is not None for r in reads) or read(reads)
+    )
     for policy._ahead in (0, 1, AHEAD[1]):
         passes.clear()
+        kept.clear()
         policy.forget()
         with policy.lower_layers_once():
             episodes = play(
@@ -259,6 +263,7 @@ def test_the_places_of_an_answer_may_be_read_with_its_prompt(new_policy, first_l
     (one_by_one, *same), (some, *_), (ahead, *_) = told
     assert all(others == same for _, *others in told)
     assert ahead < some < one_by_one
+    assert any(kept) == (history == "all" or first_layer > 0), "what nobody goes on from is not kept"
 
 
 def test_games_do_not_depend_on_what_else_is_played(qwen2):

@@ -113,10 +113,12 @@ def trained(policy):
 def test_a_gpu_adds_gradients_up_in_the_same_order_each_time(bases, monkeypatch):
     """But samples as it likes: cumulative sums have no kernel that would."""
     fixed: dict[str, set[bool]] = {"act": set(), "evaluate_batch": set()}
+    filled = set[bool]()
 
     def noted(name, real):
         def note(*args, **options):
             fixed[name].add(torch.are_deterministic_algorithms_enabled())
+            filled.add(torch.utils.deterministic.fill_uninitialized_memory and fixed[name] == {True})
             return real(*args, **options)
 
         monkeypatch.setattr(Policy, name, note)
@@ -127,6 +129,7 @@ def test_a_gpu_adds_gradients_up_in_the_same_order_each_time(bases, monkeypatch)
     with pretend() as device:
         trained(player(*loaded, device))
     assert fixed == {"act": {False}, "evaluate_batch": {True}}
+    assert filled == {False}, "new tensors are not filled, which would be a launch for each"
     assert not torch.are_deterministic_algorithms_enabled()
     assert os.environ["CUBLAS_WORKSPACE_CONFIG"], "without it products raise then"
     trained(player(*load(bases["qwen2"])))
