@@ -26,7 +26,7 @@ from policy.chat import ANSWER_CHARS, END, ChatFormat, answer_trie
 from policy.conversations import Conversations, Turn
 from policy.lower import LowerLayers
 from policy.model import LINEARS, ModelConfig, load_model
-from policy.network import AGAIN, SHARED_PREFIX_MIN, Read, Reader, activation_bytes
+from policy.network import AGAIN, ATTENDED, SHARED_PREFIX_MIN, Read, Reader, activation_bytes
 from policy.state_head import StateHead
 from policy.vocabulary import draw, invert, score
 from utils import RuinedWeightsError, uniform
@@ -191,7 +191,8 @@ class Policy(Adapters):
         whole, reads, owners = self._read_whole, list[Read](), list[tuple[Turn, str]]()
         for turn in turns:
             later = turn.trie.choices_after(turn.text) if turn.trie and self._ahead and not unread else []
-            later = later if len(later) <= self._ahead else []
+            room = self.reader.tokens_per_batch / 4 > len(later) * len(turn.ids) / ATTENDED  # else passes are cut by it
+            later = later if len(later) <= self._ahead and room else []
             goes_on = turn.trie is None or (not later and turn.trie.last_choice > len(turn.text))
             ids = turn.ids[: len(turn.ids) - unread]
             reads.append(Read(ids, turn.cached, whole or turn.stays or goes_on))

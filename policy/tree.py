@@ -38,7 +38,7 @@ class Bucket(NamedTuple):
     queries: Ints  # (total queries) which of the pass's queries, run by run
     places: Ints  # (total queries) where they stand in (R, T), flat
     positions: Ints  # (R, T) of each query in its path: it sees the keys up to there; 0 where there is none
-    keys: Ints  # (R, S) slots
+    keys: Ints  # (R, S) slots; beyond a run's own, those again
 
 
 class Tree(NamedTuple):
@@ -106,11 +106,11 @@ def _buckets(runs: list[_QueryRun], cut: Cut) -> list[Bucket]:
 def _bucket(runs: list[_QueryRun]) -> Bucket:
     T_R, S_R, queries, positions, keys = zip(*runs, strict=True)
     real_RT = np.arange(max(T_R)) < np.array(T_R)[:, None]
-    real_RS = np.arange(-(-max(S_R) // ALIGNED) * ALIGNED) < np.array(S_R)[:, None]
+    at_RS = np.arange(-(-max(S_R) // ALIGNED) * ALIGNED) % np.array(S_R)[:, None]
     positions_RT = np.zeros(real_RT.shape, np.int64)
     positions_RT[real_RT] = np.concatenate(positions)
-    keys_RS = np.repeat(np.array([path[:1] for path in keys]), real_RS.shape[1], axis=1)
-    keys_RS[real_RS] = np.concatenate(keys)
+    # Beyond its end a path begins again: were one key in all those places, a GPU would add its gradients one by one.
+    keys_RS = np.concatenate(keys)[at_RS + np.cumsum([0, *S_R[:-1]])[:, None]]
     return Bucket(np.concatenate(queries), np.flatnonzero(real_RT), positions_RT, keys_RS)
 
 

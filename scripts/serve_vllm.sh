@@ -7,7 +7,7 @@
 #     PATH="$PWD/.vllm/bin:$PATH" PORT=8001 BITS=4 SHARE=0.5 bash scripts/serve_vllm.sh Qwen/Qwen3-4B
 #     .venv/bin/python train_ppo.py --set env.use_vllm=true                            in a second terminal
 #
-# BITS=4 serves the base in NF4, as model.use_4bit trains it (a bf16 server beside it is another model, and training ends
+# BITS=4 serves the base in NF4, as model.use_4bit trains it (to the bit with model.use_nested_quant=true; a bf16 server beside it is another model, and training ends
 # where what both make of the answers is further apart than training/trajectories.py says): vLLM 0.28 and later want
 # `pip install vllm-bnb-plugin` for it. SHARE is vLLM's part of the card: 0.9 alone on it, about 0.5 beside the trainer.
 #

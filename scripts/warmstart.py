@@ -47,6 +47,7 @@ from envs.trace.env import expected_output
 from envs.types import Action, Episode, Query, Sequence, Task
 from evaluation.measure import GameResult, evaluate, result_table
 from policy import Policy, load_policy
+from policy.attention import in_fixed_order
 from policy.chat import END, ChatFormat
 from policy.conversations import Conversations
 from policy.model import device_of, load_tokenizer
@@ -141,7 +142,8 @@ def clone(policy: Policy, sequences: list[Sequence], config: SimpleNamespace, ar
     policy.forget()  # an evaluation's keys and values
     for step, picked in enumerate(batches, 1):
         batch = [sequences[i] for i in picked]
-        unlikely, mass = with_less_memory(policy, optimizer, partial(_backward, policy, batch, args.legal_mass))
+        with in_fixed_order(policy.device):
+            unlikely, mass = with_less_memory(policy, optimizer, partial(_backward, policy, batch, args.legal_mass))
         torch.nn.utils.clip_grad_norm_(parameters, config.ppo.max_grad_norm)
         optimizer.step()
         schedule.step()

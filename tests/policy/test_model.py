@@ -132,6 +132,19 @@ def test_in_bfloat16_a_tree_is_as_near_to_the_exact_gradient_as_the_library_is(p
         assert error(tree, exact) < 1.3 * error(library, exact)
 
 
+def test_places_that_no_key_fills_name_different_ones():
+    """A GPU that adds up in a fixed order adds what falls to one key one by one."""
+    rows = [Row([i, *range(100, 103 + 3 * i)]) for i in range(1, 30)]
+    [bucket] = grow(rows, [[0]] * len(rows), None, Cut(256, 1.25, 1 << 19)).full
+    R, S = bucket.keys.shape
+    most = np.bincount(bucket.keys.flatten()).max()
+    assert len(rows) == R
+    assert most <= S // 4, "the shortest path goes round so often"
+    for row, keys, own in zip(rows, bucket.keys, np.cumsum([0] + [len(row.ids) for row in rows]), strict=False):
+        assert keys[: len(row.ids)].tolist() == list(range(own, own + len(row.ids)))
+        assert set(keys) <= set(range(own, own + len(row.ids)))
+
+
 def test_gradients_of_a_key_in_many_paths_are_added_up_in_fp32():
     """A quarter each from 1,024 buckets: in bfloat16 the sum stays where a quarter is less than half a digit."""
     R, S = 1024, 4

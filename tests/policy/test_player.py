@@ -237,6 +237,20 @@ def test_answers_do_not_depend_on_who_else_is_asked(qwen2):
         assert [a.value for a in others] == pytest.approx([a.value for a in together], abs=1e-5)
 
 
+def test_no_more_is_read_ahead_than_a_pass_has_room_for(qwen2):
+    """A pass that is cut within a conversation would read its prompt once more."""
+    tokens, reads = [], {}
+    qwen2.trunk.rotary_emb.register_forward_pre_hook(lambda m, x: tokens.append(x[0].shape[1]))
+    for qwen2.tokens_per_batch in (16384, 256):
+        for qwen2._ahead in (0, AHEAD[1]):
+            tokens.clear()
+            qwen2.forget()
+            play(EnvConfig(history_turns=0), qwen2, tasks_of("liars_dice", "hex_small", each=3))
+            reads[qwen2.tokens_per_batch, qwen2._ahead] = len(tokens), sum(tokens)
+    assert reads[16384, AHEAD[1]][0] < reads[16384, 0][0]
+    assert reads[256, AHEAD[1]][1] <= 1.1 * reads[256, 0][1]
+
+
 @pytest.mark.parametrize("first_layer", [0, 1])
 @pytest.mark.parametrize("history", ["all", 0])
 def test_the_places_of_an_answer_may_be_read_with_its_prompt(new_policy, monkeypatch, first_layer, history):

@@ -75,7 +75,8 @@ def quantised_base():
 
     from policy import model
 
-    settings = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True,
+    nested = model.ModelConfig().use_nested_quant
+    settings = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=nested,
                                   bnb_4bit_compute_dtype=torch.bfloat16)  # fmt: skip
     base = AutoModelForCausalLM.from_pretrained(
         base_model(), dtype=torch.bfloat16, quantization_config=settings, device_map={"": "cpu"}

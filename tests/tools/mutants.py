@@ -231,7 +231,8 @@ MUTANTS = {
     MODEL + "values_and_gradients_of_a_tree_are_those_of_the_library_row_by_row": [
         Mutant("attention: one token of the future", ATTENTION, "> positions[..., None]", "> positions[..., None] + 1"),
         Mutant("attention: padding of a bucket is put back", ATTENTION,
-               "x.index_select(0, run.places) if len(run.places) < len(x) else x", "x[: len(run.places)]"),
+               ".index_select(0, runs.places_N)", "[: len(runs.places_N)]"),
+        Mutant("attention: padding of a bucket has gradients", ATTENTION, "x.masked_fill_(run.empty, 0)", "pass"),
         Mutant("attention: a gradient of another temperature", ATTENTION,
                "lse, 0.0, False, attn_mask=mask, scale=scale", "lse, 0.0, False, attn_mask=mask, scale=1.0"),
         Mutant("attention: the last path's gradient only", ATTENTION, "by.index_add_(", "by.index_copy_("),

@@ -447,7 +447,7 @@ def test_a_checkpoint_killed_between_two_renames_is_gone_on_from(undisturbed, tm
     assert not list((tmp_path / "run").glob("abandoned-*"))
 
 
-@pytest.mark.parametrize(("what", "was"), [("threads", 999), ("processes", 2), ("torch", "1.0")])
+@pytest.mark.parametrize(("what", "was"), [("threads", 999), ("processes", 2), ("torch", "1.0"), ("device", "H100")])
 def test_what_makes_a_resume_inexact_is_told(undisturbed, tmp_path, capsys, what, was):
     copy_of(undisturbed / "run", tmp_path, 4)
     checkpoint = tmp_path / "run" / "checkpoint-000004"
