@@ -107,6 +107,11 @@ class Policy(Adapters):
         self.reader.set_limits(tokens)
 
     @property
+    def card(self) -> str:
+        """What computes: a GPU's name, or ``cpu``."""
+        return torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else "cpu"
+
+    @property
     def average(self) -> str | None:
         """The name of the adapter that follows the trained one, where ``follow`` keeps one."""
         return "average" if "average" in self.peft_model.peft_config else None

@@ -203,9 +203,8 @@ class Checkpointed:
     @property
     def arithmetic(self) -> dict[str, Any]:
         """What the last digits of a run hang on besides its configuration."""
-        cuda = self.policy.device.type == "cuda"
         return {"threads": torch.get_num_threads(), "processes": self.ranks.world, "torch": torch.__version__,
-                "device": torch.cuda.get_device_name(self.policy.device) if cuda else "cpu"}  # fmt: skip
+                "device": self.policy.card}  # fmt: skip
 
     def save_players(self) -> Path:
         """Write the players: the last adapter, ``final``, whose folder is returned, and the average if one is kept."""
