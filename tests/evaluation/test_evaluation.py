@@ -504,6 +504,7 @@ def default_run(tmp_path_factory):
     return config, SimpleNamespace(**vars(config) | {"model": model})
 
 
+@pytest.mark.slow
 def test_the_default_run_takes_at_most_300_forward_passes_before_its_first_step(default_run, monkeypatch):
     config, small = default_run
     chat = ChatFormat(load_tokenizer(config.model))

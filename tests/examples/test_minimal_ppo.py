@@ -121,6 +121,7 @@ def test_it_reads_the_prompt_as_the_trainer_does(both):
     torch.testing.assert_close(values_M, expected.values, atol=1e-5, rtol=0)
 
 
+@pytest.mark.slow
 def test_it_is_short_and_stands_alone():
     text = notebook.SCRIPT.read_text()
     assert text.count("\n") <= 250

@@ -127,7 +127,7 @@ def huge(path):
     os.truncate(path, 2**43)
 
 
-ENDLESS = [pipe, zeros, huge, Path.mkdir]
+ENDLESS = [pipe, zeros, pytest.param(huge, marks=pytest.mark.slow), Path.mkdir]
 
 
 @pytest.mark.parametrize("make", ENDLESS)

@@ -391,6 +391,7 @@ def test_an_adapter_that_does_not_fit_is_told_in_one_line(new_policy, tmp_path, 
         new_policy(model={"adapter": str(tmp_path / "adapter")})
 
 
+@pytest.mark.slow
 def test_loading_says_nothing(tiny_models):
     program = (
         "from types import SimpleNamespace as S; from policy.model import *; from training.config import *\n"

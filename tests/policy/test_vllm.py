@@ -528,7 +528,8 @@ FAULTS = {  # name -> (fault, exit code, what the last line holds)
 }
 
 
-RARE = ("500, for ever", "garbage, for ever", "another model's answer, for ever", "an adapter refused, twice")
+RARE = ("500, for ever", "429, for ever", "garbage, for ever", "another model's answer, for ever",
+        "an adapter refused, twice", "an adapter refused, for ever")  # fmt: skip
 
 
 @pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] * (n in RARE)) for n in FAULTS])
@@ -654,7 +655,7 @@ def test_connections_are_closed_before_the_server_does_it(policy, server, tmp_pa
         assert len(set(server.peers)) > 1
 
 
-@pytest.mark.parametrize("silent", ["everything", "load_lora_adapter"])
+@pytest.mark.parametrize("silent", ["everything", pytest.param("load_lora_adapter", marks=pytest.mark.slow)])
 def test_a_silent_server_holds_nobody_up_after_its_first_failure(policy, server, folder, tmp_path, silent):
     """Neither the next weights nor the games: they are played by the other, while it is asked to load them."""
     with (

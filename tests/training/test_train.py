@@ -203,6 +203,7 @@ def test_the_first_evaluation_is_kept(tmp_path, monkeypatch):
     assert summary(tmp_path) == summary(tmp_path / "other")
 
 
+@pytest.mark.slow
 def test_the_time_left_is_that_of_steps_and_of_evaluations_to_come(tmp_path, monkeypatch):
     real, left, took = train_ppo.evaluate, [], []
 
@@ -543,6 +544,7 @@ def test_a_name_too_long_is_bad_usage(tmp_path, capsys):
     assert "error: run.output_dir: [Errno 36] File name too long" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_values_of_other_answers_are_not_put_before_those_of_the_run_that_goes_on(tmp_path):
     assert train(tmp_path, "--set", "ppo.num_train_steps=1", "ppo.eval_games=2") == 0
     longer = ["--set", "ppo.num_train_steps=2", "ppo.eval_games=2"]
@@ -554,6 +556,7 @@ def test_values_of_other_answers_are_not_put_before_those_of_the_run_that_goes_o
     assert summary["games"]["kuhn_poker"]["after"] is not None
 
 
+@pytest.mark.slow
 def test_a_finished_run_that_goes_on_has_evaluated_what_a_longer_one_has(tmp_path):
     level = ("--set", "ppo.eval_freq=2", "ppo.lr_final=1.0", "ppo.num_train_steps=4")
     folders = (tmp_path / "a", tmp_path / "b")
@@ -576,6 +579,7 @@ def test_a_finished_run_is_not_finished_with_other_knobs(tmp_path, capsys):
     assert "the configuration has changed since checkpoint-000001: ppo.gamma" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_longer_run_killed_while_it_ends_is_not_finished(tmp_path, monkeypatch, capsys):
     once, twice = (("--set", f"ppo.num_train_steps={steps}") for steps in (1, 2))
     assert train(tmp_path, *once) == 0

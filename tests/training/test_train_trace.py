@@ -77,6 +77,7 @@ def test_resuming_is_exact(finished, tmp_path):
     assert summary(tmp_path) == summary(finished)
 
 
+@pytest.mark.slow
 def test_programs_that_changed_under_a_run_are_refused_unless_forced(tmp_path, capsys):
     """A task is a place among them: one more file, and every task is another program."""
     source = tmp_path / "programs"
