@@ -165,6 +165,16 @@ class AnswerTrie:
             p[len(text) :] for p, chars in self.follow.items() if len(chars) > 1 and p != text and p.startswith(text)
         ]
 
+    def passes(self, answer: str, ahead: int) -> int:
+        """Passes that choosing ``answer`` takes, where up to ``ahead`` places that leave a choice are read at once."""
+        known, passes = set[str](), 0
+        for text in (answer[:i] for i in range(len(answer) + 1)):
+            if len(self.follow[text]) > 1 and text not in known:
+                later = self.choices_after(text) if ahead else []
+                known |= {text + more for more in later if len(later) <= ahead}
+                passes += 1
+        return passes
+
 
 @lru_cache(maxsize=1024)  # of 289 actions: 67 KB
 def answer_trie(legal: tuple[int, ...]) -> AnswerTrie:

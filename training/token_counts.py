@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from curriculum import Curriculum, Stage
 from env_wrapper import play
 from envs.types import Action, Episode, Query, Task
+from policy import player
 from policy.chat import ChatFormat, answer_trie
 from policy.network import batches
 from policy.tree import Row, new_tokens
@@ -25,11 +26,12 @@ class Prompts:
     chat: ChatFormat
     free_answer: int  # tokens of an answer; 0: those of the longest legal action
     peek: bool  # end each game after its first prompt
+    ahead: int = 0  # places of an answer that are read at once
     first: list[int] = field(default_factory=list)  # of the first prompt of each conversation
     later: list[int] = field(default_factory=list)  # read anew at each later turn
     shared: int = 0  # tokens of the system message
     answer: int = 0  # of the longest answer
-    passes: list[int] = field(default_factory=list)  # of each answer given: how many of its tokens had to be chosen
+    passes: list[int] = field(default_factory=list)  # of each answer given
     episodes: list[Episode] = field(default_factory=list)
     slots: int = 0  # tokens whose keys and values are held at once, those that games begin alike with once
     at_work: int = 0  # tokens read in one round, likewise
@@ -95,8 +97,7 @@ class Prompts:
         self._longest[key] = max(self._longest.get(key, 0), tokens + answer)
         choices = [*map(str, query.legal)] or [""]  # a task without legal actions takes any text
         text = choices[int(uniform(*query.rng_key) * len(choices))]
-        follow = answer_trie(tuple(query.legal)).follow if query.legal else {}
-        chosen = sum(len(follow[text[:i]]) > 1 for i in range(len(text) + 1)) if text else 0
+        chosen = answer_trie(tuple(query.legal)).passes(text, self.ahead) if text else 0
         self.passes.append(self.free_answer or chosen)
         return Action(text, truncated=self.peek)
 
@@ -113,7 +114,8 @@ def count_tokens(config: SimpleNamespace, chat: ChatFormat, tasks: list[Task], p
         ConfigError: a game failed, or one program after the other.
     """
     for _ in range(PASSED_OVER):
-        prompts = Prompts(chat, config.ppo.max_new_tokens if config.env.answer_mode == "free" else 0, peek)
+        free = config.ppo.max_new_tokens if config.env.answer_mode == "free" else 0
+        prompts = Prompts(chat, free, peek, player.AHEAD[config.model.device != "cpu"])
         prompts.episodes = play(replace(config.env, games_at_once=0), prompts, tasks)
         failed = [e for e in prompts.episodes if e.outcome == "failed"]
         if not all("NoAnswerError" in e.info["error"] for e in failed):

@@ -40,7 +40,7 @@ from evaluation.measure import (
     summary,
     table_values,
 )  # fmt: skip
-from policy import load_policy, network
+from policy import load_policy, network, player
 from policy.chat import ChatFormat
 from policy.model import load_tokenizer
 from scripts.make_tiny_model import make_model
@@ -384,7 +384,7 @@ def test_the_fit_is_the_likeliest_one_where_tiers_sweep_each_other():
     pairs = [(i, j) for i in range(6) for j in range(i)]
     played = {p: [np.repeat([[1.0], [0.0]], [w := round(2400 * odds.get(p, 1.0)), 2400 - w], axis=0)] for p in pairs}
     points = ratings._fit(played, 6, 0)
-    for player in range(6):
+    for rated in range(6):
         over = 0.0
         for (i, j), [units] in played.items():
             expected = 1 / (1 + 10 ** ((points[j] - points[i]) / 400))
@@ -505,8 +505,10 @@ def default_run(tmp_path_factory):
 
 
 @pytest.mark.slow
-def test_the_default_run_takes_at_most_300_forward_passes_before_its_first_step(default_run, monkeypatch):
+@pytest.mark.parametrize("ahead", player.AHEAD)
+def test_the_default_run_takes_at_most_300_forward_passes_before_its_first_step(default_run, monkeypatch, ahead):
     config, small = default_run
+    monkeypatch.setattr(player, "AHEAD", (ahead, ahead))
     chat = ChatFormat(load_tokenizer(config.model))
     measured = preflight.measure_prompts(config, chat)
     for game, first, later in (("tic_tac_toe", 284, 100), ("leduc_poker", 350, 92), ("clobber", 646, 214)):
