@@ -389,7 +389,7 @@ def test_the_fit_is_the_likeliest_one_where_tiers_sweep_each_other():
         for (i, j), [units] in played.items():
             expected = 1 / (1 + 10 ** ((points[j] - points[i]) / 400))
             beyond = units.sum() + ratings.PRIOR - (len(units) + 2 * ratings.PRIOR) * expected
-            over += beyond * ((i == player) - (j == player))
+            over += beyond * ((i == rated) - (j == rated))
         assert abs(over) < 1e-3
 
 
