@@ -71,7 +71,6 @@ class Table:
     players: int
     system_full: str
     system_compact: str
-    utilities: tuple[float, float] | None  # see ``_utilities``
 
     def system(self, prompt: str) -> str:
         """The system message: rules and answer format (``full``) or the game's name and its variant (``compact``)."""
@@ -86,7 +85,7 @@ def _table(game: Game, params_json: str) -> Table:
     usual = game.params(0)
     variant = [f"{key}={value}" for key, value in params.items() if value != usual.get(key)]
     systems = full_system(game.name, game.rules(params)), " ".join([game.name, *variant])
-    return Table(game, spiel, spiel.num_players(), *systems, _utilities(spiel))
+    return Table(game, spiel, spiel.num_players(), *systems)
 
 
 @functools.lru_cache(maxsize=4096)  # of the ids in use; tables themselves are few
@@ -163,22 +162,10 @@ def score(pyspiel_game: Any, returns: list[float], seat: int) -> float:
     it has none. General-sum: with one player the same, with two 1 / 0.5 / 0 by comparison, with more
     1 - rank / (players - 1), ties sharing the best rank.
     """
-    return _place(returns, seat, _utilities(pyspiel_game))
-
-
-def _utilities(pyspiel_game: Any) -> tuple[float, float] | None:
-    """(Lowest, highest) utility where a seat's own return says how well it did, None where others' returns do."""
+    kind, own = pyspiel_game.get_type().utility, returns[seat]
     kinds = pyspiel.GameType.Utility
-    own_return = pyspiel_game.get_type().utility in (kinds.ZERO_SUM, kinds.IDENTICAL)
-    if own_return or pyspiel_game.num_players() == 1:
-        return pyspiel_game.min_utility(), pyspiel_game.max_utility()
-    return None
-
-
-def _place(returns: list[float], seat: int, utilities: tuple[float, float] | None) -> float:
-    own = returns[seat]
-    if utilities:
-        low, high = utilities
+    if kind in (kinds.ZERO_SUM, kinds.IDENTICAL) or len(returns) == 1:
+        low, high = pyspiel_game.min_utility(), pyspiel_game.max_utility()
         return (own - low) / (high - low)
     if len(returns) == 2:
         other = returns[1 - seat]
@@ -351,7 +338,7 @@ class OpenSpielEnv:
         if returns is None:
             scores = {p: 0.0 if p == self._seat else 0.5 for p in range(self._table.players)}
         else:
-            places = (_place(returns, p, self._table.utilities) for p in range(self._table.players))
+            places = (score(self._table.spiel, returns, p) for p in range(self._table.players))
             scores = {p: min(place, 1.0) for p, place in enumerate(places)}  # 2048 told more tiles than its highest
         info = self._info(self._own_seat, outcome) | {"returns": returns, "scores": scores}
         self.close()
