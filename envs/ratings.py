@@ -27,7 +27,9 @@ def rate(matches: Mapping[tuple[int, int], Sequence[np.ndarray]], players: int, 
     The interval resamples the units of each match, in each game of its own, among them a won and a lost unit of
     ``PRIOR`` times the chance of the others: who won every game of a match may lose the next one. That draws ratings
     of players far apart together, so an end lies as far out as the percentile or its mirror image about the rating
-    (the basic bootstrap). Who won, or lost, every game against everyone has an interval without that end.
+    (the basic bootstrap). An interval has no upper end where the anchor scored neither against the player nor against
+    somebody who did, and so on, and no lower end where that is so the other way round (Ford 1957, "Solution of a
+    Ranking Problem from Binary Comparisons").
 
     ``matches`` is (i, j) -> for each game an array (units, games of a unit) of i's results: 1 won, 0.5 drawn, 0 lost.
     """
@@ -39,11 +41,18 @@ def rate(matches: Mapping[tuple[int, int], Sequence[np.ndarray]], players: int, 
         samples.append(_fit(drawn, players, anchor))
     lows, highs = np.quantile(samples, (0.025, 0.975), axis=0)
     lows, highs = np.minimum(lows, 2 * fitted - highs), np.maximum(highs, 2 * fitted - lows)
-    for i in {*range(players)} - {anchor}:
-        own = [units if pair[0] == i else 1 - units for pair, games in matches.items() if i in pair for units in games]
-        lows[i] = -np.inf if max(map(np.max, own)) == 0 else lows[i]
-        highs[i] = np.inf if min(map(np.min, own)) == 1 else highs[i]
+    scored = _scored(matches, players)
+    highs[~scored[anchor]], lows[~scored[:, anchor]] = np.inf, -np.inf
     return [Rating(float(p), float(low), float(high)) for p, low, high in zip(fitted, lows, highs, strict=True)]
+
+
+def _scored(matches: Mapping[tuple[int, int], Sequence[np.ndarray]], players: int) -> np.ndarray:
+    """Whether i scored against j, or against somebody of whom that is true; of everyone against themselves it is."""
+    scored = np.eye(players, dtype=bool)
+    for (i, j), games in matches.items():
+        scored[i, j] |= any((units > 0).any() for units in games)
+        scored[j, i] |= any((units < 1).any() for units in games)
+    return np.linalg.matrix_power(scored, players)
 
 
 def _resample(results: np.ndarray, rng: np.random.Generator) -> np.ndarray:

@@ -119,8 +119,10 @@ def summary(game: str, strata: Seq[Seq[Row]], **exact: Any) -> GameResult:
                       **counts, **exact)  # fmt: skip
 
 
-def differences(ours: Mapping[str, Seq[Row]], theirs: Mapping[str, Seq[Row]]) -> list[dict[str, Any]]:
-    """Per game, and over several: what one player's value is above another's, from rows of the same deals.
+def differences(
+    ours: Mapping[str, Seq[Row]], theirs: Mapping[str, Seq[Row]], averaged: Seq[str]
+) -> list[dict[str, Any]]:
+    """Per game, and over those of ``averaged``: what one player's value is above another's, on the same deals.
 
     Raises:
         EvaluationError: no deal was played to its end by both.
@@ -133,8 +135,8 @@ def differences(ours: Mapping[str, Seq[Row]], theirs: Mapping[str, Seq[Row]]) ->
             strata[game] = [deltas]
     if not strata:
         raise EvaluationError("no deal was played to its end by both players")
-    if len(strata) > 1:
-        strata[OVERALL] = [deltas for [deltas] in strata.values()]
+    if len(parts := [strata[game][0] for game in averaged if game in strata]) > 1:
+        strata[OVERALL] = parts
     found = {game: paired_difference(parts) for game, parts in strata.items()}
     return [{"game": game, "pairs": sum(map(len, strata[game])), "difference": d.estimate,
              "interval": [d.low, d.high], "p": d.p} for game, d in found.items()]  # fmt: skip
@@ -209,14 +211,16 @@ def deals_of(task_id: int, env_config: EnvConfig) -> TaskRange:
     return task_id, task_id - task_id % level + level - 1
 
 
-def paired_tasks(game_sets: Seq[Seq[TaskRange]], games: int, seed: int, opponent: str) -> list[list[Task]]:
+def paired_tasks(
+    game_sets: Seq[Seq[TaskRange]], games: int, seed: int, opponent: str, deals: int = 0
+) -> list[list[Task]]:
     """``games`` tasks (an even number) for each set: pairs of one task id, one game in each seat, on reserved seeds.
 
     Every player that is given the same arguments gets the same deals. The tasks' indices are negative: random
-    streams that training never uses.
+    streams that training never uses. With another number of ``deals`` these and the deals are others.
     """
-    number = count(1)
-    drawn = [eval_tasks(game_set, games // 2, seed, opponent) for game_set in game_sets]
+    number = count(1 + (deals << 32))
+    drawn = [eval_tasks(game_set, games // 2, seed + (deals << 32), opponent) for game_set in game_sets]
     return [[replace(task, index=-next(number)) for task in tasks] for tasks in drawn]
 
 

@@ -204,9 +204,9 @@ class Contest:
     def play(
         self, arena: Arena, own: Contestant, opponent: Contestant, games: Sequence[str] = (), deals: int = 0
     ) -> dict[str, list[Row]]:
-        """Play all games, or some; game -> rows. ``deals``: with another number they are others."""
-        rows, seed = {game: self.rows[game] for game in games or self.rows}, self.args.seed + (deals << 32)
-        tasks = measure.paired_tasks(list(rows.values()), self.args.episodes, seed, opponent.opponent)
+        """Play all games, or some; game -> rows. ``deals``: with another number they, and what is drawn, are others."""
+        rows = {game: self.rows[game] for game in games or self.rows}
+        tasks = measure.paired_tasks([*rows.values()], self.args.episodes, self.args.seed, opponent.opponent, deals)
         return {game: arena.play(own, opponent, game, t) for game, t in zip(rows, tasks, strict=True)}
 
     def _found(self, result: Callable[[], T]) -> list[T]:
@@ -236,7 +236,8 @@ class Contest:
             against = f" against {opponent.label}" * self.boards
             print(f"{player.label}{against}, {sampling}, seed {self.args.seed}{exactly}")
             print(result_lines(results, self.style), end="\n\n")
-        for report["comparison"] in self._found(lambda: measure.differences(*played)) if self.args.compare else []:
+        compared = partial(measure.differences, *played, measure.apart(self.rows))
+        for report["comparison"] in self._found(compared) if self.args.compare else []:
             print(f"{self.players[0].label} minus {self.players[1].label}, value on the same deals")
             lines = [{**{key: d[key] for key in ("game", "pairs", "difference")}, "95 %": between(*d["interval"]),
                       "p": d["p"]} for d in report["comparison"]]  # fmt: skip
@@ -419,8 +420,6 @@ def _must_take_tables(file: Path, output: Path | None) -> None:
         raise ConfigError("there is no such folder")
     with suppress(FileNotFoundError):
         file.lstat()  # a name too long, say
-    if file.is_dir():
-        raise ConfigError("is a folder; expected a file")
     if output and file == Path(os.path.realpath(output)):
         raise ConfigError("is the --output file, which holds the games; name another")
     if file.exists() and not file.is_file():

@@ -40,7 +40,7 @@ MAX_EPISODES = 200  # of a run in the page, the latest
 LONGEST = 1e9  # seconds of a run that are told
 # Okabe and Ito's colour-blind-safe palette (Okabe & Ito 2008, "Color Universal Design"), best on white first.
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
-DASHES = ("-", "--", ":", "-.")
+DASHES = ("-", "--", ":", "-.", (0, (9, 2)), (0, (5, 2, 1, 2, 1, 2)), (0, (1, 5)), (0, (9, 2, 4, 2)))
 
 
 @dataclass(frozen=True)
@@ -226,8 +226,9 @@ def panel_lines(panel: Panel, runs: Sequence[RunData]) -> list[dict[str, Any]]:
             smooth = panel.smooth and key not in ("window_success", "gate_success")
             bands = rolling(y, run.window) if smooth else [[]] * 3
             kept = _thin(y, single=not smooth)
-            drawn = ([float(f"{values[i]:.5g}") for i in kept] if values else [] for values in (x, y, *bands))
-            line: dict[str, Any] = dict(zip(("x", "y", "mean", "low", "high"), drawn, strict=True))
+            drawn = ([float(f"{values[i]:.5g}") for i in kept] if values else [] for values in (y, *bands))
+            line: dict[str, Any] = {"x": [x[i] for i in kept]}
+            line |= zip(("y", "mean", "low", "high"), drawn, strict=True)
             if any(y) or key.startswith(("score", "eval/")):  # the game that is never won is not left out
                 shows.add((index, key))
             found.append((index, key, line))
@@ -238,7 +239,7 @@ def panel_lines(panel: Panel, runs: Sequence[RunData]) -> list[dict[str, Any]]:
     shown = list(dict.fromkeys(key for _, key, _ in found))
     for index, key, line in found:
         place = shown.index(key)
-        line["colour"], line["dash"] = (place, index * (1 + len(shown) // len(PALETTE)) + place // len(PALETTE))
+        line["colour"], line["dash"] = (place, index * -(-len(shown) // len(PALETTE)) + place // len(PALETTE))
         names = [key.split("/", 1)[-1], runs[index].name]
         if len(shown) == 1:
             line["colour"], line["dash"] = index, 0

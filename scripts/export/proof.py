@@ -67,7 +67,7 @@ def compare(before: Played, after: Played, effect: float) -> dict[str, Any]:
     for ours, theirs in zip(before.moves, after.moves, strict=True):
         equal = next((i for i, pair in enumerate(zip(ours, theirs, strict=False)) if pair[0] != pair[1]), len(ours))
         same, moves = same + equal, moves + min(equal + 1, len(ours))
-    *_, found = differences(after.rows, before.rows)
+    *_, found = differences(after.rows, before.rows, [*after.rows])
     return {
         "decisions": len(apart_M), "mean_difference": float(apart_M.mean()), "max_difference": float(apart_M.max()),
         "effect": effect, "deals": len(before.moves), "moves": moves, "identical_moves": same / moves if moves else 1.0,

@@ -1,6 +1,6 @@
 // Charts as plain SVG. A panel has lines: {x, y, mean, low, high, label, colour, dash}.
 const W = 400, H = 210, PAD = {left: 46, right: 10, top: 8, bottom: 22};
-const DASHES = ["", "6 3", "2 3", "8 3 2 3"];
+const DASHES = ["", "6 3", "2 3", "8 3 2 3", "14 3", "8 3 2 3 2 3", "2 8", "14 3 6 3"];
 const COLOURS = 7;
 
 const colour = (i) => `var(--c${i % COLOURS})`;
@@ -93,10 +93,12 @@ function nearest(xs, x) {
 }
 
 function readout(panel, x) {
-  const value = (e) => (e.mean.length ? e.mean : e.y)[nearest(e.x, x)], first = panel.lines[0].x;
-  const stage = panel.stages.filter(([step]) => step <= x).pop();
+  const steps = panel.lines.map((e) => e.x[nearest(e.x, x)]);
+  const step = steps.reduce((a, b) => (Math.abs(b - x) < Math.abs(a - x) ? b : a));
+  const value = (e) => (step < e.x[0] || step > e.x.at(-1) ? NaN : (e.mean.length ? e.mean : e.y)[nearest(e.x, step)]);
+  const stages = new Map(panel.stages.filter(([from]) => from <= step).map(([, name, run]) => [run, name]));
   const lines = panel.lines.map((e) => html`<br>${legend([e])} <b>${short(value(e))}</b>`);
-  return html`step ${short(first[nearest(first, x)])}${stage ? ` · ${stage[1]}` : ""}${lines}`;
+  return html`step ${step.toLocaleString("en")}${[...stages].map(([run, name]) => ` · ${run}${name}`)}${lines}`;
 }
 
 function chart(panel) {

@@ -375,7 +375,11 @@ def test_who_won_everything_has_no_upper_end_and_who_lost_it_no_lower(monkeypatc
     best, anchor, worst = rate({(0, 1): [won], (0, 2): [won, won], (1, 2): [won]}, 3, anchor=1)
     assert (best.high, anchor.high, worst.low) == (np.inf, 0.0, -np.inf)
     assert best.low > 0 > worst.high
-    assert np.isfinite(rate({(0, 1): [mixed], (0, 2): [won], (1, 2): [won]}, 3, anchor=1)[0].high)
+    tiers = {(0, 1): [mixed], (0, 2): [won], (1, 2): [won]}
+    assert [r.low for r in rate(tiers, 3, anchor=1) if r.high < np.inf][1:] == [0.0, -np.inf]
+    assert [r.high for r in rate(tiers, 3, anchor=2)] == [np.inf, np.inf, 0.0]  # of whom the anchor has beaten nobody
+    chain = {(0, 1): [mixed], (1, 2): [mixed], (0, 2): [won]}
+    assert all(np.isfinite(r).all() for r in rate(chain, 3, anchor=2)), "it scored against who scored against the best"
 
 
 def test_the_fit_is_the_likeliest_one_where_tiers_sweep_each_other():
@@ -436,6 +440,9 @@ def test_everyone_gets_the_same_deals_in_both_seats_and_on_reserved_seeds():
     assert len({task.task_id for task in hexes}) > 4
     other = paired_tasks(sets, 20, 4, "random")
     assert not {task.seed for task in other[0]} & {task.seed for task in leduc}
+    anew = [task for some in paired_tasks(sets, 20, 3, "random", deals=1) for task in some]
+    assert not {task.seed for task in anew} & {task.seed for task in tasks}
+    assert not {task.index for task in anew} & {task.index for task in tasks}, "by which a model samples"
 
 
 def test_values_of_the_uniform_player_and_of_the_best_response_are_those_of_their_tables():

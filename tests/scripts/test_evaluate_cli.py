@@ -614,6 +614,15 @@ def test_a_checkpoint_does_not_differ_from_itself_and_is_compared_on_the_same_de
         assert row["interval"][0] <= row["difference"] <= row["interval"][1]
 
 
+def test_a_game_on_two_lines_counts_once_in_a_comparison(tmp_path):
+    games = ["goofspiel_small", "goofspiel_small#0", "kuhn_poker"]
+    result = report(tmp_path, "--compare", "mcts:20x1", "random", games=games, episodes=10)
+    ours, theirs = (t["results"][-1] for t in result["tables"])
+    over = result["comparison"][-1]
+    assert (over["game"], over["pairs"], ours["episodes"]) == ("overall", 10, 20)
+    assert over["difference"] == pytest.approx(ours["value"] - theirs["value"])
+
+
 def test_a_better_player_is_found_better(tmp_path):
     [row] = report(tmp_path, "--compare", "mcts:100x5", "random", games=["kuhn_poker"], episodes=200)["comparison"]
     assert row["difference"] > 0.1
@@ -1158,7 +1167,7 @@ def test_flags_mean_the_same_in_every_program(capsys):
         (["--compare", "random", "mcts:2x1", "--base-url", "http://x/v1", "--model", "m"], "leave out --checkpoint"),
         (["--ladder", "random", "mcts:2x1", "--checkpoint", "random"], "leave out --checkpoint"),
         (["--checkpoint", "random", "--json", "/nowhere/x.json"], "--json /nowhere/x.json: there is no such folder"),
-        (["--checkpoint", "random", "--json", "/proc"], "--json /proc: is a folder; expected a file"),
+        (["--checkpoint", "random", "--json", "/proc"], "--json /proc: is no regular file"),
         (
             ["--checkpoint", "random", "--json", "/x.json", "--output", "/x.json"],
             "--json /x.json: is the --output file",

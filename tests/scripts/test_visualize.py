@@ -430,11 +430,34 @@ def test_several_runs_are_told_apart_by_their_dashes(tmp_path):
     runs = [visualize.load_run(write_run(tmp_path / name, steps=9, shown=[])) for name in "ab"]
     scores = next(panel for panel in visualize.panels(runs) if len(panel["lines"]) > 2)["lines"]
     assert len({(line["colour"], line["dash"]) for line in scores}) == len(scores)
-    rows = [{"step": 1, "score_mean": 0.5, **{f"score/g{k}": 0.5 for k in range(9)}}]
-    many = [dataclasses.replace(run, rows=rows) for run in runs]
-    [lines] = [panel["lines"] for panel in visualize.panels(many) if len(panel["lines"]) > 9]
-    drawn = {(line["colour"] % len(visualize.PALETTE), line["dash"] % len(visualize.DASHES)) for line in lines}
-    assert len(drawn) == len(lines)
+    for played, seeds in ((9, 2), (7, 3), (12, 3)):
+        rows = [{"step": 1, "score_mean": 0.5, **{f"score/g{k}": 0.5 for k in range(played)}}]
+        many = [dataclasses.replace(runs[0], name=str(k), rows=rows) for k in range(seeds)]
+        [lines] = [panel["lines"] for panel in visualize.panels(many) if len(panel["lines"]) > 9]
+        drawn = {(line["colour"] % len(visualize.PALETTE), line["dash"] % len(visualize.DASHES)) for line in lines}
+        assert len(drawn) == len(lines) == played * seeds
+    assert (CHARTS.partition("DASHES = [")[2].partition("]")[0]).count('"') == 2 * len(visualize.DASHES)
+
+
+def test_late_steps_are_not_rounded(tmp_path):
+    run = visualize.load_run(write_run(tmp_path / "run", steps=9, shown=[]))
+    rows = [{"step": 123456 + k, "score_mean": 0.5} for k in range(3)]
+    lines = [line for panel in visualize.panels([dataclasses.replace(run, rows=rows)]) for line in panel["lines"]]
+    assert {tuple(line["x"]) for line in lines} == {(123456, 123457, 123458)}
+
+
+@pytest.mark.skipif(not shutil.which("node"), reason="no Node here")
+def test_the_readout_is_of_the_step_under_the_cursor():
+    """A line that ended before, or begins later, has no value there; each run has a stage of its own."""
+    line = {"mean": [], "colour": 0, "dash": 0}
+    ended = line | {"x": [*range(1, 101)], "y": [0.1] * 100, "label": "a"}
+    began = line | {"x": [*range(50, 401)], "y": [0.3] * 351, "label": "b"}
+    panel = {"lines": [ended, began], "stages": [[1, "easy", "a: "], [250, "hard", "a: "], [60, "late", "b: "]]}
+    script = f"{CHARTS}; for (const x of [10.2, 300]) console.log(shown(readout({json.dumps(panel)}, x)))"
+    said = subprocess.run(["node", "-e", script], capture_output=True, text=True, check=True).stdout
+    early, late = (" ".join(re.sub("<[^>]*>", " ", text).split()) for text in said.splitlines())
+    assert early == "step 10 · a: easy a 0.1 b –"
+    assert late == "step 300 · a: hard · b: late a – b 0.3"
 
 
 def test_the_exact_value_of_a_page_is_the_one_after_training():
@@ -572,6 +595,7 @@ DRAWN = {
     "span", "summary", "svg", "table", "tbody", "td", "text", "th", "thead", "title", "tr",
 }  # fmt: skip
 STUB = ROOT / "tests" / "helpers" / "page_stub.js"
+CHARTS = (ROOT / "scripts" / "report" / "charts.js").read_text()
 BOARDS = (ROOT / "scripts" / "report" / "boards.js").read_text()
 EVIL = "<img src=x onerror=alert(1)>"
 STATES = [  # of the boards that take words out of a position, and of all others
