@@ -107,6 +107,8 @@ def options(args: argparse.Namespace, gpu: bool) -> tuple[list[Option], SimpleNa
     parameters = count_parameters(plain.lora, architecture)
     tiny = parameters.total < TINY_PARAMETERS
     overlay = base_overlay(args, gpu, tiny)
+    if resolve(overlay).ppo.max_seq_length > architecture.max_position_embeddings:  # which no run would start with
+        overlay["ppo"]["max_seq_length"] = architecture.max_position_embeddings
     config = resolve(overlay)
     measured = preflight.measure_prompts(config, ChatFormat(load_tokenizer(config.model)))
     sizes = [(config.env.games_at_once, config.model.tokens_per_batch)] if tiny else SIZES

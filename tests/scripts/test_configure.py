@@ -11,6 +11,7 @@ from shapes import write_model
 import train_ppo
 from policy.model import load_architecture
 from scripts import configure
+from scripts.make_tiny_model import make_model, make_tokenizer
 from training import memory, preflight
 from training.config import parse_args, read_config
 from utils import ConfigError, read_json
@@ -103,6 +104,18 @@ def test_the_largest_that_fits_is_taken(qwen3_4b, tmp_path):
         larger = [o for o in found if o.label == chosen.label and o.games_at_once > chosen.games_at_once]
         assert all(o.peak > 0.9 * gpu for o in larger)
         assert chosen.peak == pytest.approx(peak_of(configure.resolve(chosen.overlay)))
+
+
+def test_a_model_that_reads_little_is_asked_for_no_more(tmp_path, monkeypatch):
+    """The run would refuse the file: "reads 3000 tokens at most"."""
+    monkeypatch.setattr(configure, "TINY_PARAMETERS", 0)  # with the default's 4096 tokens, not the tiny preset's
+    make_model(400, 32, 2, 0.15, 0).save_pretrained(tmp_path)
+    make_tokenizer(iter(["one or two words"] * 3), 400).save_pretrained(tmp_path)
+    held = read_json(tmp_path / "config.json") | {"max_position_embeddings": 3000}
+    (tmp_path / "config.json").write_text(json.dumps(held))
+    file = configured(tmp_path, "--gpu-memory", "0", "--model", str(tmp_path), "--opponents", "random")
+    assert config_of(file).ppo.max_seq_length == 3000
+    preflight.look(config_of(file))
 
 
 def test_choice():
