@@ -301,20 +301,22 @@ def _matmul_speed(config: SimpleNamespace, architecture: Any, rows: int) -> floa
 
 def say_evaluation(config: SimpleNamespace, chat: ChatFormat, parameters: Parameters, architecture: Any) -> list[str]:
     """What is evaluated before and after, and how long its products of matrices take."""
-    passes, tokens = evaluation_work(config, chat)
+    work, free = [evaluation_work(config, chat)], replace(config.env, answer_mode="free")
     exactly, played = exact_tasks(config, chat), first_tasks(config.curriculum, config.env.env_type)
     names = ", ".join(GAMES[task // CONFIGS_PER_GAME].name for task in exactly) or "no game"
     names += " (only here are all positions at hand)" * (config.env.env_mode != "local")
     lines = [
-        f"evaluation, before and after: {config.ppo.eval_games} games of each of {len(played)}, about {passes:.0f} "
-        f"forward passes and {tokens:,.0f} tokens; exact values of {names} (ppo.eval_exact {config.ppo.eval_exact})"
+        f"evaluation, before and after: {config.ppo.eval_games} games of each of {len(played)}, about {work[0][0]:.0f} "
+        f"forward passes and {work[0][1]:,.0f} tokens; exact values of {names} (ppo.eval_exact {config.ppo.eval_exact})"
     ]
-    free = bool(config.ppo.legal_mass_coef and config.env.answer_mode == "constrained")
-    if free:
-        lines.append("and as many games with free answers (ppo.legal_mass_coef > 0)")
+    if config.ppo.legal_mass_coef and config.env.answer_mode == "constrained":
+        work.append(evaluation_work(SimpleNamespace(**vars(config) | {"env": free}), chat))
+        lines.append(f"and as many games with free answers (ppo.legal_mass_coef > 0), about {work[1][0]:.0f} forward "
+                     f"passes and {work[1][1]:,.0f} tokens where each takes ppo.max_new_tokens")  # fmt: skip
     with contextlib.suppress(ConfigError):  # told below
-        speed = _matmul_speed(config, architecture, max(round(tokens / passes), 1))
-        seconds = (2 * sum(parameters.linears) * tokens * (1 + free) + sum(exactly.values())) / speed
+        speeds = [_matmul_speed(config, architecture, max(round(tokens / passes), 1)) for passes, tokens in work]
+        products = sum(2 * sum(parameters.linears) * w[1] / speed for w, speed in zip(work, speeds, strict=True))
+        seconds = products + sum(exactly.values()) / speeds[0]
         lines.append(f"its matrix products take {duration(seconds)} each time at this machine's speed, less where "
                      "positions begin alike")  # fmt: skip
     return lines

@@ -553,13 +553,18 @@ def test_a_container_has_the_memory_that_it_may_use(tmp_path, monkeypatch, text,
     assert preflight.machine_memory() == (room or psutil.virtual_memory().total)
 
 
-def test_an_evaluation_with_free_answers_takes_twice_the_time(tmp_path, monkeypatch):
+def test_the_games_with_free_answers_of_an_evaluation_are_told_with_it(tmp_path, monkeypatch):
+    """As many as the constrained ones, of answers that may take ``ppo.max_new_tokens`` passes each."""
     monkeypatch.setattr(preflight, "_matmul_speed", lambda *_: 1.0)
     monkeypatch.setattr(preflight, "duration", str)
 
-    def seconds(coefficient):
-        sets = {"legal_mass_coef": coefficient, "eval_exact": "never"}
-        said = preflight.describe(micro_config(tmp_path, ppo=sets))
-        return float(re.search(r"products take (\S+)", said)[1])
+    def told(coefficient, **env):
+        sets = {"legal_mass_coef": coefficient, "eval_exact": "never", "max_new_tokens": 5}
+        said = preflight.describe(micro_config(tmp_path, ppo=sets, env=env))
+        work = re.findall(r"about (\d+) forward passes and (\S+) tokens", said)
+        return work, float(re.search(r"products take (\S+)", said)[1])
 
-    assert seconds(0.1) == 2 * seconds(0.0) > 0
+    constrained, free, both = told(0.0), told(0.0, answer_mode="free"), told(0.1)
+    assert both[0] == constrained[0] + free[0]
+    assert int(free[0][0][0]) > int(constrained[0][0][0])
+    assert both[1] == pytest.approx(constrained[1] + free[1])
