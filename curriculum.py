@@ -10,6 +10,7 @@ from typing import Any
 
 import games
 from config.reader import ConfigError, knob
+from envs.config import EnvConfig
 from envs.opponents import parse_opponent
 from envs.types import Task
 from utils import uniform
@@ -181,6 +182,14 @@ def first_tasks(config: CurriculumConfig, env_type: str = "openspiel") -> list[i
 
         return sorted({start for ranges in played for part in ranges for start in level_starts(*part)})
     return sorted({ranges[0][0] for ranges in played})
+
+
+def deals_of(task_id: int, env_config: EnvConfig) -> TaskRange:
+    """The task ids that the deals of one have: of programs the rest of its level, since their seeds choose no row."""
+    from envs.trace import TASKS_PER_LEVEL
+
+    level = TASKS_PER_LEVEL if env_config.env_type == "trace" else 1
+    return task_id, task_id - task_id % level + level - 1
 
 
 class Curriculum:

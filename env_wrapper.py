@@ -214,7 +214,7 @@ class _Ongoing:
         self.episode.info = kept | counted | {"length": len(info["history"])}
 
 
-def _is_slow(config: EnvConfig, tasks: Seq[Task]) -> bool:
+def is_slow(config: EnvConfig, tasks: Seq[Task]) -> bool:
     """Return True where a step of the environment is worth a thread: remote, running programs, or searching."""
     if config.env_mode != "local" or config.env_type != "openspiel":
         return True
@@ -240,7 +240,7 @@ def play(env_config: EnvConfig | dict[str, Any], player: Player, tasks: Seq[Task
     size = config.games_at_once or len(tasks)
     if size < len(tasks):
         return [e for i in range(0, len(tasks), size) for e in play(config, player, tasks[i : i + size], first + i)]
-    slow = _is_slow(config, tasks)
+    slow = is_slow(config, tasks)
     runs = [_Ongoing(number, task, config) for number, task in enumerate(tasks, first)]
     halves = [runs[0::2], runs[1::2]] if slow else [runs]
     pool = ThreadPoolExecutor(CALLS_AT_ONCE if config.env_mode != "local" else os.cpu_count()) if slow else None

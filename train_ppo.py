@@ -37,11 +37,11 @@ from torch.optim import Optimizer
 import utils
 from config.flags import one_line
 from config.reader import ConfigError, config_dict
-from curriculum import eval_tasks
+from curriculum import deals_of, eval_tasks
 from env_wrapper import play
 from envs.types import Episode, InterruptedRolloutError
 from evaluation import english
-from evaluation.measure import GameResult, Progress, deals_of, evaluate, record, result_table
+from evaluation.measure import GameResult, Progress, evaluate, record, result_table
 from policy.attention import in_fixed_order
 from policy.model import device_of
 from policy.player import Policy

@@ -13,13 +13,12 @@ from typing import Any
 import numpy as np
 import tabulate
 
-from curriculum import TaskRange, eval_tasks, pool
+from curriculum import TaskRange, deals_of, eval_tasks, pool
 from env_wrapper import play
 from envs import exact
 from envs.config import EnvConfig
 from envs.openspiel import DISTINCT, load_game, position, query_at
 from envs.parser import parse_action
-from envs.trace import TASKS_PER_LEVEL
 from envs.types import Action, Episode, Player, PromptTooLongError, Query, Task
 from evaluation.intervals import mean_interval, pair_means, paired_difference, whole_pairs
 from games import CONFIGS_PER_GAME, decode_task_id
@@ -203,12 +202,6 @@ def _range_label(first: int, last: int) -> str:
     if all(game.params(c) == game.params(low) for c in range(low, min(high, low + DISTINCT) + 1)):
         return game.name
     return game.name + ("#*" if high - low == CONFIGS_PER_GAME - 1 else f"#{low}-{high}")
-
-
-def deals_of(task_id: int, env_config: EnvConfig) -> TaskRange:
-    """The task ids that the deals of one have: of programs the rest of its level, since their seeds choose no row."""
-    level = TASKS_PER_LEVEL if env_config.env_type == "trace" else 1
-    return task_id, task_id - task_id % level + level - 1
 
 
 def paired_tasks(

@@ -24,7 +24,8 @@ import torch
 from tabulate import tabulate
 
 from config.reader import ConfigError, blaming, config_dict, make, read_json
-from curriculum import CurriculumConfig, eval_tasks, first_tasks, pool
+from curriculum import CurriculumConfig, deals_of, eval_tasks, first_tasks, pool
+from env_wrapper import is_slow
 from envs import exact
 from envs.affinetes import check_server
 from envs.config import EnvConfig
@@ -258,8 +259,11 @@ def evaluation_work(config: SimpleNamespace, chat: ChatFormat) -> tuple[float, f
     passes = tokens = 0.0
     rounds: list[tuple[int, list[float]]] = []  # of each game: decisions, shares of answers of at most 0, 1, ... passes
     games, tasks = config.ppo.eval_games, first_tasks(config.curriculum, config.env.env_type)
-    at_once = min(config.env.games_at_once or games * len(tasks), games * len(tasks))
-    for p in (count_tokens(config, chat, eval_tasks([(task, task)], 2, 0), False) for task in tasks):
+    deals = [eval_tasks([deals_of(task, config.env)], 2, 0) for task in tasks]
+    opened = min(config.env.games_at_once or games * len(tasks), games * len(tasks))
+    parts = min(1 + is_slow(config.env, deals[0]), opened)  # as ``play`` halves them
+    at_once = opened / parts
+    for p in (count_tokens(config, chat, drawn, False) for drawn in deals):
         lengths = [sum(e.info["n_decisions"].values()) for e in p.episodes]
         first, last = sum(p.first) / len(p.first), sum(p.longest) / len(p.longest)
         for turn in range(max(lengths)):
@@ -270,11 +274,12 @@ def evaluation_work(config: SimpleNamespace, chat: ChatFormat) -> tuple[float, f
                 new = 1 if chosen else sum(p.later) / len(p.later) if turn and p.later else first - p.shared
                 work = asked * (new + size / ATTENDED)  # as policy.network.batches counts it
                 passes += max(work / config.model.tokens_per_batch, 1) * games / at_once
-        tokens += games * (p.read - len(p.first) * p.shared) / len(p.episodes)
+        answered = sum(n - 1 for n in p.passes if n)  # the first pass reads the prompt, the others a token each
+        tokens += games * (p.read + answered - len(p.first) * p.shared) / len(p.episodes)
         within = [sum(n <= most for n in p.passes) / len(p.passes) for most in range(max(p.passes))]
         rounds += [(lengths[i % len(lengths)], within) for i in range(games)]
-    longest = sum(_waited_for(rounds[i : i + at_once]) for i in range(0, len(rounds), at_once))  # as ``play`` does
-    return max(passes, longest), tokens
+    together = [rounds[i : i + opened][k::parts] for i in range(0, len(rounds), opened) for k in range(parts)]
+    return max(passes, sum(map(_waited_for, together))), tokens
 
 
 def _waited_for(rounds: Seq[tuple[int, list[float]]]) -> float:

@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 
-from curriculum import first_tasks
+from curriculum import deals_of, first_tasks
 from env_wrapper import Sequence, play
 from envs.types import Task
-from evaluation.measure import EvaluationError, Row, deals_of, differences, outcome, paired_tasks
+from evaluation.measure import EvaluationError, Row, differences, outcome, paired_tasks
 
 RECORDED = 40  # deals whose decisions are recorded
 

@@ -4,6 +4,7 @@ import contextlib
 import json
 import re
 import time
+from dataclasses import replace
 
 import psutil
 import pytest
@@ -15,6 +16,7 @@ from curriculum import eval_tasks
 from env_wrapper import Decision, EnvConfig, Sequence
 from envs.prompts import RETRY
 from envs.trace.env import TASKS_PER_LEVEL, expected_output
+from evaluation.measure import evaluate
 from games import CONFIGS_PER_GAME, NAMES
 from policy import load_policy, network
 from policy.chat import ChatFormat
@@ -252,6 +254,29 @@ def test_programs_are_read_like_games(tmp_path):
     assert prompts.answer == 100
     assert min(prompts.first) > 100
     assert "evaluation" in preflight.describe(config)
+
+
+def test_an_evaluation_of_programs_takes_the_passes_and_tokens_that_were_told(tmp_path, monkeypatch):
+    """Two halves of them take turns, since programs are slow to run; others of a file; answers are read, too."""
+    lines = [json.dumps({"program": f"print({n})" + f"\nprint({n})" * 9 * (n > 0)}) for n in range(8)]
+    (tmp_path / "own.jsonl").write_text("\n".join(lines))
+    env = {"env_type": "trace", "answer_mode": "free", "trace": {"source": str(tmp_path / "own.jsonl")}}
+    ppo = {"max_seq_length": 2048, "max_new_tokens": 20, "eval_games": 8}
+    levels = {"stages": [{"name": "only", "games": [[0, 9]]}]}
+    config, sizes, run = micro_config(tmp_path, env=env, ppo=ppo, curriculum=levels), [], network.run_trunk
+    told = preflight.evaluation_work(config, chat_of(config))
+    policy = load_policy(config)
+
+    def noting(model, tree, *rest, **options):
+        sizes.append(len(tree[0]))
+        return run(model, tree, *rest, **options)
+
+    monkeypatch.setattr(network, "run_trunk", noting)
+    evaluate(policy, config.env, [0], 8)
+    assert told[0] == len(sizes) == 2 * 20
+    assert sum(sizes) <= told[1], "less where programs begin alike"
+    config.ppo = replace(config.ppo, max_new_tokens=15)
+    assert preflight.evaluation_work(config, chat_of(config)) == (2 * 15, told[1] - 8 * 5)
 
 
 @pytest.mark.parametrize("check", [preflight.describe, preflight.check])
