@@ -563,13 +563,12 @@ def main(argv: list[str] | None = None) -> int:
     config, ranks = None, LONE
     try:
         config = read_config(args)
-        if args.dry_run:
-            preflight.check(config, dry_run=True, resume=args.resume, force=args.force_config)
-            return 0
-        ranks = Ranks.join(device_of(config.model))
+        ranks = LONE if args.dry_run else Ranks.join(device_of(config.model))
         if config.run.threads:
             torch.set_num_threads(config.run.threads)
-        preflight.check(config, ranks.world, resume=args.resume)
+        preflight.check(config, ranks.world, args.dry_run, args.resume, args.force_config)
+        if args.dry_run:
+            return 0
         code = train(config, args.resume, args.force_config, ranks, args.seen)
         ranks.close()
         if code and ranks.first:

@@ -10,8 +10,9 @@ import psutil
 import pytest
 import torch
 from shapes import SHAPES, write_model
-from tiny import LEDUC, micro_config
+from tiny import LEDUC, micro_config, micro_file
 
+import train_ppo
 from curriculum import eval_tasks
 from env_wrapper import Decision, EnvConfig, Sequence
 from envs.prompts import RETRY
@@ -512,8 +513,6 @@ def test_steps_take_the_mixtures_share_of_the_search(tmp_path):
 
 
 def test_dry_run_describes_the_default_model_on_any_machine(monkeypatch, capsys, shapes):
-    import train_ppo
-
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert train_ppo.main(["--dry-run", "--set", f"model.model_name={shapes['Qwen3-4B']}"]) == 2
     out, err = capsys.readouterr()
@@ -522,6 +521,15 @@ def test_dry_run_describes_the_default_model_on_any_machine(monkeypatch, capsys,
     assert err.splitlines()[-1].startswith("error: model.use_4bit: ")
     assert "config/presets/tiny.json" in err
     assert all(f"\n{name}: {{" in f"\n{out}" for name in SECTIONS)
+
+
+def test_the_dry_run_measures_with_as_many_threads_as_the_run_has(tmp_path, monkeypatch):
+    done = []
+    monkeypatch.setattr(torch, "set_num_threads", done.append)
+    monkeypatch.setattr(preflight, "_matmul_speed", lambda *_: done.append("speed") or 1.0)
+    sets = ["run.threads=3", "ppo.eval_exact=never"]
+    assert train_ppo.main(["--config", micro_file(tmp_path), "--dry-run", "--set", *sets]) == 0
+    assert done == [3, "speed"]
 
 
 def test_dry_run_loads_no_weights(tmp_path, monkeypatch):
