@@ -196,8 +196,8 @@ def _from_anywhere(config: SimpleNamespace) -> None:
         config.model = replace(model, model_name=str(name.absolute()))
     if model.adapter and Path(expanduser(model.adapter)).exists():
         config.model = replace(config.model, adapter=str(Path(expanduser(model.adapter)).absolute()))
-    if isinstance(source, str) and Path(source).exists():
-        config.env = replace(config.env, trace=config.env.trace | {"source": str(Path(source).absolute())})
+    if source and source != "generator" and (programs := Path(expanduser(source))).exists():
+        config.env = replace(config.env, trace=config.env.trace | {"source": str(programs.absolute())})
 
 
 def narrowed(curriculum: CurriculumConfig, env: EnvConfig) -> CurriculumConfig:

@@ -14,6 +14,7 @@ import contextlib
 import functools
 import hashlib
 import json
+import os
 import re
 import signal
 from collections.abc import Iterable, Sequence
@@ -219,7 +220,7 @@ def load_programs(source: str) -> Sequence[Any]:
     Raises:
         ValueError: no such source, no programs in it, or a row that is not one (file and line are named).
     """
-    path = Path(source)
+    path = Path(os.path.expanduser(source))
     if source and path.is_dir():
         files = sorted(file for file in path.rglob("*") if file.suffix in (".jsonl", ".py"))
         rows = [row for file in files for row in _read(file)]

@@ -22,6 +22,7 @@ import policy.model as policy_model
 import train_ppo
 import utils
 from envs import affinetes
+from envs.trace.env import load_programs
 from games import NAMES
 from training.config import parse_args, read_config
 
@@ -290,6 +291,23 @@ def test_a_model_of_the_projects_own_is_found_from_anywhere(tmp_path, monkeypatc
     model = policy_model.ModelConfig("models/base")
     assert policy_model.load_architecture(model).hidden_size == 32
     assert policy_model.load_tokenizer(model).chat_template
+
+
+def test_programs_are_named_so_that_they_are_found_from_anywhere(tmp_path, monkeypatch):
+    """The generator stays one, whatever lies in the folder where the program is started."""
+    for name in ("generator", "programs"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "one.py").write_text("print(1)")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+
+    def source(given):
+        return read_config(parse_args(["--set", f"env.trace.source={given}"], None)).env.trace["source"]
+
+    assert source("generator") == "generator"
+    assert source("programs") == source("~/programs") == str(tmp_path / "programs")
+    assert source("") == ""
+    assert load_programs("~/programs") == load_programs("programs")
 
 
 def test_a_model_folder_without_a_tokenizer(refused, tmp_path):
