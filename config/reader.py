@@ -51,17 +51,17 @@ def knob(default: Any, *, min: Any = None, max: Any = None, above: Any = None, c
 
 def load_config(
     sections: Mapping[str, type],
-    files: Iterable[str | Path] = (),
+    files: Iterable[str | Path | tuple[str, Any]] = (),
     sets: Iterable[str] = (),
     *,
     skip_unknown_sections: bool = False,
 ) -> dict[str, Any]:
     """Lay ``files``, then ``sets`` (``"ppo.learning_rate=2e-5"``) over the defaults of the sections' dataclasses.
 
-    A file is an object of sections; later files and sets win, key by key. A key that stands outside of its section,
-    or is a known synonym, is taken where the meaning is plain, and one line tells as which. A ``ValueError`` of a
-    dataclass's ``__post_init__`` (checks across keys) is reported like any other mistake. ``skip_unknown_sections``
-    is for programs that need only a part of a run's configuration.
+    A file is an object of sections (or a pair of a name and such an object); later files and sets win, key by key. A
+    key that stands outside of its section, or is a known synonym, is taken where the meaning is plain, and one line
+    tells as which. A ``ValueError`` of a dataclass's ``__post_init__`` (checks across keys) is reported like any other
+    mistake. ``skip_unknown_sections`` is for programs that need only a part of a run's configuration.
 
     Returns:
         Section name -> instance of its dataclass.
@@ -71,7 +71,7 @@ def load_config(
     """
     layers: list[tuple[_Checker, dict[str, Any]]] = []
     for file in files:
-        data = read_json(file)
+        file, data = file if isinstance(file, tuple) else (file, read_json(file))
         if skip_unknown_sections and isinstance(data, dict):
             data = {name: part for name, part in data.items() if name in sections}
         layers.append(_Checker(f"{file}: ", sections).placed(data))

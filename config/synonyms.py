@@ -25,6 +25,7 @@ _SYNONYMS = {
     "r": "lora_r rank lora_rank",
     "lora_alpha": "alpha",
     "allowed_game_indices": "game games allowed_games game_indices",
+    "games_path": "openspiel_agents_path",
     "opponent": "opponent_type",
     "env_mode": "mode",
     "env_image": "image docker_image",

@@ -103,6 +103,7 @@ SECTIONS: dict[str, type] = {
     "run": RunConfig,
 }  # fmt: skip
 ROOT = Path(__file__).parents[1]
+OLD_GAMES_PATH = "OPENSPIEL_AGENTS_PATH"  # in the environment: env.games_path of a run that begins without its own
 DEFAULT_FILES = [ROOT / "config" / f"{name}_config.json" for name in ("train", "env", "curriculum")]
 
 
@@ -132,12 +133,14 @@ def read_config(args: argparse.Namespace) -> SimpleNamespace:
     Raises:
         ConfigError: one line.
     """
-    own = None if args.resume is not None else os.environ.get("OPENSPIEL_AGENTS_PATH")  # the setting's old name
-    sets = [*([f"env.games_path={json.dumps(own)}"] if own else ()), *args.set]
+    sets = [*args.set]
     sets += [f"run.output_dir={json.dumps(args.output_dir)}"] if args.output_dir is not None else []
     sets += [f"run.seed={args.seed}"] if args.seed is not None else []
     sets += ['run.logger="none"'] if args.no_wandb else []
-    files, args.seen = DEFAULT_FILES, None
+    files: list[Any] = [*DEFAULT_FILES]
+    args.seen = None
+    if args.resume is None and (own := os.environ.get(OLD_GAMES_PATH)):
+        files.append(("environment", {OLD_GAMES_PATH: own}))
     if args.resume is not None:
         place = Path(expanduser(args.resume or load_config(SECTIONS, [*files, *args.config], sets)["run"].output_dir))
         if any(place.glob(".old-checkpoint-*")) and not args.dry_run:  # killed between two renames
@@ -157,7 +160,9 @@ def read_config(args: argparse.Namespace) -> SimpleNamespace:
     return config
 
 
-def load_sections(files: Iterable[str | Path], sets: Sequence[str] = (), **options: bool) -> SimpleNamespace:
+def load_sections(
+    files: Iterable[str | Path | tuple[str, Any]], sets: Sequence[str] = (), **options: bool
+) -> SimpleNamespace:
     """All sections of a configuration, as ``load_config`` reads them; games of the user's own are known and checked.
 
     Raises:

@@ -23,6 +23,7 @@ from envs.contract import ContractError, check_game, check_own_games
 from envs.openspiel import table
 from envs.opponents import make_bot, parse_opponent
 from scripts import evaluate, merge, play, visualize
+from training.config import parse_args, read_config
 from utils import ConfigError
 
 ROOT = Path(__file__).parents[2]
@@ -267,6 +268,21 @@ def test_a_resume_holds_a_run_to_its_games_wherever_they_lie(tmp_path, forget, c
     forget()
     assert train_ppo.main(moved) == 0
     assert read_json(tmp_path / "run" / "checkpoint-000002" / "run_config.json")["env"]["games_path"] == str(new)
+
+
+def test_the_variable_that_named_the_games_yields_to_a_file(tmp_path, forget, monkeypatch, caplog):
+    caplog.set_level("INFO")
+    for place in (old := tmp_path / "old", new := tmp_path / "new"):
+        place.mkdir()
+        write(place, nim=NIM)
+    monkeypatch.setenv("OPENSPIEL_AGENTS_PATH", str(old))
+    for given, used in ([], old), (["--config", micro_file(tmp_path, env={"games_path": str(new)})], new):
+        forget()
+        assert read_config(parse_args([*given, "--set", "games=nim"], None)).env.games_path == str(used)
+    monkeypatch.setenv("OPENSPIEL_AGENTS_PATH", "games")
+    with pytest.raises(ConfigError, match=r"^env: games_path 'games' is not allowed"):
+        read_config(parse_args([], None))
+    assert caplog.messages[-1] == "environment: OPENSPIEL_AGENTS_PATH is read as env.games_path"
 
 
 def test_what_is_no_path_in_a_runs_configuration_is_one_line(tmp_path, capsys):
