@@ -24,7 +24,7 @@ import torch
 from tabulate import tabulate
 
 from config.reader import ConfigError, blaming, config_dict, make, read_json
-from curriculum import CurriculumConfig, deals_of, eval_tasks, first_tasks, pool
+from curriculum import Curriculum, CurriculumConfig, deals_of, eval_tasks, first_tasks, pool
 from env_wrapper import is_slow
 from envs import exact
 from envs.affinetes import check_server
@@ -45,7 +45,7 @@ from training.memory import GB, Parameters, checkpoint_bytes, count_parameters
 from training.positions import state_shapes
 from training.state import find_checkpoint
 from training.token_counts import Prompts, count_tokens
-from utils import CheckpointError, need_space
+from utils import CheckpointError, load_checkpoint, need_space
 
 log = logging.getLogger(__name__)
 SEARCH_SECONDS = 0.02  # that a search is measured for, at least, or all of its simulations
@@ -134,12 +134,19 @@ def check_lora(config: SimpleNamespace, resumed: bool = False) -> None:
 
     A run that goes on trains it already, and is told.
     """
-    folder = Path(os.path.expanduser(config.model.adapter or ""))
-    if config.model.adapter is None or not folder.is_dir():
+    if config.model.adapter is None or not Path(os.path.expanduser(config.model.adapter)).is_dir():
         return
     with blaming("model.adapter: ", ConfigError):
-        made = read_json(folder / "adapter_config.json")
-    differ = []
+        differ = _other_lora(config, config.model.adapter)
+    if differ and not resumed:
+        raise ConfigError(f"{'; '.join(differ)}; expected the same")
+    for line in differ:
+        log.warning("%s, which is trained", line)
+
+
+def _other_lora(config: SimpleNamespace, adapter: str) -> list[str]:
+    """In which keys, a line each, the adapter in a folder was made with another ``lora``."""
+    made, differ = read_json(Path(os.path.expanduser(adapter)) / "adapter_config.json"), []
     for key, value in dataclasses.asdict(config.lora).items():
         held = made.get(key, value) if isinstance(made, dict) else value
         if key == "first_layer" and isinstance(made, dict):
@@ -149,11 +156,8 @@ def check_lora(config: SimpleNamespace, resumed: bool = False) -> None:
         except ConfigError:  # the section cannot say it: patterns, say, and single layers, which PEFT takes too
             continue
         if (sorted(said) != sorted(value)) if key == "target_modules" else said != value:
-            differ.append(f"lora.{key} = {json.dumps(value)}: {config.model.adapter} was made with {json.dumps(held)}")
-    if differ and not resumed:
-        raise ConfigError(f"{'; '.join(differ)}; expected the same")
-    for line in differ:
-        log.warning("%s, which is trained", line)
+            differ.append(f"lora.{key} = {json.dumps(value)}: {adapter} was made with {json.dumps(held)}")
+    return differ
 
 
 def _first_layer(layers: Any, config: SimpleNamespace) -> int | None:
@@ -409,12 +413,22 @@ def check(
 
 
 def _check_run_folder(config: SimpleNamespace, resume: str | None, force: bool) -> None:
-    """Raise ConfigError for a folder that the run could not start in; nothing is made or set aside."""
+    """Raise ConfigError for a folder that the run could not start in, or go on from; nothing is made or set aside."""
     folder = Path(config.run.output_dir).absolute()
     there = next(path for path in (folder, *folder.parents) if path.exists())
     if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
         raise ConfigError(f"run.output_dir: {there} is no folder that can be written into")
-    find_checkpoint(folder, resume, config_dict(vars(config)), force, look_only=True)
+    path = find_checkpoint(folder, resume, config_dict(vars(config)), force, look_only=True)
+    if path is None:
+        return
+    with blaming("--resume: ", CheckpointError):  # what --force-config lets pass, and weights cannot follow
+        saved = load_checkpoint(path)
+        Curriculum(config.curriculum, config.run.seed).load_state_dict(saved.json("curriculum"))
+    if config.ppo.state_coef and "state_head.safetensors" not in saved.manifest["files"]:
+        raise ConfigError(f"ppo.state_coef: {path} was trained without it; expected 0")
+    differ = [] if config.model.adapter else _other_lora(config, str(path))
+    if differ := [line for line in differ if not line.startswith("lora.lora_alpha")]:  # of which no shape depends
+        raise ConfigError(f"{'; '.join(differ)}; expected the same")
 
 
 def describe(config: SimpleNamespace) -> str:

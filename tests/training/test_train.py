@@ -498,6 +498,19 @@ def test_a_forced_change_goes_on_with_the_new_value(undisturbed, tmp_path):
     assert rows(tmp_path)[4]["learning_rate"] < 1e-4 < rows(undisturbed)[4]["learning_rate"]
 
 
+def test_a_dry_run_refuses_what_a_forced_resume_cannot_take(tmp_path, capsys):
+    train_ppo.Trainer(micro_config(tmp_path), tmp_path / "run").save()
+    forced = ["--resume", "--force-config", "--set"]
+    other = 'curriculum.stages=[{"name": "other", "games": ["kuhn_poker#0"]}]'
+    refused = {"ppo.state_coef=0.1": "ppo.state_coef: ", "lora.r=8": "lora.r = 8: ", other: "curriculum.stages: "}
+    for change, told in refused.items():
+        assert train(tmp_path, *forced, change) == 2
+        capsys.readouterr()
+        assert train(tmp_path, *forced, change, "--dry-run") == 2
+        assert capsys.readouterr().err.splitlines()[-1].startswith(f"error: {told}")
+    assert train(tmp_path, *forced, "lora.lora_alpha=16", "--dry-run") == 0
+
+
 def test_a_head_that_is_not_wanted_any_more_is_left_behind(undisturbed, tmp_path):
     copy_of(undisturbed / "run", tmp_path, 4)
     assert train(tmp_path, "--resume", "--force-config", "--set", "ppo.state_coef=0", **ADAPTIVE) == 0
