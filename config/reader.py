@@ -236,7 +236,7 @@ class _Checker:
                     continue
                 path = self.place(typed, value, section)
                 if path in laid:
-                    raise ConfigError(f"{self.source}{path} is given twice: as {_name(laid[path])} and {_name(typed)}")
+                    raise self.twice(path, laid[path], typed)
                 laid[path], found[path] = typed, value
         if moved := [f"{_name(typed)} is read as {path}" for path, typed in laid.items() if typed != path]:
             log.info("%s%s", self.source, ", ".join(moved))
@@ -264,14 +264,16 @@ class _Checker:
         values[key] = values.get(key, {}) | value if settings else value
 
     def arguments(self, cls: type, data: Any, path: str) -> dict[str, Any]:
-        knobs, found = _knobs(cls), {}
+        knobs, found, laid = _knobs(cls), {}, dict[str, str]()  # key -> as it was typed
         if not isinstance(data, dict):
             raise self.wrong(path, data, cls, {})
         for typed, value in data.items():
             key = typed if typed in knobs else synonyms.KEYS.get(_plain(typed), typed)
-            if key not in knobs or key in found:
+            if key not in knobs:
                 raise self.unknown(f"{path}.{typed}", value, [f"{path}.{name}" for name in knobs])
-            found[key] = self.convert(value, *knobs[key], f"{path}.{key}")
+            if key in laid:
+                raise self.twice(f"{path}.{key}", laid[key], typed)
+            laid[key], found[key] = typed, self.convert(value, *knobs[key], f"{path}.{key}")
         return found
 
     def make(self, cls: type, arguments: Mapping[str, Any], path: str) -> Any:
@@ -312,6 +314,9 @@ class _Checker:
 
     def wrong(self, path: str, value: Any, hint: Any, limits: Mapping[str, Any]) -> ConfigError:
         return ConfigError(f"{self.source}{_name(path)} = {_show(value)}: expected {describe_field(hint, limits)}")
+
+    def twice(self, path: str, first: str, second: str) -> ConfigError:
+        return ConfigError(f"{self.source}{path} is given twice: as {_name(first)} and {_name(second)}")
 
     def unknown(self, path: str, value: Any, siblings: Iterable[str]) -> ConfigError:
         everywhere = [f"{name}.{key}" for name, cls in self.sections.items() for key in _knobs(cls)]

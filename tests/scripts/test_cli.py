@@ -81,6 +81,8 @@ BROKEN = {
     "env.allowed_game_indices=[true]": "--set: env.allowed_game_indices[0] = true: expected an integer or a string",
     "env.allowed_game_indices=-1": "env.allowed_game_indices: game '-1' is not known: allowed are goofspiel, ",
     games('"hex#100000000"'): "--set: curriculum.stages[0]: hex#100000000 is out of range: configurations are below ",
+    only('"progression_threshold": 0.5, "threshold": 0.6', "[0, 9]"): "--set: curriculum.stages[0].threshold is given "
+    "twice: as progression_threshold and threshold",
     'curriculum.stages=[{"name": "s", "games": {"hex": 0}}]': "--set: curriculum.stages[0]: games: weights are numbers "
     "from 1e-09 to 1e+09",
     "env.opponent=minimax": "env.opponent = 'minimax': stage 'easy': opponent 'minimax' is not known: allowed are "
