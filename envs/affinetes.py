@@ -174,7 +174,7 @@ class RemoteEnv(OpenSpielEnv):
             ServerError: the server does not play this task.
         """
         self.close()
-        if parse_opponent(task.opponent).kind not in ("random", "mcts", "ismcts"):
+        if task.opponent == "past" or parse_opponent(task.opponent).kind not in ("random", "mcts", "ismcts"):
             raise ValueError(f"opponent {task.opponent!r} cannot play on a server: choose random, mcts or ismcts")
         self._table, self._attempt = table(task.task_id), 1
         self._name, self._spiel = self._table.game.name, self._table.spiel

@@ -83,6 +83,8 @@ def parse_opponent(spec: str) -> OpponentSpec:
         return OpponentSpec("cfr", iterations=int(match[1]))
     if match := re.fullmatch(r"past:(\S+)", spec):
         return OpponentSpec("past", adapter=match[1])
+    if spec == "past":
+        raise ValueError("opponent 'past' is a run's own past selves: only curriculum.stages can name it, to train on")
     raise ValueError(f"opponent {spec!r} is not known: allowed are {ALLOWED}")
 
 

@@ -199,6 +199,7 @@ def test_tasks_that_no_server_can_play():
         for task, message in (
             (Task(-1), "0 to 2799999999"),
             (Task(0, 0, "self"), "'self' cannot play on a server"),
+            (Task(0, 0, "past"), "'past' cannot play on a server"),
             (Task(0, 0, "past:x"), "cannot play on a server"),
             (Task(0, 0, "perfect"), "cannot play on a server"),
             (Task(0, 0, "cfr:5"), "cannot play on a server"),

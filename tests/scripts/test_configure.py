@@ -173,6 +173,10 @@ def test_questions(tiny_models, tmp_path, monkeypatch, capsys):
     [
         (("--games", "ches"), "--games: game 'ches' is not known, the nearest is chess: allowed are goofspiel"),
         (("--opponents", "mtcs"), "--opponents: opponent 'mtcs' is not known"),
+        (
+            ("--opponents", "past"),
+            "--opponents: opponent 'past' is a run's own past selves: only curriculum.stages can",
+        ),
         (("--model", "./nothing"), "--model: model.model_name: there is no folder nothing"),
         (("--gpu-memory", "1"), "nothing fits: at least"),
         (("--output", "docs"), "--output docs: is a folder; expected a file"),
