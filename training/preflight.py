@@ -33,6 +33,7 @@ from envs.openspiel import ATTEMPTS, load_game, position, query_at, table, table
 from envs.opponents import RandomBot, make_bot, parse_opponent
 from envs.prompts import RETRY
 from envs.trace.env import TASKS_PER_LEVEL, NoAnswerError, check_config, expected_output
+from envs.trace.programs import LEVELS
 from envs.types import Episode, Task
 from games import CONFIGS_PER_GAME, GAMES
 from policy.chat import ChatFormat, answer_trie
@@ -384,15 +385,10 @@ def check(
     """
     with blaming("run.output_dir: ", OSError):  # a name too long, say
         Path(config.run.output_dir).exists()
-    if config.env.env_type == "trace" and config.env.answer_mode != "free":
-        raise ConfigError(f'env.answer_mode = "{config.env.answer_mode}": expected "free" with env_type trace')
+    if config.env.env_type == "trace":
+        _check_programs(config)
     if config.ppo.state_coef and (config.env.env_type, config.env.env_mode) != ("openspiel", "local"):
         raise ConfigError("ppo.state_coef: only positions of games that are played here are known; 0 elsewhere")
-    if config.env.env_type == "trace" and config.env.env_mode == "local":
-        check_config(config.env, first_tasks(config.curriculum, "trace"))
-        if config.env.trace.get("source", "generator") != "generator":
-            log.warning("env.trace.source: what is evaluated before and after is drawn from the programs trained on; "
-                        "evaluate.py --set env.trace.source=OTHERS measures others")  # fmt: skip
     if config.env.env_mode != "local":
         check_server(config.env)
     check_adapter(config.model)
@@ -410,6 +406,26 @@ def check(
         say_answers(config, chat)
     if config.env.use_vllm:
         check_servers(config, processes)
+
+
+def _check_programs(config: SimpleNamespace) -> None:
+    """Raise ConfigError for settings that programs cannot be played with."""
+    if config.env.answer_mode != "free":
+        raise ConfigError(f'env.answer_mode = "{config.env.answer_mode}": expected "free" with env_type trace')
+    tasks, end = first_tasks(config.curriculum, "trace"), LEVELS * TASKS_PER_LEVEL
+    local, generated = config.env.env_mode == "local", config.env.trace.get("source", "generator") == "generator"
+    if local and generated and tasks[-1] >= end:
+        raise ConfigError(f"curriculum.stages: task {tasks[-1]} is of a game, not of a program: expected 0 to "
+                          f"{end - 1}, as in config/trace_config.json")  # fmt: skip
+    for stage in config.curriculum.stages:
+        if {*stage.mixture, stage.gate_opponent or "random"} != {"random"}:
+            raise ConfigError(f"curriculum.stages: stage {stage.name!r}: opponent: programs (env.env_type trace) have "
+                              "none; expected random, or nothing")  # fmt: skip
+    if local:
+        check_config(config.env, tasks)
+    if local and not generated:
+        log.warning("env.trace.source: what is evaluated before and after is drawn from the programs trained on; "
+                    "evaluate.py --set env.trace.source=OTHERS measures others")  # fmt: skip
 
 
 def _check_run_folder(config: SimpleNamespace, resume: str | None, force: bool) -> None:

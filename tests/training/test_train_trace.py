@@ -122,11 +122,21 @@ def test_a_mistake_is_told_before_the_model_is_loaded(tmp_path, monkeypatch, cap
 def test_a_task_that_is_no_level_and_a_weak_sandbox_are_told_too(tmp_path, monkeypatch, capsys):
     stages = {"stages": [{"name": "cards", "games": [[LEDUC, LEDUC]]}]}
     assert train(tmp_path, **{**SECTIONS, "curriculum": stages}) == 2
-    assert f"env.trace: task_id {LEDUC} is out of range: allowed are 0 to 99999999" in capsys.readouterr().err
+    told = f"curriculum.stages: task {LEDUC} is of a game, not of a program: expected 0 to 99999999, as in config/"
+    assert told in capsys.readouterr().err
     (tmp_path / "one.py").write_text("print(1)")
     monkeypatch.setattr(Sandbox.__init__, "__defaults__", (None, 1, 2, 0, "none"))
     assert train_trace(tmp_path, trace={"source": str(tmp_path)}) == 2
     assert "error: env.trace: sandbox_min_level is 1" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "against", [{"opponent": "self"}, {"opponent": {"random": 1, "mcts": 1}}, {"gate_opponent": "mcts"}]
+)
+def test_programs_have_no_opponents(tmp_path, capsys, against):
+    stages = {"stages": [{"name": "sums", "games": [[0, 9]], **against}]}
+    assert train(tmp_path, **{**SECTIONS, "curriculum": stages}) == 2
+    assert "curriculum.stages: stage 'sums': opponent: programs (env.env_type trace) have" in capsys.readouterr().err
 
 
 def test_settings_of_trace_are_laid_key_by_key():
