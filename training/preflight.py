@@ -8,13 +8,12 @@ import contextlib
 import dataclasses
 import json
 import logging
-import math
 import os
 import time
 from collections import defaultdict
 from collections.abc import Sequence as Seq
 from dataclasses import replace
-from itertools import product, zip_longest
+from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -24,8 +23,7 @@ import torch
 from tabulate import tabulate
 
 from config.reader import ConfigError, blaming, config_dict, make, read_json
-from curriculum import Curriculum, CurriculumConfig, deals_of, eval_tasks, first_tasks, pool
-from env_wrapper import is_slow
+from curriculum import Curriculum, CurriculumConfig, eval_tasks, first_tasks, pool
 from envs import exact
 from envs.affinetes import check_server
 from envs.config import EnvConfig
@@ -38,14 +36,13 @@ from envs.types import Episode, Task
 from games import CONFIGS_PER_GAME, GAMES
 from policy.chat import ChatFormat, answer_trie
 from policy.model import LoraConfig, check_adapter, check_layers, device_of, load_architecture, load_tokenizer
-from policy.network import ATTENDED
 from policy.vllm_server import check_servers
 from training import memory
 from training.console import duration
 from training.memory import GB, Parameters, checkpoint_bytes, count_parameters
 from training.positions import state_shapes
 from training.state import find_checkpoint
-from training.token_counts import Prompts, count_tokens
+from training.token_counts import Prompts, count_tokens, evaluation_work
 from utils import CheckpointError, load_checkpoint, need_space
 
 log = logging.getLogger(__name__)
@@ -257,43 +254,6 @@ def exact_tasks(config: SimpleNamespace, chat: ChatFormat) -> dict[int, float]:
     weights = sum(count_parameters(config.lora, load_architecture(config.model)).linears)
     costs = {t: exact_operations(t, env, chat, weights) for t in first_tasks(config.curriculum)}
     return {task: cost for task, cost in costs.items() if cost <= limit}
-
-
-def evaluation_work(config: SimpleNamespace, chat: ChatFormat) -> tuple[float, float]:
-    """Forward passes and tokens of the games of one evaluation, estimated from random games."""
-    passes = tokens = 0.0
-    rounds: list[tuple[int, list[float]]] = []  # of each game: decisions, shares of answers of at most 0, 1, ... passes
-    games, tasks = config.ppo.eval_games, first_tasks(config.curriculum, config.env.env_type)
-    deals = [eval_tasks([deals_of(task, config.env)], 2, 0) for task in tasks]
-    opened = min(config.env.games_at_once or games * len(tasks), games * len(tasks))
-    parts = min(1 + is_slow(config.env, deals[0]), opened)  # as ``play`` halves them
-    at_once = opened / parts
-    for p in (count_tokens(config, chat, drawn, False) for drawn in deals):
-        lengths = [sum(e.info["n_decisions"].values()) for e in p.episodes]
-        first, last = sum(p.first) / len(p.first), sum(p.longest) / len(p.longest)
-        for turn in range(max(lengths)):
-            rows = at_once * sum(n > turn for n in lengths) / len(lengths)
-            size = first + (last - first) * min(turn / max(len(p.passes) / len(p.first) - 1, 1), 1)
-            for chosen in range(max(p.passes)):
-                asked = rows * sum(n > chosen for n in p.passes) / len(p.passes)
-                new = 1 if chosen else sum(p.later) / len(p.later) if turn and p.later else first - p.shared
-                work = asked * (new + size / ATTENDED)  # as policy.network.batches counts it
-                passes += max(work / config.model.tokens_per_batch, 1) * games / at_once
-        answered = sum(n - 1 for n in p.passes if n)  # the first pass reads the prompt, the others a token each
-        tokens += games * (p.read + answered - len(p.first) * p.shared) / len(p.episodes)
-        within = [sum(n <= most for n in p.passes) / len(p.passes) for most in range(max(p.passes))]
-        rounds += [(lengths[i % len(lengths)], within) for i in range(games)]
-    together = [rounds[i : i + opened][k::parts] for i in range(0, len(rounds), opened) for k in range(parts)]
-    return max(passes, sum(map(_waited_for, together))), tokens
-
-
-def _waited_for(rounds: Seq[tuple[int, list[float]]]) -> float:
-    """Passes of games played at once, however small they are: each turn waits for the longest of its answers."""
-    passes = 0.0
-    for turn in range(max(length for length, _ in rounds)):
-        asked = [within for length, within in rounds if length > turn]
-        passes += sum(1 - math.prod(shares) for shares in zip_longest(*asked, fillvalue=1.0))
-    return passes
 
 
 def _matmul_speed(config: SimpleNamespace, architecture: Any, rows: int) -> float:

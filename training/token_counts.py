@@ -1,17 +1,19 @@
 """Token counts of a few random games: what a model would read, write and hold, counted without it."""
 
+import math
 from collections import defaultdict
 from collections.abc import Iterable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field, replace
+from itertools import zip_longest
 from types import SimpleNamespace
 
-from curriculum import Curriculum, Stage
-from env_wrapper import play
+from curriculum import Curriculum, Stage, deals_of, eval_tasks, first_tasks
+from env_wrapper import is_slow, play
 from envs.types import Action, Episode, Query, Task
 from policy import player
 from policy.chat import ChatFormat, answer_trie
-from policy.network import batches
+from policy.network import ATTENDED, batches
 from policy.tree import Row, new_tokens
 from utils import ConfigError, uniform
 
@@ -141,3 +143,40 @@ def play_step(config: SimpleNamespace, chat: ChatFormat, stage: Stage) -> Prompt
     whole.slots, whole.at_work = (n * opened // at_once for n in (whole.slots, whole.at_work))
     whole.distinct = _distinct(ids for rows in whole.rows.values() for ids in rows) * games // len(tasks)
     return whole
+
+
+def evaluation_work(config: SimpleNamespace, chat: ChatFormat) -> tuple[float, float]:
+    """Forward passes and tokens of the games of one evaluation, estimated from random games."""
+    passes = tokens = 0.0
+    rounds: list[tuple[int, list[float]]] = []  # of each game: decisions, shares of answers of at most 0, 1, ... passes
+    games, tasks = config.ppo.eval_games, first_tasks(config.curriculum, config.env.env_type)
+    deals = [eval_tasks([deals_of(task, config.env)], 2, 0) for task in tasks]
+    opened = min(config.env.games_at_once or games * len(tasks), games * len(tasks))
+    parts = min(1 + is_slow(config.env, deals[0]), opened)  # as ``play`` halves them
+    at_once = opened / parts
+    for p in (count_tokens(config, chat, drawn, False) for drawn in deals):
+        lengths = [sum(e.info["n_decisions"].values()) for e in p.episodes]
+        first, last = sum(p.first) / len(p.first), sum(p.longest) / len(p.longest)
+        for turn in range(max(lengths)):
+            rows = at_once * sum(n > turn for n in lengths) / len(lengths)
+            size = first + (last - first) * min(turn / max(len(p.passes) / len(p.first) - 1, 1), 1)
+            for chosen in range(max(p.passes)):
+                asked = rows * sum(n > chosen for n in p.passes) / len(p.passes)
+                new = 1 if chosen else sum(p.later) / len(p.later) if turn and p.later else first - p.shared
+                work = asked * (new + size / ATTENDED)  # as policy.network.batches counts it
+                passes += max(work / config.model.tokens_per_batch, 1) * games / at_once
+        answered = sum(n - 1 for n in p.passes if n)  # the first pass reads the prompt, the others a token each
+        tokens += games * (p.read + answered - len(p.first) * p.shared) / len(p.episodes)
+        within = [sum(n <= most for n in p.passes) / len(p.passes) for most in range(max(p.passes))]
+        rounds += [(lengths[i % len(lengths)], within) for i in range(games)]
+    together = [rounds[i : i + opened][k::parts] for i in range(0, len(rounds), opened) for k in range(parts)]
+    return max(passes, sum(map(_waited_for, together))), tokens
+
+
+def _waited_for(rounds: Seq[tuple[int, list[float]]]) -> float:
+    """Passes of games played at once, however small they are: each turn waits for the longest of its answers."""
+    passes = 0.0
+    for turn in range(max(length for length, _ in rounds)):
+        asked = [within for length, within in rounds if length > turn]
+        passes += sum(1 - math.prod(shares) for shares in zip_longest(*asked, fillvalue=1.0))
+    return passes

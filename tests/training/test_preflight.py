@@ -25,7 +25,7 @@ from policy.model import LoraConfig, load_architecture, load_model, load_tokeniz
 from policy.network import activation_bytes
 from scripts.make_tiny_model import make_model
 from train_ppo import Trainer
-from training import memory, preflight
+from training import memory, preflight, token_counts
 from training.config import SECTIONS
 from training.memory import count_parameters
 from training.process import StopSignal
@@ -548,8 +548,8 @@ def test_dry_run_loads_no_weights(tmp_path, monkeypatch):
 def test_an_answer_waits_for_the_longest_of_those_beside_it():
     """Half of the answers take one pass, half two: of two at once three quarters take two."""
     games = [(2, [0.0, 0.5]), (3, [0.0, 0.5])]
-    assert preflight._waited_for(games) == 1.75 + 1.75 + 1.5
-    assert preflight._waited_for([*games, (1, [0.0])]) == 1.75 + 1.75 + 1.5
+    assert token_counts._waited_for(games) == 1.75 + 1.75 + 1.5
+    assert token_counts._waited_for([*games, (1, [0.0])]) == 1.75 + 1.75 + 1.5
 
 
 def test_keeping_all_checkpoints_needs_room_for_those_there_will_be(tmp_path, monkeypatch):
