@@ -184,8 +184,7 @@ class _Ongoing:
         info = step.info
         if not self.step.info:
             self.episode.game = info["game"]
-            own = next((known.history_turns for known in games.GAMES if known.name == info["game"]), None)
-            self.past_turns = self.config.past_turns(own)
+            self.past_turns = self.config.past_turns(info.get("history_turns"))
         if not step.done and info["adapter"] is None:
             self.own.add(info["seat"])
         last, self.step = self.step.info.get("seat"), step

@@ -243,6 +243,10 @@ class RemoteEnv(OpenSpielEnv):
         shown = full_user(state, self._seat, self._legal) if self._ours else reply.observation.removeprefix(self._head)
         return self._ask(shown)
 
+    def _info(self, seat: int, outcome: str | None) -> dict[str, Any]:
+        info = super()._info(seat, outcome)
+        return info if self._ours else info | {"history_turns": None}  # theirs is text that may leave out what was
+
     def _end(self, returns: list[float] | None, reply: Reply | None = None) -> Step:
         info = self._info(self._seat, "finished" if reply else "forfeited")
         result = reply.score if reply else 0.0

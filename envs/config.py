@@ -30,7 +30,7 @@ class EnvConfig:
     env_mode: str = knob("local", choices=("local", "url", "docker"))  # the latter two: public affinetes servers
     prompt: str = knob("full", choices=("full", "compact"))  # compact: no rules, a terse state
     answer_mode: str = knob("constrained", choices=("constrained", "free"))  # constrained to legal answers, or free
-    history_turns: str | int = knob("auto", min=0, choices=("auto", "all"))  # past turns kept; "auto": the game's own
+    history_turns: str | int = knob("auto", min=0, choices=("auto", "all"))  # past turns kept; "auto": as needed
     protocol: str = knob("native", choices=("native", "affinetes"))  # affinetes: forced moves are asked, too
     games_at_once: int = knob(0, min=0)  # games open together, each with what was read of it; 0: all
     env_url: str = ""  # url: the server, for example http://127.0.0.1:8765

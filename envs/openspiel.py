@@ -326,6 +326,7 @@ class OpenSpielEnv:
             "attempt": self._attempt,
             "adapter": self._adapters.get(seat),
             "history": self._history.copy(),
+            "history_turns": self._table.game.history_turns,
             "outcome": outcome,
         }
 

@@ -29,8 +29,8 @@ class Step:
     ``legal`` maps action id to action string, forced moves included (empty when done). ``score`` is in
     [0, 1] when done. ``info`` holds game (its name), seat (to move), own_seat (the task's, of board games), system (the
     system message), attempt (1-based), adapter (the earlier adapter that answers, None: the current policy), history
-    ([[player, action], ...], -1 = chance), outcome (finished | forfeited, None while running); when done also
-    returns (None after a forfeit) and scores ({seat: score}).
+    ([[player, action], ...], -1 = chance), history_turns (past turns that the text needs, None: all), outcome
+    (finished | forfeited, None while running); when done returns (None after a forfeit), scores ({seat: score}).
     """
 
     text: str

@@ -82,6 +82,17 @@ def test_the_prompt_of_a_public_server_is_shown_as_it_is():
     assert server.calls == played
 
 
+@pytest.mark.parametrize(("turns", "path", "messages"), [("auto", None, 4), (0, None, 2), ("auto", "evaluate", 2)])
+def test_past_turns_are_kept_where_the_text_is_a_public_servers(turns, path, messages):
+    """Our description of a game of gin rummy tells all of it; the engine's leaves out what was discarded."""
+    position, about = POSITION.format(game="gin_rummy"), told("gin_rummy") | ({"path": path} if path else {})
+    server = PublicServer(reset=answer(RESET + position, **about), step=[ok(answer(position)), crash("boom")[0]])
+    player = random_player()
+    with scripted_server(server) as url:
+        play(config_of(url, history_turns=turns), player, [Task(task_id("gin_rummy"), 4, "random")])
+    assert [len(query.conversation) for query in player.queries] == [2, messages]
+
+
 def test_retries_and_forfeits_stay_on_this_side():
     server = PublicServer()
     with env_on(server) as env:

@@ -13,6 +13,7 @@ from players import FunctionPlayer, random_player
 import env_wrapper
 import games
 from env_wrapper import Action, EnvConfig, Sequence, Task, make_env, play
+from envs import openspiel
 from envs.openspiel import OpenSpielEnv
 
 NAMES = list(games.NAMES)
@@ -82,8 +83,11 @@ def test_history_turns_keeps_the_last_turns(turns):
 
 @pytest.mark.parametrize("default", [None, 0, 1])
 def test_auto_history_is_the_games_default(monkeypatch, default):
-    changed = [dataclasses.replace(game, history_turns=default) for game in games.GAMES]
-    monkeypatch.setattr(games, "GAMES", changed)
+    def changed(task_id, known=openspiel.table):
+        found = known(task_id)
+        return dataclasses.replace(found, game=dataclasses.replace(found.game, history_turns=default))
+
+    monkeypatch.setattr(openspiel, "table", changed)
     player, expected = random_player(), random_player()
     play({}, player, tasks_of(("hex_small", 1, "random")))
     play({"history_turns": "all" if default is None else default}, expected, tasks_of(("hex_small", 1, "random")))
