@@ -13,7 +13,7 @@ import games
 from config.reader import make
 from envs.config import EnvConfig
 from envs.opponents import parse_opponent
-from envs.parser import parse_action
+from envs.parser import parse_action, without_thinking
 from envs.types import (
     Action,
     Decision,
@@ -177,7 +177,8 @@ class _Ongoing:
         sequences.append(action.sequence)
 
     def _answer(self, text: str) -> None:
-        self.conversations[self.step.info["seat"]].answer(text)
+        public = self.config.protocol == "affinetes"  # there a model does not read again what it thought
+        self.conversations[self.step.info["seat"]].answer(without_thinking(text) if public else text)
         self._show(self.env.step(text))
 
     def _show(self, step: Step) -> None:

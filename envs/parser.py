@@ -6,7 +6,7 @@ TAGS = [[re.compile(f"<{mark}{tag}>", re.IGNORECASE) for mark in ("", "/")] for 
 SQUEEZED = re.compile(r"[^a-z0-9]")
 
 
-def _without_thinking(text: str) -> str:
+def without_thinking(text: str) -> str:
     """Drop complete think blocks, then what precedes a stray closing tag, then what follows an unclosed one.
 
     As in the public environment a stray closing tag counts in lower case only, all others in any case. Every search
@@ -73,7 +73,7 @@ def parse_action(text: str, legal: dict[int, str], protocol: str = "affinetes") 
     if protocol != "affinetes":
         raise ValueError(f"protocol {protocol!r} is not known: affinetes or affinetes_step")
     if not text.isdecimal():  # a bare number needs no search
-        text = _without_thinking(text)
+        text = without_thinking(text)
     if text.isdecimal():
         action = _integer(text)
         return action if action in legal else None

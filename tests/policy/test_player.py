@@ -448,6 +448,23 @@ def test_a_second_attempt_continues_the_sampled_tokens(free, history):
     check_scores(free, sequences_of(episodes))
 
 
+def test_past_answers_without_their_thinking_leave_the_sampled_tokens_alone(free, monkeypatch):
+    """A conversation whose past answer was shortened is read anew; what was sampled stays in its own sequence."""
+    told = free.chat.answer_text
+    monkeypatch.setattr(free.chat, "answer_text", lambda ids: (f"<think>{told(ids)[0]}</think>{ids[0] % 2}", True))
+    player, env = Recorder(free), EnvConfig(protocol="affinetes", prompt="compact", answer_mode="free")
+    episodes = play(env, player, tasks_of("kuhn_poker", "leduc_poker", each=4))
+    sequences = sequences_of(episodes)
+    assert {len(sequence.decisions) for sequence in sequences} == {1}
+    assert len(sequences) == len(player.log)
+    for query, action in player.log:
+        prompt, _ = free.chat.first_prompt(query.conversation)
+        assert action.sequence.ids == prompt + action.token_ids
+        assert action.sequence in sequences
+    assert max(len(query.conversation) for query, _ in player.log) > 2
+    check_scores(free, sequences)
+
+
 # ------------------------------------------------------------------------------------------------------- legal mass
 
 

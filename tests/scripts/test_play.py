@@ -137,6 +137,14 @@ def test_forced_moves_are_played_and_told_but_not_asked():
     assert asked.info["forced"] == 0
 
 
+@pytest.mark.parametrize(("protocol", "kept"), [("affinetes", "{}"), ("native", "<think>0 or 1?</think>\n{}")])
+def test_of_past_answers_the_public_protocol_keeps_what_follows_the_thinking(protocol, kept):
+    player = FunctionPlayer(lambda query: f"<think>0 or 1?</think>\n{min(query.legal)}")
+    play({"protocol": protocol, "history_turns": "all"}, player, tasks_of(("hex_small", 1, "random")))
+    past = [message["content"] for message in player.queries[-1].conversation if message["role"] == "assistant"]
+    assert past == [kept.format(min(query.legal)) for query in player.queries[:-1]]
+
+
 def test_self_play_keeps_a_conversation_and_sequences_for_each_seat():
     sequences = {(0, 0): Sequence([0]), (0, 1): Sequence([1])}
 
