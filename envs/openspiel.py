@@ -49,17 +49,16 @@ _fd_lock = threading.Lock()
 @contextlib.contextmanager
 def _silent_stderr() -> Iterator[None]:
     """Discard what C++ writes to file descriptor 2; errors still arrive as exceptions."""
-    with _fd_lock:
-        sys.stderr.flush()
-        saved = os.dup(2)
-        null = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(null, 2)
-        os.close(null)
-        try:
-            yield
-        finally:
-            os.dup2(saved, 2)
-            os.close(saved)
+    with _fd_lock, contextlib.ExitStack() as later:
+        if sys.stderr:
+            sys.stderr.flush()
+        with contextlib.suppress(OSError):  # a closed one shows nothing anyway
+            saved = os.dup(2)
+            later.callback(os.close, saved)
+            later.callback(os.dup2, saved, 2)
+            with open(os.devnull, "wb") as null:
+                os.dup2(null.fileno(), 2)
+        yield
 
 
 @dataclass(frozen=True)

@@ -450,7 +450,8 @@ def test_parse_opponent_names_what_is_allowed(text):
     assert "\n" not in str(error.value)
 
 
-def test_engine_noise_is_kept_from_the_user():
+@pytest.mark.parametrize("closed", ["", "2>&-"])
+def test_engine_noise_is_kept_from_the_user(closed):
     program = (
         "from env_wrapper import Task, play, Action\n"
         "class First:\n"
@@ -458,7 +459,8 @@ def test_engine_noise_is_kept_from_the_user():
         "tasks = [Task(i * 10**8 + c, c, o) for i in (12, 14, 9) for c in range(3) for o in ('random', 'mcts:2x1')]\n"
         "print([e.outcome for e in play({}, First(), tasks)])\n"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    command = ["sh", "-c", f'exec "$0" -c "$1" {closed}', sys.executable, program]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.stdout.strip() == str(["finished"] * 18)
     assert done.stderr == ""
 
