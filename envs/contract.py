@@ -173,9 +173,7 @@ def _check_texts(steps: list[Step], prompt: str, rules: Any) -> None:
 def _check_hidden(task_id: int) -> None:
     """Positions that the engine says a seat cannot tell apart must be described to it alike."""
     game, spiel = table(task_id).game, table(task_id).spiel
-    kind = spiel.get_type()
-    hides = kind.information == pyspiel.GameType.Information.IMPERFECT_INFORMATION
-    if not hides or not kind.provides_information_state_string:
+    if not table(task_id).hides or not spiel.get_type().provides_information_state_string:
         return
     seen: dict[tuple[int, str], tuple[str, str]] = {}
     rng = random.Random(0)

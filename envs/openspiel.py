@@ -75,6 +75,11 @@ class Table:
         """The system message: rules and answer format (``full``) or the game's name and its variant (``compact``)."""
         return self.system_full if prompt == "full" else self.system_compact
 
+    @property
+    def hides(self) -> bool:
+        """Whether seats know different things."""
+        return self.spiel.get_type().information != pyspiel.GameType.Information.PERFECT_INFORMATION
+
 
 @functools.lru_cache(maxsize=4096)  # a game of the user's own may have as many as it has configurations
 def _table(game: Game, params_json: str) -> Table:
@@ -178,8 +183,7 @@ def query_at(task_id: int, state: Any, seat: int, config: EnvConfig) -> Query:
     Where nothing is hidden many histories lead to one position, and it is asked without any.
     """
     shared, prompt = table(task_id), config.prompt
-    hidden = shared.spiel.get_type().information != pyspiel.GameType.Information.PERFECT_INFORMATION
-    past_turns = config.past_turns(shared.game.history_turns) if hidden else 0
+    past_turns = config.past_turns(shared.game.history_turns) if shared.hides else 0
 
     def ask(at: Any) -> tuple[dict[int, str], dict[str, str]]:
         legal = {a: at.action_to_string(seat, a) for a in at.legal_actions(seat)}

@@ -18,7 +18,7 @@ def frames(episode: dict[str, Any]) -> list[dict[str, Any]]:
     """
     found: list[dict[str, Any]] = []
     shared, seat = table(episode["task_id"]), episode.get("seat") or 0
-    described = shared.game.name in games.OWN and "IMPERFECT" not in str(shared.spiel.get_type().information)
+    described = shared.game.name in games.OWN and not shared.hides
     for state, taken in replay(shared.spiel, episode["history"]):
         names = [move_name(shared.game, state, *move) for move in taken]
         moves = [{"player": p, "action": a, "name": n} for (p, a), n in zip(taken, names, strict=True)]

@@ -26,7 +26,7 @@ from config.reader import blaming
 from envs.affinetes import EVALUATE_PATH
 from envs.client import one_line
 from envs.config import EnvConfig
-from envs.openspiel import OpenSpielEnv, derive_seed
+from envs.openspiel import OpenSpielEnv, derive_seed, table
 from envs.opponents import parse_opponent
 from envs.types import Step, Task
 
@@ -92,13 +92,14 @@ class HostedGame:
     def response(self, reward: float = 0.0, before: str = "", error: dict[str, Any] | None = None) -> dict[str, Any]:
         """Return what reset, step and state answer; the position's text begins with ``before``.
 
-        History and returns are told once nothing is hidden any more.
+        History, returns and how often others moved are told once nothing is hidden any more.
         """
         assert self.step is not None
-        known, done = self.step.info, self.step.done
+        known, done, shared = self.step.info, self.step.done, table(self.task.task_id)
+        counted = [known["seat"]] if shared.hides and not done else range(shared.players)
         info = {"task_id": self.task.task_id, "seed": self.task.seed, "game_name": known["game"],
                 "llm_player_id": known["seat"], "opponent_type": self.task.opponent, "path": EVALUATE_PATH,
-                "step_count": sum(player >= 0 for player, _ in known["history"]),
+                "step_count": sum(player in counted for player, _ in known["history"]),
                 "cumulative_reward": self.step.score}  # fmt: skip
         if done:
             info |= {"returns": known["returns"], "history": known["history"]}

@@ -152,7 +152,7 @@ def test_reset_step_state_stop(client):
     assert first["observation"].endswith("\n\nYour choice (action ID only):")
     assert (first["reward"], first["done"], first["truncated"]) == (0.0, False, False)
     known = {"task_id": task_id("leduc_poker"), "seed": 1, "game_name": "leduc_poker", "llm_player_id": 1,
-             "opponent_type": "random", "path": "evaluate", "step_count": 1, "cumulative_reward": 0.0}  # fmt: skip
+             "opponent_type": "random", "path": "evaluate", "step_count": 0, "cumulative_reward": 0.0}  # fmt: skip
     assert first["info"] == known
     named = {"episode_id": first["episode_id"]}
     again = call(client, "state", **named)
@@ -172,6 +172,19 @@ def test_reset_step_state_stop(client):
     assert call(client, "stop", **named) == {"status": "ok", "stopped": True, **named}
     assert call(client, "stop", **named)["stopped"] is False
     assert call(client, "state", **named)["observation"] == "Episode not found."
+
+
+def test_what_is_told_of_a_game_does_not_count_moves_that_it_hides(client):
+    """How often the opponent tried in vain is its to know, until the end."""
+    others = set()
+    for seed in range(1, 41, 2):
+        answer, own = call(client, "reset", task_id=task_id("phantom_ttt"), seed=seed, opponent="random"), 0
+        while not answer["done"]:
+            assert answer["info"]["step_count"] == own
+            action, own = str(legal_ids(answer["observation"])[0]), own + 1
+            answer = call(client, "step", action=action, episode_id=answer["episode_id"])
+        others.add(answer["info"]["step_count"] - own)
+    assert len(others) > 1
 
 
 @pytest.mark.parametrize("action", ["99", "no idea", "", None, True, [1], {"id": 1}, "9" * 5000, "\ud800"])
