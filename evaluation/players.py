@@ -32,6 +32,9 @@ AFFINETES = (  # how the public environment's evaluate asks a model
     'env.protocol="affinetes"', 'env.answer_mode="free"', 'env.history_turns="all"',
     'env.prompt="full"',
 )  # fmt: skip
+# It cuts no answer. What the user sets wins; else servers are told no limit, and models here have room to think.
+UNLIMITED = 2**53
+ROOM = "ppo.max_new_tokens=1024", "ppo.max_seq_length=32768"
 CALLS_AT_ONCE = 16
 ODD_ANSWERS = 3  # to one question, after which its game has failed
 ATTEMPTS = 8  # of a call that a server did not answer, half a minute of pauses in all
@@ -75,10 +78,12 @@ class ModelPlayer:
 class ChatPlayer:
     """A model behind an OpenAI-compatible server, asked for free answers; the key comes from OPENAI_API_KEY."""
 
-    def __init__(self, base_url: str, model: str, temperature: float, max_tokens: int, seed: int) -> None:
+    def __init__(self, base_url: str, model: str, temperature: float, max_tokens: int | None, seed: int) -> None:
         self._client = HttpClient(base_url, bearer())
         self.url = f"{self._client.url}/chat/completions"
-        self.settings = {"model": model, "temperature": temperature, "max_tokens": max_tokens}
+        self.settings: dict[str, Any] = {"model": model, "temperature": temperature}
+        if max_tokens is not None:
+            self.settings["max_tokens"] = max_tokens
         self.seed = seed
 
     def act(self, queries: Sequence[Query]) -> list[Action]:
@@ -162,6 +167,7 @@ class Roster:
 
     def __init__(self, files: Sequence[str], sets: Sequence[str], seed: int, greedy: bool, model: str | None) -> None:
         self.files, self.sets, self.seed, self.greedy, self.model = list(files), list(sets), seed, greedy, model
+        self.public = {*AFFINETES} <= {*sets}
         self._policies: dict[str, Any] = {}
         self._known: dict[str, Contestant] = {}
 
@@ -196,6 +202,7 @@ class Roster:
             sets = [f"model.model_name={json.dumps(self.model)}"] if self.model else []
         else:
             files, sets = [run_config_file(_folder(name))], []
+        sets += ROOM if self.public else ()
         return load_sections([*files, *self.files], [*sets, *self.sets], skip_unknown_sections=True)
 
     def _policy(self, config: SimpleNamespace) -> Any:
@@ -243,9 +250,10 @@ class Roster:
             raise ConfigError("a server's address is like http://127.0.0.1:8000/v1, without user, password or query")
         if not self.model:
             raise ConfigError(f"{address}: --model must name the model that the server is to be asked for")
-        config = load_sections([*DEFAULT_FILES, *self.files], self.sets)
-        temperature = 0.0 if self.greedy else config.ppo.temperature
-        player = ChatPlayer(address, self.model, temperature, config.ppo.max_new_tokens, self.seed)
+        limit = [f"ppo.max_new_tokens={UNLIMITED}"] if self.public else []
+        config = load_sections([*DEFAULT_FILES, *self.files], [*limit, *self.sets])
+        temperature, most = 0.0 if self.greedy else config.ppo.temperature, config.ppo.max_new_tokens
+        player = ChatPlayer(address, self.model, temperature, None if most == UNLIMITED else most, self.seed)
         origin = player.settings | {"url": address} | _programs(config)
         return Contestant("_".join(self.model.split()), origin, config.env, player)
 

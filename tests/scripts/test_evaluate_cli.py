@@ -1103,7 +1103,16 @@ def test_the_public_protocol_asks_forced_moves_free_answers_and_plays_mcts(serve
     assert len(forced[0]["messages"]) == 10  # the whole conversation: five questions, four answers, the system message
     env = result["settings"]["players"][0]["env"]
     assert (env["protocol"], env["answer_mode"], env["history_turns"]) == ("affinetes", "free", "all")
+    assert {"max_tokens", "max_new_tokens"}.isdisjoint(server.requests[0])
     assert evaluate.Contest(evaluate.arguments(command(*args))).opponent_name == "mcts"
+
+
+def test_the_public_protocol_cuts_answers_where_the_user_says_so():
+    for typed, limits in ((), (None, 1024, 32768)), (("max_tokens=512", "ppo.max_seq_length=2048"), (512, 512, 2048)):
+        roster = Roster([], [*typed, *players.AFFINETES], 0, False, "m")
+        sent = roster.contestant("http://127.0.0.1:1/v1").origin.get("max_tokens")
+        ppo = roster.config(None).ppo
+        assert (sent, ppo.max_new_tokens, ppo.max_seq_length) == limits
 
 
 # -------------------------------------------------------------------------------------------------------- bad commands
