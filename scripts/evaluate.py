@@ -236,7 +236,7 @@ class Contest:
             against = f" against {opponent.label}" * self.boards
             print(f"{player.label}{against}, {sampling}, seed {self.args.seed}{exactly}")
             print(result_lines(results, self.style), end="\n\n")
-        compared = partial(measure.differences, *played, averaged=measure.apart(self.rows))
+        compared = partial(measure.differences, played[0], played[-1], measure.apart(self.rows))
         for report["comparison"] in self._found(compared) if self.args.compare else []:
             print(f"{self.players[0].label} minus {self.players[1].label}, value on the same deals")
             lines = [{**{key: d[key] for key in ("game", "pairs", "difference")}, "95 %": between(*d["interval"]),
