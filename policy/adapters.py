@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from policy.chat import ChatFormat
-from policy.model import ADAPTER_BYTES, ADAPTER_SECONDS, ON_CPU, check_folder, must_lack_nothing
+from policy.model import ADAPTER_BYTES, ADAPTER_SECONDS, ON_CPU, check_folder, check_kind, check_put_on
 from utils import ConfigError, bounded
 
 AVERAGE_POWER = 7  # of polynomial-decay averaging: the average is that of about the last eighth of a run so far
@@ -141,16 +141,17 @@ class Adapters:
 
         Raises:
             ValueError: the name is one of the policy's own.
-            ConfigError: the folder cannot be used, or holds a part of an adapter.
+            ConfigError: the folder cannot be used, or holds a part of an adapter, or more than LoRA on linear layers.
         """
         if name in ("average", "base", "default", "reference"):
             raise ValueError(f"adapter name {name!r} is taken: choose another")
         check_folder("adapter", str(folder))
+        check_kind(str(folder))
         if name not in self.peft_model.peft_config:
             with bounded(ADAPTER_SECONDS, ADAPTER_BYTES):
                 found = self.peft_model.load_adapter(str(folder), adapter_name=name, is_trainable=False, **ON_CPU)
             try:
-                must_lack_nothing(found.missing_keys, f"adapter {folder}")
+                check_put_on(self.peft_model, name, found.missing_keys, f"adapter {folder}")
             except ConfigError:
                 self.peft_model.delete_adapter(name)
                 raise

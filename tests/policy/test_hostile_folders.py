@@ -10,11 +10,13 @@ import time
 from collections import Counter
 from pathlib import Path
 
+import peft
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from tiny import base_model, micro_config, tiny_policy
 from tiny_runs import train
+from transformers import AutoModelForCausalLM
 
 from policy import load_policy
 from utils import ConfigError
@@ -153,6 +155,51 @@ def test_no_folder_hangs_or_is_more_than_a_line(sound, tmp_path, monkeypatch, ca
     assert "Traceback" not in capfd.readouterr().err
     print(f"\n{len(ALL)} hostile folders, {ends.total()} loaded: {dict(ends)}")
     assert ends["refused"] >= 9
+
+
+def refusals(policy, folder):
+    """What is said of an adapter to start from, and of one beside others."""
+    with pytest.raises(ConfigError) as alone:
+        tiny_policy(folder.parent, model={"adapter": str(folder)})
+    with pytest.raises(ConfigError) as beside:
+        policy.add_adapter("other", folder)
+    assert list(policy.peft_model.peft_config) == ["default"]
+    return str(alone.value), str(beside.value)
+
+
+@pytest.mark.filterwarnings("ignore")  # of settings that kinds do not share
+def test_adapters_that_are_no_lora_or_change_the_base_are_refused(sound, tmp_path):
+    """The base is what the reference, past selves and the KL are read with."""
+    policy = tiny_policy(tmp_path)
+    before = {name: p.clone() for name, p in policy.peft_model.named_parameters()}
+    kinds = [("peft_type", kind, "allowed: LORA") for kind in ("IA3", "LN_TUNING")]
+    kinds += [("init_lora_weights", init, "path_initial_model_for_weight_conversion)")
+              for init in ("pissa", "pissa_niter_4", "OLoRA", "corda")]  # fmt: skip
+    for n, (key, value, told) in enumerate(kinds):
+        folder = shutil.copytree(sound["adapter"], tmp_path / str(n))
+        edited("adapter_config.json", lambda c, key=key, value=value: c.update({key: value}))(folder)
+        [said] = set(refusals(policy, folder))
+        assert said.startswith(f"model.adapter: '{folder}' ")
+        assert told in said
+    after = dict(policy.peft_model.named_parameters())
+    assert all(torch.equal(p, after.pop(name)) for name, p in before.items())
+    assert not after
+
+
+@pytest.mark.parametrize(("options", "named"), [
+    ({"modules_to_save": ["norm"]}, "norm.modules_to_save."),
+    ({"target_modules": ["q_proj", "embed_tokens"]}, "embed_tokens.lora_embedding_A."),
+    ({"target_modules": ["q_proj", "lm_head"]}, "lm_head.lora_A."),
+    ({"trainable_token_indices": [3, 4]}, "embed_tokens.token_adapter.trainable_tokens_delta."),
+])  # fmt: skip
+@pytest.mark.filterwarnings("ignore")  # of tied embeddings
+def test_what_would_be_in_an_adapter_and_not_be_trained_is_refused(tmp_path, options, named):
+    base = AutoModelForCausalLM.from_pretrained(base_model())
+    options = {"target_modules": ["q_proj"], "task_type": "CAUSAL_LM"} | options
+    peft.get_peft_model(base, peft.LoraConfig(r=2, **options)).save_pretrained(tmp_path / "adapter")
+    for said in refusals(tiny_policy(tmp_path), tmp_path / "adapter"):
+        assert "holds more than LoRA on linear layers below the output layer: base_model.model." in said
+        assert named in said
 
 
 def test_the_program_says_so_before_and_in_a_run(sound, tmp_path, capsys):

@@ -353,7 +353,7 @@ def test_a_lora_section_that_the_adapter_was_not_made_with_is_refused(tmp_path, 
     """What trains is the adapter as it is: the section would be ignored, and a dry run count by it."""
     made = {"r": 4, "lora_alpha": 8, "target_modules": ["v_proj", "q_proj"]}
     (tmp_path / "adapter").mkdir()
-    (tmp_path / "adapter" / "adapter_config.json").write_text(json.dumps(made))
+    (tmp_path / "adapter" / "adapter_config.json").write_text(json.dumps(made | {"peft_type": "LORA"}))
     model = {"adapter": str(tmp_path / "adapter")}
     preflight.check_lora(micro_config(tmp_path, model=model, lora=made | {"target_modules": ["q_proj", "v_proj"]}))
     with pytest.raises(ConfigError) as refused:  # as every start asks, before anything is loaded
