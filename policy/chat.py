@@ -29,11 +29,14 @@ class ChatFormat:
     model will see elsewhere if the template keeps its prefix; where it does not (Qwen3 drops old think blocks)
     TRL's training variant of the template does, and is used. What is saved with the adapter asks so wherever read.
 
+    Args:
+        ends: what else ends an answer, as a model's ``generation_config`` has it: an id, several or None.
+
     Raises:
         ConfigError: the tokenizer has no such template, or merges digits.
     """
 
-    def __init__(self, tokenizer: Any) -> None:
+    def __init__(self, tokenizer: Any, ends: int | list[int] | None = None) -> None:
         self.tokenizer = tokenizer
         self.encode = lru_cache(maxsize=8192)(self._encode)
         self._first = lru_cache(maxsize=8192)(self._encode_first)
@@ -44,6 +47,8 @@ class ChatFormat:
             parts = self._parts()
         self.before_system, self.after_system, self.after_user, self.after_assistant, _ = parts
         self.end_id: int = self.encode(self.after_assistant)[0]
+        others = ends if isinstance(ends, list) else [ends]
+        self.ends = [self.end_id, *(i for i in others if i not in (None, self.end_id))]
         self.next_user = self.after_assistant[len(tokenizer.decode([self.end_id])) :]
         self.answer_ids = {END: self.end_id} | {digit: self.encode(digit)[0] for digit in DIGITS}
         if self.encode(DIGITS) != tuple(self.answer_ids[digit] for digit in DIGITS):
@@ -56,6 +61,8 @@ class ChatFormat:
             self._thinks = self._render(talk, {}) != self._render(talk)
         if tuple(self.first_prompt(talk)[0]) != self._encode(self._render(talk)):
             raise ConfigError("model.model_name: its chat template is not a text around each message; Qwen's is needed")
+        if self.end_id in tokenizer.added_tokens_decoder and "eos_token" not in tokenizer.chat_template:
+            tokenizer.eos_token_id = self.end_id  # of base models it is another: who reads what is saved would go on
 
     def save(self, folder: Path) -> None:
         """Write the tokenizer; who names no mode of thinking is asked as in training, without."""
@@ -120,9 +127,9 @@ class ChatFormat:
         return [self.answer_ids[char] for char in chars]
 
     def answer_text(self, tokens: list[int]) -> tuple[str, bool]:
-        """The text of a sampled answer, and whether it ends its turn."""
-        ended = tokens[-1:] == [self.end_id]
-        return self.tokenizer.decode(tokens[:-1] if ended else tokens, skip_special_tokens=True), ended
+        """The text of a sampled answer, and whether it ends its turn, as it does not where it ends by another token."""
+        said = tokens[:-1] if tokens[-1] in self.ends else tokens
+        return self.tokenizer.decode(said, skip_special_tokens=True), tokens[-1] == self.end_id
 
     def legal_answer(self, trie: AnswerTrie, tokens: list[int]) -> tuple[str, dict[int, list[int]]]:
         """The text of an answer sampled among legal ones, and of each token that was a choice: index -> allowed ids.

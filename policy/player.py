@@ -82,7 +82,7 @@ class Policy(Adapters):
         self.constrained, self.seed = config.env.answer_mode == "constrained", config.run.seed
         self.reference = "reference" if "reference" in peft_model.peft_config else None
         self.first_layer = config.lora.first_layer
-        self.chat = ChatFormat(tokenizer)
+        self.chat = ChatFormat(tokenizer, self.base.generation_config.eos_token_id)
         self.conversations = Conversations(self.chat)
         self._ahead = AHEAD[self.device.type != "cpu"]
         self._answer_weight_VD = self.lm_head.weight.detach()[[*self.chat.answer_ids.values()]].float()
@@ -273,7 +273,7 @@ class Policy(Adapters):
     def _finished(self, turn: Turn) -> bool:
         if turn.trie:
             return turn.text.endswith(END)
-        return turn.ids[-1] == self.chat.end_id or turn.written >= self.max_new_tokens
+        return turn.ids[-1] in self.chat.ends or turn.written >= self.max_new_tokens
 
     @torch.no_grad()
     def action_probs(self, queries: Seq[Query]) -> list[dict[int, float]]:

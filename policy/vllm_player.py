@@ -134,7 +134,7 @@ class Engine:
         seed = int(2**31 * uniform(self.policy.seed, *turn.query.rng_key, *again))
         body = {"prompt": turn.ids, "seed": seed, "logprobs": 0, "return_token_ids": True, **PLAIN,
                 "temperature": 0.0 if self.policy.greedy else self.policy.temperature,
-                "stop_token_ids": [self.policy.chat.end_id]}  # fmt: skip
+                "stop_token_ids": self.policy.chat.ends}  # fmt: skip
         if turn.trie is None:
             return body | {"max_tokens": self.policy.max_new_tokens}
         return body | {"max_tokens": turn.trie.longest,
@@ -216,7 +216,7 @@ class Engine:
             ValueError: it is none, or not one that was asked for; nothing has been written.
         """
         tokens, logprobs = _sampled(answer, self.name(version), self.policy.base.config.vocab_size)
-        if len(tokens) > most or self.policy.chat.end_id in tokens[:-1]:
+        if len(tokens) > most or not set(self.policy.chat.ends).isdisjoint(tokens[:-1]):
             raise ValueError(f"{len(tokens)} tokens where {most} at most, and none after the end, were asked for")
         self.conversations.write(turn, tokens, logprobs)
 

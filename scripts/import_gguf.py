@@ -82,12 +82,12 @@ def load(file: Path, dtype: str) -> tuple[Any, Any]:
     if cut in DIGITS_APART:  # transformers knows none of them, and cuts as GPT-2 alone
         apart = [Digits(individual_digits=True), ByteLevel(add_prefix_space=False)]
         tokenizer.backend_tokenizer.pre_tokenizer = Sequence(apart)
-    ChatFormat(tokenizer)
+    ends = ChatFormat(tokenizer, tokenizer.eos_token_id).ends
     model = whole(loaded, f"{file}:")
     if wrong := [name for name, weight in model.named_parameters() if not torch.isfinite(weight).all()]:
         raise ConfigError(f"{file}: {wrong[0]} holds numbers that are not finite")
     model = model.to(getattr(torch, dtype))
-    model.generation_config.eos_token_id = tokenizer.eos_token_id
+    model.generation_config.eos_token_id = ends
     return model, tokenizer
 
 

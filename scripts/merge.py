@@ -64,6 +64,7 @@ def write_merged(policy: Any, adapter: Path, output: Path, dtype: str) -> None:
     if policy.config.use_4bit:
         base = base.dequantize(dtype=getattr(torch, dtype))
     merged = PeftModel.from_pretrained(base.to(getattr(torch, dtype)), adapter, **ON_CPU).merge_and_unload()
+    merged.generation_config.eos_token_id = policy.chat.ends
     merged.save_pretrained(output)
     policy.chat.save(output)
 

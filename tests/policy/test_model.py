@@ -267,6 +267,17 @@ def test_who_names_no_mode_of_thinking_asks_as_in_training(tiny_models, tmp_path
     assert (thinks == shown) == (name != "qwen3")
 
 
+@pytest.mark.parametrize("shown", ["", "{{ '' if add_generation_prompt else eos_token }}"])
+def test_what_is_saved_of_a_base_model_ends_where_its_turns_do(tiny_models, tmp_path, shown):
+    """Qwen's base models end by another token. A template that shows its end would be another one."""
+    tokenizer = qwen_tokenizer(tiny_models, "qwen2_5")
+    tokenizer.eos_token, tokenizer.chat_template = "<|endoftext|>", tokenizer.chat_template + shown
+    chat = ChatFormat(tokenizer, tokenizer.eos_token_id)
+    chat.save(tmp_path)
+    assert tokenizer.convert_ids_to_tokens(chat.ends) == ["<|im_end|>", "<|endoftext|>"]
+    assert AutoTokenizer.from_pretrained(tmp_path).eos_token == ("<|endoftext|>" if shown else "<|im_end|>")
+
+
 def test_the_template_that_was_used_is_the_one_that_is_saved(tiny_models):
     tokenizer = qwen_tokenizer(tiny_models, "qwen3")
     ChatFormat(tokenizer)

@@ -4,6 +4,7 @@ import copy
 import itertools
 import json
 import math
+import shutil
 from dataclasses import replace
 from typing import Any
 
@@ -408,6 +409,22 @@ def test_free_answers_are_drawn_from_the_whole_vocabulary(free):
         assert decision.chosen == action.token_ids
         assert action.text == free.tokenizer.decode([t for t in action.token_ids if t != end], skip_special_tokens=True)
     check_scores(free, [a.sequence for a in actions])
+
+
+def test_a_free_answer_ends_at_each_end_that_the_model_names(tiny_models, new_policy, tmp_path, monkeypatch):
+    """As Qwen's do, and as vLLM reads it; the conversation goes on after the end of a turn."""
+    folder = shutil.copytree(tiny_models["qwen2"], tmp_path / "base")
+    held = json.loads((folder / "generation_config.json").read_text())
+    held["eos_token_id"] = [held["eos_token_id"], held["pad_token_id"]]
+    (folder / "generation_config.json").write_text(json.dumps(held))
+    free = new_policy(str(folder), env={"answer_mode": "free"}, ppo={"max_new_tokens": 6})
+    seven, (end, more) = free.chat.answer_ids["7"], held["eos_token_id"]
+    drawn = iter([seven, more, seven])
+    monkeypatch.setattr("policy.player.draw", lambda *_: (torch.tensor([next(drawn)]), torch.zeros(1)))
+    [action] = free.act(FREE[:1])
+    assert (action.text, action.token_ids) == ("7", [seven, more])
+    assert action.sequence.ids[-3:] == [seven, more, end]
+    assert action.sequence.decisions[0].chosen == action.token_ids
 
 
 def test_free_sampling_follows_the_probabilities(new_policy):

@@ -142,6 +142,17 @@ def test_a_folder_called_tilde_is_read_where_it_was_written(run_plain, tmp_path,
     assert (tmp_path / "~" / "player" / "merge_report.json").is_file()
 
 
+def test_a_merged_base_model_ends_its_turns(tmp_path):
+    """Its own end, another than that of the chat template, would leave servers writing on."""
+    folder = shutil.copytree(base_model(), tmp_path / "base")
+    other = (generation := read_json(folder / "generation_config.json"))["pad_token_id"]
+    (folder / "generation_config.json").write_text(json.dumps(generation | {"eos_token_id": other}))
+    policy = tiny_policy(tmp_path, model={"model_name": str(folder)})
+    policy.save(tmp_path / "adapter")
+    merge.write_merged(policy, tmp_path / "adapter", tmp_path / "out", "float32")
+    assert read_json(tmp_path / "out" / "generation_config.json")["eos_token_id"] == [policy.chat.end_id, other]
+
+
 def test_weights_may_be_saved_more_finely(run_plain, tmp_path):
     assert merge_in(tmp_path / "a", run_plain) == 0
     assert merge_in(tmp_path / "b", run_plain, "--dtype", "bfloat16") == 0
