@@ -24,9 +24,9 @@ from utils import ConfigError, write_directory
 # How text is cut before merges: digits apart, then as GPT-2 (https://github.com/ggml-org/llama.cpp, llama-vocab.cpp).
 DIGITS_APART = ("smollm", "starcoder", "refact", "command-r", "codeshell")
 AS_GPT_2 = ("", "gpt-2")
-TENSORS = re.compile(r"(token_embd|output|output_norm)\.weight"
-                     r"|blk\.\d+\.(attn_(q|k|v|output|norm|q_norm|k_norm)|ffn_(gate|up|down|norm))\.weight"
-                     r"|blk\.\d+\.attn_[qkv]\.bias")  # fmt: skip
+TENSORS = (r"(token_embd|output|output_norm)\.weight"
+           r"|blk\.\d+\.((attn_(q|k|v|output|norm)|ffn_(gate|up|down|norm))\.weight{})")  # fmt: skip
+OWN = {"qwen2": r"|attn_[qkv]\.bias", "qwen3": r"|attn_[qk]_norm\.weight"}  # architecture -> what only its layers have
 
 
 def read_cut(file: Path) -> str:
@@ -39,15 +39,16 @@ def read_cut(file: Path) -> str:
     from transformers.integrations.gguf.gguf_tokenizer_mapping import GGUF_PRE_TOKENIZER_SPLITS
 
     reader = GGUFReader(file)
-    asked = ("tokenizer.ggml.pre", "tokenizer.ggml.model", ".scaling.type")
+    asked = ("general.architecture", "tokenizer.ggml.pre", "tokenizer.ggml.model", ".scaling.type")
     told = {key: field.contents() for key, field in reader.fields.items() if key.endswith(asked)}
-    cut = str(told.pop("tokenizer.ggml.pre", ""))
+    cut, own = str(told.pop("tokenizer.ggml.pre", "")), OWN.get(told.pop("general.architecture", ""), "")
     cut = cut if told.pop("tokenizer.ggml.model", "") == "gpt2" else ""  # SentencePiece cuts in its own way
     if cut not in (*GGUF_PRE_TOKENIZER_SPLITS, *DIGITS_APART, *AS_GPT_2):
         raise ConfigError(f"tokenizer.ggml.pre {cut!r}: how it cuts text is not known here")
     if scaled := next((f"{key} {value!r}" for key, value in told.items() if value != "none"), ""):
         raise ConfigError(f"{scaled}: scaled positions are not read")
-    if odd := next((tensor.name for tensor in reader.tensors if not TENSORS.fullmatch(tensor.name)), ""):
+    known = re.compile(TENSORS.format(own))
+    if odd := next((tensor.name for tensor in reader.tensors if not known.fullmatch(tensor.name)), ""):
         raise ConfigError(f"{odd!r}: a tensor that has no place in the model")
     return cut
 

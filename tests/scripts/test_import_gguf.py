@@ -1,6 +1,7 @@
 """scripts/import_gguf.py: a GGUF file becomes a folder that a policy loads, with the logits it had; or one line."""
 
 import copy
+import functools
 import json
 import os
 import tempfile
@@ -134,9 +135,13 @@ def test_what_would_be_left_out_in_silence_is_refused(source, tmp_path, capsys):
     told = refusal(capsys, tmp_path / "long.gguf", tmp_path / "out")
     assert "llama.rope.scaling.type 'linear': scaled positions are not read" in told
     factors = numpy.ones(4, dtype="float32")
-    write_gguf(tmp_path / "more.gguf", *source, add=lambda writer: writer.add_tensor("rope_freqs.weight", factors))
-    told = refusal(capsys, tmp_path / "more.gguf", tmp_path / "out")
-    assert "'rope_freqs.weight': a tensor that has no place in the model" in told
+    odd = [("rope_freqs.weight", "llama"), ("blk.0.attn_q_norm.weight", "llama"), ("blk.0.attn_k_norm.weight", "qwen2")]
+    odd += [(f"blk.1.attn_{x}.bias", architecture) for x in "qkv" for architecture in ("llama", "qwen3")]
+    for name, architecture in odd:
+        add = functools.partial(gguf.GGUFWriter.add_tensor, name=name, tensor=factors)
+        write_gguf(tmp_path / "more.gguf", *source, architecture, add=add)
+        told = refusal(capsys, tmp_path / "more.gguf", tmp_path / "out")
+        assert f"'{name}': a tensor that has no place in the model" in told, architecture
 
 
 def test_what_lies_beside_the_file_is_nobody_s_business(source, tmp_path):
