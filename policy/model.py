@@ -245,6 +245,12 @@ def load_architecture(config: ModelConfig, **files: str) -> Any:
             f"model.model_name: architecture {architecture.model_type!r} of {config.model_name} is not supported; "
             f"allowed: {', '.join(ARCHITECTURES)} without sliding windows"
         )
+    kept = getattr(architecture, "quantization_config", None)
+    if kept and not (config.use_4bit and kept.get("load_in_4bit")):
+        raise ConfigError(
+            f"model.model_name: {config.model_name} is kept quantised; allowed: weights that are not, and with "
+            "model.use_4bit those in bitsandbytes' 4 bits"
+        )
     for key, most in SIZES.items():
         if type(size := getattr(architecture, key)) is not int or not 0 < size <= most:
             raise ConfigError(f"model.model_name: {key} {size!r} of {config.model_name} is none of 1 to {most}")

@@ -361,6 +361,17 @@ def test_other_architectures_are_refused(tmp_path):
     refusal(ModelConfig(str(tmp_path)))
 
 
+def test_bases_that_are_kept_quantised_are_refused_but_for_4_bits_where_4_bits_are_asked_for(tmp_path):
+    four = {"quant_method": "bitsandbytes", "load_in_4bit": True}
+    for kept in (four, {"quant_method": "gptq", "bits": 4}, four | {"load_in_4bit": False, "load_in_8bit": True}):
+        (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama", "quantization_config": kept}))
+        assert "is kept quantised; allowed: weights that are not" in refusal(ModelConfig(str(tmp_path), use_4bit=False))
+        if kept == four:
+            load_architecture(ModelConfig(str(tmp_path)))
+        else:
+            refusal(ModelConfig(str(tmp_path)))
+
+
 def test_a_folder_without_weights_is_told_in_one_line(tiny_models, tmp_path):
     for file in tiny_models["qwen2"].iterdir():
         if file.suffix != ".safetensors":

@@ -142,6 +142,21 @@ def test_a_folder_called_tilde_is_read_where_it_was_written(run_plain, tmp_path,
     assert (tmp_path / "~" / "player" / "merge_report.json").is_file()
 
 
+def test_a_base_that_is_kept_in_4_bits_is_merged_as_any(tmp_path):
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    quantised_base().save_pretrained(tmp_path / "base")
+    AutoTokenizer.from_pretrained(base_model()).save_pretrained(tmp_path / "base")
+    policy = tiny_policy(tmp_path, model={"model_name": str(tmp_path / "base")} | FOUR_BITS)
+    policy.save(tmp_path / "adapter")
+    expected = logits(policy.peft_model)
+    merge.write_merged(policy, tmp_path / "adapter", tmp_path / "out", "bfloat16")
+    merged, found = AutoModelForCausalLM.from_pretrained(tmp_path / "out", output_loading_info=True)
+    assert not any(found.values())
+    assert not hasattr(merged.config, "quantization_config")
+    assert (logits(merged) - expected).abs().mean() < 0.1
+
+
 def test_a_merged_base_model_ends_its_turns(tmp_path):
     """Its own end, another than that of the chat template, would leave servers writing on."""
     folder = shutil.copytree(base_model(), tmp_path / "base")
