@@ -274,6 +274,8 @@ def load_tokenizer(config: ModelConfig) -> Any:
         tokenizer = AutoTokenizer.from_pretrained(name, revision=config.revision, trust_remote_code=False)
     except Exception as error:  # a tokenizer's files fail in as many ways as they have formats
         raise _cannot_load("model_name", config.model_name, error) from error
+    if isinstance(tokenizer.chat_template, dict):  # of several, the one that is used where none is named
+        tokenizer.chat_template = tokenizer.chat_template.get("default")
     rows, template = load_architecture(config).vocab_size, str(tokenizer.chat_template)
     unused = {str(word) for word in tokenizer.added_tokens_decoder.values() if str(word) not in template}
     beyond = sorted(i for word, i in tokenizer.get_vocab().items() if i >= rows and word not in unused)

@@ -304,6 +304,20 @@ def test_templates_that_cannot_be_extended_are_refused(tiny_models, chat_templat
         ChatFormat(tokenizer)
 
 
+@pytest.mark.parametrize("default", [True, False])
+def test_of_several_templates_the_default_one_is_used(tiny_models, tmp_path, default):
+    folder = shutil.copytree(tiny_models["qwen2"], tmp_path / "base")
+    (folder / "additional_chat_templates").mkdir()
+    (folder / "additional_chat_templates" / "tool_use.jinja").write_text("{{ 1 / 0 }}")
+    told = (folder / "chat_template.jinja").read_text()
+    if default:
+        assert ChatFormat(load_tokenizer(ModelConfig(str(folder)))).tokenizer.chat_template == told
+    else:
+        (folder / "chat_template.jinja").unlink()
+        with pytest.raises(ConfigError, match="no chat template"):
+            ChatFormat(load_tokenizer(ModelConfig(str(folder))))
+
+
 def test_a_tokenizer_that_merges_digits_is_refused(tiny_models):
     tokenizer = qwen_tokenizer(tiny_models, "qwen2_5")
     tokenizer.add_tokens(["12"])
