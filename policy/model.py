@@ -329,7 +329,7 @@ def load_model(config: ModelConfig, lora: LoraConfig, seed: int) -> tuple[Any, A
         torch.manual_seed(seed)  # the adapter's random half
         model = _put_adapter_on(base, config, lora)
     for peft_config in model.peft_config.values():  # as written into checkpoints: no order of a set, no local path
-        peft_config.base_model_name_or_path = config.model_name
+        peft_config.base_model_name_or_path, peft_config.revision = config.model_name, config.revision
         if not isinstance(peft_config.target_modules, str):
             peft_config.target_modules = sorted(peft_config.target_modules)
     return model.eval(), tokenizer

@@ -30,7 +30,7 @@ from envs.trace import check_config
 from evaluation.measure import EvaluationError
 from evaluation.players import WEIGHTS, check_base, find_adapter, run_config_file
 from policy import load_policy
-from policy.model import ON_CPU, LoraConfig, identity, load_architecture, quietly
+from policy.model import ON_CPU, LoraConfig, ModelConfig, identity, load_architecture, quietly
 from scripts.export import publish
 from scripts.export.proof import compare, observe, record_decisions, say
 from training.config import load_sections
@@ -153,7 +153,7 @@ def _must_be_empty(output: Path) -> None:
         raise ConfigError(f"--output {output}: is not empty; expected a directory that is new or empty")
 
 
-def copy_adapter(adapter: Path, base: str, output: Path) -> None:
+def copy_adapter(adapter: Path, base: ModelConfig, output: Path) -> None:
     """Copy what others can use of a checkpoint: adapter, tokenizer, chat template, value head.
 
     Raises:
@@ -166,7 +166,8 @@ def copy_adapter(adapter: Path, base: str, output: Path) -> None:
     sweep(output, WEIGHTS)  # what a kill has left of it
     if not (there.is_file() and there.read_bytes() == (adapter / WEIGHTS).read_bytes()):
         _must_be_empty(output)
-    settings = read_json(adapter / SETTINGS) | {"base_model_name_or_path": publish.public_name(base)}
+    on = {"base_model_name_or_path": publish.public_name(base.model_name), "revision": base.revision}
+    settings = read_json(adapter / SETTINGS) | on
     must_be_writable(output)
     files = [path for path in adapter.iterdir() if path.is_file() and path.name not in {*STATE, SETTINGS}]
     with blaming("--output ", CheckpointError):
@@ -273,7 +274,7 @@ def run(args: argparse.Namespace) -> None:
     if summary is not None:
         publish.must_tell_games(summary, file, adapter.name)
     if args.adapter_only:
-        copy_adapter(adapter, base, args.output)
+        copy_adapter(adapter, config.model, args.output)
     else:
         report = make_merge(adapter, config, args)
         judge(report, args)

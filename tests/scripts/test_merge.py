@@ -409,6 +409,19 @@ def test_the_cards_snippet_runs_as_pasted(run_plain, merged_4bit, tmp_path):
         assert "Warning: it was trained and evaluated choosing among the legal ids only" in text
 
 
+def test_the_revision_of_the_base_is_told_wherever_the_base_is(tmp_path):
+    """In a checkpoint and in what is published of it; who names another base names no revision."""
+    policy = tiny_policy(tmp_path, model={"revision": "0123abc"})
+    policy.save(tmp_path / "adapter")
+    assert read_json(tmp_path / "adapter" / "adapter_config.json")["revision"] == "0123abc"
+    merge.copy_adapter(tmp_path / "adapter", replace(policy.config, revision="fed"), tmp_path / "copy")
+    assert read_json(tmp_path / "copy" / "adapter_config.json")["revision"] == "fed"
+    shown = about(tmp_path)
+    for four in (True, False):
+        shown.config.model = replace(shown.config.model, revision="0123abc", use_4bit=four)
+        assert f'pretrained("{publish.public_name(base_model())}", revision="0123abc", dtype' in publish.card(shown)
+
+
 @pytest.mark.parametrize("nested", [True, False])
 def test_an_adapter_goes_on_the_base_in_the_bits_it_was_trained_on(tmp_path, nested):
     shown = about(tmp_path)
