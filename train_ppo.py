@@ -56,7 +56,7 @@ from training.metrics import summarise, timing
 from training.positions import known_states
 from training.process import StopSignal, TrainingError
 from training.ranks import Ranks, SharedError, add_up, means
-from training.state import Checkpointed, dump_batch, find_checkpoint, is_finished
+from training.state import Checkpointed, find_checkpoint, is_finished
 from training.trajectories import Batch, Moments, Trajectory, game_groups, log_ratios, rollout_scores, terminal_rewards
 
 GAPS = ("logprob_gap_mean", "logprob_gap_max")  # |learner's - sampler's| log-probability
@@ -367,7 +367,7 @@ class Trainer(Checkpointed):
             moved = batch.moved(self.policy, not ppo.legal_mass_coef, self.ranks)
         state.bad_updates = int(stats.pop("bad_updates"))
         if state.bad_updates >= MAX_BAD_UPDATES and self.ranks.first:
-            dump_batch(self.run_dir / "bad_batch.json", state.step + 1, batch, valid)
+            batch.dump(self.run_dir / "bad_batch.json", state.step + 1, valid)
         state.moments, state.kl_coef = moments, adapt_kl_coef(state.kl_coef, batch.kl_ref, len(batch.values_M), ppo)
 
         stage = self.curriculum.stage.name

@@ -9,8 +9,7 @@ import os
 import sys
 import time
 import traceback
-from collections.abc import Iterable
-from dataclasses import MISSING, asdict, dataclass, field, fields
+from dataclasses import MISSING, dataclass, field, fields
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -26,7 +25,6 @@ from curriculum import Curriculum, first_tasks
 from envs.client import is_number
 from envs.config import PLAYED_BY
 from envs.trace import programs_digest
-from envs.types import Episode
 from policy.model import identity
 from policy.player import Policy, load_policy
 from policy.vllm_player import Engine
@@ -384,22 +382,6 @@ def base_of(config: SimpleNamespace, policy: Policy) -> dict[str, str | None]:
 def _numbers(saved: dict[str, Any]) -> dict[str, Any]:
     """Strict JSON holds null where a number was not finite."""
     return {key: np.nan if value is None else value for key, value in saved.items()}
-
-
-def dump_batch(path: Path, step: int, batch: Any, episodes: Iterable[Episode]) -> None:
-    """Write what the updates that were not finite were made of (a ``trajectories.Batch``), for whoever looks into it.
-
-    The run has its end to come to: where it cannot be written, that is told.
-    """
-    tasks = [{"task_id": e.task.task_id, "seed": e.task.seed, "opponent": e.task.opponent} for e in episodes]
-    rows = [{"task": tasks[unit], "ids": sequence.ids, "decisions": [asdict(d) for d in sequence.decisions],
-             "advantages": batch.advantages_M[span].tolist(), "returns": batch.returns_M[span].tolist(),
-             "old_logprobs": batch.old_logprobs_M[span].tolist()}
-            for unit, sequence, span in zip(batch.unit, batch.sequences, batch.spans, strict=True)]  # fmt: skip
-    try:
-        utils.write_file(path, json.dumps({"step": step, "sequences": rows}).encode())
-    except CheckpointError as error:
-        log.warning("%s", error)
 
 
 def set_aside(path: Path, copied: bool = False) -> str:

@@ -3,8 +3,11 @@
 Shapes: S trajectories (a seat of an episode each), M decisions of the batch in a row.
 """
 
+import json
+import logging
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,6 +20,9 @@ from policy.state_head import State
 from policy.vllm_player import EngineError
 from training.config import PPOConfig
 from training.ranks import Ranks
+from utils import CheckpointError, write_file
+
+log = logging.getLogger(__name__)
 
 MAX_GAP = 0.2  # nats: a server whose answers are further from the learner's, in the median, has other weights
 IMPORTANCE_CAP = 2.0  # truncated importance sampling, https://doi.org/10.1198/106186008X320456
@@ -115,6 +121,21 @@ class Batch:
         if self.gap_M is not None:
             out |= {"logprob_gap_mean": float(self.gap_M.mean()), "logprob_gap_max": float(self.gap_M.max())}
         return out
+
+    def dump(self, path: Path, step: int, episodes: Seq[Episode]) -> None:
+        """Write what updates that were not finite were made of, for whoever looks into it.
+
+        The run has its end to come to: where it cannot be written, that is told.
+        """
+        tasks = [{"task_id": e.task.task_id, "seed": e.task.seed, "opponent": e.task.opponent} for e in episodes]
+        rows = [{"task": tasks[unit], "ids": sequence.ids, "decisions": [asdict(d) for d in sequence.decisions],
+                 "advantages": self.advantages_M[span].tolist(), "returns": self.returns_M[span].tolist(),
+                 "old_logprobs": self.old_logprobs_M[span].tolist()}
+                for unit, sequence, span in zip(self.unit, self.sequences, self.spans, strict=True)]  # fmt: skip
+        try:
+            write_file(path, json.dumps({"step": step, "sequences": rows}).encode())
+        except CheckpointError as error:
+            log.warning("%s", error)
 
 
 def rollout_scores(

@@ -34,7 +34,8 @@ import train_ppo
 import utils
 from evaluation.measure import EvaluationError
 from policy import network
-from training import loggers, state
+from training import loggers
+from training.trajectories import Batch
 
 
 @pytest.fixture(autouse=True)
@@ -148,7 +149,7 @@ def test_a_loss_that_stays_not_finite_ends_the_run_with_the_last_good_state(tmp_
 
 def test_a_dump_that_cannot_be_written_is_told_and_ends_nothing(tmp_path, caplog):
     (tmp_path / "bad_batch.json").mkdir()
-    state.dump_batch(tmp_path / "bad_batch.json", 3, SimpleNamespace(unit=[], sequences=[], spans=[]), [])
+    Batch.dump(SimpleNamespace(unit=[], sequences=[], spans=[]), tmp_path / "bad_batch.json", 3, [])
     assert "bad_batch.json: " in caplog.text
 
 
