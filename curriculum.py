@@ -363,10 +363,10 @@ class Curriculum:
             stage = names.index(state["stage"])
             episodes = int(state["episodes"])
             window = [(int(game), int(success)) for game, success in state["window"]]
-            buffer = {
-                (int(task_id), _seed(key), str(opponent)): (_seed(seed), float(score), int(streak))
-                for task_id, key, opponent, seed, score, streak in state["failure_buffer"]
-            }
+            buffer: dict[Key, Entry] = {}
+            for task_id, _, opponent, seed, score, streak in state["failure_buffer"]:
+                key = self._key(int(task_id), _seed(seed), str(opponent))  # a resume may ask for other replays
+                buffer[key] = (_seed(seed), float(score), int(streak))
             rates = {(int(game), str(opponent)): float(rate) for game, opponent, rate in state["rates"]}
             past = {str(name): float(score) for name, score in state.get("past", [])}
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as exc:
@@ -393,8 +393,11 @@ class Curriculum:
         rate = self._rates.get((game, opponent), 0.5)
         return weight * max(rate * (1 - rate), LEARNABILITY_FLOOR)
 
+    def _key(self, task_id: int, seed: int | None, opponent: str) -> Key:
+        return task_id, seed if self.config.replay_seed == "same" else None, opponent
+
     def _update_buffer(self, task: Task, score: float, may_enter: bool) -> None:
-        key = task.task_id, task.seed if self.config.replay_seed == "same" else None, task.opponent
+        key = self._key(task.task_id, task.seed, task.opponent)
         entry = self._buffer.get(key)
         if score <= SUCCESS:
             if entry or may_enter:

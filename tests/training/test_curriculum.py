@@ -312,6 +312,17 @@ def test_fresh_seeds_replay_the_task_with_another_deal():
     assert curriculum.buffer_size == 0
 
 
+@pytest.mark.parametrize(("before", "after"), [("same", "fresh"), ("fresh", "same")])
+def test_failures_are_found_again_by_a_run_that_goes_on_with_other_replays(before, after):
+    first, then = (Curriculum(one_stage(replay_seed=kind), 0) for kind in (before, after))
+    feed(first, [0, 0])
+    then.load_state_dict(first.state_dict())
+    assert then.buffer_size == 2
+    for t in replays(then, range(1000, 1100)):
+        then.update(t, 1.0)
+    assert then.buffer_size == 0
+
+
 def test_two_successes_in_a_row_leave_the_buffer():
     curriculum = Curriculum(one_stage(), 0)
     for score, size in [(0.0, 1), (1.0, 1), (0.5, 1), (1.0, 1), (1.0, 0), (1.0, 0)]:
