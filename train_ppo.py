@@ -454,8 +454,8 @@ def train(config: Any, resume: str | None, force_config: bool = False, ranks: Ra
     start = ranks.alone(lambda: find_checkpoint(run_dir, resume, resolved, force_config))
     console = Console(config.ppo.num_train_steps, None if ranks.first else io.StringIO(), config.ppo.eval_freq)
     trainer = Trainer(config, run_dir, ranks)
-    if start:
-        trainer.load(start, force_config)
+    if start and trainer.load(start, force_config):
+        trainer.save_if_possible()  # else a run that dies before its next checkpoint goes on as if nothing had changed
     if ranks.first:
         utils.write_file(run_dir / "run_config.json", trainer.shown_config)
     trainer.about = begin(run_dir, config, start is not None) if ranks.first else {}

@@ -273,10 +273,13 @@ class Checkpointed:
         except RuntimeError as error:  # a device that failed may not give its tensors back
             return f"{latest_checkpoint(self.run_dir) or 'none'} ({' '.join(str(error).split())})"
 
-    def load(self, path: Path, force: bool = False) -> None:
+    def load(self, path: Path, force: bool = False) -> bool:
         """Go on exactly where a checkpoint was written, or the newest one before it whose weights can play.
 
         ``force``: although its base model, tokenizer, adapter, games or programs are others.
+
+        Returns:
+            Whether the run goes on with other knobs than the checkpoint's, or in another folder.
 
         Raises:
             CheckpointError: it does not hold what a checkpoint of this run holds.
@@ -304,7 +307,7 @@ class Checkpointed:
                 self.state.row = _numbers(self.state.row)
             self.state.alarms = _numbers(self.state.alarms)
             self.curriculum.load_state_dict(saved.json("curriculum"))
-            self._drop_what_changed(saved.json("run_config"), another)
+            self._drop_what_changed(before := saved.json("run_config"), another)
             comparable = saved.manifest.get("scale", self.scale) == self.scale
             self.scored = (saved.step, saved.manifest.get("score") if comparable else None)
             self._load_frozen(saved)
@@ -316,6 +319,8 @@ class Checkpointed:
         if self.ranks.first:
             abandon_after(self.run_dir, self.state.step)
             self.metrics.truncate_to(self.state.step - (self.state.row is not None))
+        changed = [line for line in config_diff(before, self.safe_config) if not line.startswith("run.output_dir")]
+        return bool(changed) or path.parent.resolve() != self.run_dir.resolve()
 
     def _load_optimizer(self, moments: dict[str, Any], rest: dict[str, Any]) -> None:
         """Adam's state, without that of a head which is not trained any more."""

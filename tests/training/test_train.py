@@ -592,6 +592,24 @@ def test_a_finished_run_is_not_finished_with_other_knobs(tmp_path, capsys):
     assert "the configuration has changed since checkpoint-000001: ppo.gamma" in capsys.readouterr().err
 
 
+def test_what_a_resume_changed_is_kept_by_a_run_that_dies_at_once(undisturbed, tmp_path, monkeypatch):
+    def dies(self, stop):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(train_ppo.Trainer, "step", dies)
+    shutil.copytree(undisturbed / "run", tmp_path / "run")
+    score = json.loads((tmp_path / "run" / "checkpoint-000004" / "manifest.json").read_text())["score"]
+    for words in (["--set", f"ppo.num_train_steps={STEPS + 1}", "ppo.learning_rate=1e-4"], []):
+        assert train_ppo.main(["--resume", str(tmp_path / "run"), *words]) == 130  # the second is not finished either
+        ppo = read_config(parse_args(["--resume", str(tmp_path / "run")], None)).ppo
+        assert (ppo.num_train_steps, ppo.learning_rate) == (STEPS + 1, 1e-4)
+    other = ["--resume", str(tmp_path / "run" / "checkpoint-000004"), "--output-dir", str(tmp_path / "other")]
+    assert train_ppo.main(other) == 130
+    saved = tmp_path / "other" / "checkpoint-000004"
+    assert verify_checkpoint(saved) == []
+    assert json.loads((saved / "manifest.json").read_text())["score"] == score is not None
+
+
 @pytest.mark.slow
 def test_a_longer_run_killed_while_it_ends_is_not_finished(tmp_path, monkeypatch, capsys):
     once, twice = (("--set", f"ppo.num_train_steps={steps}") for steps in (1, 2))
