@@ -454,6 +454,7 @@ def train(config: Any, resume: str | None, force_config: bool = False, ranks: Ra
     start = ranks.alone(lambda: find_checkpoint(run_dir, resume, resolved, force_config))
     console = Console(config.ppo.num_train_steps, None if ranks.first else io.StringIO(), config.ppo.eval_freq)
     trainer = Trainer(config, run_dir, ranks)
+    trainer.lock = next(iter(locks), None)
     if start and trainer.load(start, force_config):
         trainer.save_if_possible()  # else a run that dies before its next checkpoint goes on as if nothing had changed
     if ranks.first:
@@ -469,7 +470,9 @@ def train(config: Any, resume: str | None, force_config: bool = False, ranks: Ra
             return (code := training_loop(trainer, stop, console))
         finally:
             console.close()
-            end(run_dir, trainer.about)
+            with suppress(TrainingError):
+                process.check_lock(run_dir, trainer.lock)
+                end(run_dir, trainer.about)
             trainer.loggers.close(code)
             trainer.metrics.close()
             if trainer.engine:
@@ -496,6 +499,7 @@ def training_loop(trainer: Trainer, stop: StopSignal, console: Console) -> int:
                 row |= {f"eval/{r.game}": r.grade for r in results}
             state.row = None
             if trainer.ranks.first:
+                process.check_lock(trainer.run_dir, trainer.lock)
                 trainer.metrics.append(row)
             trainer.loggers.log(row)
             console.step(row)
@@ -525,6 +529,7 @@ def finish(trainer: Trainer, stop: StopSignal, console: Console, results: list[G
     final = trainer.save_players()
     table, summary = result_table(trainer.state.before, results or trainer.evaluate(stop, console.progress))
     summary |= {"steps": trainer.state.step, "seed": trainer.config.run.seed, "checkpoint": checkpoint.name}
+    process.check_lock(trainer.run_dir, trainer.lock)
     with suppress(OSError):  # of an earlier end
         (trainer.run_dir / "episodes.jsonl").unlink()
     utils.write_file(trainer.run_dir / "summary.json", json.dumps(summary, indent=1).encode())
@@ -544,6 +549,7 @@ def show(trainer: Trainer, stop: StopSignal, console: Console, summary: dict[str
     tasks = [task for t in trainer.evaluated for task in eval_tasks([deals_of(t, trainer.config.env)], 3, 1)]
     rows = record(trainer.player(stop), trainer.config.env, tasks, trainer.state.step)
     trainer.loggers.games(rows)
+    process.check_lock(run_dir, trainer.lock)
     if found := english.measure(trainer.policy):
         utils.write_file(run_dir / "summary.json", json.dumps(summary | {"english": found}, indent=1).encode())
         console.say(english.line(found))

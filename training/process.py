@@ -226,6 +226,20 @@ def lock_run(run_dir: str | Path, seen: list[str] | None = None) -> IO[str]:
     return file
 
 
+def check_lock(run_dir: Path, lock: IO[str] | None) -> None:
+    """Make sure, before something is written into a run's folder, that it is still the one that ``lock`` was taken on.
+
+    Raises:
+        TrainingError: it was moved, deleted or replaced by another, which may be another run's.
+    """
+    try:
+        held = lock is None or os.path.samestat(os.fstat(lock.fileno()), os.stat(run_dir / ".lock"))
+    except OSError as error:  # of a disk that fails for a moment whoever writes will tell
+        held = not isinstance(error, FileNotFoundError | NotADirectoryError)
+    if not held:
+        raise TrainingError(f"{run_dir}: the run's folder was moved, deleted or replaced; nothing more is written")
+
+
 def leave(code: int) -> NoReturn:
     """End the process; after a signal at once: the interpreter would wait for searches that nobody awaits."""
     if code > 128:

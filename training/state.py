@@ -13,7 +13,7 @@ from dataclasses import MISSING, dataclass, field, fields
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 import torch
@@ -34,7 +34,7 @@ from training.loggers import Loggers
 from training.memory import checkpoint_bytes
 from training.metrics import MetricsLog, finite
 from training.positions import state_shapes
-from training.process import StoppablePlayer, StopSignal
+from training.process import StoppablePlayer, StopSignal, check_lock
 from training.ranks import Ranks
 from utils import CheckpointError, latest_checkpoint, load_checkpoint, redact
 
@@ -107,6 +107,7 @@ class Checkpointed:
     about: dict[str, Any]  # as in about.json
     exact: dict[int, float]  # tasks of the evaluation with exact values
     loggers: Loggers
+    lock: IO[str] | None = None  # on the run's folder, in the first process
     failed_saves = 0
     midway = False  # whether the weights are between two steps: not to be saved
     saved_at = 0.0  # by time.monotonic
@@ -172,11 +173,13 @@ class Checkpointed:
 
         Raises:
             CheckpointError: it cannot be written, or (RuinedWeightsError) could not be gone on from.
+            TrainingError: the folder is not the run's any more.
         """
         self.saved_at = time.monotonic()
         self.state.tokens_per_batch = self.policy.tokens_per_batch  # an evaluation may have halved it
         if not self.ranks.first:
             return self.run_dir
+        check_lock(self.run_dir, self.lock)
         self.policy.check()
         trained = sum(parameter.numel() for parameter in self.policy.trainable().values())
         utils.need_space(self.run_dir, checkpoint_bytes(trained, trained * len(self.frozen)))
@@ -212,6 +215,7 @@ class Checkpointed:
             (folder / "run_config.json").write_bytes(self.shown_config)  # that of the run may change
             utils.write_manifest(folder, self.state.step, self.base)
 
+        check_lock(self.run_dir, self.lock)
         if "average" in self.frozen:
             utils.write_directory(self.run_dir / "average", partial(fill, "average"))
         return utils.write_directory(self.run_dir / "final", partial(fill, "default"))
@@ -264,6 +268,7 @@ class Checkpointed:
     def save_at_the_end(self) -> str:
         """Save for the last time; return the checkpoint's path, or that of the newest sound one and what went wrong."""
         log.debug("what ended the run", exc_info=True)
+        check_lock(self.run_dir, self.lock)
         if self.midway:
             return str(latest_checkpoint(self.run_dir) or "none yet")
         try:
@@ -276,10 +281,8 @@ class Checkpointed:
     def load(self, path: Path, force: bool = False) -> bool:
         """Go on exactly where a checkpoint was written, or the newest one before it whose weights can play.
 
-        ``force``: although its base model, tokenizer, adapter, games or programs are others.
-
-        Returns:
-            Whether the run goes on with other knobs than the checkpoint's, or in another folder.
+        ``force``: although its base model, tokenizer, adapter, games or programs are others. Returns whether the run
+        goes on with other knobs, or in another folder.
 
         Raises:
             CheckpointError: it does not hold what a checkpoint of this run holds.
@@ -307,7 +310,7 @@ class Checkpointed:
                 self.state.row = _numbers(self.state.row)
             self.state.alarms = _numbers(self.state.alarms)
             self.curriculum.load_state_dict(saved.json("curriculum"))
-            self._drop_what_changed(before := saved.json("run_config"), another)
+            changed = self._drop_what_changed(saved.json("run_config"), another)
             comparable = saved.manifest.get("scale", self.scale) == self.scale
             self.scored = (saved.step, saved.manifest.get("score") if comparable else None)
             self._load_frozen(saved)
@@ -319,8 +322,7 @@ class Checkpointed:
         if self.ranks.first:
             abandon_after(self.run_dir, self.state.step)
             self.metrics.truncate_to(self.state.step - (self.state.row is not None))
-        changed = [line for line in config_diff(before, self.safe_config) if not line.startswith("run.output_dir")]
-        return bool(changed) or path.parent.resolve() != self.run_dir.resolve()
+        return changed or path.parent.resolve() != self.run_dir.resolve()
 
     def _load_optimizer(self, moments: dict[str, Any], rest: dict[str, Any]) -> None:
         """Adam's state, without that of a head which is not trained any more."""
@@ -329,8 +331,11 @@ class Checkpointed:
             rest = rest | {"names": [name for name in rest["names"] if not name.startswith("state_head.")]}
         utils.unpack_optimizer(self.optimizer, moments, rest, self.names)
 
-    def _drop_what_changed(self, before: dict[str, Any], another: bool) -> None:
-        """Forget what another configuration, or base, brought about: its penalty, and results of other play."""
+    def _drop_what_changed(self, before: dict[str, Any], another: bool) -> bool:
+        """Forget what another configuration, or base, brought about: its penalty, and results of other play.
+
+        Returns whether a knob has changed, but for where the run is.
+        """
         now = self.safe_config
 
         def differs(was: Any, is_now: dict[str, Any], *keys: str) -> bool:
@@ -349,6 +354,7 @@ class Checkpointed:
             self.curriculum.forget_others(window=True)
         elif were != are:
             self.curriculum.forget_others(window=False)
+        return any(not line.startswith("run.output_dir") for line in config_diff(before, now))
 
     def _load_frozen(self, saved: utils.Checkpoint) -> None:
         held = self.curriculum.past or "past.safetensors" in saved.manifest["files"]

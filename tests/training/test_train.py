@@ -415,6 +415,23 @@ def test_a_run_in_use_is_refused(tmp_path, capsys):
     assert f"in use by another run (process {os.getpid()})" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(("what", "when"), [("deleted", "evaluate"), ("moved", "step"), ("replaced", "save_players")])
+def test_a_run_whose_folder_is_moved_writes_nothing_more(tmp_path, monkeypatch, capsys, what, when):
+    run, real = tmp_path / "run", getattr(train_ppo.Trainer, when)
+
+    def meanwhile(self, *args):
+        found = real(self, *args) if when != "save_players" else None
+        shutil.rmtree(run) if what == "deleted" else run.rename(tmp_path / "moved")
+        if what == "replaced":
+            lock_run(run).close()
+        return found or real(self, *args)
+
+    monkeypatch.setattr(train_ppo.Trainer, when, meanwhile)
+    assert train(tmp_path, "--set", "ppo.num_train_steps=1", "ppo.eval_games=2") == 1
+    assert f"training failed: {run}: the run's folder was moved, deleted or replaced" in capsys.readouterr().err
+    assert [path.name for path in run.rglob("*")] == ([".lock"] if what == "replaced" else [])
+
+
 def test_what_a_run_still_saved_when_it_was_resumed_is_not_set_aside(undisturbed, tmp_path, monkeypatch, capsys):
     """The checkpoint is chosen before the folder is taken, since the configuration lies in it."""
     copy_of(undisturbed / "run", tmp_path, 2)
