@@ -218,6 +218,8 @@ class Checkpointed:
         check_lock(self.run_dir, self.lock)
         if "average" in self.frozen:
             utils.write_directory(self.run_dir / "average", partial(fill, "average"))
+        elif (self.run_dir / "average").exists():  # of an earlier end
+            set_aside(self.run_dir / "average")
         return utils.write_directory(self.run_dir / "final", partial(fill, "default"))
 
     @property
@@ -343,6 +345,10 @@ class Checkpointed:
 
         if differs(before.get("ppo"), now["ppo"], "init_kl_coef"):
             self.state.kl_coef = self.config.ppo.init_kl_coef
+        if differs(before.get("ppo"), now["ppo"], "learning_rate") or self.ppo.alarms == "off":
+            self.state.lr_scale = 1.0
+        if not differs(before.get("model"), vars(self.state), "tokens_per_batch"):  # memory had sufficed so far
+            self.state.tokens_per_batch = self.config.model.tokens_per_batch
         another |= differs(before.get("env"), now["env"], *SHOWN_BY) or differs(before.get("ppo"), now["ppo"], *ASKED)
         if another:
             unknown = dict.fromkeys(("value", "exact", "share"))
@@ -428,7 +434,7 @@ def _take_folder(run_dir: Path, resume: str | None, look_only: bool) -> None:
             raise ConfigError(
                 f"run.output_dir: {folder} is there and is no adapter: it would be replaced; name another"
             )
-    if resume is None or Path(resume).resolve().parent != run_dir.resolve():
+    if resume is None or Path(resume).parent.resolve() != run_dir.resolve():
         if (run_dir / "adapter_config.json").exists():
             raise ConfigError(f"run.output_dir: {run_dir} is a checkpoint or a player, which a run would damage; "
                               "--resume goes on from a checkpoint, --output-dir starts another run")  # fmt: skip

@@ -409,6 +409,16 @@ def test_a_checkpoint_named_in_another_way_belongs_to_its_run(undisturbed, tmp_p
     assert_same_run(tmp_path, undisturbed)
 
 
+def test_a_checkpoint_on_another_disk_belongs_to_the_run_it_is_linked_from(undisturbed, tmp_path):
+    copy_of(undisturbed / "run", tmp_path, 4)
+    (tmp_path / "disk").mkdir()
+    checkpoint = tmp_path / "run" / "checkpoint-000004"
+    checkpoint.rename(tmp_path / "disk" / checkpoint.name)
+    checkpoint.symlink_to(tmp_path / "disk" / checkpoint.name)
+    config = config_dict(vars(read_config(parse_args(["--resume", str(tmp_path / "run")], None))))
+    assert state.find_checkpoint(tmp_path / "run", str(checkpoint), config, False, look_only=True) == checkpoint
+
+
 def test_a_run_in_use_is_refused(tmp_path, capsys):
     with lock_run(tmp_path / "run"):
         assert train(tmp_path) == 2
@@ -526,6 +536,39 @@ def test_a_dry_run_refuses_what_a_forced_resume_cannot_take(tmp_path, capsys):
         assert train(tmp_path, *forced, change, "--dry-run") == 2
         assert capsys.readouterr().err.splitlines()[-1].startswith(f"error: {told}")
     assert train(tmp_path, *forced, "lora.lora_alpha=16", "--dry-run") == 0
+
+
+@pytest.mark.parametrize(("knob", "scale"), [
+    ("ppo.learning_rate=1e-4", 1.0), ("ppo.alarms=off", 1.0), ("ppo.alarms=act", 0.25), ("ppo.save_freq=2", 0.25),
+])  # fmt: skip
+def test_a_learning_rate_that_is_given_is_what_is_used(tmp_path, knob, scale):
+    """What alarms made of the old one was said of that one."""
+    config = micro_config(tmp_path, run={"output_dir": str(tmp_path / "run")})
+    trainer = train_ppo.Trainer(config, tmp_path / "run")
+    trainer.state.lr_scale = 0.25
+    trainer.save()
+    assert loaded(tmp_path, 0, knob).state.lr_scale == scale
+
+
+@pytest.mark.parametrize(
+    ("halved", "knob", "used"), [(1, 8192, 8192), (1, 1024, 1024), (2, 8192, 2048), (2, 4096, 2048)]
+)
+def test_larger_batches_that_are_given_are_used_where_memory_sufficed(tmp_path, halved, knob, used):
+    config = micro_config(tmp_path, run={"output_dir": str(tmp_path / "run")})
+    trainer = train_ppo.Trainer(config, tmp_path / "run")
+    trainer.policy.tokens_per_batch = 4096 // halved
+    trainer.save()
+    again = loaded(tmp_path, 0, f"model.tokens_per_batch={knob}")
+    assert again.policy.tokens_per_batch == again.state.tokens_per_batch == used
+
+
+def test_an_average_of_an_earlier_end_is_no_player_of_a_later_one(undisturbed, tmp_path):
+    shutil.copytree(undisturbed / "run", tmp_path / "run")
+    loaded(tmp_path, STEPS).save_players()
+    assert (tmp_path / "run" / "average").exists()
+    loaded(tmp_path, STEPS, "ppo.magnet_coef=0").save_players()
+    assert not (tmp_path / "run" / "average").exists()
+    assert find_adapter(str(tmp_path / "run" / "abandoned-average"))
 
 
 def test_a_head_that_is_not_wanted_any_more_is_left_behind(undisturbed, tmp_path):
