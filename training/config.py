@@ -20,7 +20,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from config.flags import FlagParser
-from config.reader import ConfigError, blaming, config_dict, knob, load_config
+from config.reader import ConfigError, blaming, config_dict, knob, load_config, read_json
 from curriculum import CurriculumConfig, Stage, pool
 from env_wrapper import check_games
 from envs.config import EnvConfig
@@ -156,6 +156,8 @@ def read_config(args: argparse.Namespace) -> SimpleNamespace:
     _from_anywhere(config)
     if args.resume is not None and Path(config.run.output_dir).resolve() == place.resolve() == checkpoint.parent:
         args.seen = seen
+    if args.resume is not None:
+        _refuse_to_widen(config, read_json(files[0]))
     config.curriculum = narrowed(config.curriculum, config.env)
     return config
 
@@ -203,6 +205,15 @@ def _from_anywhere(config: SimpleNamespace) -> None:
         config.model = replace(config.model, adapter=str(Path(expanduser(model.adapter)).absolute()))
     if source and source != "generator" and (programs := Path(expanduser(source))).exists():
         config.env = replace(config.env, trace=config.env.trace | {"source": str(programs.absolute())})
+
+
+def _refuse_to_widen(config: SimpleNamespace, saved: dict[str, Any]) -> None:
+    """Raise ConfigError where a knob that ``narrowed`` a checkpoint's stages is given up, which gives none back."""
+    env, stages = saved.get("env", {}), saved.get("curriculum", {}).get("stages")
+    for key in ("allowed_game_indices", "opponent"):
+        given_up = env.get(key) and not getattr(config.env, key)
+        if given_up and config_dict(vars(config))["curriculum"]["stages"] == stages:
+            raise ConfigError(f"env.{key}: the checkpoint's stages are narrowed to it already: give curriculum.stages")
 
 
 def narrowed(curriculum: CurriculumConfig, env: EnvConfig) -> CurriculumConfig:

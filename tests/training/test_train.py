@@ -12,7 +12,7 @@ from dataclasses import replace
 import pytest
 import torch
 from safetensors.torch import load_file
-from tiny import base_model, micro_config
+from tiny import base_model, micro_config, micro_file
 from tiny_runs import (
     ADAPTIVE,
     CLIMB,
@@ -569,6 +569,21 @@ def test_an_average_of_an_earlier_end_is_no_player_of_a_later_one(undisturbed, t
     loaded(tmp_path, STEPS, "ppo.magnet_coef=0").save_players()
     assert not (tmp_path / "run" / "average").exists()
     assert find_adapter(str(tmp_path / "run" / "abandoned-average"))
+
+
+@pytest.mark.parametrize("knob", ["env.opponent=", "env.allowed_game_indices=[]"])
+def test_what_narrowed_the_stages_of_a_checkpoint_cannot_be_given_up_in_silence(tmp_path, knob, capsys):
+    key, folder = knob.split("=")[0], str(tmp_path / "run")
+    env = {"opponent": "mcts:2x1", "allowed_game_indices": ["kuhn_poker"]}
+    read = read_config(parse_args(["--config", micro_file(tmp_path, env=env), "--output-dir", folder], None))
+    train_ppo.Trainer(read, tmp_path / "run").save()
+    words = ["--resume", folder, "--force-config", "--dry-run", "--set", knob]
+    assert train_ppo.main(words) == 2
+    assert f"error: {key}: the checkpoint's stages are narrowed to it already: give curriculum.stages" in (
+        capsys.readouterr().err
+    )
+    stages = config_dict({"curriculum": micro_config(tmp_path).curriculum})["curriculum"]["stages"]
+    assert train_ppo.main([*words, f"curriculum.stages={json.dumps(stages)}"]) == 0
 
 
 def test_a_head_that_is_not_wanted_any_more_is_left_behind(undisturbed, tmp_path):
