@@ -179,17 +179,20 @@ def leave_root() -> None:
         os.setresuid(NOBODY, NOBODY, NOBODY)
 
 
-def become_first_process() -> None:
-    """Go on as pid 1 of the new pid namespace; the process that stays outside only passes the exit status on."""
-    child = os.fork()
-    if child == 0:
+def become_second_process() -> None:
+    """Go on as pid 2 of the new pid namespace: pid 1 would ignore the signals that nobody handles.
+
+    The process that stays outside and pid 1 only pass the exit status on.
+    """
+    for _ in ("outside", "pid 1"):
+        child = os.fork()
+        if child:
+            _signal.signal(SIGTERM, lambda *_: os.kill(child, SIGKILL))  # ended this way all are reaped
+            for descriptor in (0, 1, 2):
+                os.close(descriptor)
+            status = os.waitpid(child, 0)[1]
+            os._exit(128 + os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status))
         prctl(PR_SET_PDEATHSIG, SIGKILL)
-        return
-    _signal.signal(SIGTERM, lambda *_: os.kill(child, SIGKILL))  # ended this way both are reaped
-    for descriptor in (0, 1, 2):
-        os.close(descriptor)
-    status = os.waitpid(child, 0)[1]
-    os._exit(128 + os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status))
 
 
 def restrict_files(scratch: str | None) -> None:
@@ -290,7 +293,7 @@ def confine(settings: dict) -> None:
         leave_root()
     prctl(PR_SET_PDEATHSIG, SIGKILL)  # not earlier: a change of user clears it
     if "namespaces" in mechanisms:
-        become_first_process()
+        become_second_process()
     drop_capabilities()
     set_limits(settings)
     if "landlock" in mechanisms:

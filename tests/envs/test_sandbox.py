@@ -166,6 +166,16 @@ def test_what_programs_may_do(box):
     ]  # fmt: skip
 
 
+def test_a_signal_that_nobody_handles_ends_a_program(box):
+    runs = [
+        box.run(f"import os, signal\nprint(1, flush=True)\nos.kill(os.getpid(), {number})\nprint(2)")
+        for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGSEGV)
+    ]
+    assert [(run.stdout, run.status, run.returncode - 128) for run in runs] == [
+        ("1\n", "error", number) for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGSEGV)
+    ]
+
+
 def test_each_program_is_alone(box):
     box.run("import builtins\nbuiltins.left = 1\ntry: open('left', 'w').close()\nexcept OSError: pass")
     assert (
@@ -400,7 +410,7 @@ def test_a_namespace_of_its_own():
     if not works("namespaces"):
         pytest.skip("this machine has no namespaces")
     with Sandbox(LIMITS, min_level=0, spares=1, mechanisms="namespaces") as box:
-        assert box.run("import os\nprint(os.getpid(), os.getuid())").stdout == "1 65534\n"
+        assert box.run("import os\nprint(os.getpid(), os.getuid())").stdout == "2 65534\n"
         assert "proc" not in box.run("import os\nprint(os.listdir('/'))").stdout
         assert 0 < int(box.run(COUNT_THREADS).stdout) <= LIMITS.threads
 
