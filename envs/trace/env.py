@@ -42,6 +42,8 @@ LIMIT_MET = re.compile(
     r"OSError: could not get source code|"
     r"FileNotFoundError: \[Errno 2\] No such file or directory$"  # of no file: a semaphore of several processes
 )
+# By which the interpreter ends where memory or the C stack is at its end: what it had not written yet is lost.
+KILLED = (signal.SIGKILL, signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT)
 SYSTEM = (
     "You execute Python programs in your head. You are given a program and its standard input. Answer with exactly "
     "what it writes to standard output, every line of it, and nothing else: no explanation and no code block.\n"
@@ -202,7 +204,7 @@ def _limit_of(run: Run) -> str:
     if run.status not in ("ok", "error"):
         return run.status
     last = run.stderr.rstrip().rpartition("\n")[2]
-    return last if LIMIT_MET.match(last) else "killed" if run.returncode == 128 + signal.SIGKILL else ""
+    return last if LIMIT_MET.match(last) else "killed" if run.returncode - 128 in KILLED else ""
 
 
 def level_starts(first: int, last: int) -> list[int]:

@@ -455,6 +455,7 @@ LIMITS = [
     "files = [open('/dev/null') for _ in range(200)]",
     "x = " + "+".join(["1"] * 5000),
     "import sys\nsys.stderr.write('warning\\n' * 9000)\nprint('begun')\nbytearray(600_000_000)",
+    *(f"import signal\nprint(1)\nsignal.raise_signal(signal.{name})" for name in ("SIGSEGV", "SIGBUS", "SIGABRT")),
     # Not of the program, but of the sandbox: what is not there.
     "import no_such_library",
     "import subprocess\nprint('start')\nsubprocess.run(['echo', 'hi'])",
