@@ -32,6 +32,7 @@ from envs.types import Step, Task
 
 TASKS_PER_LEVEL = 10_000_000
 SOURCE_BYTES = 2**31  # of a file of programs
+PROGRAM_CHARACTERS = 2**15  # Python's parser takes gigabytes, or the process, for some of a few hundred thousand
 CACHED_TASKS = 4096  # replayed and evaluated tasks are not run again
 SHOWN_CHARACTERS = 500  # of the expected output, in the info of a finished episode
 # How Python ends at the limits on memory, threads, open files, the size of a file and of the folder.
@@ -184,10 +185,14 @@ class _Workshop:
             found = self.rows[task_id % len(self.rows)]
             row, name, injection_seed = found if isinstance(found, Program) else _row(found), "trace", task_id
             max_prints, run = MAX_PRINTS, self.sandbox.run
+            if len(row.program) > PROGRAM_CHARACTERS:
+                length = f"{len(row.program):,} characters; {PROGRAM_CHARACTERS:,} at most are allowed"
+                raise NoAnswerError(f"task_id {task_id}: the program has {length}")
             if not compiles(row.program):
                 raise NoAnswerError(f"task_id {task_id}: the program is no Python")
 
         try:
+            row.inputs.encode()
             shown, result = inject_safe(row.program, injection_seed, lambda p: run(p, row.inputs), max_prints)
         except (RecursionError, MemoryError, ValueError) as error:  # nested too deeply; half a character, or a zero
             raise NoAnswerError(f"task_id {task_id}: the program cannot be read") from error

@@ -428,10 +428,23 @@ def test_safe_injection_leaves_out_prints_that_are_no_python_or_cannot_be_shown(
     assert broken, "the public environment's injection breaks it"
 
 
-@pytest.mark.parametrize("program", ["print('\ud800')", "-" * 100_000 + "1", "print 1", "print(1)\0"])
+@pytest.mark.parametrize("program", ["print('\ud800')", "-" * 30_000 + "1", "print 1", "print(1)\0"])
 def test_a_program_that_python_cannot_read_is_no_task(tmp_path, program):
     (tmp_path / "a.jsonl").write_text(json.dumps({"program": program}))
     with pytest.raises(NoAnswerError, match="task_id 0: the program"):
+        new_env(source=str(tmp_path / "a.jsonl")).reset(Task(0))
+
+
+def test_half_a_character_of_standard_input_is_no_task(tmp_path):
+    (tmp_path / "a.jsonl").write_text(json.dumps({"program": "print(1)", "inputs": "\ud800"}))
+    with pytest.raises(NoAnswerError, match="task_id 0: the program cannot be read"):
+        new_env(source=str(tmp_path / "a.jsonl")).reset(Task(0))
+
+
+def test_a_long_program_is_not_given_to_the_parser(tmp_path, monkeypatch):
+    (tmp_path / "a.jsonl").write_text(json.dumps({"program": "import a" + ".b" * 2**14}))
+    monkeypatch.setattr("envs.trace.env.compiles", lambda program: pytest.fail("parsed"))
+    with pytest.raises(NoAnswerError, match="program has 32,776 characters; 32,768 at most are allowed"):
         new_env(source=str(tmp_path / "a.jsonl")).reset(Task(0))
 
 
