@@ -187,7 +187,7 @@ def become_second_process() -> None:
     for _ in ("outside", "pid 1"):
         child = os.fork()
         if child:
-            _signal.signal(SIGTERM, lambda *_: os.kill(child, SIGKILL))  # ended this way all are reaped
+            _signal.signal(SIGTERM, lambda *_, child=child: os.kill(child, SIGKILL))  # ended this way all are reaped
             for descriptor in (0, 1, 2):
                 os.close(descriptor)
             status = os.waitpid(child, 0)[1]
