@@ -35,6 +35,7 @@ SOURCE_BYTES = 2**31  # of a file of programs
 PROGRAM_CHARACTERS = 2**15  # Python's parser takes gigabytes, or the process, for some of a few hundred thousand
 CACHED_TASKS = 4096  # replayed and evaluated tasks are not run again
 SHOWN_CHARACTERS = 500  # of the expected output, in the info of a finished episode
+NO_END = "does not come to its end here:"
 # How Python ends at the limits on memory, threads, open files, the size of a file and of the folder.
 # And where the sandbox has none of what it asks for: modules, other processes, sockets, its own file.
 LIMIT_MET = re.compile(
@@ -163,13 +164,18 @@ class _Workshop:
         self.rows = None if trace.source == "generator" else load_programs(trace.source)
         self.sandbox = Sandbox(min_level=0 if self.rows is None else trace.sandbox_min_level)
         atexit.register(self.sandbox.close)
+        self.endless = set[Program]()  # of the rows: each task shows one with other prints, and takes the whole time
         self._cached = functools.lru_cache(CACHED_TASKS)(self._prepare)
 
     def prepare(self, task_id: int, seed: int | None) -> Traced:
         """The task as it is shown, and what it prints; the seed is for the generator, rows ignore it."""
-        return self._cached(task_id, seed if self.rows is None else None)
+        made = self._cached(task_id, seed if self.rows is None else None)
+        if isinstance(made, str):
+            raise NoAnswerError(f"task_id {task_id}: the program {made}")
+        return made
 
-    def _prepare(self, task_id: int, seed: int | None) -> Traced:
+    def _prepare(self, task_id: int, seed: int | None) -> Traced | str:
+        """The task, or why its program is none."""
         if self.rows is None:
             if not 0 <= task_id < LEVELS * TASKS_PER_LEVEL:
                 raise ValueError(f"task_id {task_id} is out of range: allowed are 0 to {LEVELS * TASKS_PER_LEVEL - 1}")
@@ -186,18 +192,21 @@ class _Workshop:
             row, name, injection_seed = found if isinstance(found, Program) else _row(found), "trace", task_id
             max_prints, run = MAX_PRINTS, self.sandbox.run
             if len(row.program) > PROGRAM_CHARACTERS:
-                length = f"{len(row.program):,} characters; {PROGRAM_CHARACTERS:,} at most are allowed"
-                raise NoAnswerError(f"task_id {task_id}: the program has {length}")
+                return f"has {len(row.program):,} characters; {PROGRAM_CHARACTERS:,} at most are allowed"
             if not compiles(row.program):
-                raise NoAnswerError(f"task_id {task_id}: the program is no Python")
+                return "is no Python"
+        if row in self.endless:
+            return f"{NO_END} timeout"
 
         try:
             row.inputs.encode()
             shown, result = inject_safe(row.program, injection_seed, lambda p: run(p, row.inputs), max_prints)
-        except (RecursionError, MemoryError, ValueError) as error:  # nested too deeply; half a character, or a zero
-            raise NoAnswerError(f"task_id {task_id}: the program cannot be read") from error
+        except (RecursionError, MemoryError, ValueError):  # nested too deeply; half a character, or a zero
+            return "cannot be read"
         if limit := _limit_of(result):
-            raise NoAnswerError(f"task_id {task_id}: the program does not come to its end here: {limit}")
+            if result.status == "timeout":
+                self.endless.add(row)
+            return f"{NO_END} {limit}"
         return Traced(name, shown, row.inputs, result.stdout.strip())
 
 
