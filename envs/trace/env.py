@@ -162,8 +162,10 @@ class _Workshop:
     def __init__(self, trace: TraceConfig):
         self.trace = trace
         self.rows = None if trace.source == "generator" else load_programs(trace.source)
-        self.sandbox = Sandbox(min_level=0 if self.rows is None else trace.sandbox_min_level)
+        level = 0 if self.rows is None else trace.sandbox_min_level
+        self.sandbox, self.again = Sandbox(min_level=level), Sandbox(min_level=level, hash_seed=1)
         atexit.register(self.sandbox.close)
+        atexit.register(self.again.close)
         self.endless = set[Program]()  # of the rows: each task shows one with other prints, and takes the whole time
         self._cached = functools.lru_cache(CACHED_TASKS)(self._prepare)
 
@@ -207,6 +209,8 @@ class _Workshop:
             if result.status == "timeout":
                 self.endless.add(row)
             return f"{NO_END} {limit}"
+        if self.rows is not None and self.again.run(shown, row.inputs).stdout != result.stdout:
+            return "prints something else when it is run again"
         return Traced(name, shown, row.inputs, result.stdout.strip())
 
 

@@ -75,7 +75,7 @@ class Interpreter:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            env={"PYTHONHASHSEED": str(hash_seed)},
+            env={"PYTHONHASHSEED": str(hash_seed), **({"TZ": "XXX-23:59"} if hash_seed else {})},
             cwd=NOWHERE,
             start_new_session=True,
         )

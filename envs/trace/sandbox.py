@@ -33,7 +33,8 @@ class Sandbox(contextlib.AbstractContextManager["Sandbox"]):
         min_level: the lowest level (index into ``LEVELS``) that untrusted programs may run at; below it the
             constructor raises ``SandboxError``.
         spares: interpreters started ahead of need.
-        hash_seed: ``PYTHONHASHSEED`` of the programs; fixed, so that a program always has the same answer.
+        hash_seed: ``PYTHONHASHSEED`` of the programs; fixed, so that a program always has the same answer. With
+            another than 0 the clock shows another time, too.
         mechanisms: one of ``MECHANISMS``; None takes the strongest this machine offers.
     """
 

@@ -395,14 +395,28 @@ def test_programs_of_a_folder(folder):
     assert answers == ["42", "b", "cba", "42"]
 
 
-def test_a_program_of_a_file_runs_once_whatever_the_seed(tmp_path, monkeypatch):
-    """Its output is known after the first time: thousands of episodes of a small file must not pay for it again."""
+def test_a_program_of_a_file_runs_twice_whatever_the_seed(tmp_path, monkeypatch):
+    """Its output is known after that: thousands of episodes of a small file must not pay for it again."""
     (tmp_path / "a.jsonl").write_text('{"program": "print(3)"}\n')
     runs, real = [], Sandbox.run
     monkeypatch.setattr(Sandbox, "run", lambda self, *args: runs.append(args) or real(self, *args))
     source = str(tmp_path / "a.jsonl")
     shown = {new_env(source=source).reset(Task(0, seed)).text for seed in (None, 1, 2)}
-    assert (len(shown), len(runs)) == (1, 1)
+    assert (len(shown), len(runs)) == (1, 2)
+
+
+CHANGING = [
+    "print({'a', 'b', 'c'})", "print(object())", "import random\nprint(random.random())",
+    "import time\nprint(time.time())", "from datetime import datetime\nprint(datetime.now().strftime('%Y-%m-%d'))",
+    "import os\nprint(os.environ)",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("program", CHANGING)
+def test_a_program_that_prints_something_else_the_next_time_is_no_task(tmp_path, program):
+    (tmp_path / "a.py").write_text(program)
+    with pytest.raises(NoAnswerError, match="task_id 0: the program prints something else when it is run again"):
+        new_env(source=str(tmp_path)).reset(Task(0))
 
 
 LATE_GLOBAL = """
