@@ -41,7 +41,8 @@ NO_END = "does not come to its end here:"
 LIMIT_MET = re.compile(
     r"MemoryError\b|RuntimeError: can't start new thread|(OSError|PermissionError): \[Errno (1|13|24|27|28|38)\]|"
     r"ModuleNotFoundError: No module named|NameError: name '__file__' is not defined|"
-    r"OSError: could not get source code|"
+    r"OSError: could not get source code|urllib\.error\.URLError\b|socket\.(gai|h)error\b|"
+    r"sqlite3\.OperationalError: (access permission|unable to open)|"
     r"FileNotFoundError: \[Errno 2\] No such file or directory$"  # of no file: a semaphore of several processes
 )
 # By which the interpreter ends where memory or the C stack is at its end: what it had not written yet is lost.

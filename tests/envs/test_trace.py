@@ -487,6 +487,9 @@ LIMITS = [
     "import no_such_library",
     "import subprocess\nprint('start')\nsubprocess.run(['echo', 'hi'])",
     "import socket\nprint('ok')\nsocket.socket()",
+    "import urllib.request\nurllib.request.urlopen('http://example.com')",
+    "import socket\nsocket.gethostbyname('example.com')",
+    "import sqlite3\nsqlite3.connect('x.db').execute('create table t(a)')",
     "import multiprocessing\nprint(multiprocessing.Pool(2).map(abs, [-1]))",
     "print(__file__)",
 ]
