@@ -128,24 +128,23 @@ def compiles(program: str) -> bool:
 
 
 def inject_safe(program: str, seed: int, execute: Execute, max_prints: int = MAX_PRINTS) -> tuple[str, Run]:
-    """``inject`` without the prints that raise, and the run of the result.
+    """``inject`` without the prints that raise, and the run of the result; without any where they fill the output.
 
     ``execute`` runs a program. Which prints raise is seen in a trial run in which they report themselves; the
     others keep their tags. Programs that end well and cannot have swallowed an exception need no trial.
     """
     shown = inject(program, seed, max_prints)
     run = execute(shown)
-    if run.status == "ok" and not SWALLOWS.search(program):
-        return shown, run
-    if run.status not in ("ok", "error"):  # a limit, which no print has to do with
-        return shown, run
-    broken = frozenset[str]()
-    if not compiles(shown) and compiles(program):  # a print before ``global``
-        tags = {f"__DBG_{n}__" for n in range(max_prints)}
-        broken = frozenset(t for t in tags if not compiles(inject(program, seed, max_prints, skip=tags - {t})))
-    trial = execute(inject(program, seed, max_prints, trial=True, skip=broken))
-    broken |= frozenset(re.findall(r"^__DBG_\d+__$", trial.stderr, re.MULTILINE))
-    if not broken:
-        return shown, run
-    shown = inject(program, seed, max_prints, skip=broken)
-    return shown, execute(shown)
+    if run.status == "error" or (run.status == "ok" and SWALLOWS.search(program)):
+        broken = frozenset[str]()
+        if not compiles(shown) and compiles(program):  # a print before ``global``
+            tags = {f"__DBG_{n}__" for n in range(max_prints)}
+            broken = frozenset(t for t in tags if not compiles(inject(program, seed, max_prints, skip=tags - {t})))
+        trial = execute(inject(program, seed, max_prints, trial=True, skip=broken))
+        broken |= frozenset(re.findall(r"^__DBG_\d+__$", trial.stderr, re.MULTILINE))
+        if broken:
+            shown = inject(program, seed, max_prints, skip=broken)
+            run = execute(shown)
+    if run.status == "output" and max_prints:  # a print in a loop of many rounds
+        return inject_safe(program, seed, execute, 0)
+    return shown, run

@@ -442,6 +442,16 @@ def test_safe_injection_leaves_out_prints_that_are_no_python_or_cannot_be_shown(
     assert broken, "the public environment's injection breaks it"
 
 
+def test_safe_injection_puts_no_prints_into_a_long_loop(box):
+    program = "a = b = c = 3\nif 0:\n    extra = 1\nfor i in range(40000):\n    a += i\nprint(a)"
+    public = {seed: box.run(inject(program, seed)).status for seed in (3, 4)}
+    assert public == {3: "error", 4: "output"}, "in one of them a print raises before the loop"
+    for seed in public:
+        shown, run = inject_safe(program, seed, box.run)
+        assert (run.status, run.stdout.split()[-1], "__DBG_" in shown) == ("ok", "799980003", False)
+    assert inject_safe("while 1: print(1)", 0, box.run)[1].status == "output"
+
+
 @pytest.mark.parametrize("program", ["print('\ud800')", "-" * 30_000 + "1", "print 1", "print(1)\0"])
 def test_a_program_that_python_cannot_read_is_no_task(tmp_path, program):
     (tmp_path / "a.jsonl").write_text(json.dumps({"program": program}))
