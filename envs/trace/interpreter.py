@@ -3,6 +3,7 @@
 import contextlib
 import functools
 import os
+import re
 import select
 import signal
 import subprocess
@@ -21,6 +22,7 @@ START = (
 )
 TICK_S = 0.05  # how often a running program's process is looked at
 STDERR_BYTES = 16_384
+TAG = re.compile(rb"^__DBG_\d__\n", re.MULTILINE)  # by which a print reports itself in a trial run (``prints.py``)
 NOWHERE = "/proc"  # a working directory in which not even root can make a file
 
 
@@ -45,7 +47,7 @@ class Run(NamedTuple):
 
     ``status``: ok (exit code 0) | error (exception, exit code, signal) | timeout | output (that limit was
     passed and the program ended). ``returncode`` is 128 + the signal for programs ended by one. ``stdout`` has
-    universal newlines, as in text mode; ``stderr`` is the first and the last 16 KiB.
+    universal newlines, as in text mode; ``stderr`` is the first and the last 16 KiB, between them what prints report.
     """
 
     stdout: str
@@ -124,7 +126,8 @@ class Interpreter:
         elif pipe is self.process.stderr:
             self.stderr += data
             if len(self.stderr) > 2 * STDERR_BYTES:  # how it ended is the last that is said
-                self.stderr = self.stderr[:STDERR_BYTES] + self.stderr[-STDERR_BYTES:]
+                tags = b"".join(sorted(set(TAG.findall(self.stderr))))
+                self.stderr = self.stderr[:STDERR_BYTES] + b"\n" + tags + self.stderr[-STDERR_BYTES:]
         else:
             room = (self.limits.output_kb << 10) + len(READY) - len(self.stdout)
             self.stdout += data[:room]

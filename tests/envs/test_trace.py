@@ -516,13 +516,14 @@ def test_a_program_that_meets_a_limit_is_no_task(tmp_path, program):
     assert env._task.expected == "", "an error of its own is part of a program"
 
 
-@pytest.mark.parametrize("after", [False, True])
-def test_a_print_that_raises_is_left_out_however_much_goes_to_stderr(tmp_path, after):
+@pytest.mark.parametrize("where", ["before", "after", "around"])
+def test_a_print_that_raises_is_left_out_however_much_goes_to_stderr(tmp_path, where):
     said, rest = (
         "sys.stderr.write('progress\\n' * 9000)\n",
         "flag = False\nif flag:\n    extra = 1\ntotal = 5\nprint(total)\n",
     )
-    program = f"import sys\n{rest}{said}" if after else f"import sys\n{said}{rest}"
+    before, after = said * (where != "after"), said * (where != "before")
+    program = f"import sys\n{before}{rest}{after}"
     (tmp_path / "a.jsonl").write_text((json.dumps({"program": program}) + "\n") * 9)
     env = new_env(source=str(tmp_path / "a.jsonl"))
     for task_id in range(9):  # other prints in each
