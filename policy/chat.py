@@ -38,6 +38,7 @@ class ChatFormat:
 
     def __init__(self, tokenizer: Any, ends: int | list[int] | None = None) -> None:
         self.tokenizer = tokenizer
+        self._special = [token.content for token in tokenizer.added_tokens_decoder.values() if token.special]
         self.encode = lru_cache(maxsize=8192)(self._encode)
         self._first = lru_cache(maxsize=8192)(self._encode_first)
         self.answers_of = lru_cache(maxsize=4096)(self._answers_of)
@@ -46,7 +47,7 @@ class ChatFormat:
             tokenizer.chat_template = self._prefix_preserving(tokenizer)
             parts = self._parts()
         self.before_system, self.after_system, self.after_user, self.after_assistant, _ = parts
-        self.end_id: int = self.encode(self.after_assistant)[0]
+        self.end_id: int = self._tokens(self.after_assistant)[0]
         others = ends if isinstance(ends, list) else [ends]
         self.ends = [self.end_id, *(i for i in others if i not in (None, self.end_id))]
         self.next_user = self.after_assistant[len(tokenizer.decode([self.end_id])) :]
@@ -59,7 +60,7 @@ class ChatFormat:
         self._thinks = True  # Qwen3, unless that is switched off; templates that must be told fail
         with suppress(ConfigError):
             self._thinks = self._render(talk, {}) != self._render(talk)
-        if tuple(self.first_prompt(talk)[0]) != self._encode(self._render(talk)):
+        if tuple(self.first_prompt(talk)[0]) != self._tokens(self._render(talk)):
             raise ConfigError("model.model_name: its chat template is not a text around each message; Qwen's is needed")
         if self.end_id in tokenizer.added_tokens_decoder and "eos_token" not in tokenizer.chat_template:
             tokenizer.eos_token_id = self.end_id  # of base models it is another: who reads what is saved would go on
@@ -110,8 +111,15 @@ class ChatFormat:
                 f"({str(error).splitlines()[0][:200]})"
             ) from error
 
-    def _encode(self, text: str) -> tuple[int, ...]:
-        return tuple(self.tokenizer.encode(text, add_special_tokens=False))
+    def _tokens(self, text: str, **options: bool) -> tuple[int, ...]:
+        return tuple(self.tokenizer.encode(text, add_special_tokens=False, **options))
+
+    def _encode(self, text: str, before: str = "", after: str = "") -> tuple[int, ...]:
+        """Tokens of a message or answer, between parts of the template: in it alone no special token is read."""
+        if any(special in text for special in self._special):
+            spelt = self._tokens(text, split_special_tokens=True)
+            return (*self._tokens(before), *spelt, *self._tokens(after))
+        return self._tokens(before + text + after)
 
     def first_prompt(self, conversation: list[Message]) -> tuple[list[int], int]:
         """Tokens of a whole conversation read for the first time, and how many of them are the system message."""
@@ -119,8 +127,8 @@ class ChatFormat:
         return [*ids, *self.later(conversation[2:])] if len(conversation) > 2 else list(ids), shared
 
     def _encode_first(self, system: str, user: str) -> tuple[tuple[int, ...], int]:
-        head = self.encode(self.before_system + system)
-        return (*head, *self._encode(self.after_system + user + self.after_user)), len(head)
+        head = self.encode(system, self.before_system)
+        return (*head, *self._encode(user, self.after_system, self.after_user)), len(head)
 
     def _answers_of(self, chars: str) -> list[int]:
         """The tokens of these of ANSWER_CHARS; the same list each time."""
@@ -153,7 +161,7 @@ class ChatFormat:
             if message["role"] == "assistant":
                 ids += (*self.encode(message["content"]), self.end_id)
             else:
-                ids += self.encode(self.next_user + message["content"] + self.after_user)
+                ids += self.encode(message["content"], self.next_user, self.after_user)
         return ids
 
 
