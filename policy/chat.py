@@ -136,8 +136,8 @@ class ChatFormat:
 
     def answer_text(self, tokens: list[int]) -> tuple[str, bool]:
         """The text of a sampled answer, and whether it ends its turn, as it does not where it ends by another token."""
-        said = tokens[:-1] if tokens[-1] in self.ends else tokens
-        return self.tokenizer.decode(said, skip_special_tokens=True), tokens[-1] == self.end_id
+        said = tokens[:-1] if {*tokens[-1:]} & {*self.ends} else tokens
+        return self.tokenizer.decode(said, skip_special_tokens=True), tokens[-1:] == [self.end_id]
 
     def legal_answer(self, trie: AnswerTrie, tokens: list[int]) -> tuple[str, dict[int, list[int]]]:
         """The text of an answer sampled among legal ones, and of each token that was a choice: index -> allowed ids.
