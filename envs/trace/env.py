@@ -164,7 +164,7 @@ class _Workshop:
         self.trace = trace
         self.rows = None if trace.source == "generator" else load_programs(trace.source)
         level = 0 if self.rows is None else trace.sandbox_min_level
-        self.sandbox, self.again = Sandbox(min_level=level), Sandbox(min_level=level, hash_seed=1)
+        self.sandbox, self.again = Sandbox(min_level=level), Sandbox(min_level=level, spares=1, hash_seed=1)
         atexit.register(self.sandbox.close)
         atexit.register(self.again.close)
         self.endless = set[Program]()  # of the rows: each task shows one with other prints, and takes the whole time
@@ -207,6 +207,8 @@ class _Workshop:
         except (RecursionError, MemoryError, ValueError):  # nested too deeply; half a character, or a zero
             return "cannot be read"
         if limit := _limit_of(result):
+            if self.rows is None:  # the generator's all end: it was the machine, and the next time it may not be
+                raise NoAnswerError(f"task_id {task_id}: the program {NO_END} {limit}")
             if result.status == "timeout":
                 self.endless.add(row)
             return f"{NO_END} {limit}"
