@@ -398,6 +398,7 @@ def test_programs_of_a_folder(folder):
 def test_a_program_of_a_file_runs_twice_whatever_the_seed(tmp_path, monkeypatch):
     """Its output is known after that: thousands of episodes of a small file must not pay for it again."""
     (tmp_path / "a.jsonl").write_text('{"program": "print(3)"}\n')
+    new_env(source=str(tmp_path / "a.jsonl"))  # the machine is probed once, by a run of its own
     runs, real = [], Sandbox.run
     monkeypatch.setattr(Sandbox, "run", lambda self, *args: runs.append(args) or real(self, *args))
     source = str(tmp_path / "a.jsonl")
