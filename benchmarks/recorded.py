@@ -57,15 +57,15 @@ class RecordedEnv:
     def reset(self, task: Task) -> Step:
         """Start the recorded game ``task.seed``."""
         self._game = self._games[task.task_id][task.seed or 0]
-        self._name, self._turn = decode_task_id(task.task_id)[0].name, -1
+        self._known, self._turn = decode_task_id(task.task_id)[0], -1
         return self.step("")
 
     def step(self, text: str) -> Step:
         """Show the next turn, or the end."""
         self._turn += 1
         seat, turns = self._game["seat"], self._game["turns"]
-        info = {"seat": seat, "system": self._game["system"], "attempt": 1, "adapter": None, "game": self._name,
-                "history": [], "outcome": None}  # fmt: skip
+        info = {"seat": seat, "system": self._game["system"], "attempt": 1, "adapter": None, "game": self._known.name,
+                "history": [], "history_turns": self._known.history_turns, "outcome": None}  # fmt: skip
         if self._turn == len(turns):
             score = self._game["score"]
             return Step("", {}, True, score, info | {"outcome": "finished", "scores": {seat: score}})

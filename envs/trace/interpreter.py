@@ -20,6 +20,7 @@ from envs.trace.confine import READY
 START = (
     "import sys; sys.path.insert(0, sys.argv.pop(1)); import confine; sys.path.pop(0); exec(*confine.start(sys.argv))"
 )
+START_S = 30.0  # until an interpreter is locked in: a busy machine may take longer than a program is given
 TICK_S = 0.05  # how often a running program's process is looked at
 STDERR_BYTES = 16_384
 TAG = re.compile(rb"^__DBG_\d__\n", re.MULTILINE)  # by which a print reports itself in a trial run (``prints.py``)
@@ -92,11 +93,11 @@ class Interpreter:
         """Standard input, output and error, as this side holds them."""
         return [self.process.stdin, self.process.stdout, self.process.stderr]
 
-    def begin(self, data: bytes) -> None:
-        """Hand over ``data``; the clock starts."""
+    def begin(self, data: bytes, seconds: float = START_S) -> None:
+        """Hand over ``data``; the clock starts, and again where it is the program's turn."""
         self.pending = data
         self.started = time.monotonic()
-        self.deadline = self.started + self.limits.wall_s
+        self.deadline = self.started + seconds
 
     def exited(self) -> bool:
         """Whether the process has ended; it is not reaped, so that its group can still be killed by number."""
@@ -129,6 +130,9 @@ class Interpreter:
                 tags = b"".join(sorted(set(TAG.findall(self.stderr))))
                 self.stderr = self.stderr[:STDERR_BYTES] + b"\n" + tags + self.stderr[-STDERR_BYTES:]
         else:
+            if not self.stdout:  # READY
+                self.started = time.monotonic()
+                self.deadline = self.started + self.limits.wall_s
             room = (self.limits.output_kb << 10) + len(READY) - len(self.stdout)
             self.stdout += data[:room]
             self.status = self.status or ("output" if len(data) > room else "")
@@ -207,12 +211,16 @@ def receive(server: Interpreter, count: int) -> bytes:
     data = b""
     while len(data) < count:
         left = server.deadline - time.monotonic()
-        readable, writable, _ = select.select([source], [sink] if server.pending else [], [], max(0.0, left))
+        pipes = select.poll()  # select itself knows no descriptor above 1,023
+        pipes.register(source, select.POLLIN)
+        if server.pending:
+            pipes.register(sink, select.POLLOUT)
+        ready = {descriptor for descriptor, _ in pipes.poll(1000 * max(0.0, left))}
         if left <= 0:
             raise TimeoutError
-        if writable:
+        if sink in ready:
             server.write()
-        if readable:
+        if source in ready:
             piece = os.read(source, count - len(data))
             if not piece:
                 server.drain()

@@ -82,7 +82,7 @@ class Sandbox(contextlib.AbstractContextManager["Sandbox"]):
         source = json.dumps([program, stdin]).encode()
         with self._server_lock:
             server, started = self._serving(), time.monotonic()
-            server.begin(len(source).to_bytes(4, "big") + source)
+            server.begin(len(source).to_bytes(4, "big") + source, self.limits.wall_s)
             try:
                 answer = receive(server, int.from_bytes(receive(server, 4), "big"))
             except SandboxError:

@@ -18,6 +18,7 @@ from pathlib import Path
 import pytest
 from attacks import ATTACKS, run_all
 
+from envs.trace import interpreter
 from envs.trace import sandbox as sandbox_module
 from envs.trace.interpreter import Limits, SandboxError
 from envs.trace.sandbox import LEVELS, MECHANISMS, Sandbox, level_of, probe
@@ -200,6 +201,30 @@ def test_output_cap_keeps_the_head(box):
     assert run.status == "output"
     assert run.stdout.startswith("0\n1\n2\n")
     assert len(run.stdout) == 64 << 10
+
+
+def test_the_time_an_interpreter_takes_to_start_is_not_the_programs(monkeypatch):
+    """On a busy machine it took longer than programs may, which then were told to have no end, or not to start."""
+    monkeypatch.setattr(interpreter, "START", f"import time; time.sleep({1.5 * WALL_S})\n{interpreter.START}")
+    with Sandbox(LIMITS, spares=1) as box:
+        run = box.run("print(1)")
+        assert (run.stdout, run.status) == ("1\n", "ok")
+        assert run.seconds < WALL_S
+        assert box.run("while True: pass").status == "timeout"
+        assert box.run_trusted("print(1)").stdout == "1\n"
+
+
+def test_many_open_files_are_in_no_sandboxs_way():
+    least, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(most, 2048), most))
+    held = [os.open(os.devnull, os.O_RDONLY) for _ in range(1030)]
+    try:
+        with Sandbox(LIMITS, spares=1) as box:
+            assert box.run_trusted("print(1)").stdout == box.run("print(1)").stdout == "1\n"
+    finally:
+        for descriptor in held:
+            os.close(descriptor)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (least, most))
 
 
 def test_output_of_a_killed_program_is_kept(box):

@@ -111,7 +111,7 @@ ATTACKS = {
         "    if os.fork() == 0:\n"
         "        print('ESCAPED', flush=True); time.sleep(30)\n"
         "    os._exit(0)\n"
-        "os.wait()",
+        "os.wait(); time.sleep(0.3)",
         bare=True,
     ),
     "own session": Attack(SYSCALL + "print('ESCAPED' if libc.setsid() >= 0 else '')"),
