@@ -425,6 +425,8 @@ def test_a_free_answer_ends_at_each_end_that_the_model_names(tiny_models, new_po
     assert (action.text, action.token_ids) == ("7", [seven, more])
     assert action.sequence.ids[-3:] == [seven, more, end]
     assert action.sequence.decisions[0].chosen == action.token_ids
+    free.chat.ends.append(seven)  # one that is no special token, which decoding would show
+    assert free.chat.answer_text([free.chat.answer_ids["8"], seven]) == ("8", False)
 
 
 def test_free_sampling_follows_the_probabilities(new_policy):

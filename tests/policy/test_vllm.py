@@ -140,7 +140,8 @@ def test_an_answer_depends_on_its_question_alone(policy, server, tmp_path):
     assert others != together
 
 
-def test_requests_leave_nothing_to_a_models_own_sampling_defaults(policy, server, tmp_path):
+def test_requests_leave_nothing_to_a_models_own_sampling_defaults(policy, server, tmp_path, monkeypatch):
+    monkeypatch.setattr(policy.chat, "ends", [policy.chat.end_id, 0])
     with engine_of(policy, tmp_path, server) as engine:
         games(engine, TASKS[:2])
     body = calls(server, "completions")[0]
@@ -149,6 +150,7 @@ def test_requests_leave_nothing_to_a_models_own_sampling_defaults(policy, server
     assert all(isinstance(token, int) for token in body["prompt"])
     assert body["structured_outputs"]["choice"] == [str(a) for a in range(9)]
     assert "guided_choice" not in body
+    assert body["stop_token_ids"] == [policy.chat.end_id, 0]
 
 
 def test_earlier_selves_answer_in_process(policy, server, tmp_path):
