@@ -161,7 +161,7 @@ class Roster:
     Args:
         files, sets: laid over a run's own configuration, as ``--config`` and ``--set`` are.
         seed: of the players' sampling.
-        greedy: the likeliest answer instead of a sampled one.
+        greedy: the likeliest character at each place instead of a sampled one, so not always the likeliest answer.
         model: the model that ``base`` means, and that servers are asked for; None: that of the first checkpoint.
     """
 
@@ -272,7 +272,7 @@ def player_flags(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--model", metavar="NAME", help="the model that base means, or to ask a server for")
     add("--seed", type=at_least(0, 2**31 - 1), default=0, help="of deals and sampling (default 0)")
-    add("--greedy", action="store_true", help="the likeliest answer instead of a sampled one")
+    add("--greedy", action="store_true", help="the likeliest character at each place, not a sampled one")
     add("--config", action="append", default=[], metavar="FILE", help="differences to the run's configuration")
     add("--set", nargs="+", default=[], metavar="KEY=VALUE", help="e.g. model.use_4bit=false")
 

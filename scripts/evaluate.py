@@ -2,7 +2,7 @@
 
     python scripts/evaluate.py --checkpoint runs/tiny-seed0                   against uniform random, 200 games a game
     python scripts/evaluate.py --checkpoint runs/tiny-seed0 --opponent mcts:50x1 --games tic_tac_toe hex#1 --exact
-    python scripts/evaluate.py --compare runs/tiny-seed0 base                 is it better than the model it began as?
+    python scripts/evaluate.py --compare runs/tiny-seed0 base                 is it better than without its adapter?
     python scripts/evaluate.py --ladder --checkpoint runs/tiny-seed0          ratings among base, bots and checkpoints
     python scripts/evaluate.py --checkpoint runs/tiny-seed0 --exploit 3       how much can be won from it at the least?
     python scripts/evaluate.py --strength --checkpoint runs/tiny-seed0        against search, and against solved games
@@ -202,9 +202,9 @@ class Contest:
                 make_bot(at.game, at.spiel, parse_opponent(bot.label), 0, 0)
 
     def play(
-        self, arena: Arena, own: Contestant, opponent: Contestant, games: Sequence[str] = (), deals: int = 0
+        self, arena: Arena, own: Contestant, opponent: Contestant, games: Sequence[str] = (), deals: int = 1
     ) -> dict[str, list[Row]]:
-        """Play all games, or some; game -> rows. ``deals``: with another number they, and what is drawn, are others."""
+        """Play all games, or some; game -> rows. Of 0 ``deals`` are those by which a run has chosen its checkpoints."""
         rows = {game: self.rows[game] for game in games or self.rows}
         tasks = measure.paired_tasks([*rows.values()], self.args.episodes, self.args.seed, opponent.opponent, deals)
         return {game: arena.play(own, opponent, game, t) for game, t in zip(rows, tasks, strict=True)}
@@ -264,7 +264,7 @@ class Contest:
             check_match(players[a], players[b])
         results: dict[str, dict[tuple[int, int], np.ndarray]] = {game: {} for game in self.rows}
         with self.arena([], len(pairs) * len(self.rows)) as arena:
-            for deals, (a, b) in enumerate(pairs):  # with the same ones luck would be that of several matches
+            for deals, (a, b) in enumerate(pairs, 1):  # with the same ones luck would be that of several matches
                 for game, rows in self.play(arena, players[a], players[b], deals=deals).items():
                     for units in self._found(partial(_outcomes, rows)):
                         results[game][a, b] = units

@@ -440,7 +440,7 @@ def test_a_checkpoint_plays_as_the_policy_that_was_saved(run, checkpoint, tmp_pa
     config = micro_config(tmp_path, lora=ADAPTIVE["lora"])
     policy = load_policy(config)
     policy.load(run / f"checkpoint-{STEPS:06d}")
-    [tasks] = paired_tasks([[(LEDUC, LEDUC)]], 20, 0, "random")
+    [tasks] = paired_tasks([[(LEDUC, LEDUC)]], 20, 0, "random", deals=1)
     expected = [e for k in range(0, 20, 8) for e in env_wrapper.play(config.env, policy, tasks[k : k + 8])]
     output = tmp_path / "games.jsonl"
     result = report(tmp_path, "--checkpoint", checkpoint, "--exact", "--output", str(output), games=["leduc_poker#0"])
@@ -452,6 +452,14 @@ def test_a_checkpoint_plays_as_the_policy_that_was_saved(run, checkpoint, tmp_pa
     sequences = expected[0].sequences[expected[0].info["seat"]]
     mass = policy.evaluate_decisions(sequences, legal_mass=True).legal_mass.exp().mean().item()
     assert played(output)[0]["legal_mass"] == pytest.approx(mass, rel=1e-4)
+
+
+def test_a_checkpoint_is_not_measured_on_the_deals_by_which_it_was_chosen(tmp_path):
+    output = tmp_path / "games.jsonl"
+    report(tmp_path, "--checkpoint", "random", "--output", str(output), games=["leduc_poker#0"])
+    [tasks] = paired_tasks([[(LEDUC, LEDUC)]], 20, 0, "random")
+    assert not {row["seed"] for row in played(output)} & {t.seed for t in tasks}
+    assert not {row["index"] for row in played(output)} & {t.index for t in tasks}
 
 
 @pytest.mark.parametrize("greedy", [(), ("--greedy",)])
