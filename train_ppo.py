@@ -191,7 +191,7 @@ def ppo_loss(
     weights_M: Tensor,
     ppo: PPOConfig,
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """Clipped surrogate, clipped value loss and entropy bonus (https://arxiv.org/abs/1707.06347, eqs. 7 and 9).
+    """Clipped surrogate, value loss, entropy bonus (https://arxiv.org/abs/1707.06347, eqs. 7, 9; the clip is Baselines').
 
     Every term is a sum over decisions weighted by ``weights_M``: the caller divides by the number of decisions
     of the whole optimizer step, so that the gradient does not depend on how it was cut into micro-batches.

@@ -12,7 +12,7 @@ class Task:
     """One game to play. ``(task_id, seed, opponent)`` determines everything that is not the player.
 
     ``seed`` None derives it from the task id. ``index`` is the global draw index: it keys the player's
-    own random stream and never changes the game. ``replay``: it was drawn because it was lost before.
+    own random stream and never changes the game. ``replay``: it was drawn because it was not won before.
     """
 
     task_id: int

@@ -274,7 +274,7 @@ def _free(name: str) -> str:
 
 
 def main(argv: Seq[str] | None = None) -> int:
-    """Run the program; exit codes: 0 done, 2 bad usage or configuration."""
+    """Run the program; exit codes: 0 done, 1 failed, 2 bad usage or configuration, 130 interrupted."""
     args = parse_args(argv)
     return run_program(lambda: run(args))
 

@@ -228,8 +228,8 @@ def say_answers(config: SimpleNamespace, chat: ChatFormat) -> list[str]:
 def exact_operations(task_id: int, env: EnvConfig, chat: ChatFormat, weights: int) -> float:
     """Operations that a game's exact values take at most: two a weight and token of each position, less what all share.
 
-    Positions that begin alike are read together, in which a half (tic_tac_toe) to a sixth is left of that. Infinite
-    where the game is too large.
+    Positions that begin alike are read together: nine tenths (kuhn_poker) to a sixth are left of that. Infinite where
+    the game is too large.
     """
     if not exact.feasible(load_game(task_id)):
         return float("inf")
