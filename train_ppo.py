@@ -191,10 +191,11 @@ def ppo_loss(
     weights_M: Tensor,
     ppo: PPOConfig,
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """Clipped surrogate, value loss, entropy bonus (https://arxiv.org/abs/1707.06347, eqs. 7, 9; the clip is Baselines').
+    """Clipped surrogate, value loss and entropy bonus (https://arxiv.org/abs/1707.06347, eqs. 7 and 9).
 
     Every term is a sum over decisions weighted by ``weights_M``: the caller divides by the number of decisions
-    of the whole optimizer step, so that the gradient does not depend on how it was cut into micro-batches.
+    of the whole optimizer step, so that the gradient does not depend on how it was cut into micro-batches. The clip of
+    the value loss is not the paper's but that of OpenAI Baselines.
 
     Returns:
         The loss (scalar) and the detached sums of its parts.
