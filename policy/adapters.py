@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from policy.chat import ChatFormat
-from policy.model import ADAPTER_BYTES, ADAPTER_SECONDS, ON_CPU, check_folder, check_kind, check_put_on
+from policy.model import ADAPTER_BYTES, ADAPTER_SECONDS, ON_CPU, check_folder, check_kind, must_lack_nothing
 from utils import ConfigError, bounded
 
 AVERAGE_POWER = 7  # of polynomial-decay averaging: the average is that of about the last eighth of a run so far
@@ -151,7 +151,7 @@ class Adapters:
             with bounded(ADAPTER_SECONDS, ADAPTER_BYTES):
                 found = self.peft_model.load_adapter(str(folder), adapter_name=name, is_trainable=False, **ON_CPU)
             try:
-                check_put_on(self.peft_model, name, found.missing_keys, f"adapter {folder}")
+                must_lack_nothing(found.missing_keys, f"adapter {folder}")
             except ConfigError:
                 self.peft_model.delete_adapter(name)
                 raise

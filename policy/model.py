@@ -4,6 +4,7 @@ import functools
 import importlib.util
 import logging
 import os
+import re
 import subprocess
 import sys
 import warnings
@@ -36,6 +37,7 @@ TEXTS = (".json", ".jinja", ".txt", ".model")  # what libraries read whole
 HUB_SECONDS = 5.0  # until the Hub counts as out of reach
 ROOT = Path(__file__).parents[1]
 REWRITES_BASE = ("pissa", "olora", "loftq", "corda", "lora_ga")  # ``init_lora_weights`` that begin so
+LORA = re.compile(r"\.lora_([AB]\.weight|B\.bias|magnitude_vector)$")  # how the name of a tensor in a file of LoRA ends
 ROPE_TYPES = ("default", "linear", "yarn", "llama3")  # others turn with the length of what is read: no caching
 
 
@@ -199,13 +201,18 @@ def check_adapter(config: ModelConfig) -> None:
 def check_kind(name: str) -> None:
     """Read which kind of adapter a folder, or a name on the Hub, holds, before PEFT changes the base for it.
 
+    PEFT copies what a file holds under the names of the model over it: base and other adapters, which all share.
+
     Raises:
-        ConfigError: it is no LoRA, or one that PEFT subtracts from the base each time it is put on: adapters share it.
+        ConfigError: it is no LoRA, one that PEFT subtracts from the base each time it is put on, or more than is
+            trained: biases, embeddings, copies of layers.
     """
     import peft
 
     try:
         made = peft.PeftConfig.from_pretrained(name)
+        with bounded(ADAPTER_SECONDS, ADAPTER_BYTES):
+            held = peft.load_peft_weights(name, **ON_CPU)
     except Exception as error:  # somebody's file
         raise _cannot_load("adapter", name, error) from error
     kind, init = getattr(made.peft_type, "value", None), str(getattr(made, "init_lora_weights", "")).lower()
@@ -216,6 +223,9 @@ def check_kind(name: str) -> None:
             f"model.adapter: {name!r} changes the base (init_lora_weights {init!r}); allowed: LoRA that does not "
             "(convert it first: PEFT's path_initial_model_for_weight_conversion)"
         )
+    if others := [key for key in held if not LORA.search(key) or "lm_head" in key]:
+        told = f"holds more than LoRA on linear layers below the output layer: {others[0]}"
+        raise ConfigError(f"model.adapter: {name!r} {told}")
 
 
 def _cannot_load(key: str, name: str, error: Exception) -> ConfigError:
@@ -376,14 +386,6 @@ def must_lack_nothing(missing: Iterable[str], source: str) -> None:
         raise ConfigError(f"{source} lacks weights: {names[0]}{others}")
 
 
-def check_put_on(model: nn.Module, adapter: str, missing: Iterable[str], source: str) -> None:
-    """Raise ConfigError where an adapter lacks weights, or holds more than is trained: embeddings, copies of layers."""
-    must_lack_nothing(missing, source)
-    for name in (n for n, _ in model.named_parameters() if adapter in n.split(".")):
-        if "lora_" not in name or f".{adapter}." not in name or "lm_head" in name:
-            raise ConfigError(f"{source} holds more than LoRA on linear layers below the output layer: {name}")
-
-
 def check_layers(config: ModelConfig, lora: LoraConfig, architecture: Any) -> None:
     """Raise ConfigError where no layer would get an adapter: PEFT would put one on each."""
     if lora.first_layer >= (layers := architecture.num_hidden_layers):
@@ -409,7 +411,7 @@ def _put_adapter_on(base: Any, config: ModelConfig, lora: LoraConfig) -> Any:
             found = model.load_adapter(config.adapter, adapter_name="reference", is_trainable=False, **ON_CPU)
     except Exception as error:  # of another base, of another shape, damaged, not there
         raise _cannot_load("adapter", config.adapter, error) from error
-    check_put_on(model, "default", found.missing_keys, f"model.adapter: {config.adapter!r}")
+    must_lack_nothing(found.missing_keys, f"model.adapter: {config.adapter!r}")
     return model
 
 

@@ -187,10 +187,11 @@ def test_adapters_that_are_no_lora_or_change_the_base_are_refused(sound, tmp_pat
 
 
 @pytest.mark.parametrize(("options", "named"), [
-    ({"modules_to_save": ["norm"]}, "norm.modules_to_save."),
-    ({"target_modules": ["q_proj", "embed_tokens"]}, "embed_tokens.lora_embedding_A."),
-    ({"target_modules": ["q_proj", "lm_head"]}, "lm_head.lora_A."),
-    ({"trainable_token_indices": [3, 4]}, "embed_tokens.token_adapter.trainable_tokens_delta."),
+    ({"modules_to_save": ["norm"]}, "norm.weight"),
+    ({"target_modules": ["q_proj", "embed_tokens"]}, "embed_tokens."),
+    ({"target_modules": ["q_proj", "lm_head"]}, "lm_head."),
+    ({"trainable_token_indices": [3, 4]}, "embed_tokens.token_adapter.trainable_tokens_delta"),
+    ({"bias": "all"}, "_proj.bias"),
 ])  # fmt: skip
 @pytest.mark.filterwarnings("ignore")  # of tied embeddings
 def test_what_would_be_in_an_adapter_and_not_be_trained_is_refused(tmp_path, options, named):
@@ -200,6 +201,30 @@ def test_what_would_be_in_an_adapter_and_not_be_trained_is_refused(tmp_path, opt
     for said in refusals(tiny_policy(tmp_path), tmp_path / "adapter"):
         assert "holds more than LoRA on linear layers below the output layer: base_model.model." in said
         assert named in said
+
+
+def test_no_file_of_an_adapter_is_copied_over_what_players_share(sound, tmp_path):
+    """Names that PEFT finds in the model as they are: of the base, and of an adapter that is put on already."""
+    policy = tiny_policy(tmp_path)
+    before = {name: p.clone() for name, p in policy.peft_model.named_parameters()}
+    for n, name in enumerate(["norm.weight", "embed_tokens.weight", "layers.0.self_attn.q_proj.base_layer.weight",
+                              "layers.0.self_attn.q_proj.lora_A.default.weight"]):  # fmt: skip
+        name, folder = f"base_model.model.model.{name}", shutil.copytree(sound["adapter"], tmp_path / str(n))
+        tensors = load_file(folder / "adapter_model.safetensors") | {name: torch.zeros_like(before[name])}
+        save_file(tensors, folder / "adapter_model.safetensors", {"format": "pt"})
+        [said] = set(refusals(policy, folder))
+        assert said.endswith(f" holds more than LoRA on linear layers below the output layer: {name}")
+    after = dict(policy.peft_model.named_parameters())
+    assert all(torch.equal(p, after[name]) for name, p in before.items())
+
+
+@pytest.mark.parametrize("options", [{"use_dora": True}, {"lora_bias": True}], ids=str)
+@pytest.mark.filterwarnings("ignore")  # of a shape that PEFT itself gave
+def test_kinds_of_lora_that_leave_the_base_alone_can_be_used(tmp_path, options):
+    base = AutoModelForCausalLM.from_pretrained(base_model())
+    lora = peft.LoraConfig(r=2, target_modules=["q_proj"], task_type="CAUSAL_LM", **options)
+    peft.get_peft_model(base, lora).save_pretrained(tmp_path / "adapter")
+    tiny_policy(tmp_path).add_adapter("other", tmp_path / "adapter")
 
 
 def test_the_program_says_so_before_and_in_a_run(sound, tmp_path, capsys):
