@@ -102,10 +102,17 @@ class Adapters:
     # -- frozen ones ---------------------------------------------------------------------------------------------
 
     def keep_past(self, name: str, tensors: dict[str, Tensor] | None = None) -> None:
-        """Add a frozen adapter to the base: the current one as it is now, or one that ``past_adapter`` returned."""
+        """Add a frozen adapter to the base: the current one as it is now, or one that ``past_adapter`` returned.
+
+        Raises:
+            ConfigError: the tensors are others than those of an adapter; PEFT would copy them over the base.
+        """
         from peft import set_peft_model_state_dict
 
-        tensors = self.past_adapter("default") if tensors is None else tensors
+        mine = self.past_adapter("default")
+        tensors = mine if tensors is None else tensors
+        if {n: t.shape for n, t in tensors.items()} != {n: t.shape for n, t in mine.items()}:
+            raise ConfigError(f"past.safetensors: {name} does not fit {self.model_name} with this lora section")
         self.peft_model.add_adapter(name, self.peft_model.peft_config["default"])
         set_peft_model_state_dict(self.peft_model, tensors, adapter_name=name)
         self.peft_model.set_requires_grad(name, False)

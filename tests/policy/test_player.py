@@ -570,6 +570,17 @@ def test_a_past_self_stays_as_it_was_and_can_be_written_and_forgotten(qwen2, new
     assert len(other.evaluate_decisions(sequences).logprobs) == len(then)
 
 
+def test_a_past_self_of_other_tensors_is_refused(qwen2):
+    name, mine = "base_model.model.model.norm.weight", qwen2.past_adapter("default")
+    norm = qwen2.peft_model.get_parameter(name)
+    before = norm.clone()
+    for tensors in (mine | {name: torch.zeros_like(norm)}, {}, {key: t[:, :1] for key, t in mine.items()}):
+        with pytest.raises(ConfigError, match="step-000010 does not fit "):
+            qwen2.keep_past("step-000010", tensors)
+    assert torch.equal(norm, before)
+    assert list(qwen2.peft_model.peft_config) == ["default"]
+
+
 def test_the_average_follows_the_policy_and_is_saved_as_a_player(qwen2, new_policy, tmp_path):
     sequences = [a.sequence for a in qwen2.act(MIXED)]
     assert qwen2.average is None
