@@ -9,6 +9,7 @@ import re
 import reprlib
 import resource
 import sys
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -45,21 +46,18 @@ class MetricsLog:
         self.close()
         self._waiting = b""
         content = read_file(self.path, MOST_BYTES) if os.path.lexists(self.path) else b""
-        kept: dict[int, bytes] = {}
-        damaged, last = {}, 0
-        for number, line in enumerate(content.splitlines(keepends=True), 1):
-            row_step = _step_of(line)
-            if row_step is not None and row_step > last:
-                last = row_step
-                kept |= {row_step: line} if row_step <= step else {}
-            elif line.strip() and line.endswith(b"\n"):
-                damaged[number] = line
+        lines = dict(enumerate(content.splitlines(keepends=True), 1))
+        found = {number: row_step for number, line in lines.items() if (row_step := _step_of(line))}
+        ordered = _in_order(found)
+        kept = {found[number]: lines[number] for number in ordered if found[number] <= step}
+        others = [number for number in sorted(lines.keys() - ordered) if lines[number].strip()]
+        damaged = {number: lines[number] for number in others if lines[number].endswith(b"\n")}
         if damaged:
             aside = self.path.with_name(f"damaged-{self.path.name}")
             with aside.open("ab") as file:
                 file.writelines(damaged.values())
-            lines = reprlib.repr(list(damaged))
-            log.warning("%s: lines %s are no rows in their order: set aside in %s", self.path, lines, aside)
+            told = reprlib.repr(list(damaged))
+            log.warning("%s: lines %s are no rows in their order: set aside in %s", self.path, told, aside)
         if content != (whole := b"".join(kept.values())):
             write_file(self.path, whole)
         if content and (lost := [n for n in range(1, step + 1) if n not in kept]):
@@ -108,7 +106,20 @@ def _step_of(line: bytes) -> int | None:
         step = json.loads(line)["step"] if line.endswith(b"\n") else None
     except (ValueError, KeyError, TypeError, RecursionError):
         return None
-    return step if type(step) is int else None
+    return step if type(step) is int and step > 0 else None
+
+
+def _in_order(steps: Mapping[int, int]) -> list[int]:
+    """The lines of the most rows whose steps rise, of line -> step: one wrong digit takes no other row with it."""
+    last, place = list[int](), dict[int, int]()  # least step that ends so many rising rows; how many a row follows
+    for line, step in steps.items():
+        place[line] = bisect_left(last, step)
+        last[place[line] : place[line] + 1] = [step]
+    ordered: list[int] = []
+    for line in reversed(place):
+        if place[line] + len(ordered) == len(last) - 1:
+            ordered.append(line)
+    return ordered[::-1]
 
 
 def finite(value: Any) -> Any:

@@ -89,6 +89,19 @@ def test_no_intact_row_is_lost_with_a_damaged_one(tmp_path, caplog, damage):
     assert [r.getMessage() for r in caplog.records] == ([told] if damage.strip() else [])
 
 
+@pytest.mark.parametrize("wrong", [2, 15, 55])
+def test_a_wrong_digit_of_a_step_costs_no_other_row(tmp_path, caplog, wrong):
+    path = tmp_path / "metrics.jsonl"
+    whole = [ROW % step for step in range(1, 21)]
+    path.write_bytes(b"".join([*whole[:4], ROW % wrong, *whole[5:]]))
+    assert MetricsLog(path).truncate_to(18) == 18
+    assert path.read_bytes() == b"".join([*whole[:4], *whole[5:18]])
+    aside = tmp_path / "damaged-metrics.jsonl"
+    assert aside.read_bytes() == ROW % wrong
+    assert caplog.messages == [f"{path}: lines [5] are no rows in their order: set aside in {aside}",
+                               f"{path}: there are no rows of 1 steps: [5]"]  # fmt: skip
+
+
 def test_steps_without_a_row_are_named(tmp_path, caplog):
     path = tmp_path / "metrics.jsonl"
     path.write_bytes(ROW % 1 + ROW % 3)
