@@ -39,6 +39,8 @@ def place(file: str, error: BaseException | None) -> str:
 
 
 def _load(path: Path) -> Game:
+    if not path.is_file():  # of a pipe Python would wait for the end
+        raise ValueError(f"{path}: is no regular file")
     try:
         game = runpy.run_path(str(path), run_name=f"custom_game_{path.stem}").get("GAME")
     except (Exception, SystemExit) as error:  # somebody's file runs here

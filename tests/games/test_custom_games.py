@@ -56,7 +56,8 @@ print(json.dumps({"names": games.NAMES, "played": played}))
 
 
 def run(folder, *names):
-    return subprocess.run([sys.executable, "-c", PROGRAM, folder, *names], capture_output=True, text=True, cwd=ROOT)
+    command = [sys.executable, "-c", PROGRAM, folder, *names]
+    return subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=60)
 
 
 def write(folder, **files):
@@ -106,6 +107,11 @@ def test_a_file_that_is_no_game_is_one_line(tmp_path, text, message):
     assert (result.returncode, result.stderr.count("\n")) == (1, 1)
     assert re.match(rf"refused: env: games_path: {tmp_path}/bad\.py(:\d+)?: ", result.stderr)
     assert message in result.stderr
+
+
+def test_a_pipe_is_no_game_and_is_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "bad.py")
+    assert run(tmp_path).stderr == f"refused: env: games_path: {tmp_path}/bad.py: is no regular file\n"
 
 
 def test_a_missing_folder_and_a_name_given_twice(tmp_path):
