@@ -122,13 +122,15 @@ def make_app(actor: Actor) -> Starlette:
 
 
 class ImpatientProtocol(H11Protocol):
-    """uvicorn's HTTP, which else waits for ever for the head of a request; the body has a deadline in ``_body``."""
+    """uvicorn's HTTP with deadlines for the head of a request and for taking its answer; ``_body`` has the body's."""
 
     _late: asyncio.TimerHandle | None = None
+    _unread: asyncio.TimerHandle  # since ``pause_writing``
 
     def connection_made(self, transport: Any) -> None:
         """Start the clock."""
         super().connection_made(transport)
+        transport.set_write_buffer_limits(0)  # so that ``pause_writing`` tells of whatever is not taken
         self._late = self.loop.call_later(REQUEST_SECONDS, transport.close)
 
     def data_received(self, data: bytes) -> None:
@@ -140,6 +142,16 @@ class ImpatientProtocol(H11Protocol):
             self._late = None
         elif not begun and not self._late:
             self._late = self.loop.call_later(REQUEST_SECONDS, self.transport.close)
+
+    def pause_writing(self) -> None:
+        """Start the clock of an answer that the client has not taken; ``close`` would wait for that."""
+        super().pause_writing()
+        self._unread = self.loop.call_later(REQUEST_SECONDS, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        """Stop it."""
+        super().resume_writing()
+        self._unread.cancel()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Stop the clock."""

@@ -527,6 +527,28 @@ def test_a_client_that_takes_its_time_is_hung_up_on(monkeypatch, drips):
         assert time.monotonic() - start < 4.5
 
 
+@pytest.mark.parametrize("requests", [40, 20_000])  # whose answers fit into a buffer of the server, or do not
+def test_a_client_that_takes_no_answer_is_hung_up_on(monkeypatch, requests):
+    def narrow(*where, listen=serve._listen):
+        listener = listen(*where)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+        return listener
+
+    monkeypatch.setattr(serve, "REQUEST_SECONDS", 0.5)
+    monkeypatch.setattr(serve, "_listen", narrow)
+    with thread_server() as port, socket.socket() as deaf:
+        deaf.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        deaf.connect(("127.0.0.1", port))
+        deaf.setblocking(False)
+        start, asked = time.monotonic(), b"GET /methods HTTP/1.1\r\nHost: x\r\n\r\n" * requests
+        with contextlib.suppress(ConnectionError):
+            while time.monotonic() < start + 4:
+                with contextlib.suppress(BlockingIOError):
+                    asked = asked[deaf.send(asked or b"G") :]
+                time.sleep(0.01)
+        assert time.monotonic() < start + 4
+
+
 def test_a_client_that_hangs_up_in_its_body_fills_no_log(caplog):
     with thread_server() as port:
         with socket.create_connection(("127.0.0.1", port)) as cut:
