@@ -150,7 +150,7 @@ class ChatFormat:
         while len(follow := trie.follow.get(text, "")) == 1:
             text += follow
         if not text.endswith(END) or END not in trie.follow.get(text[:-1], ""):
-            raise ValueError(f"{text!r} is no legal answer")
+            raise ValueError(f"no legal answer: {text!r}")
         follows = (trie.follow[text[:i]] for i in range(len(tokens)))
         return text[:-1], {i: self.answers_of(follow) for i, follow in enumerate(follows) if len(follow) > 1}
 

@@ -217,7 +217,7 @@ class Engine:
         """
         tokens, logprobs = _sampled(answer, self.name(version), self.policy.base.config.vocab_size)
         if len(tokens) > most or not set(self.policy.chat.ends).isdisjoint(tokens[:-1]):
-            raise ValueError(f"{len(tokens)} tokens where {most} at most, and none after the end, were asked for")
+            raise ValueError(f"too many tokens, or some after the end: {len(tokens)} where {most} were asked for")
         self.conversations.write(turn, tokens, logprobs)
 
 

@@ -73,11 +73,12 @@ class Server:
 
     def later(self, problem: str, out: bool = True) -> None:
         """Try to load its adapter after a pause; meanwhile it may play with an older one, unless it is ``out``."""
-        if problem != self.problem:
-            log.warning("%s: %s", self.url, problem)
-        self.problem, waiting, self.out = problem, self.out and time.monotonic() < self.retry_at, out
+        waiting, self.out = self.out and time.monotonic() < self.retry_at, out
         if waiting:  # many questions fail together, and are one failure
             return
+        if problem.partition(":")[0] != self.problem.partition(":")[0]:  # what is quoted is another each time
+            log.warning("%s: %s", self.url, problem)
+        self.problem = problem
         self.retry_at = time.monotonic() + self.pause
         self.pause = min(2 * self.pause, LONGEST_WAIT)
 

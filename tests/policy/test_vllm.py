@@ -2,6 +2,7 @@
 
 import asyncio
 import inspect
+import itertools
 import os
 import subprocess
 import time
@@ -523,7 +524,7 @@ FAULTS = {  # name -> (fault, exit code, what the last line holds)
     "garbage, for ever": (Fault(GARBAGE), 1, "not an answer with token ids"),
     "another model's answer, for ever": (Fault(wrong_tokens(None, "policy")), 1, "not an answer with token ids"),
     "tokens that were not asked for, thrice": (Fault(wrong_tokens, count=3), 0, ""),
-    "tokens that were not asked for, for ever": (Fault(wrong_tokens), 1, "is no legal answer"),
+    "tokens that were not asked for, for ever": (Fault(wrong_tokens), 1, "no legal answer: "),
     "slow, for ever": (Fault(5.0), 1, "no answer within"),
     "an adapter refused, for ever": (Fault(error(400), path="load_lora_adapter"), 1, "it does not load"),
     "an adapter refused, twice": (Fault(error(500), count=2, path="load_lora_adapter"), 0, ""),
@@ -608,6 +609,19 @@ def test_a_bad_answer_is_asked_again_with_another_seed_and_what_was_lost_with_th
         [only] = games(engine, TASKS[:1])
     assert only.outcome == "finished"
     assert seen[0] == seen[1] != seen[2]
+
+
+def test_what_is_wrong_with_answers_is_told_once(policy, server, tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr("policy.vllm_player.FIRST_WAIT", 0.02)
+    ids = itertools.count()
+    server.faulty = lambda path, body: JSONResponse({"id": next(ids)}) if path == "completions" else None
+    with engine_of(policy, tmp_path, server) as engine:
+        engine.servers[0].pause = 0.02
+        with pytest.raises(EngineError, match="not an answer with token ids"):
+            games(engine)
+    assert next(ids) == FAULTS_AT_MOST * len(TASKS)
+    [told] = caplog.messages
+    assert told.startswith(f"{server.url}: not an answer with token ids and log-probabilities: ")
 
 
 @pytest.mark.parametrize("status", [429, 503])
