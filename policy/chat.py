@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
@@ -20,6 +21,13 @@ THINKING_OFF = "{%- set enable_thinking = enable_thinking | default(false) -%}"
 END = "."  # stands for the end-of-turn token in an answer
 DIGITS = "0123456789"
 ANSWER_CHARS = END + DIGITS
+KEPT_CHARACTERS = 2**13  # whose tokens are remembered; longer ones, of some server, do not fit or are rare
+
+
+def _remembering(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function of texts, which remembers its results unless those are long: thousands would fill the memory."""
+    kept = lru_cache(maxsize=8192)(function)
+    return lambda *texts: (kept if sum(map(len, texts)) <= KEPT_CHARACTERS else function)(*texts)
 
 
 class ChatFormat:
@@ -39,8 +47,8 @@ class ChatFormat:
     def __init__(self, tokenizer: Any, ends: int | list[int] | None = None) -> None:
         self.tokenizer = tokenizer
         self._special = [token.content for token in tokenizer.added_tokens_decoder.values() if token.special]
-        self.encode = lru_cache(maxsize=8192)(self._encode)
-        self._first = lru_cache(maxsize=8192)(self._encode_first)
+        self.encode = _remembering(self._encode)
+        self._first = _remembering(self._encode_first)
         self.answers_of = lru_cache(maxsize=4096)(self._answers_of)
         parts = self._parts()
         if parts[2] != parts[4]:

@@ -253,6 +253,16 @@ def test_prompts_are_what_the_template_says(tiny_models, name, oracle):
     assert ("<think>\n\n</think>\n\n" in tokenizer.decode(expected)) == (name == "qwen3")
 
 
+def test_tokens_of_long_texts_are_not_kept(tiny_models):
+    """A server's may have a quarter of a million characters each, and do not fit."""
+    chat = ChatFormat(qwen_tokenizer(tiny_models, "qwen2_5"))
+    for text, kept in (("a b", True), ("a b" * 2**13, False)):
+        for encode, texts in ((chat.encode, [text]), (chat._first, [text, "c"]), (chat._first, ["c", text])):
+            once, again = encode(*texts), encode(*texts)
+            assert once == again
+            assert (once is again) == kept
+
+
 def test_what_is_said_holds_no_special_token(tiny_models):
     """A program may print one's name, and may not end the turn in which it is shown."""
     tokenizer = qwen_tokenizer(tiny_models, "qwen2_5")
