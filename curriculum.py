@@ -354,7 +354,11 @@ class Curriculum:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from ``state_dict``'s result; ConfigError: it is malformed, or of a stage that is not configured."""
+        """Go on from ``state_dict``'s result, without failures that no stage plays.
+
+        Raises:
+            ConfigError: it is malformed, holds numbers that cannot be, or is of a stage that is not configured.
+        """
         names = [stage.name for stage in self.config.stages]
         if isinstance(state, dict) and state.get("stage") not in names:
             told = f"the run was in stage {state.get('stage')!r}, which is none of {', '.join(names)}"
@@ -369,22 +373,26 @@ class Curriculum:
                 buffer[key] = (_seed(seed), float(score), int(streak))
             rates = {(int(game), str(opponent)): float(rate) for game, opponent, rate in state["rates"]}
             past = {str(name): float(score) for name, score in state.get("past", [])}
+            shares = [*rates.values(), *past.values(), *(success for _, success in window)]
+            shares += [score for _, score, _ in buffer.values()]
+            counts = [episodes, *(streak for _, _, streak in buffer.values())]
+            if not all(0 <= share <= 1 for share in shares) or min(counts) < 0:
+                raise ValueError("scores, rates and successes are from 0 to 1, counts 0 or more")
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as exc:
             raise ConfigError(f"curriculum state does not fit the stages {', '.join(names)}: {exc!r}") from exc
-        self._stage, self._episodes, self._rates = stage, episodes, rates
+        self._stage, self._episodes, self._rates, self.past = stage, episodes, rates, past
         self._window = self._windowed(window)
-        self._buffer, self.past = buffer, past
+        # A step in which a stage was left can leave a failure that the one before drew and the next one counted.
+        gates, stages = {s.gate for s in self.config.stages}, list(zip(self.config.stages, self._pools, strict=True))
+        self._buffer = {
+            key: entry for key, entry in buffer.items()
+            if key[2] in gates and any(key[2] in s.mixture and _holds(ranges, key[0]) for s, ranges in stages)
+        }  # fmt: skip
         self._trim_buffer()
 
-    def forget_others(self, window: bool) -> None:
-        """Drop failures that no stage plays; ``window``: and count the stage's games anew, as they are other ones."""
-        stages = list(zip(self.config.stages, self._pools, strict=True))
-        self._buffer = {
-            key: entry for key, entry in self._buffer.items()
-            if any(key[2] == stage.gate and _holds(ranges, key[0]) for stage, ranges in stages)
-        }  # fmt: skip
-        if window:
-            self._episodes, self._window = 0, self._windowed([])
+    def count_anew(self) -> None:
+        """Begin the stage's success rate again, where its games are other ones."""
+        self._episodes, self._window = 0, self._windowed([])
 
     def _weight(self, game: int, opponent: str) -> float:
         weight = self.stage.mixture[opponent] * self._weights[self._stage][game]

@@ -357,9 +357,7 @@ class Checkpointed:
         name = self.curriculum.stage.name
         if another or differs(were.get(name), are[name], "games", "opponent", "gate_opponent"):
             alarms.forget(self.state.alarms)
-            self.curriculum.forget_others(window=True)
-        elif were != are:
-            self.curriculum.forget_others(window=False)
+            self.curriculum.count_anew()
         return any(not line.startswith("run.output_dir") for line in config_diff(before, now))
 
     def _load_frozen(self, saved: utils.Checkpoint) -> None:

@@ -12,6 +12,7 @@ import curriculum as curriculum_module
 import games
 from curriculum import EVAL_SEEDS, TRAIN_SEEDS, Curriculum, CurriculumConfig, Stage, eval_tasks, pool
 from env_wrapper import Task
+from utils import ConfigError
 
 SIZE = games.CONFIGS_PER_GAME
 LEDUC, HEX, KUHN = (games.NAMES.index(name) for name in ("leduc_poker", "hex", "kuhn_poker"))
@@ -479,7 +480,30 @@ def test_a_state_of_other_stages_is_refused():
         other.load_state_dict(state)
 
 
-def test_failures_that_no_stage_plays_are_forgotten_on_request():
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"past": [["a", 1e308]]}, {"past": [["a", -1e200]]}, {"rates": [[LEDUC, "random", 1.5]]}, {"episodes": -1},
+        {"window": [[LEDUC, 7]]}, {"failure_buffer": [[LEDUC * SIZE, 1, "random", 1, 5.0, 0]]},
+        {"failure_buffer": [[LEDUC * SIZE, 1, "random", 1, 0.0, -9]]},
+    ],
+)  # fmt: skip
+def test_numbers_that_cannot_be_are_refused(wrong):
+    curriculum = Curriculum(one_stage(), 0)
+    with pytest.raises(ConfigError, match="scores, rates and successes are from 0 to 1, counts 0 or more"):
+        curriculum.load_state_dict(curriculum.state_dict() | wrong)
+
+
+@pytest.mark.parametrize("opponent", ["bogus", "mcts:100000000x1000", "self", "past", "past:a"])
+def test_failures_that_nobody_could_have_had_are_forgotten(opponent):
+    curriculum = Curriculum(CurriculumConfig([Stage("only", ["leduc_poker"], **PAST)]), 0)
+    others = [(LEDUC * SIZE, opponent), (HEX * SIZE, "random"), (10**12, "random"), (-1, "random")]
+    entries = [[task_id, 1, against, 1, 0.0, 0] for task_id, against in [(LEDUC * SIZE, "random"), *others]]
+    curriculum.load_state_dict(curriculum.state_dict() | {"failure_buffer": entries})
+    assert curriculum.state_dict()["failure_buffer"] == entries[:1]
+
+
+def test_failures_that_no_stage_plays_are_forgotten():
     both = [Stage("first", ["leduc_poker"], "mcts"), Stage("last", ["leduc_poker", "hex#3"], "random")]
     curriculum = Curriculum(CurriculumConfig(both[1:]), 0)
     feed(curriculum, [0, 1, 0])
@@ -491,10 +515,9 @@ def test_failures_that_no_stage_plays_are_forgotten_on_request():
     for games_, opponent, left in last:
         other = Curriculum(CurriculumConfig([both[0], Stage("last", games_, opponent)]), 0)
         other.load_state_dict(state)
-        other.forget_others(window=False)
         assert other.buffer_size == left
         assert other.state_dict()["episodes"] == 4
-        other.forget_others(window=True)
+        other.count_anew()
         assert (other.state_dict()["episodes"], other.state_dict()["window"]) == (0, [])
 
 
