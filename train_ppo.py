@@ -557,7 +557,7 @@ def show(trainer: Trainer, stop: StopSignal, console: Console, summary: dict[str
     utils.write_file(run_dir / "episodes.jsonl", "".join(json.dumps(utils.redact(r)) + "\n" for r in rows).encode())
     script = Path(__file__).parent / "scripts" / "visualize.py"
     end(run_dir, trainer.about)
-    drawn = subprocess.run([sys.executable, script, "--run", run_dir], capture_output=True, text=True)
+    drawn = subprocess.run([sys.executable, script, f"--run={run_dir}"], capture_output=True, text=True)
     cause = (drawn.stderr.strip() or f"exit code {drawn.returncode}").splitlines()[-1]
     drawings = f"curves:     {run_dir / 'curves.png'}\nreport:     {run_dir / 'report.html'}"
     console.say(f"no curves were drawn: {cause}" if drawn.returncode else drawings)

@@ -208,8 +208,10 @@ def run(args: argparse.Namespace) -> None:
     resolve({"env": {"games_path": args.games_path}})  # its games may then be named
     if args.output.is_dir():
         raise ConfigError(f"--output {args.output}: is a folder; expected a file")
-    if args.output.exists() and not args.output.is_file():
-        raise ConfigError(f"--output {args.output}: is no regular file")
+    if args.output.resolve() in DEFAULT_FILES:
+        raise ConfigError(f"--output {args.output}: holds the defaults of every run; name another file")
+    if args.output.exists():  # what it replaces is a configuration, not somebody's text
+        load_sections([*DEFAULT_FILES, args.output])
     must_be_writable(args.output.absolute().parent)
     ask_all(args, bool(gpu))
     found, config, measured = options(args, bool(gpu))
@@ -221,7 +223,7 @@ def run(args: argparse.Namespace) -> None:
     search = preflight.say_search(config, preflight.search_seconds(config, measured), os.cpu_count() or 1)
     title = f"Memory, estimated, of {room:.1f} GB"
     print("", *preflight.say_prompts(config, measured), "", title, table, "", *search, sep="\n")
-    print(f"{args.budget:,} games are {config.ppo.num_train_steps:,} steps of {config.ppo.batch_size}.\n"
+    print(f"{args.budget:,} games: {config.ppo.num_train_steps:,} whole steps of {config.ppo.batch_size:,} games.\n"
           "Training itself is not estimated: its progress line tells the time left after the first step.")  # fmt: skip
     licence = licence_of(args.model[0])
     if licence and (warning := licence_warning(args.model[0], licence)):

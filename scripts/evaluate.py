@@ -446,7 +446,7 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--opponent", metavar="PLAYER", help="default random; mcts with --protocol affinetes")
     add("--games", nargs="+", metavar="GAME", help="NAME, NAME#CONFIG, task id or FIRST-LAST; default: the run's")
     add("--episodes", type=at_least(2, 2**20), help="a game, half in each seat (default 200, with --strength 1000)")
-    add("--exact", action="store_true", help="exact values, share of the ceiling and NashConv of small games")
+    add("--exact", action="store_true", help="exact values, NashConv: of small games and one configuration")
     add("--protocol", choices=("native", "affinetes"), default="native", help="affinetes: as the public environment")
     add("--output", type=Path, metavar="FILE.jsonl", help="a row a game; the command goes on where it was interrupted "
         "(--exploit trains its responses again)")  # fmt: skip

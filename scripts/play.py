@@ -45,7 +45,7 @@ class Person:
             if text == "?":
                 print(self._opinion(query))
             elif (action := meant(text, query.legal)) is None:
-                print(f"{text!r} is none of the legal actions {', '.join(map(str, query.legal))}")
+                print(f"{text!r} is none of the legal actions, numbers or names: {', '.join(map(str, query.legal))}")
             else:
                 return [Action(str(action))]
 
@@ -61,11 +61,16 @@ class Person:
 
 
 def meant(text: str, legal: dict[int, str]) -> int | None:
-    """The action of this number or name, in whatever case where that leaves one; None: there is none."""
+    """The action of this number, name or last words of a name, in whatever case where that leaves one; or None."""
     ids = {str(action): action for action in legal}
     exact = [action for action, name in legal.items() if text == name]
-    alike = [action for action, name in legal.items() if _plain(text) == _plain(name.removeprefix(f"{action} - "))]
-    found = exact or alike
+    numbered = {action: name.removeprefix(f"{action} - ") for action, name in legal.items()}
+    alike = [action for action, name in numbered.items() if _plain(text) == _plain(name)]
+    if all(numbered[action] != legal[action] for action in alike):  # backgammon's dice in either order: one move
+        alike = alike[:1]
+    words = text.lower().split()
+    ending = [a for a, name in legal.items() if not text.isdigit() and words == name.lower().split()[-len(words) :]]
+    found = exact or alike or ending
     return ids.get(text, found[0] if len(found) == 1 else None)
 
 

@@ -280,8 +280,9 @@ def _draw_lines(axis: Any, panel: dict[str, Any], runs: Sequence[RunData]) -> No
                 axis.plot(x, line["y"], color=colour, alpha=0.25, linewidth=0.8)
             if len(lines) <= 8:
                 axis.fill_between(x, line["low"], line["high"], color=colour, alpha=0.15, linewidth=0)
-        axis.plot(x, line["mean"] or line["y"], label=line["label"], marker="o" if panel["marks"] else "",
-                  markersize=4, color=colour, linestyle=DASHES[line["dash"] % len(DASHES)])  # fmt: skip
+        axis.plot(x, line["mean"] or line["y"], label=line["label"], color=colour, markersize=4,
+                  marker="o" if panel["marks"] or len(x) == 1 else "",
+                  linestyle=DASHES[line["dash"] % len(DASHES)])  # fmt: skip
     for step, text in (stage for run in runs for stage in run.stages):
         axis.axvline(step, color="#777777", linewidth=0.8, linestyle=":")
         if panel["title"] == "Score":

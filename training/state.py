@@ -433,8 +433,8 @@ def _take_folder(run_dir: Path, resume: str | None, look_only: bool) -> None:
                 f"run.output_dir: {folder} is there and is no adapter: it would be replaced; name another"
             )
     if resume is None or Path(resume).parent.resolve() != run_dir.resolve():
-        if (run_dir / "adapter_config.json").exists():
-            raise ConfigError(f"run.output_dir: {run_dir} is a checkpoint or a player, which a run would damage; "
+        if (run_dir / "adapter_config.json").exists() or any(run_dir.glob("*.safetensors")):
+            raise ConfigError(f"run.output_dir: {run_dir} is a model, checkpoint or player, which a run would damage; "
                               "--resume goes on from a checkpoint, --output-dir starts another run")  # fmt: skip
         if any(run_dir.glob("checkpoint-*")):
             ways = "--resume goes on" if resume is None else f"--resume {run_dir} goes on"

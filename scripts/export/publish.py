@@ -133,7 +133,7 @@ def _card_data(about: Published) -> Any:
     value = "mean value against uniform random, -1 to 1" if boards else "2 * mean score - 1"
     results = [
         EvalResult("text-generation", "openspiel" if boards else "trace", game, "value", round(found["after"], 4),
-                   metric_name=value)
+                   metric_name=value, dataset_config=game)  # without it all games are one
         for game, found in (about.evaluated or {}).items()
     ]  # fmt: skip
     return ModelCardData(

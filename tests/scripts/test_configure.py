@@ -192,6 +192,18 @@ def test_bad_usage_is_told_in_one_line(qwen3_4b, tmp_path, capsys, arguments, ex
     assert not file.exists()
 
 
+def test_no_text_of_somebodys_and_no_defaults_are_replaced(tmp_path, capsys, monkeypatch):
+    mine, defaults = tmp_path / "README.md", tmp_path / "env_config.json"
+    monkeypatch.setattr(configure, "DEFAULT_FILES", [*configure.DEFAULT_FILES, defaults])
+    mine.write_text("# Mine")
+    defaults.write_text("{}")
+    for file, told in ((mine, "invalid JSON"), (defaults, "holds the defaults of every run")):
+        before = file.read_text()
+        assert configure.main(["--yes", "--output", str(file), "--games", "kuhn_poker", "--gpu-memory", "0"]) == 2
+        assert told in capsys.readouterr().err
+        assert file.read_text() == before
+
+
 def test_questions_that_nobody_answers(tiny_models, tmp_path, monkeypatch, capsys):
     """As without a terminal."""
     monkeypatch.setattr("builtins.input", lambda *_: exec("raise EOFError"))

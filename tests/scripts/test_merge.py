@@ -462,6 +462,14 @@ def test_the_card_tells_how_free_play_ended(tmp_path):
     assert "it may not play legally at all" in publish.card(about(tmp_path))
 
 
+def test_each_game_of_a_card_has_a_value_of_its_own(tmp_path):
+    row = {"before": 0.0, "interval": [-0.5, 0.5], "episodes": 8} | dict.fromkeys(("exact_after", "ceiling", "share"))
+    games = {game: row | {"after": after} for game, after in (("leduc_poker", 0.1), ("tic_tac_toe", 0.2))}
+    card = publish.card(about(tmp_path, summary={"checkpoint": "checkpoint-000006", "games": games}))
+    told = {shown.dataset_name: shown.metric_value for shown in ModelCard(str(card)).data.eval_results}
+    assert told == {"leduc_poker": 0.1, "tic_tac_toe": 0.2}
+
+
 def test_card_does_not_take_another_checkpoints_evaluation(tmp_path):
     card = publish.card(about(tmp_path, summary={"checkpoint": "checkpoint-000009", "games": {}}))
     assert "None of this checkpoint; its run was evaluated as checkpoint-000009." in card

@@ -110,17 +110,32 @@ def test_illegal_answers_are_asked_again_and_never_played(person, capsys):
     with pytest.raises(EOFError):
         play.play_one(opponent, Task(task_of("tic_tac_toe"), 0, opponent.opponent))
     shown = capsys.readouterr().out
-    assert shown.count("is none of the legal actions 0, 1, 2, 3, 4, 5, 6, 7, 8") == 4
+    assert shown.count("is none of the legal actions, numbers or names: 0, 1, 2, 3, 4, 5, 6, 7, 8") == 4
     assert "0 o . .\n1 . x .\n2 . . ." in shown
 
 
 @pytest.mark.parametrize(
     ("text", "action"),
-    [("4", 4), ("x(1,1)", 4), ("X(1, 1)", 4), ("o(1,1)", None), ("", None), ("nf6", 1), ("Bxc4", 2), ("bxc4", 3),
-     ("BXC4", None), ("24/18 24/20", 5), ("7", 0)],
+    [("4", 4), ("x(1,1)", 4), ("X(1, 1)", 4), ("o(1,1)", None), ("", None), ("draw", None), ("nf6", 1),
+     ("Bxc4", 2), ("bxc4", 3), ("BXC4", None), ("24/18 24/20", 5), ("7", 0), ("13/11", 6), ("d4", 9),
+     ("B d4", 9), ("pass", 12)],
 )  # fmt: skip
 def test_moves_can_be_named_in_whatever_case_that_leaves_one(text, action):
-    legal = {4: "x(1,1)", 1: "Nf6", 2: "Bxc4", 3: "bxc4", 5: "5 - 24/18 24/20", 7: "8", 0: "7"}
+    legal = {
+        4: "x(1,1)",
+        1: "Nf6",
+        2: "Bxc4",
+        3: "bxc4",
+        5: "5 - 24/18 24/20",
+        7: "8",
+        0: "7",
+        6: "6 - 13/11",
+        8: "8 - 13/11",
+        9: "B d4",
+        10: "Player: 0 Draw",
+        11: "Player: 1 Draw",
+        12: "Player: 0 Pass",
+    }
     assert play.meant(text, legal) == (7 if text == "7" else action)  # a number is an action's id, not a name
 
 
