@@ -49,10 +49,12 @@ def uniform(*key: SupportsIndex) -> float:
 # ---------------------------------------------------------------------------------------------------------- secrets
 
 SECRET_NAME = re.compile(
-    r"PASSW|PASSPHRASE|SECRET|API_?KEY|PRIVATE_?KEY|CREDENTIAL|(_|^)TOKENS?(_|$)|(_|^)(PASS|PAT|KEY|AUTH)$|_PWD$",
+    r"PASSW|PASSPHRASE|SECRET|API_?KEY|PRIVATE_?KEY|CREDENTIAL|BEARER|AUTHORIZATION|(AUTH|ACCESS)TOKEN|_PWD$|"
+    r"(_|^)TOKENS?(_|$)|(_|^)(PASS|PW|PAT|KEY|AUTH|JWT|COOKIE)(_B64|_?\d+)?$",
     re.IGNORECASE,
 )
-SECRET_IN_ADDRESS = re.compile(r"://[^/:@\s]*:([^/@\s]+)@")
+# USER:SECRET@ with a scheme or none, and HTTP's SECRET@; neither ssh://USER@ nor an image's NAME:TAG@sha256:
+SECRET_IN_ADDRESS = re.compile(r"(?:(?:://|^)[^/:@\s]*:|https?://(?=[^/:@\s]+:?@))([^/@\s]+?):?@(?!sha256:)")
 SECRET_LENGTH = 6  # shorter values are words that occur everywhere
 WORD = re.compile(r"[a-z]{1,11}")
 

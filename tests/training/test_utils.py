@@ -95,6 +95,15 @@ NAMES_OF_SECRETS = [
     "TLS_PRIVATE_KEY",
     "NPM_AUTH",
     "HF_TOKEN_2",
+    "NGROK_AUTHTOKEN",
+    "ACCESSTOKEN",
+    "JWT",
+    "SIGNING_KEY_B64",
+    "WANDB_KEY1",
+    "MYSQL_PW",
+    "BEARER",
+    "AUTHORIZATION",
+    "SESSION_COOKIE",
 ]
 
 
@@ -104,15 +113,29 @@ def test_secrets_have_many_names(monkeypatch, name):
     assert utils.redact("a canary-77") == "a [redacted]"
 
 
-@pytest.mark.parametrize("name", ["PWD", "TOKENIZERS_PARALLELISM", "KEYBOARD", "PATH", "PATCH", "MONKEYS", "COMPASS"])
+@pytest.mark.parametrize("name", ["PWD", "TOKENIZERS_PARALLELISM", "KEYBOARD", "PATH", "PATCH", "MONKEYS", "COMPASS",
+                                  "OLDPWD", "SSH_AUTH_SOCK", "XAUTHORITY", "KEY_TIMEOUT", "PYTHONPATH"])  # fmt: skip
 def test_other_variables_are_no_secrets(monkeypatch, name):
     monkeypatch.setenv(name, "harmless-77")
     assert utils.redact("a harmless-77") == "a harmless-77"
 
 
-def test_a_password_within_an_address_is_a_secret(monkeypatch):
-    monkeypatch.setenv("DATABASE_URL", "postgres://me:canary-77@host/db")
-    assert utils.redact("canary-77 at host") == "[redacted] at host"
+@pytest.mark.parametrize("address", [
+    "postgres://me:canary-77@host/db", "redis://:canary-77@host", "http://canary-77@127.0.0.1:1",
+    "https://canary-77:@host", "someone:canary-77@proxy:3128",
+])  # fmt: skip
+def test_a_password_within_an_address_is_a_secret(monkeypatch, address):
+    monkeypatch.setenv("SOME_ADDRESS", address)
+    assert utils.redact("canary-77 of someone at host") == "[redacted] of someone at host"
+
+
+@pytest.mark.parametrize("address", [
+    "ssh://harmless-77@host", "harmless-77@host:path", "image:harmless-77@sha256:00", "http://host/harmless-77@x",
+    "http://harmless-77:80/a@b",
+])  # fmt: skip
+def test_other_parts_of_addresses_are_no_secrets(monkeypatch, address):
+    monkeypatch.setenv("SOME_ADDRESS", address)
+    assert utils.redact("a harmless-77") == "a harmless-77"
 
 
 def test_redaction_does_not_change_what_is_read_again(tmp_path, monkeypatch):
