@@ -155,8 +155,10 @@ def connections() -> Any:
     direct = dict.fromkeys(("all://localhost", "all://127.0.0.1", "all://[::1]"))  # whatever proxy the shell names
     wrong = ValueError, ImportError, httpx.InvalidURL
     no_cookies = DefaultCookiePolicy(allowed_domains=[])  # a server could fill the memory with them
+    with blaming(f"SSL_CERT_FILE={os.environ.get('SSL_CERT_FILE')}: ", OSError):
+        tls = _tls()
     with blaming("the proxy that ALL_PROXY, HTTP_PROXY or HTTPS_PROXY names: ", wrong):
-        return httpx.AsyncClient(limits=limits, verify=_tls(), mounts=direct, cookies=CookieJar(no_cookies))
+        return httpx.AsyncClient(limits=limits, verify=tls, mounts=direct, cookies=CookieJar(no_cookies))
 
 
 _pool = functools.cache(connections)  # of all HttpClients

@@ -197,6 +197,8 @@ def checkpoint_in(place: Path) -> Path:
 def _from_anywhere(config: SimpleNamespace) -> None:
     """Name folders so that a resume from another folder finds them; a model of the project's own stays relative."""
     config.run = replace(config.run, output_dir=expanduser(config.run.output_dir))
+    with blaming("run.output_dir: ", OSError), suppress(FileNotFoundError, NotADirectoryError):
+        os.stat(config.run.output_dir)  # a name too long, say, or a link to itself
     model, source = config.model, config.env.trace.get("source")
     name = Path(expanduser(model.model_name))
     if name.is_dir() and not ((ROOT / name).is_dir() and name.samefile(ROOT / name)):

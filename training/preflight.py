@@ -343,8 +343,6 @@ def check(
     Raises:
         ConfigError: programs, servers, prompts or a card that cannot be played with.
     """
-    with blaming("run.output_dir: ", OSError):  # a name too long, say
-        Path(config.run.output_dir).exists()
     if config.env.env_type == "trace":
         _check_programs(config)
     if config.ppo.state_coef and (config.env.env_type, config.env.env_mode) != ("openspiel", "local"):

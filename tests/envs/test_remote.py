@@ -545,6 +545,14 @@ def test_a_proxy_that_cannot_be_used_is_one_line(proxies, proxy):
         client.HttpClient("http://127.0.0.1:1")
 
 
+@pytest.mark.parametrize("file", ["/nonexistent", __file__])
+def test_certificates_that_cannot_be_read_are_one_line(proxies, file):
+    client._tls.cache_clear()
+    proxies(SSL_CERT_FILE=file)
+    with pytest.raises(ConfigError, match=rf"^SSL_CERT_FILE={re.escape(file)}: .*(No such file|certificate)"):
+        client.HttpClient("http://127.0.0.1:1")
+
+
 def test_a_server_on_this_machine_is_asked_without_a_proxy(proxies):
     proxies(HTTP_PROXY="http://127.0.0.1:1", ALL_PROXY="http://127.0.0.1:1")
     with env_on(PublicServer()) as env:

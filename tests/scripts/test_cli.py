@@ -247,6 +247,7 @@ def test_what_is_plainly_meant_is_taken_else_a_line_helps(refused, tmp_path, mon
 
 @pytest.mark.parametrize(("setting", "told"), [
     ("run.output_dir={}/file/x", "run.output_dir: {}/file is no folder that can be written into"),
+    ("run.output_dir={}/loop/x", "run.output_dir: [Errno 40] Too many levels of symbolic links: '{}/loop/x'"),
     ("run.output_dir={}/held", "run.output_dir: {}/held holds checkpoints; --resume goes on"),
     ("run.output_dir={}/player", "run.output_dir: {}/player is a model, checkpoint or player, which a run would"),
     ("run.output_dir={}/base", "run.output_dir: {}/base is a model, checkpoint or player, which a run would damage"),
@@ -263,6 +264,7 @@ def test_a_dry_run_refuses_what_could_not_start_and_touches_nothing(refused, tmp
     (tmp_path / "base").mkdir()
     (tmp_path / "base" / "model.safetensors").write_text("")
     (tmp_path / "file").write_text("")
+    (tmp_path / "loop").symlink_to("loop")
     before = sorted(tmp_path.rglob("*"))
     line = refused("--config", micro_file(tmp_path.parent), "--dry-run", "--set", setting.format(tmp_path))
     assert line.startswith(told.format(tmp_path)), line
