@@ -321,6 +321,17 @@ def _reroll_dice(state: Any, seat: int, stream: Stream) -> Any:
     return world
 
 
+class LockedSearch:
+    """A C++ search that keeps Python's lock: a game written in Python ends the process where it is searched without."""
+
+    def __init__(self, search: Any):
+        self._search = search
+
+    def step(self, state: Any) -> int:
+        """Return the action that the search's own ``step`` would."""
+        return self._search.mcts_search(state).best_child().action
+
+
 _say_once = functools.cache(logger.warning)
 
 
@@ -363,9 +374,11 @@ def make_bot(game: Game, pyspiel_game: Any, spec: OpponentSpec, seat: int, seed:
     if spec.kind == "mcts" or kind.information == pyspiel.GameType.Information.PERFECT_INFORMATION:
         evaluator = pyspiel.RandomRolloutEvaluator(rollouts, _signed(seed + 5 + seat))
         search_seed = _signed(seed + 6 + seat)
-        return pyspiel.MCTSBot(
+        search = pyspiel.MCTSBot(
             pyspiel_game, evaluator, UCT_C, simulations, MAX_MEMORY_MB, solve=True, seed=search_seed, verbose=False
         )
+        wraps = any(isinstance(value, dict) for value in pyspiel_game.get_parameters().values())  # maybe a Python game
+        return LockedSearch(search) if wraps or type(pyspiel_game).__module__ != "pyspiel" else search
     if game.short_name not in RESAMPLED:
         able = ", ".join(RESAMPLED)
         raise ValueError(f"opponent ismcts cannot play {game.name}: of the games with hidden information only {able}")

@@ -315,3 +315,28 @@ def test_a_search_of_two_sides_is_not_for_three_players():
     kuhn = games.GAMES[games.NAMES.index("kuhn_poker")]
     with pytest.raises(ValueError, match="ismcts cannot play kuhn_poker of 3: it knows two sides"):
         make_bot(kuhn, three, parse_opponent("ismcts:2x1"), 2, 0)
+
+
+SEARCH_PYTHON = """
+import pyspiel, open_spiel.python.games.tic_tac_toe
+import games
+from envs.opponents import make_bot, parse_opponent
+for text in ("python_tic_tac_toe", "misere(game=python_tic_tac_toe())"):
+    spiel = pyspiel.load_game(text)
+    state = spiel.new_initial_state()
+    for action in (0, 3, 1, 4):
+        state.apply_action(action)
+    for kind in ("mcts", "ismcts"):
+        spec = parse_opponent(kind + ":100x2")
+        moves = [make_bot(games.GAMES[0], spiel, spec, 0, 7).step(state) for _ in range(2)]
+        assert moves == [2, 2] if text == "python_tic_tac_toe" else moves[0] == moves[1] != 2, (text, moves)
+# What the search's own step would have done, in a game that bears it
+spiel = pyspiel.load_game("misere(game=tic_tac_toe())")
+bots = [make_bot(games.GAMES[0], spiel, parse_opponent("mcts:20x1"), 0, 7) for _ in range(2)]
+assert bots[0].step(spiel.new_initial_state()) == bots[1]._search.step(spiel.new_initial_state())
+"""
+
+
+def test_a_game_written_in_python_can_be_searched():
+    result = subprocess.run([sys.executable, "-c", SEARCH_PYTHON], capture_output=True, text=True, cwd=ROOT)
+    assert result.returncode == 0, result.stderr or result.returncode
