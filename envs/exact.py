@@ -77,7 +77,8 @@ def information_states(pyspiel_game: SpielGame) -> list[InfoState]:
     if not feasible(pyspiel_game):
         raise ValueError(
             f"{pyspiel_game} is too large for exact values: allowed are two-player zero-sum games with at most "
-            f"{MAX_HISTORIES} histories (hidden information) or {MAX_POSITIONS} positions (perfect information)"
+            f"{MAX_HISTORIES} histories (hidden information) or {MAX_POSITIONS} positions (perfect "
+            "information; str(state) has to tell them apart)"
         )
     return _explore(str(pyspiel_game))
 
@@ -233,12 +234,16 @@ def _position_key(state: State) -> str:
     return f"{state.current_player()} {state}"
 
 
+def _outlook(state: State) -> tuple[list[int], float]:
+    return state.legal_actions(), round(state.returns()[0], 9) if state.is_terminal() else 0.0
+
+
 @lru_cache(maxsize=32)
 def _positions(game_string: str) -> dict[str, Position]:
     """The positions of a perfect-information game, children before parents, the initial one last; {}: too many, or
-    they can come again."""
+    they can come again, or their texts are not all that counts: two of one text go on or end in different ways."""
     root = pyspiel.load_game(game_string).new_initial_state()
-    found, nodes = {_position_key(root)}, {}
+    found, nodes = {_position_key(root): _outlook(root)}, {}
     queue = deque([root])  # breadth first: a long game's deep states are slow to copy
     while queue:
         state, children = queue.popleft(), []
@@ -246,8 +251,10 @@ def _positions(game_string: str) -> dict[str, Position]:
         for child in map(state.child, actions):
             children.append(_position_key(child))
             if children[-1] not in found:
-                found.add(children[-1])
+                found[children[-1]] = _outlook(child)
                 queue.append(child)
+            elif found[children[-1]] != _outlook(child):
+                return {}
         if len(found) > MAX_POSITIONS:
             return {}
         chance = [p for _, p in state.chance_outcomes()] if state.is_chance_node() else []

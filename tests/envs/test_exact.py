@@ -256,3 +256,9 @@ def test_the_usual_four_games_take_seconds():
 @pytest.mark.parametrize("name", ["quoridor(board_size=3)", "oware(num_houses_per_player=2,num_seeds_per_house=1)"])
 def test_positions_that_can_come_again_have_no_exact_values(name):
     assert not exact.feasible(pyspiel.load_game(name))
+
+
+def test_positions_that_their_texts_do_not_tell_apart_have_no_exact_values():
+    """The noise of an end depends on the way to it, which the text of nim's positions does not tell."""
+    assert not exact.feasible(pyspiel.load_game("add_noise(epsilon=1.,seed=1,game=nim(pile_sizes=2;3))"))
+    assert exact.feasible(pyspiel.load_game("nim(pile_sizes=2;3)"))
