@@ -359,7 +359,8 @@ def make_bot(game: Game, pyspiel_game: Any, spec: OpponentSpec, seat: int, seed:
     import pyspiel
 
     kind = pyspiel_game.get_type()
-    searchable = kind.dynamics == pyspiel.GameType.Dynamics.SEQUENTIAL and pyspiel_game.num_players() > 1
+    in_turn = kind.dynamics == pyspiel.GameType.Dynamics.SEQUENTIAL and pyspiel_game.num_players() > 1
+    searchable = in_turn and kind.reward_model == pyspiel.GameType.RewardModel.TERMINAL
     budget = spec.budget_in(game) if searchable else None
     if budget is None:
         _say_once(f"{game.name} cannot be searched: its {spec.kind} opponents play at random")

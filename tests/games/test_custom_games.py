@@ -21,7 +21,7 @@ from envs import openspiel
 from envs.config import EnvConfig
 from envs.contract import ContractError, check_game, check_own_games
 from envs.openspiel import table
-from envs.opponents import make_bot, parse_opponent
+from envs.opponents import RandomBot, make_bot, parse_opponent
 from scripts import evaluate, merge, play, visualize
 from training.config import parse_args, read_config
 from utils import ConfigError
@@ -315,6 +315,12 @@ def test_a_search_of_two_sides_is_not_for_three_players():
     kuhn = games.GAMES[games.NAMES.index("kuhn_poker")]
     with pytest.raises(ValueError, match="ismcts cannot play kuhn_poker of 3: it knows two sides"):
         make_bot(kuhn, three, parse_opponent("ismcts:2x1"), 2, 0)
+
+
+@pytest.mark.parametrize("opponent", ["mcts:2x1", "ismcts:2x1"])
+def test_a_game_that_pays_on_the_way_is_played_at_random(opponent):
+    cribbage = openspiel.pyspiel.load_game("cribbage")
+    assert isinstance(make_bot(games.GAMES[0], cribbage, parse_opponent(opponent), 1, 0), RandomBot)
 
 
 SEARCH_PYTHON = """
