@@ -300,6 +300,12 @@ def test_what_is_no_path_in_a_runs_configuration_is_one_line(tmp_path, capsys):
         assert capsys.readouterr().err.splitlines()[-1].endswith(told)
 
 
+def test_a_game_that_may_be_over_before_a_seat_is_asked_passes_the_check(tmp_path, forget):
+    write(tmp_path, nim=nim_with("PILES = (", "PILES = ((4,), "))  # seat 0 may take all
+    games.add(str(tmp_path))
+    check_own_games()
+
+
 def test_the_built_in_games_pass_the_check():
     for name in ("kuhn_poker", "goofspiel_small", "hearts", "gin_rummy", "blackjack"):
         check_game(name)
