@@ -14,7 +14,7 @@ import pyspiel
 import games
 from config.reader import ConfigError
 from envs.config import EnvConfig
-from envs.openspiel import OpenSpielEnv, table
+from envs.openspiel import OpenSpielEnv, most_moves, table
 from envs.types import Env, Step, Task
 from games.base import Game
 from games.custom import place
@@ -159,7 +159,7 @@ def _check_variant(game: Game, task_id: int) -> None:
         deals = (Task(task_id, seed + 2 * deal) for deal in range(PLAYOUTS))  # chance or the bot may end some at once
         task = next((deal for deal in deals if not new_env().reset(deal).done), Task(task_id, seed))
         _check_texts(check_contract(new_env, task), prompt, rules)
-    _check_hidden(task_id)
+    _check_random_games(task_id)
 
 
 def _check_texts(steps: list[Step], prompt: str, rules: Any) -> None:
@@ -173,23 +173,27 @@ def _check_texts(steps: list[Step], prompt: str, rules: Any) -> None:
         _promise(bool(shown.strip()), f"a position has an empty description ({prompt} prompt)")
 
 
-def _check_hidden(task_id: int) -> None:
-    """Positions that the engine says a seat cannot tell apart must be described to it alike."""
+def _check_random_games(task_id: int) -> None:
+    """Chance deals what has a name; positions that the engine says a seat cannot tell apart are described alike."""
     game, spiel = table(task_id).game, table(task_id).spiel
-    if not table(task_id).hides or not spiel.get_type().provides_information_state_string:
-        return
+    hides = table(task_id).hides and spiel.get_type().provides_information_state_string
     seen: dict[tuple[int, str], tuple[str, str]] = {}
     rng = random.Random(0)
     for _ in range(PLAYOUTS):
         state = spiel.new_initial_state()
-        while not state.is_terminal():
+        while not state.is_terminal() and state.move_number() < min(most_moves(spiel), LONGEST):
             everyone, mover = range(spiel.num_players()), state.current_player()
-            for player in everyone if state.is_simultaneous_node() else [mover] if mover >= 0 else []:
+            for outcome, _ in state.chance_outcomes() if game.dealt and state.is_chance_node() else []:
+                _promise(isinstance(game.dealt(outcome), str), f"dealt gives no text for the outcome {outcome}")
+            movers = everyone if state.is_simultaneous_node() else [mover] if mover >= 0 else []
+            for player in movers if hides else []:
                 texts = game.describe(state, player), game.compact(state, player)
                 known = seen.setdefault((player, state.information_state_string(player)), texts)
                 _promise(known == texts, f"the description shows seat {player} what the game hides from it")
             if state.is_simultaneous_node():
-                legal = [state.legal_actions(p) for p in everyone]
-                state.apply_actions([rng.choice(actions or [pyspiel.INVALID_ACTION]) for actions in legal])
+                choices = [state.legal_actions(p) for p in everyone]
+                state.apply_actions([rng.choice(actions or [pyspiel.INVALID_ACTION]) for actions in choices])
+            elif legal := state.legal_actions():
+                state.apply_action(rng.choice(legal))
             else:
-                state.apply_action(rng.choice(state.legal_actions()))
+                break

@@ -139,7 +139,10 @@ def move_name(game: Game, state: Any, player: int, action: int) -> str:
     """What a move of a recorded history is called."""
     if action < 0:
         return "-"
-    return game.dealt(action) if player == CHANCE and game.dealt else state.action_to_string(player, action)
+    with contextlib.suppress(Exception):  # of somebody's file
+        if player == CHANCE and game.dealt:
+            return game.dealt(action)
+    return state.action_to_string(player, action)
 
 
 def _may(state: Any, player: int, action: int) -> bool:

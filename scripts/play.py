@@ -8,6 +8,7 @@ place, ``q`` ends the game.
 """
 
 import argparse
+import contextlib
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -109,9 +110,10 @@ def ending(episode: Episode) -> str:
         return f"\n{state}\n\nthe game was not decided: the opponent {why[episode.outcome]}"
     result = "win" if episode.score > 0.5 else "lose" if episode.score < 0.5 else "draw"
     seat, returns = episode.info["seat"], episode.info["returns"]
-    if game.dealt:
-        dealt = ", ".join(game.dealt(action) for player, action in history if player == -1)
-        state = f"{game.describe(state, seat)}\nDealt, to Player 0 first: {dealt}"
+    with contextlib.suppress(Exception):  # of somebody's file, which need not know the end; the engine does
+        if game.dealt:
+            dealt = ", ".join(game.dealt(action) for player, action in history if player == -1)
+            state = f"{game.describe(state, seat)}\nDealt, to Player 0 first: {dealt}"
     return f"\n{state}\n\nyou {result}: score {episode.score:.3f}, returns {returns}, you were player {seat}"
 
 

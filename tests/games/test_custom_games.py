@@ -126,6 +126,8 @@ def nim_with(old, new):
     return NIM.replace(old, new)
 
 
+KUHN = "from dataclasses import replace\nfrom games.kuhn_poker import GAME\n"
+
 BROKEN_PROMISES = [
     (
         nim_with("def rules(params):\n", 'def rules(params):\n    return "# Current Game State"\n'),
@@ -139,6 +141,10 @@ BROKEN_PROMISES = [
     (nim_with('return " ".join(piles(state))', "raise SystemExit(3)"), "SystemExit: 3"),
     (nim_with('return " ".join(', "return str(__import__('random').random()) + str("), "plays another game"),
     (nim_with("PILES[config_id % len(PILES)]", "PILES[config_id]"), "task 2800000003: IndexError: tuple index out of"),
+    (
+        KUHN + 'GAME = replace(GAME, name="own", spiel_name="kuhn_poker", dealt=lambda card: "JQ"[card])',
+        "IndexError: string index out of range",
+    ),
 ]
 
 
@@ -146,7 +152,9 @@ BROKEN_PROMISES = [
 def test_a_game_that_breaks_the_contract_is_refused_with_its_file(tmp_path, text, message):
     result = run(write(tmp_path, bad=text))
     assert (result.returncode, result.stderr.count("\n")) == (1, 1), result.stderr
-    [at] = [text.index(own) for own in ("1 / 0", "raise SystemExit", "PILES[config_id]") if own in text] or [None]
+    [at] = [
+        text.index(own) for own in ("1 / 0", "raise SystemExit", "PILES[config_id]", '"JQ"[card]') if own in text
+    ] or [None]
     own_line = "" if at is None else f":{1 + text[:at].count(chr(10))}"
     assert result.stderr.startswith(f"refused: {tmp_path}/bad.py{own_line}: task 28")
     assert message in result.stderr

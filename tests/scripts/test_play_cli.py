@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ from tiny_runs import STEPS, undisturbed_run
 
 import games
 from env_wrapper import Action, EnvConfig, Query, Task
+from envs.openspiel import move_name, table
 from evaluation.measure import game_sets
 from evaluation.players import Contestant, Roster
 from scripts import play
@@ -185,6 +187,17 @@ def test_hidden_cards_stay_hidden_until_the_end(person, capsys):
     assert names[own] in shown
     assert names[other] not in shown
     assert f"Dealt, to Player 0 first: {names[own]}, {names[other]}" in play.ending(episode)
+
+
+def test_a_file_that_does_not_know_the_end_keeps_nobody_from_hearing_who_won(person, monkeypatch):
+    person("1", "1", "1", "1")
+    opponent = Contestant("first", {}, EnvConfig(), FirstLegal())
+    episode = play.play_one(opponent, Task(task_of("kuhn_poker"), 0, opponent.opponent))
+    own = replace(games.GAMES[games.NAMES.index("kuhn_poker")], dealt=lambda card: "JQ"[card - 3])
+    monkeypatch.setattr(play, "table", lambda task_id: replace(table(task_id), game=own))
+    assert "you were player 0" in play.ending(episode)
+    state = table(task_of("kuhn_poker")).spiel.new_initial_state()
+    assert move_name(own, state, -1, 0) == "Deal:0"
 
 
 def test_a_paid_out_pot_is_not_shown_as_chips_put_in(person, capsys):
