@@ -15,6 +15,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pyspiel
+
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from config.flags import FlagParser
@@ -108,8 +110,10 @@ def ending(episode: Episode) -> str:
     if episode.outcome != "finished":  # you are asked until an answer is legal: it was the other one's turn
         why = {"forfeited": "gave no legal answer", "truncated": "has no room for the conversation any more"}
         return f"\n{state}\n\nthe game was not decided: the opponent {why[episode.outcome]}"
-    result = "win" if episode.score > 0.5 else "lose" if episode.score < 0.5 else "draw"
     seat, returns = episode.info["seat"], episode.info["returns"]
+    zero_sum = state.get_game().get_type().utility == pyspiel.GameType.Utility.ZERO_SUM
+    ahead = returns[seat] if zero_sum else episode.score - 0.5  # of three at a table, an even score is no 0.5
+    result = "win" if ahead > 0 else "lose" if ahead < 0 else "draw"
     with contextlib.suppress(Exception):  # of somebody's file, which need not know the end; the engine does
         if game.dealt:
             dealt = ", ".join(game.dealt(action) for player, action in history if player == -1)

@@ -5,11 +5,12 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+import pyspiel
 import pytest
 from tiny_runs import STEPS, undisturbed_run
 
 import games
-from env_wrapper import Action, EnvConfig, Query, Task
+from env_wrapper import Action, EnvConfig, Episode, Query, Task
 from envs.openspiel import move_name, table
 from evaluation.measure import game_sets
 from evaluation.players import Contestant, Roster
@@ -198,6 +199,15 @@ def test_a_file_that_does_not_know_the_end_keeps_nobody_from_hearing_who_won(per
     assert "you were player 0" in play.ending(episode)
     state = table(task_of("kuhn_poker")).spiel.new_initial_state()
     assert move_name(own, state, -1, 0) == "Deal:0"
+
+
+def test_who_wins_at_a_table_of_three_is_told_by_what_they_won(monkeypatch):
+    three = pyspiel.load_game("leduc_poker", {"players": 3}).new_initial_state()
+    monkeypatch.setattr(play, "position", lambda task_id, history: three)
+    info = {"history": [], "seat": 0, "returns": [2.0, -1.0, -1.0]}
+    task = Task(task_of("leduc_poker"), 0)
+    told = play.ending(Episode(task, "leduc_poker", score=15 / 39, outcome="finished", info=info))
+    assert "you win: score 0.385" in told
 
 
 def test_a_paid_out_pot_is_not_shown_as_chips_put_in(person, capsys):
