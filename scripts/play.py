@@ -15,8 +15,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import pyspiel
-
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from config.flags import FlagParser
@@ -111,7 +109,7 @@ def ending(episode: Episode) -> str:
         why = {"forfeited": "gave no legal answer", "truncated": "has no room for the conversation any more"}
         return f"\n{state}\n\nthe game was not decided: the opponent {why[episode.outcome]}"
     seat, returns = episode.info["seat"], episode.info["returns"]
-    zero_sum = state.get_game().get_type().utility == pyspiel.GameType.Utility.ZERO_SUM
+    zero_sum = state.get_game().get_type().utility.name == "ZERO_SUM"
     ahead = returns[seat] if zero_sum else episode.score - 0.5  # of three at a table, an even score is no 0.5
     result = "win" if ahead > 0 else "lose" if ahead < 0 else "draw"
     with contextlib.suppress(Exception):  # of somebody's file, which need not know the end; the engine does
