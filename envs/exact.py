@@ -10,6 +10,7 @@ state alone. What a seat has read and answered before follows from it where some
 many histories lead to, a policy whose prompt carries the conversation is represented by its answer without one.
 """
 
+import logging
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import lru_cache, wraps
@@ -20,6 +21,8 @@ import pyspiel
 
 MAX_HISTORIES = 200_000  # decision and chance nodes of a game with hidden information (liars_dice with 1 die: 147,463)
 MAX_POSITIONS = 20_000  # distinct positions of a perfect-information game, ends included (hex 3x3: 5,514)
+
+logger = logging.getLogger(__name__)
 
 State = Any  # pyspiel.State
 SpielGame = Any  # pyspiel.Game
@@ -206,7 +209,16 @@ def _distribution(probs: dict[int, float], info: InfoState) -> dict[int, float]:
 
 @lru_cache(maxsize=32)
 def _explore(game_string: str) -> list[InfoState]:
-    """The information states of a game; empty when it is beyond its bound."""
+    """The information states of a game; empty when it is beyond its bound or, as is logged, fails in a position."""
+    try:
+        return _walk(game_string)
+    except Exception as error:  # of a game somebody wrote; or its text does not load as the game
+        told = (str(error).splitlines() or [""])[0]
+        logger.warning("%s has no exact values: %s: %s", game_string, type(error).__name__, told)
+        return []
+
+
+def _walk(game_string: str) -> list[InfoState]:
     pyspiel_game = pyspiel.load_game(game_string)
     if _is_perfect(pyspiel_game):
         nodes = _positions(game_string).items()

@@ -23,6 +23,7 @@ from typing import Any
 import pyspiel
 
 import games
+from config.reader import blaming
 from envs.config import EnvConfig
 from envs.opponents import Bot, RandomBot, Stream, make_bot, parse_opponent
 from envs.parser import parse_action
@@ -184,13 +185,17 @@ def query_at(task_id: int, state: Any, seat: int, config: EnvConfig) -> Query:
     """What a seat is asked in a position: after its past turns, as in play, where an information state implies them.
 
     Where nothing is hidden many histories lead to one position, and it is asked without any.
+
+    Raises:
+        ConfigError: the game's ``describe``, say, fails there.
     """
     shared, prompt = table(task_id), config.prompt
     past_turns = config.past_turns(shared.game.history_turns) if shared.hides else 0
 
     def ask(at: Any) -> tuple[dict[int, str], dict[str, str]]:
-        legal = {a: at.action_to_string(seat, a) for a in at.legal_actions(seat)}
-        return legal, {"role": "user", "content": user_message(shared.game, at, seat, legal, prompt)}
+        with blaming(f"{shared.game.name}: a position has no prompt: ", Exception):
+            legal = {a: at.action_to_string(seat, a) for a in at.legal_actions(seat)}
+            return legal, {"role": "user", "content": user_message(shared.game, at, seat, legal, prompt)}
 
     turns = list[dict[str, str]]()
     history = [(move.player, move.action) for move in state.full_history()] if past_turns != 0 else []

@@ -3,7 +3,7 @@
 Values are in [-1, 1]: 2 * score - 1, which in a zero-sum game is return / greatest return.
 """
 
-import contextlib
+import logging
 from collections.abc import Callable, Collection, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import tabulate
 
+from config.reader import ConfigError
 from curriculum import TaskRange, deals_of, eval_tasks, pool
 from env_wrapper import play
 from envs import exact
@@ -25,6 +26,8 @@ from games import CONFIGS_PER_GAME, decode_task_id
 from training.process import ProgramError
 
 tabulate.MIN_PADDING = 0  # columns no wider than they need to be
+
+log = logging.getLogger(__name__)
 
 Row = dict[str, Any]  # of a finished game: how it ended (see outcome) and what else is known
 Progress = Callable[[str, int, int], Any]  # is told of what, how much is done, of how much
@@ -222,7 +225,7 @@ def exact_table(player: Any, env_config: EnvConfig, task_id: int, progress: Prog
 
     With hidden information a state says what the seat has read and answered before. Where nothing is hidden many
     histories lead to a position, and it is asked without any. None where the game is too large, where a prompt does not
-    fit, or where prompts are a server's: they are not to be had of positions not met.
+    fit or cannot be made, or where prompts are a server's: they are not to be had of positions not met.
 
     ``player`` needs ``action_probs(queries)``.
     """
@@ -237,9 +240,13 @@ def exact_table(player: Any, env_config: EnvConfig, task_id: int, progress: Prog
             found += player.action_probs([query_at(task_id, *place, env_config) for place in part])
         return found
 
-    with contextlib.suppress(PromptTooLongError):
+    try:
         return exact.tabulate(load_game(task_id), probs)
-    return None
+    except PromptTooLongError:
+        return None
+    except ConfigError as error:
+        log.warning("exact values left out: %s", error)
+        return None
 
 
 def table_values(table: dict, task_id: int, nash: bool = False) -> dict[str, float]:

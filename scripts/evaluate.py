@@ -81,7 +81,7 @@ def exact_results(player: Contestant, task_ids: set[int]) -> dict[str, float]:
     elif not hasattr(player.player, "action_probs") or player.env.answer_mode == "free":
         return {}
     elif not (policy_table := measure.exact_table(player.player, player.env, task_id) or {}):
-        why = "do not all fit into ppo.max_seq_length" if player.env.env_mode == "local" else "are those of a server"
+        why = "fail or do not fit ppo.max_seq_length" if player.env.env_mode == "local" else "are those of a server"
         log.warning("--exact: %s left out for %s, whose prompts %s", table(task_id).game.name, player.label, why)
         return {}
     return measure.table_values(policy_table, task_id, nash=True)

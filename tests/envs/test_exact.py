@@ -262,3 +262,12 @@ def test_positions_that_their_texts_do_not_tell_apart_have_no_exact_values():
     """The noise of an end depends on the way to it, which the text of nim's positions does not tell."""
     assert not exact.feasible(pyspiel.load_game("add_noise(epsilon=1.,seed=1,game=nim(pile_sizes=2;3))"))
     assert exact.feasible(pyspiel.load_game("nim(pile_sizes=2;3)"))
+
+
+def test_a_game_that_fails_in_a_position_has_no_exact_values_and_the_log_says_why(caplog):
+    """This one's text names a game that OpenSpiel does not know."""
+    exact._explore.cache_clear()
+    assert not exact.feasible(pyspiel.load_game("restricted_nash_response(game=kuhn_poker())"))
+    [told] = caplog.messages
+    assert told.startswith("rnr_kuhn_poker(players=2) has no exact values: SpielError: Unknown game 'rnr_kuhn_poker'")
+    assert "\n" not in told

@@ -22,7 +22,7 @@ import games
 import train_ppo
 from curriculum import EVAL_SEEDS, first_tasks
 from env_wrapper import Action, EnvConfig, Episode, Task, play
-from envs import exact, ratings
+from envs import exact, openspiel, ratings
 from envs.openspiel import load_game, position, query_at
 from envs.ratings import rate
 from envs.types import InterruptedRolloutError, PromptTooLongError
@@ -454,6 +454,17 @@ def test_values_of_the_uniform_player_and_of_the_best_response_are_those_of_thei
     assert table_values(exact.uniform_table(game), KUHN)["random"] == pytest.approx(
         0.0
     )  # 1/8 in one seat, -1/8 in the other
+
+
+def test_a_description_that_fails_costs_the_exact_values_and_not_the_evaluation(monkeypatch, caplog):
+    shown = openspiel.user_message
+
+    def forgetful(game, state, *rest):
+        return shown(game, state, *rest) if state.move_number() < 3 else {}["this position"]
+
+    monkeypatch.setattr(openspiel, "user_message", forgetful)
+    assert exact_table(SimpleNamespace(action_probs=None), EnvConfig(), KUHN) is None
+    assert caplog.messages == ["exact values left out: kuhn_poker: a position has no prompt: 'this position'"]
 
 
 def test_the_share_lies_between_random_play_and_the_best_response():
