@@ -175,7 +175,7 @@ def _check_texts(steps: list[Step], prompt: str, rules: Any) -> None:
 
 def _check_random_games(task_id: int) -> None:
     """Chance deals what has a name; positions that the engine says a seat cannot tell apart are described alike."""
-    game, spiel, dealt = table(task_id).game, table(task_id).spiel, table(task_id).game.dealt
+    game, spiel = table(task_id).game, table(task_id).spiel
     hides = table(task_id).hides and spiel.get_type().provides_information_state_string
     seen: dict[tuple[int, str], tuple[str, str]] = {}
     rng = random.Random(0)
@@ -183,8 +183,8 @@ def _check_random_games(task_id: int) -> None:
         state = spiel.new_initial_state()
         while not state.is_terminal() and state.move_number() < min(most_moves(spiel), LONGEST):
             everyone, mover = range(spiel.num_players()), state.current_player()
-            for outcome, _ in state.chance_outcomes() if dealt and state.is_chance_node() else []:
-                _promise(isinstance(dealt(outcome), str), f"dealt gives no text for the outcome {outcome}")
+            for outcome, _ in state.chance_outcomes() if game.dealt and state.is_chance_node() else []:
+                _promise(isinstance(game.dealt(outcome), str), f"dealt gives no text for the outcome {outcome}")
             movers = everyone if state.is_simultaneous_node() else [mover] if mover >= 0 else []
             for player in movers if hides else []:
                 texts = game.describe(state, player), game.compact(state, player)

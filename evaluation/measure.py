@@ -1,6 +1,6 @@
 """How good a player is: sampled games with intervals, exact values where the game is small enough.
 
-Values are in [-1, 1]: 2 * score - 1, which in a zero-sum game is return / greatest return.
+Values are in [-1, 1]: 2 * score - 1, which in a zero-sum game of even stakes is return / greatest return.
 """
 
 import logging
@@ -255,9 +255,10 @@ def table_values(table: dict, task_id: int, nash: bool = False) -> dict[str, flo
     ``nash``: and what both seats together would gain by their best answers to the policy.
     """
     game = load_game(task_id)
-    values = exact.value_against_random(game, table), exact.best_response_values(game)
-    own, ceiling = (sum(seats) / (2 * game.max_utility()) for seats in values)
-    found = {"exact": own, "random": 0.0, "ceiling": ceiling}  # the game is zero-sum, and both seats are played
+    low, high = game.min_utility(), game.max_utility()
+    returns = {"exact": exact.value_against_random(game, table), "random": (0.0, 0.0),  # zero-sum, and both seats play
+               "ceiling": exact.best_response_values(game)}  # fmt: skip
+    found = {name: (sum(seats) - (low + high)) / (high - low) for name, seats in returns.items()}  # mean 2 * score - 1
     return found | ({"nash_conv": exact.nash_conv(game, table)} if nash else {})
 
 

@@ -303,7 +303,8 @@ class Contest:
             answer = replace(self.roster.contestant(str(best), self.names), label=f"response_to_{player.label}")
         rows = self.play(arena, answer, player, [game])[game]
         gain = self._exact(player, rows).get("nash_conv")  # of both seats, in the game's own points
-        most = None if gain is None else gain / (2 * load_game(rows[0]["task_id"]).max_utility())
+        spiel = load_game(rows[0]["task_id"])
+        most = None if gain is None else gain / (spiel.max_utility() - spiel.min_utility())
         return summary(game, [rows]).row | {"trained": scores, "exploitability": most}
 
     def _exact(self, player: Contestant, rows: Sequence[Row]) -> dict[str, float]:

@@ -26,7 +26,7 @@ from envs import exact, openspiel, ratings
 from envs.openspiel import load_game, position, query_at
 from envs.ratings import rate
 from envs.types import InterruptedRolloutError, PromptTooLongError
-from evaluation import english, intervals
+from evaluation import english, intervals, measure
 from evaluation.intervals import mean_interval, pair_means, paired_difference, student, wilson
 from evaluation.measure import (
     GameResult,
@@ -454,6 +454,20 @@ def test_values_of_the_uniform_player_and_of_the_best_response_are_those_of_thei
     assert table_values(exact.uniform_table(game), KUHN)["random"] == pytest.approx(
         0.0
     )  # 1/8 in one seat, -1/8 in the other
+
+
+def test_exact_values_are_on_the_scale_of_scores_where_more_can_be_won_than_lost(monkeypatch):
+    kuhn, uneven = load_game(KUHN), SimpleNamespace(min_utility=lambda: -2.0, max_utility=lambda: 10.0)
+    gains = {"value_against_random": (0.5, 0.0), "best_response_values": (1.5, 0.5)}
+    for name, seats in gains.items():
+        monkeypatch.setattr(exact, name, lambda *_, seats=seats: seats)
+    for game in (kuhn, uneven):
+        monkeypatch.setattr(measure, "load_game", lambda task_id, game=game: game)
+        low, high = game.min_utility(), game.max_utility()
+        told = table_values({}, KUHN)
+        for found, seats in zip(told.values(), ((0.5, 0.0), (0.0, 0.0), (1.5, 0.5)), strict=True):
+            assert found == pytest.approx(np.mean([2 * (own - low) / (high - low) - 1 for own in seats]))
+    assert told["random"] == pytest.approx(-2 / 3)
 
 
 def test_a_description_that_fails_costs_the_exact_values_and_not_the_evaluation(monkeypatch, caplog):
