@@ -4,6 +4,7 @@
 """
 
 import functools
+import math
 import random
 from collections.abc import Callable
 from typing import Any
@@ -14,7 +15,8 @@ import pyspiel
 import games
 from config.reader import ConfigError
 from envs.config import EnvConfig
-from envs.openspiel import OpenSpielEnv, most_moves, table
+from envs.openspiel import OpenSpielEnv, most_moves, score, table
+from envs.opponents import has_dead_ends
 from envs.types import Env, Step, Task
 from games.base import Game
 from games.custom import place
@@ -142,7 +144,8 @@ def check_game(name: str) -> None:
     params, checked = games.GAMES[index].params, set[str]()
     for task_id in range(index * games.CONFIGS_PER_GAME, index * games.CONFIGS_PER_GAME + VARIANTS):
         try:
-            given = str(params(task_id % games.CONFIGS_PER_GAME))
+            given, again = (str(params(task_id % games.CONFIGS_PER_GAME)) for _ in range(2))
+            _promise(given == again, f"params gives {given}, and then {again}")
             if given not in checked and len(checked) < CHECKED_VARIANTS:
                 checked.add(given)
                 _check_variant(games.GAMES[index], task_id)
@@ -153,6 +156,8 @@ def check_game(name: str) -> None:
 
 
 def _check_variant(game: Game, task_id: int) -> None:
+    low, high = table(task_id).spiel.min_utility(), table(task_id).spiel.max_utility()
+    _promise(math.isfinite(high - low) and low < high, "min_utility and max_utility must be finite and differ")
     for prompt, seed in (("full", 0), ("compact", 1)):
         new_env = functools.partial(OpenSpielEnv, EnvConfig(prompt=prompt))
         rules = game.rules(game.params(task_id % games.CONFIGS_PER_GAME))
@@ -174,7 +179,7 @@ def _check_texts(steps: list[Step], prompt: str, rules: Any) -> None:
 
 
 def _check_random_games(task_id: int) -> None:
-    """Chance deals what has a name; positions that the engine says a seat cannot tell apart are described alike."""
+    """Chance deals what has a name, there is a move until the end, scores lie in [0, 1], nothing hidden is shown."""
     game, spiel = table(task_id).game, table(task_id).spiel
     hides = table(task_id).hides and spiel.get_type().provides_information_state_string
     seen: dict[tuple[int, str], tuple[str, str]] = {}
@@ -186,7 +191,7 @@ def _check_random_games(task_id: int) -> None:
             for outcome, _ in state.chance_outcomes() if game.dealt and state.is_chance_node() else []:
                 _promise(isinstance(game.dealt(outcome), str), f"dealt gives no text for the outcome {outcome}")
             movers = everyone if state.is_simultaneous_node() else [mover] if mover >= 0 else []
-            for player in movers if hides else []:
+            for player in movers if hides else []:  # what it cannot tell apart is described alike
                 texts = game.describe(state, player), game.compact(state, player)
                 known = seen.setdefault((player, state.information_state_string(player)), texts)
                 _promise(known == texts, f"the description shows seat {player} what the game hides from it")
@@ -196,4 +201,7 @@ def _check_random_games(task_id: int) -> None:
             elif legal := state.legal_actions():
                 state.apply_action(rng.choice(legal))
             else:
+                _promise(has_dead_ends(spiel), "a position that is not terminal has no legal actions")
                 break
+        for value in (score(spiel, state.returns(), p) for p in range(spiel.num_players()) if state.is_terminal()):
+            _promise(0 <= round(value, 6) <= 1, f"the score {value} is not in [0, 1]: see min_utility, max_utility")

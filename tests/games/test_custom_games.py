@@ -126,6 +126,56 @@ def nim_with(old, new):
     return NIM.replace(old, new)
 
 
+COUNT = """
+import pyspiel
+from games.base import Game
+
+G = pyspiel.GameType
+TYPE = G("count", "count", G.Dynamics.SEQUENTIAL, G.ChanceMode.DETERMINISTIC, G.Information.PERFECT_INFORMATION,
+         G.Utility.ZERO_SUM, G.RewardModel.TERMINAL, 2, 2, False, False, False, False, {})
+LOW, HIGH = -1.0, 1.0
+
+
+class Count(pyspiel.Game):
+    def __init__(self, params=None):
+        super().__init__(TYPE, pyspiel.GameInfo(2, 0, 2, LOW, HIGH, 0.0, 4), params or {})
+
+    def new_initial_state(self):
+        return State(self)
+
+
+class State(pyspiel.State):
+    def __init__(self, game):
+        super().__init__(game)
+        self.moves = []
+
+    def __str__(self):
+        return f"moves {self.moves}"
+
+    def current_player(self):
+        return pyspiel.PlayerId.TERMINAL if self.is_terminal() else len(self.moves) % 2
+
+    def is_terminal(self):
+        return len(self.moves) == 4
+
+    def _legal_actions(self, player):
+        return [0, 1]
+
+    def _apply_action(self, action):
+        self.moves.append(action)
+
+    def _action_to_string(self, player, action):
+        return f"add {action}"
+
+    def returns(self):
+        won = 1.0 if sum(self.moves) > 2 else -1.0
+        return [won, -won] if self.is_terminal() else [0.0, 0.0]
+
+
+pyspiel.register_game(TYPE, Count)
+SHOWN = lambda state, seat: str(state)
+GAME = Game(name="count", rules=lambda params: "Count.", describe=SHOWN, compact=SHOWN)
+"""
 KUHN = "from dataclasses import replace\nfrom games.kuhn_poker import GAME\n"
 
 BROKEN_PROMISES = [
@@ -145,6 +195,14 @@ BROKEN_PROMISES = [
         KUHN + 'GAME = replace(GAME, name="own", spiel_name="kuhn_poker", dealt=lambda card: "JQ"[card])',
         "IndexError: string index out of range",
     ),
+    (nim_with("piles = PILES[", "piles = __import__('random').choice(PILES) or ["), "params gives {'pile_sizes': '"),
+    (COUNT.replace("1.0, 1.0", "0.0, 0.0"), "min_utility and max_utility must be finite and differ"),
+    (COUNT.replace("1.0, 1.0", "float('inf'), float('inf')"), "min_utility and max_utility must be finite and differ"),
+    (
+        COUNT.replace("won = 1.0 if sum(self.moves) > 2", "won = 2.0 if self.moves == [0, 1, 0, 1]"),
+        "the score 1.5 is not in",
+    ),
+    (COUNT.replace("[0, 1]\n", "[] if self.moves == [0, 1, 0] else [0, 1]\n"), "is not terminal has no legal actions"),
 ]
 
 
@@ -306,6 +364,10 @@ def test_what_is_no_path_in_a_runs_configuration_is_one_line(tmp_path, capsys):
         (tmp_path / "run_config.json").write_text(json.dumps({"env": {"games_path": wrong}}))
         assert visualize.main(["--run", str(tmp_path)]) == 2
         assert capsys.readouterr().err.splitlines()[-1].endswith(told)
+
+
+def test_a_game_written_in_python_passes_the_check(tmp_path):
+    assert run(write(tmp_path, count=COUNT)).returncode == 0
 
 
 def test_a_game_that_may_be_over_before_a_seat_is_asked_passes_the_check(tmp_path, forget):
