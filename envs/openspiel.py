@@ -85,7 +85,7 @@ class Table:
 @functools.lru_cache(maxsize=4096)  # a game of the user's own may have as many as it has configurations
 def _table(game: Game, params_json: str) -> Table:
     params = json.loads(params_json)  # may hold those of another game, which have no hash
-    with _silent_stderr():
+    with _silent_stderr(), blaming(f"{game.name}: ", pyspiel.SpielError):
         spiel = pyspiel.load_game(game.short_name, params)
     usual = game.params(0)
     variant = [f"{key}={value}" for key, value in params.items() if value != usual.get(key)]

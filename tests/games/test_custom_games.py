@@ -376,6 +376,12 @@ def test_a_game_that_may_be_over_before_a_seat_is_asked_passes_the_check(tmp_pat
     check_own_games()
 
 
+def test_parameters_that_nothing_checked_are_one_line_where_they_are_met():
+    late = replace(games.GAMES[0], name="late", spiel_name="nim", rules=lambda params: "Nim.")
+    with pytest.raises(ConfigError, match=r"^late: .*'x' of pile_sizes"):
+        openspiel._table(late, json.dumps({"pile_sizes": "3;x"}))
+
+
 def test_the_built_in_games_pass_the_check():
     for name in ("kuhn_poker", "goofspiel_small", "hearts", "gin_rummy", "blackjack"):
         check_game(name)
