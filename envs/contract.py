@@ -188,8 +188,9 @@ def _check_random_games(task_id: int) -> None:
         state = spiel.new_initial_state()
         while not state.is_terminal() and state.move_number() < min(most_moves(spiel), LONGEST):
             everyone, mover = range(spiel.num_players()), state.current_player()
-            for outcome, _ in state.chance_outcomes() if game.dealt and state.is_chance_node() else []:
-                _promise(isinstance(game.dealt(outcome), str), f"dealt gives no text for the outcome {outcome}")
+            if game.dealt and state.is_chance_node():
+                for outcome, _ in state.chance_outcomes():
+                    _promise(isinstance(game.dealt(outcome), str), f"dealt gives no text for the outcome {outcome}")
             movers = everyone if state.is_simultaneous_node() else [mover] if mover >= 0 else []
             for player in movers if hides else []:  # what it cannot tell apart is described alike
                 texts = game.describe(state, player), game.compact(state, player)

@@ -13,6 +13,7 @@ import pytest
 from players import FunctionPlayer, random_player
 
 import games
+from config.reader import ConfigError
 from env_wrapper import Action, EnvConfig, Task, make_env, parse_action, play
 from envs import exact, openspiel, opponents
 from envs.contract import check_contract, random_legal, transcript
@@ -467,7 +468,7 @@ def test_engine_noise_is_kept_from_the_user(closed):
 
 def test_errors_of_the_engine_still_arrive():
     bad = dataclasses.replace(games.GAMES[0], name="bad", spiel_name="leduc_poker")
-    with pytest.raises(pyspiel.SpielError, match="wrong"):
+    with pytest.raises(ConfigError, match=r"^bad: .*wrong"):
         openspiel._table(bad, '{"wrong": 1}')
 
 
