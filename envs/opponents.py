@@ -332,6 +332,11 @@ class LockedSearch:
         return self._search.mcts_search(state).best_child().action
 
 
+def _may_be_python(pyspiel_game: Any) -> bool:
+    wraps = any(isinstance(value, dict) for value in pyspiel_game.get_parameters().values())  # another game
+    return wraps or type(pyspiel_game).__module__ != "pyspiel"
+
+
 _say_once = functools.cache(logger.warning)
 
 
@@ -378,8 +383,7 @@ def make_bot(game: Game, pyspiel_game: Any, spec: OpponentSpec, seat: int, seed:
         search = pyspiel.MCTSBot(
             pyspiel_game, evaluator, UCT_C, simulations, MAX_MEMORY_MB, solve=True, seed=search_seed, verbose=False
         )
-        wraps = any(isinstance(value, dict) for value in pyspiel_game.get_parameters().values())  # maybe a Python game
-        return LockedSearch(search) if wraps or type(pyspiel_game).__module__ != "pyspiel" else search
+        return LockedSearch(search) if _may_be_python(pyspiel_game) else search
     if game.short_name not in RESAMPLED:
         able = ", ".join(RESAMPLED)
         raise ValueError(f"opponent ismcts cannot play {game.name}: of the games with hidden information only {able}")
