@@ -17,6 +17,7 @@ import os
 import sys
 import time
 from base64 import b64encode
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from hashlib import sha256
@@ -147,8 +148,12 @@ def load_runs(directories: Sequence[Path]) -> list[RunData]:
 
 def _opponent_shares(rows: list[dict[str, Any]]) -> None:
     """Turn the games against each opponent into shares of a step's games, where there are several opponents."""
-    mixes = [{name: n for name, n in mix.items() if is_number(n) and n > 0} if isinstance(mix, dict) else {}
-             for mix in (row.get("opponents") for row in rows)]  # fmt: skip
+    mixes = [Counter[str]() for _ in rows]
+    for row, mix in zip(rows, mixes, strict=True):
+        found = row.get("opponents")
+        for name, n in found.items() if isinstance(found, dict) else ():
+            if is_number(n) and n > 0:
+                mix["past" if name.startswith("past:") else name] += n  # there may be a hundred past selves
     names = dict.fromkeys(name for mix in mixes for name in mix)
     for row, mix in zip(rows, mixes, strict=True):
         if mix and len(names) > 1:
@@ -188,11 +193,12 @@ def heading(run: RunData) -> list[tuple[str, str]]:
         "games": _listed(about.get("games")) or _listed([k[6:] for k in row if k.startswith("score/")]),
         "against": _listed(about["opponents"] if "opponents" in about else [*mix] if isinstance(mix, dict) else ()),
         "steps": f"{row['step']:,}" + (f", of {row['games']:,} games each" if is_number(row.get("games")) else ""),
-        "seed": about.get("seed"), "started": str(about.get("started", "")).replace("T", " ")[:16],
+        "seed": about.get("seed"),
+        "started": f"{str(about['started']).replace('T', ' ')[:16]} UTC" if about.get("started") else None,
         "commit": about.get("commit"), "hardware": about.get("hardware"),
         "time": f"{duration(seconds)} in steps" if seconds else None,
     }  # fmt: skip
-    if is_number(about.get("seconds")) and about["seconds"]:
+    if is_number(about.get("seconds")) and about["seconds"] >= max(seconds, 1e-9):  # less: it was killed, and went on
         facts["time"] = f"{duration(min(about['seconds'], LONGEST))} in all, {duration(seconds)} in steps"
     return [(head, " ".join(str(fact).split())) for head, fact in facts.items() if fact not in (None, "")]
 

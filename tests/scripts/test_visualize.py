@@ -221,6 +221,8 @@ def test_opponent_shares_of_games(tmp_path):
 
     assert shares(rows) == [("mcts", [1, 2], [0.0, 0.25]), ("random", [1, 2], [1.0, 0.75])]
     assert shares(rows[:1]) == []
+    selves = [{"step": n, "opponents": {"random": 2, f"past:step-{n}": 1, f"past:step-{n + 1}": 1}} for n in (1, 2)]
+    assert shares(selves) == [("past", [1, 2], [0.5, 0.5]), ("random", [1, 2], [0.5, 0.5])]
     mixes = (["random"], 5, {"a": 0, "b": 0}, {"a": "x"}, {"a": -1, "random": 2})
     for mix in mixes:  # as the last row of a run
         shares([{"step": 1, "opponents": mix}])
@@ -391,7 +393,7 @@ def test_a_run_says_what_it_is_and_what_it_came_to_on_a_page_to_be_pasted(tmp_pa
     assert visualize.main(["--run", str(run)]) == 0
     known = dict(embedded(run / "report.html")["runs"][0]["heading"])
     assert known == {"model": "models/tiny", "games": "hex, go", "against": "random", "steps": "9, of 16 games each",
-                     "seed": "3", "started": "2026-11-22 10:00", "commit": "abc1234", "hardware": "2 CPU cores",
+                     "seed": "3", "started": "2026-11-22 10:00 UTC", "commit": "abc1234", "hardware": "2 CPU cores",
                      "time": "1h02m in all, 0m00s in steps"}  # fmt: skip
     text = (run / "report.md").read_text()
     assert text.startswith("# run\n\n|  |  |\n|---|---|\n| model | models/tiny |\n")
@@ -418,6 +420,8 @@ def test_times_beyond_all_time_are_told(tmp_path):
     (run / "metrics.jsonl").write_text(f"{row}\n{row}\n")
     (run / "about.json").write_text(json.dumps({"seconds": 1e308}))
     assert dict(visualize.heading(visualize.load_run(run)))["time"] == "277777h46m in all, 277777h46m in steps"
+    (run / "about.json").write_text(json.dumps(ABOUT | {"seconds": 3.0}))  # of a run that was killed, and went on
+    assert dict(visualize.heading(visualize.load_run(run)))["time"] == "277777h46m in steps"
 
 
 def test_the_time_of_all_steps_is_told(tmp_path):
