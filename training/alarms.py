@@ -5,6 +5,7 @@ What an alarm remembers is a flat dict of numbers that belongs into the checkpoi
 """
 
 import logging
+import math
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -15,6 +16,7 @@ log = logging.getLogger(__name__)
 SLOWER = 0.5  # factor on the learning rate when an alarm asks for it
 LEAST_SCALE = 0.05  # of the configured learning rate; below that slowing down is no longer an answer
 SMOOTHING = 0.05  # of the running score and gradient norm: about the last 20 steps count
+LUCK = 10  # standard deviations between the running score and its best in 100,000 steps of equal play, at the most
 COUNT = "_steps"  # in a row, that an alarm's sign has been there
 
 Row = Mapping[str, Any]
@@ -52,7 +54,7 @@ ALARMS = (
     Alarm("grad_norm", "the gradient is ten times its usual size", 3, "slow",
           lambda row, m: row["grad_norm"] > 10 * m["grad_norm_usual"] > 0),
     Alarm("score_drop", "the score has fallen far below the best of this stage: go back to an earlier checkpoint",
-          10, "stop", lambda row, m: m.get("score_now", 0.0) < m.get("score_best", 0.0) - 0.2),
+          10, "stop", lambda row, m: m.get("score_now", 0.0) < m.get("score_best", 0.0) - _luck(m)),
 )  # fmt: skip
 
 
@@ -113,8 +115,17 @@ def _remember(row: Row, memory: Memory) -> None:
     # Equal weights first: with few games a step the first may be lucky, and what follows looks a collapse.
     memory["score_now"] = now + max(1 / rows, SMOOTHING) * (row["score_mean"] - now)
     memory["score_rows"] = rows
+    change, noise = row["score_mean"] - memory.get("score_last", row["score_mean"]), memory.get("score_noise", 0.0)
+    memory["score_last"] = row["score_mean"]
+    # Of a step, half the squared difference of neighbours: a collapse is in it once, and does not hide itself.
+    memory["score_noise"] = noise + (change * change / 2 - noise) / rows
     if rows >= 1 / SMOOTHING:
         memory["score_best"] = max(memory.get("score_best", 0.0), memory["score_now"])
+
+
+def _luck(memory: Memory) -> float:
+    """How far the running score may fall below its best before it is more than the luck of few games a step."""
+    return max(0.2, LUCK * math.sqrt(max(0.0, memory.get("score_noise", 0.0)) * SMOOTHING / (2 - SMOOTHING)))
 
 
 def forget(memory: Memory, *signs: str) -> None:

@@ -129,6 +129,17 @@ def test_luck_in_the_first_steps_is_no_best(first):
         assert raised([QUIET | {"score_mean": score} for score in scores]) == []
 
 
+def test_luck_of_few_games_a_step_is_no_collapse_in_a_long_run_and_a_collapse_is_one():
+    draw = random.Random(0)
+
+    def play(chance, steps):
+        return [QUIET | {"score_mean": sum(draw.random() < chance for _ in range(4)) / 4} for _ in range(steps)]
+
+    assert raised(play(0.5, 20_000)) == []
+    [(step, name)] = raised(play(0.75, 300) + play(0.0, 100))
+    assert (name, step <= 300 + 25) == ("score_drop", True)
+
+
 def test_a_first_step_without_decisions_does_not_silence_the_entropy():
     steps = [QUIET | {"entropy": 0.0}, *[QUIET] * 5, *[QUIET | SIGNS["entropy"]] * 20]
     assert [name for _, name in raised(steps)] == ["entropy"]
