@@ -719,6 +719,8 @@ def test_every_match_of_a_ladder_has_deals_of_its_own(tmp_path, capsys):
         matches[row["player"], row["opponent"]].add(row["seed"])
     assert [len(seeds) for seeds in matches.values()] == [20] * 3
     assert len(set().union(*matches.values())) == 60
+    [chosen_by] = paired_tasks([*evaluate.game_sets(["kuhn_poker"]).values()], 20, 0, "random")
+    assert not {task.index for task in chosen_by} & {row["index"] for row in played(file)}
 
 
 def test_games_that_are_in_two_lines_count_once_in_the_mean(tmp_path):

@@ -14,6 +14,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import Mock
 
 import httpx
 import pytest
@@ -547,6 +548,15 @@ def test_a_client_that_takes_no_answer_is_hung_up_on(monkeypatch, requests):
                     asked = asked[deaf.send(asked or b"G") :]
                 time.sleep(0.01)
         assert time.monotonic() < start + 4
+
+
+def test_a_client_that_takes_its_answer_late_is_not_hung_up_on():
+    protocol = object.__new__(serve.ImpatientProtocol)
+    protocol.flow, protocol.loop, protocol.transport = Mock(), Mock(), Mock()
+    protocol.pause_writing()
+    protocol.loop.call_later.assert_called_once_with(serve.REQUEST_SECONDS, protocol.transport.abort)
+    protocol.resume_writing()
+    protocol.loop.call_later.return_value.cancel.assert_called_once_with()
 
 
 def test_a_client_that_hangs_up_in_its_body_fills_no_log(caplog):

@@ -302,6 +302,19 @@ def test_a_history_that_is_not_of_this_game_is_refused():
 # --- Command -----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize(("steps", "marker"), [(1, "o"), (2, "")])
+def test_a_run_of_one_step_has_points(tmp_path, monkeypatch, steps, marker):
+    from matplotlib.figure import Figure
+
+    markers: list[str] = []
+    monkeypatch.setattr(
+        Figure, "savefig", lambda f, *_, **__: markers.extend(a.lines[-1].get_marker() for a in f.axes if a.lines)
+    )
+    (tmp_path / "metrics.jsonl").write_text("".join(f'{{"step": {n}, "entropy": 1.0}}\n' for n in range(1, steps + 1)))
+    visualize.draw_curves([visualize.load_run(tmp_path)], tmp_path / "curves.png")
+    assert markers == [marker]
+
+
 def test_numbers_that_hardly_change_are_drawn_as_they_are(tmp_path, monkeypatch):
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
