@@ -329,12 +329,13 @@ class LockedSearch:
 
     def step(self, state: Any) -> int:
         """Return the action that the search's own ``step`` would."""
-        return self._search.mcts_search(state).best_child().action
+        best = self._search.mcts_search(state).best_child()
+        return best.action if best else state.legal_actions()[0]  # of one simulation there is no child
 
 
 def _may_be_python(pyspiel_game: Any) -> bool:
     wraps = any(isinstance(value, dict) for value in pyspiel_game.get_parameters().values())  # another game
-    return wraps or type(pyspiel_game).__module__ != "pyspiel"
+    return wraps or type(pyspiel_game).__module__.partition(".")[0] != "pyspiel"
 
 
 _say_once = functools.cache(logger.warning)

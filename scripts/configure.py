@@ -210,8 +210,10 @@ def run(args: argparse.Namespace) -> None:
         raise ConfigError(f"--output {args.output}: is a folder; expected a file")
     if args.output.resolve() in DEFAULT_FILES:
         raise ConfigError(f"--output {args.output}: holds the defaults of every run; name another file")
-    if args.output.exists():  # what it replaces is a configuration, not somebody's text
+    if args.output.exists() and args.yes:  # what it replaces is a configuration, not somebody's text
         load_sections([*DEFAULT_FILES, args.output])
+    if args.output.exists() and not args.output.is_file():
+        raise ConfigError(f"--output {args.output}: is no regular file")
     must_be_writable(args.output.absolute().parent)
     ask_all(args, bool(gpu))
     found, config, measured = options(args, bool(gpu))

@@ -423,6 +423,9 @@ for text in ("python_tic_tac_toe", "misere(game=python_tic_tac_toe())"):
 spiel = pyspiel.load_game("misere(game=tic_tac_toe())")
 bots = [make_bot(games.GAMES[0], spiel, parse_opponent("mcts:20x1"), 0, 7) for _ in range(2)]
 assert bots[0].step(spiel.new_initial_state()) == bots[1]._search.step(spiel.new_initial_state())
+assert make_bot(games.GAMES[0], spiel, parse_opponent("mcts:1x1"), 0, 7).step(spiel.new_initial_state()) == 0
+spiel = pyspiel.load_game("tic_tac_toe")  # of a module below pyspiel, and no Python
+assert type(make_bot(games.GAMES[0], spiel, parse_opponent("mcts:5x1"), 0, 7)) is pyspiel.MCTSBot
 """
 
 

@@ -60,7 +60,7 @@ def test_gpus(qwen3_4b, tmp_path, capsys, gpu, four_bits):
     assert config.ppo.num_train_steps == 100
     assert f"Machine: a GPU with {gpu} GB" in told
     assert told.count("chosen") == 1
-    assert "3,200 games are 100 steps of 32" in told
+    assert "3,200 games: 100 whole steps of 32 games" in told
     here = 2 if four_bits else 0  # this machine has no GPU
     assert train_ppo.main(["--config", str(file), "--dry-run"]) == here
     assert f"{peak_of(config):.2f}" in told

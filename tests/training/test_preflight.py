@@ -9,6 +9,7 @@ from dataclasses import replace
 import psutil
 import pytest
 import torch
+from safetensors.torch import save_file
 from shapes import SHAPES, write_model
 from tiny import LEDUC, micro_config, micro_file
 
@@ -354,6 +355,7 @@ def test_a_lora_section_that_the_adapter_was_not_made_with_is_refused(tmp_path, 
     made = {"r": 4, "lora_alpha": 8, "target_modules": ["v_proj", "q_proj"]}
     (tmp_path / "adapter").mkdir()
     (tmp_path / "adapter" / "adapter_config.json").write_text(json.dumps(made | {"peft_type": "LORA"}))
+    save_file({"q_proj.lora_A.weight": torch.zeros(1)}, tmp_path / "adapter" / "adapter_model.safetensors")
     model = {"adapter": str(tmp_path / "adapter")}
     preflight.check_lora(micro_config(tmp_path, model=model, lora=made | {"target_modules": ["q_proj", "v_proj"]}))
     with pytest.raises(ConfigError) as refused:  # as every start asks, before anything is loaded

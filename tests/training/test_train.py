@@ -153,8 +153,7 @@ def test_curves_are_drawn_of_the_finished_run_and_the_time_it_took(tmp_path, dra
     [command] = drawing.commands
     assert [*map(str, command[1:])] == [
         str(ROOT / "scripts" / "visualize.py"),
-        "--run",
-        str(tmp_path / "run"),
+        f"--run={tmp_path / 'run'}",
     ]
     shown = capsys.readouterr().out
     assert "mean share of the best-response ceiling" in shown
