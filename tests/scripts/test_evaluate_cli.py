@@ -1290,6 +1290,8 @@ def test_a_best_response_wins_from_a_frozen_player_no_more_than_the_exact_one(tm
     told = capsys.readouterr()
     assert "best of 2 responses" in told.out
     assert "best response 1/2: steps: 0 of 20\n" in told.err  # from where the time left is counted
+    frozen = report(tmp_path, "--checkpoint", str(run), "--exact", games=["kuhn_poker"])["tables"][0]["results"][0]
+    assert result["exploitability"] == pytest.approx(frozen["nash_conv"] / 2 / 2)  # a seat's share, of two chips
 
 
 def test_a_best_response_is_to_the_player_as_it_was_though_its_run_deletes_it(run, tmp_path, monkeypatch):
