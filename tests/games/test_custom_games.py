@@ -202,6 +202,7 @@ BROKEN_PROMISES = [
         COUNT.replace("won = 1.0 if sum(self.moves) > 2", "won = 2.0 if self.moves == [0, 1, 0, 1]"),
         "the score 1.5 is not in",
     ),
+    (COUNT.replace("[won, -won]", "[min(won, 3 * won), -won]"), "the score -1.0 is not in"),
     (COUNT.replace("[0, 1]\n", "[] if self.moves == [0, 1, 0] else [0, 1]\n"), "is not terminal has no legal actions"),
 ]
 
