@@ -21,7 +21,6 @@ NAMES = [
     "kuhn_poker", "tic_tac_toe", "connect_four", "liars_dice_small", "goofspiel_small", "hex_small",
 ]  # fmt: skip
 
-
 SYNONYMS = {
     "ttt": "tic_tac_toe", "noughtsandcrosses": "tic_tac_toe", "connect4": "connect_four", "fourinarow": "connect_four",
     "phantomtictactoe": "phantom_ttt", "leduc": "leduc_poker", "kuhn": "kuhn_poker", "gin": "gin_rummy",
@@ -30,7 +29,7 @@ SYNONYMS = {
 
 
 def find(name: str) -> str:
-    """The game that is meant by ``TicTacToe``, ``tic-tac-toe`` or ``ttt``; ValueError: no game is called so."""
+    """Return the name of the game meant by, say, ``TicTacToe`` or ``ttt``; ValueError if there is none."""
     if name in NAMES:
         return name
     plain = {re.sub("[^a-z0-9]", "", known): known for known in NAMES} | SYNONYMS
@@ -49,15 +48,15 @@ def _load(name: str) -> Game:
 
 
 GAMES: list[Game] = [_load(name) for name in NAMES]
-OWN: dict[str, str] = {}  # game of the user's -> the file that defines it
-_folder = ""  # of these files
+OWN: dict[str, str] = {}  # name of a user's game -> the file that defines it
+_folder = ""  # the folder of these files
 
 
 def add(folder: str) -> None:
-    """Let this program know the games of a user's folder; of one folder, as task ids count the games.
+    """Add the games in a user's folder. Only one folder is possible, because task ids count the games.
 
     Raises:
-        ValueError: one line that names the folder or the file and its line.
+        ValueError: one line that names the folder, or the file and its line.
     """
     global _folder
     if _folder and os.path.realpath(os.path.expanduser(folder)) != os.path.realpath(os.path.expanduser(_folder)):
@@ -69,7 +68,7 @@ def add(folder: str) -> None:
 
 
 def own_digest() -> str:
-    """Of the user's files; "" where there are none."""
+    """Return the SHA-256 of the user's game files; "" if there are none."""
     return hashlib.sha256(b"\0".join(Path(file).read_bytes() for file in OWN.values())).hexdigest() if OWN else ""
 
 
