@@ -53,11 +53,7 @@ _folder = ""  # the folder of these files
 
 
 def add(folder: str) -> None:
-    """Add the games in a user's folder. Only one folder is possible, because task ids count the games.
-
-    Raises:
-        ValueError: one line that names the folder, or the file and its line.
-    """
+    """Add the games in a user's folder, the only one, because task ids count the games; ValueError names what fails."""
     global _folder
     if _folder and os.path.realpath(os.path.expanduser(folder)) != os.path.realpath(os.path.expanduser(_folder)):
         raise ValueError(f"the games of {folder} cannot be in one program with those of {_folder}")
@@ -73,11 +69,7 @@ def own_digest() -> str:
 
 
 def decode_task_id(task_id: int) -> tuple[Game, dict[str, Any]]:
-    """Return the game of a task id and its parameters.
-
-    Raises:
-        ValueError: the id is outside ``0 .. len(GAMES) * 100_000_000 - 1``.
-    """
+    """Return the game of a task id and its parameters; ValueError if the id is out of range."""
     if not 0 <= task_id < len(GAMES) * CONFIGS_PER_GAME:
         raise ValueError(f"task_id {task_id} is out of range: allowed are 0 to {len(GAMES) * CONFIGS_PER_GAME - 1}")
     game = GAMES[task_id // CONFIGS_PER_GAME]

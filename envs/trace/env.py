@@ -82,11 +82,7 @@ class TraceEnv:
         self._task: Traced | None = None  # None: no episode, steps are refused
 
     def reset(self, task: Task) -> Step:
-        """Show the task's program.
-
-        Raises:
-            ValueError: the task id is out of range; NoAnswerError: its program hits a limit or is not valid Python.
-        """
+        """Show the task's program; ValueError: its id is out of range; NoAnswerError: its output cannot be determined."""
         self.close()
         self._task = self._workshop.prepare(task.task_id, task.seed)
         return Step(self._message(self._task), {}, False, 0.0, self._info(self._task, None))
@@ -130,11 +126,7 @@ class NoAnswerError(ValueError):
 
 
 def check_config(config: EnvConfig, task_ids: Iterable[int]) -> None:
-    """Prepare these tasks, so that what cannot work is reported before a model is loaded.
-
-    Raises:
-        ConfigError: no such source, a task id out of range, or a sandbox that is too weak.
-    """
+    """Prepare tasks before a model is loaded; ConfigError: no such source, an id out of range, a sandbox too weak."""
     with blaming("env.trace: ", (ValueError, SandboxError)):
         env = TraceEnv(config)
         for task_id in task_ids:

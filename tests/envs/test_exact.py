@@ -61,14 +61,14 @@ def test_kuhn_equilibrium_has_no_nash_conv_and_its_known_value():
         game, lambda asked: [{0: 1 - bet[k], 1: bet[k]} for k in (s.information_state_string(p) for s, p in asked)]
     )
     assert exact.nash_conv(game, table) == pytest.approx(0, abs=1e-12)
-    assert exact._values(game, [table, table])[0] == pytest.approx(-1 / 18)
+    assert exact._value(game, 0, [table, table]) == pytest.approx(-1 / 18)
 
 
 @pytest.mark.parametrize(("name", "value"), [("tic_tac_toe", 0), ("hex(board_size=3)", 1), ("hex(board_size=2)", 1)])
 def test_perfect_play_cannot_be_exploited_and_has_the_known_value(name, value):
     game = pyspiel.load_game(name)
     table = exact.perfect_table(game)
-    assert exact._values(game, [table, table])[0] == pytest.approx(value)
+    assert exact._value(game, 0, [table, table]) == pytest.approx(value)
     assert exact.nash_conv(game, table) == pytest.approx(0, abs=1e-12)
 
 
@@ -101,10 +101,14 @@ def test_who_plays_best_is_not_known_of_other_games():
             solve(pyspiel.load_game(name))
 
 
+def uniform(legal):
+    return dict.fromkeys(legal, 1 / len(legal))
+
+
 @pytest.mark.parametrize("name", GAMES)
 def test_random_play_is_worth_nothing_in_both_seats_together(name):
     game = pyspiel.load_game(name)
-    even = exact.tabulate(game, lambda asked: [exact._uniform(s.legal_actions(p)) for s, p in asked])
+    even = exact.tabulate(game, lambda asked: [uniform(state.legal_actions(seat)) for state, seat in asked])
     assert sum(exact.value_against_random(game, even)) == pytest.approx(0, abs=1e-12)
 
 
