@@ -184,9 +184,7 @@ class _Ongoing:
         if step.done:
             return self._finish(info["outcome"], step.score, last)
         seat, attempt = info["seat"], info["attempt"]
-        if seat not in self.conversations:
-            self.conversations[seat] = _Conversation(info["system"])
-        self.conversations[seat].ask(step.text, attempt)
+        self.conversations.setdefault(seat, _Conversation(info["system"])).ask(step.text, attempt)
         if attempt > 1:
             self.retries += seat in self.own
         elif self._is_forced():

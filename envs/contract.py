@@ -67,8 +67,8 @@ def check_contract(new_env: Callable[[], Env], task: Task, answer: Answer = rand
     """
     steps = transcript(new_env(), task, answer)
     env = new_env()
-    _promise(transcript(env, task, answer, noise=1) == steps, "another environment plays another game")
-    _promise(transcript(env, task, answer, noise=2) == steps, "a second reset plays another game")
+    _promise(transcript(env, task, answer, noise=1) == steps, "a second environment plays the task differently")
+    _promise(transcript(env, task, answer, noise=2) == steps, "a second reset plays the task differently")
     _check_end(env, new_env(), task, steps[-1])
     for position in {0, len(steps) // 2} if len(steps) > 1 else ():
         _check_answers(new_env, task, steps, position, answer)

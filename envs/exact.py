@@ -72,7 +72,7 @@ def feasible(pyspiel_game: SpielGame) -> bool:
 
 
 def information_states(pyspiel_game: SpielGame) -> list[InfoState]:
-    """Return all states in which a seat moves, forced moves included, in a fixed order; ValueError: not ``feasible``."""
+    """Return all states in which a seat moves, forced moves too, in a fixed order; ValueError: not ``feasible``."""
     if not feasible(pyspiel_game):
         raise ValueError(
             f"{pyspiel_game} is too large for exact values: allowed are two-player zero-sum games with at most "
@@ -148,7 +148,7 @@ def perfect_table(pyspiel_game: SpielGame) -> TabularPolicy:
     ValueError if something is hidden, or the game is not ``feasible``.
     """
     if not _is_perfect(pyspiel_game):
-        raise ValueError("it hides information or has simultaneous moves: cfr can")
+        raise ValueError("it hides information or has simultaneous moves; use cfr")
     information_states(pyspiel_game)
     values, table = _worth(str(pyspiel_game), (None, None)), TabularPolicy()
     for key, node in _positions(str(pyspiel_game)).items():
@@ -165,7 +165,7 @@ def equilibrium_table(pyspiel_game: SpielGame, iterations: int) -> TabularPolicy
     ValueError if nothing is hidden, or the game is not ``feasible``.
     """
     if _is_perfect(pyspiel_game):
-        raise ValueError("it hides nothing: perfect can")
+        raise ValueError("it hides nothing; use perfect")
     infos = information_states(pyspiel_game)
     solver = pyspiel.CFRPlusSolver(_turn_based(pyspiel_game))
     for _ in range(iterations):
@@ -176,10 +176,8 @@ def equilibrium_table(pyspiel_game: SpielGame, iterations: int) -> TabularPolicy
 
 def _is_perfect(pyspiel_game: SpielGame) -> bool:
     kind = pyspiel_game.get_type()
-    return (
-        kind.information == pyspiel.GameType.Information.PERFECT_INFORMATION
-        and kind.dynamics == pyspiel.GameType.Dynamics.SEQUENTIAL
-    )
+    in_turn = kind.dynamics == pyspiel.GameType.Dynamics.SEQUENTIAL
+    return in_turn and kind.information == pyspiel.GameType.Information.PERFECT_INFORMATION
 
 
 def _turn_based(pyspiel_game: SpielGame) -> SpielGame:
@@ -194,7 +192,7 @@ def _distribution(probs: dict[int, float], info: InfoState) -> dict[int, float]:
     legal = info.state.legal_actions(info.seat)
     total = float(sum(probs.values()))
     if not set(probs) <= set(legal) or min(probs.values(), default=0) < 0 or not abs(total - 1) < 1e-3:
-        raise ValueError(f"probabilities {probs} at {info.key!r} are no distribution over the legal actions {legal}")
+        raise ValueError(f"probabilities {probs} at {info.key!r} are not a distribution over the legal actions {legal}")
     return {action: float(probs.get(action, 0)) / total for action in legal}
 
 

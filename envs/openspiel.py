@@ -220,7 +220,6 @@ class OpenSpielEnv:
         self._state: Any = None  # None: no episode, steps are refused
         self._adapters: dict[int, str | None] = {}
         self._history: list[list[int]] = []
-        self._attempt = 1
 
     def reset(self, task: Task) -> Step:
         """Start the task's game and play on to the first decision of a model.

@@ -35,7 +35,7 @@ SOURCE_BYTES = 2**31  # of a file of programs
 PROGRAM_CHARACTERS = 2**15  # a few hundred thousand can cost Python's parser gigabytes, or crash the process
 CACHED_TASKS = 4096  # so that replayed and evaluated tasks are not run again
 SHOWN_CHARACTERS = 500  # of the expected output, in the info of a finished episode
-NO_END = "does not come to its end here:"
+NO_END = "does not finish here:"
 # The last line of Python at the limits on memory, threads, open files, and the sizes of a file and of the folder; and
 # where a program asks for what the sandbox does not have: modules, other processes, sockets, its own file.
 LIMIT_MET = re.compile(
@@ -82,7 +82,7 @@ class TraceEnv:
         self._task: Traced | None = None  # None: no episode, steps are refused
 
     def reset(self, task: Task) -> Step:
-        """Show the task's program; ValueError: its id is out of range; NoAnswerError: its output cannot be determined."""
+        """Show the task's program; ValueError: its id is out of range; NoAnswerError: its output cannot be found."""
         self.close()
         self._task = self._workshop.prepare(task.task_id, task.seed)
         return Step(self._message(self._task), {}, False, 0.0, self._info(self._task, None))

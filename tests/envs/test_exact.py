@@ -92,9 +92,9 @@ def test_an_equilibrium_comes_as_near_as_it_was_given_iterations(name, iteration
 
 
 def test_who_plays_best_is_not_known_of_other_games():
-    with pytest.raises(ValueError, match="it hides information or has simultaneous moves: cfr can"):
+    with pytest.raises(ValueError, match="it hides information or has simultaneous moves; use cfr"):
         exact.perfect_table(pyspiel.load_game("kuhn_poker"))
-    with pytest.raises(ValueError, match="it hides nothing: perfect can"):
+    with pytest.raises(ValueError, match="it hides nothing; use perfect"):
         exact.equilibrium_table(pyspiel.load_game("tic_tac_toe"), 1)
     for solve, name in ((exact.perfect_table, "connect_four"), (lambda g: exact.equilibrium_table(g, 1), "hearts")):
         with pytest.raises(ValueError, match="too large for exact values"):
@@ -211,7 +211,7 @@ def test_a_policy_is_asked_once_and_never_about_forced_moves():
     "answer", [{}, {0: 0.5, 1: 0.4}, {0: 1.5, 1: -0.5}, {0: 0.5, 7: 0.5}, {0: float("nan"), 1: 0.5}]
 )
 def test_an_answer_that_is_no_distribution_is_refused(answer):
-    with pytest.raises(ValueError, match="no distribution over the legal actions"):
+    with pytest.raises(ValueError, match="not a distribution over the legal actions"):
         exact.tabulate(pyspiel.load_game("kuhn_poker"), lambda asked: [answer] * len(asked))
 
 
