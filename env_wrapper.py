@@ -196,7 +196,7 @@ class _Ongoing:
         self.env.close()
         info = self.step.info
         self.episode.outcome, self.episode.score = outcome, score
-        kept = {"seat": info.get("own_seat", info["seat"])}
+        kept = {"seat": info.get("own_seat", info.get("seat"))}
         kept |= {key: info.get(key) for key in ("returns", "scores", "history")}
         kept |= {key: info[key] for key in ("match", "exact", "share") if key in info}  # of trace
         asked = {seat: n for seat, n in self.n_decisions.items() if seat in self.own}

@@ -212,9 +212,9 @@ class RemoteEnv(OpenSpielEnv):
 
     def _check_echo(self, asked: dict[str, Any], info: dict[str, Any]) -> None:
         """Raise unless the server confirms that it plays the task asked for."""
-        told = {"task_id": info.get("task_id"), "seed": info.get("seed"), "opponent": info.get("opponent_type")}
-        if told != asked or info.get("game_name") not in (self._table.game.name, self._table.game.short_name):
-            raise self._error(f"asked for {asked}, the server plays {info.get('game_name')} with {told}")
+        echo = {"task_id": info.get("task_id"), "seed": info.get("seed"), "opponent": info.get("opponent_type")}
+        if echo != asked or info.get("game_name") not in (self._table.game.name, self._table.game.short_name):
+            raise self._error(f"asked for {asked}, the server plays {info.get('game_name')} with {echo}")
         if asked["opponent"] not in ("random", "mcts") and info.get("path") != EVALUATE_PATH:
             raise self._error(f"public servers silently play at random for opponent {asked['opponent']!r}")
         seat, players = info.get("llm_player_id"), self._spiel.num_players()
@@ -225,9 +225,9 @@ class RemoteEnv(OpenSpielEnv):
         if reply.done:
             if self._ours and not reply.history:
                 raise self._error("the game ended without its history, which servers of this path tell")
-            told = [action for player, action in reply.history if player == self._seat and action != INVALID]
-            if reply.history and told != self._played:
-                raise self._error(f"its history has {told} of seat {self._seat}, which played {self._played}")
+            moves = [action for player, action in reply.history if player == self._seat and action != INVALID]
+            if reply.history and moves != self._played:
+                raise self._error(f"its history has {moves} of seat {self._seat}, which played {self._played}")
             if reply.returns and not close(reply.score, min(score(self._spiel, reply.returns, self._seat), 1.0)):
                 raise self._error(f"the score {reply.score} is not that of the returns {reply.returns}")
             return self._end(reply.returns, reply)

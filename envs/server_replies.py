@@ -67,8 +67,8 @@ def read_reply(answer: Any, game: Any) -> Reply:
     reward = answer.get("reward")
     if not is_number(reward) or not 0 <= reward <= _most(game):
         raise ServerError(f"the score {one_line(repr(reward))} is not in [0, {_most(game)}]")
-    told = info if game else {}
-    returns, history = _returns(told.get("returns"), game), _history(told.get("history"))
+    reported = info if game else {}
+    returns, history = _returns(reported.get("returns"), game), _history(reported.get("history"))
     if history:
         with blaming(raising=ServerError):
             [(state, _)] = deque(replay(game, history), maxlen=1)
@@ -91,25 +91,25 @@ def close(one: float, other: float) -> bool:
     return math.isclose(one, other, rel_tol=1e-6, abs_tol=1e-6)
 
 
-def _returns(told: Any, game: Any) -> list[float] | None:
-    if told is None:
+def _returns(reported: Any, game: Any) -> list[float] | None:
+    if reported is None:
         return None
     players, low, high = game.num_players(), game.min_utility(), _most(game) * game.max_utility()
-    numbers = isinstance(told, list) and len(told) == players and all(map(is_number, told))
-    if not numbers or not all(low <= value <= high for value in told):
-        raise ServerError(f"the returns {one_line(repr(told))} are not {players} numbers in [{low:g}, {high:g}]")
-    return [float(value) for value in told]
+    numbers = isinstance(reported, list) and len(reported) == players and all(map(is_number, reported))
+    if not numbers or not all(low <= value <= high for value in reported):
+        raise ServerError(f"the returns {one_line(repr(reported))} are not {players} numbers in [{low:g}, {high:g}]")
+    return [float(value) for value in reported]
 
 
-def _history(told: Any) -> list[list[int]]:
-    if told is None:
+def _history(reported: Any) -> list[list[int]]:
+    if reported is None:
         return []
-    if not isinstance(told, list) or len(told) > MAX_MOVES:
-        raise ServerError(f"the history {one_line(repr(told))} is not a list of at most {MAX_MOVES} moves")
-    for move in told:
+    if not isinstance(reported, list) or len(reported) > MAX_MOVES:
+        raise ServerError(f"the history {one_line(repr(reported))} is not a list of at most {MAX_MOVES} moves")
+    for move in reported:
         if not isinstance(move, list) or len(move) != 2 or not all(type(part) is int for part in move):
             raise ServerError(f"the move {one_line(repr(move))} of its history is not [player, action]")
-    return told
+    return reported
 
 
 def read_position(observation: str) -> tuple[str, dict[int, str]]:

@@ -42,12 +42,7 @@ def find(name: str) -> str:
     raise ValueError(f"game {name!r} is not known{meant}: allowed are {', '.join(NAMES)}, and those of env.games_path")
 
 
-def _load(name: str) -> Game:
-    module = "game_2048" if name == "2048" else name
-    return import_module(f"games.{module}").GAME
-
-
-GAMES: list[Game] = [_load(name) for name in NAMES]
+GAMES: list[Game] = [import_module("games." + name.replace("2048", "game_2048")).GAME for name in NAMES]
 OWN: dict[str, str] = {}  # name of a user's game -> the file that defines it
 _folder = ""  # the folder of these files
 

@@ -280,7 +280,7 @@ def set_limits(settings: dict) -> None:
     for name, kind in kinds.items():
         if limit := int(settings[name]):
             resource.setrlimit(kind, (limit, limit))
-    # Without a file system for a scratch folder there is none, and no file anywhere may grow by a byte: limits on
+    # Without namespaces there is no scratch folder, and no file anywhere may grow by a byte: limits on
     # single files do not bound their sum, and unlinked, hidden or deeply nested files would escape a later check.
     largest = int(settings["disk"]) if "namespaces" in settings["with"] else 0
     resource.setrlimit(resource.RLIMIT_FSIZE, (largest, largest))

@@ -22,11 +22,10 @@ NAMES = {
     "function": "compute combine adjust rescale transform update mix fold helper apply_rule convert merge blend",
     "class": "Ledger Account Box Stack Point Robot Tank Player Meter Shelf Machine Wallet Garden Sensor",
 }
-NOUNS = (
+WORDS = (
     "apple pear plum fig kiwi lemon mango grape red blue green amber cat dog owl fox bee ant tiger horse north south "
     "east west rain snow wind storm iron gold tin salt code data loop node tree leaf root stone river hill"
-)
-WORDS = NOUNS.split()
+).split()
 
 
 class Program(NamedTuple):
