@@ -22,10 +22,11 @@ NAMES = {
     "function": "compute combine adjust rescale transform update mix fold helper apply_rule convert merge blend",
     "class": "Ledger Account Box Stack Point Robot Tank Player Meter Shelf Machine Wallet Garden Sensor",
 }
-WORDS = (
+NOUNS = (
     "apple pear plum fig kiwi lemon mango grape red blue green amber cat dog owl fox bee ant tiger horse north south "
     "east west rain snow wind storm iron gold tin salt code data loop node tree leaf root stone river hill"
-).split()
+)
+WORDS = NOUNS.split()
 
 
 class Program(NamedTuple):
