@@ -1,4 +1,4 @@
-"""The world as the trainer sees it: an environment made, and the one episode loop. The types are those of ``envs``."""
+"""The trainer's view of the environments: ``make_env``, and ``play``, the only episode loop. Types are in ``envs``."""
 
 import contextlib
 import os
@@ -35,13 +35,13 @@ __all__ = [
 ]  # fmt: skip
 
 RUNNING = "running"
-LEAVING_SECONDS = 2.0  # for all open games together to be told that they are over, after a signal
-CALLS_AT_ONCE = 32  # to a server of games; searches take one thread a core
+LEAVING_SECONDS = 2.0  # to close all open games after a signal
+CALLS_AT_ONCE = 32  # to a server of games; searches take one thread per core
 LIBRARIES = tuple(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib"))
 
 
 def _place(error: Exception) -> str:
-    """Where a built-in exception was raised, outside the libraries; others are made to be read as they are."""
+    """Return where a built-in exception was raised, outside the libraries; other types explain themselves."""
     if type(error).__module__ != "builtins":
         return ""
     frames = traceback.extract_tb(error.__traceback__)
@@ -50,11 +50,7 @@ def _place(error: Exception) -> str:
 
 
 def check_games() -> None:
-    """Check the user's own games, once in a process, by playing them.
-
-    Raises:
-        ConfigError: names the file, its line and what is wrong.
-    """
+    """Check the user's own games by playing them, once per process; ConfigError names file, line and fault."""
     if games.OWN:
         from envs.contract import check_own_games
 
@@ -67,11 +63,7 @@ def _checked(env_config: EnvConfig | dict[str, Any]) -> EnvConfig:
 
 
 def make_env(env_config: EnvConfig | dict[str, Any]) -> Env:
-    """Return a new environment: one episode at a time, as configured.
-
-    Raises:
-        ValueError: unknown key or a value that is not allowed.
-    """
+    """Return a new environment, as configured; ValueError: an unknown key or a value that is not allowed."""
     config = _checked(env_config)
     if config.env_mode != "local":
         from envs.affinetes import RemoteEnv, RemoteTrace
@@ -87,7 +79,7 @@ def make_env(env_config: EnvConfig | dict[str, Any]) -> Env:
 
 
 class _Conversation:
-    """What one seat has read and written. A turn is a decision with all its attempts."""
+    """The messages of one seat. A turn is a decision with all its attempts."""
 
     def __init__(self, system: str):
         self.messages: list[Message] = [{"role": "system", "content": system}]
@@ -109,7 +101,7 @@ class _Conversation:
 
 
 class _Ongoing:
-    """One episode on its way: the environment, its seats' conversations and the Episode they become."""
+    """A running episode: the environment, the seats' conversations and the Episode that results."""
 
     def __init__(self, number: int, task: Task, config: EnvConfig):
         self.number, self.config = number, config
@@ -118,7 +110,7 @@ class _Ongoing:
         self.conversations: dict[int, _Conversation] = {}
         self.past_turns: int | None = None
         self.n_decisions: dict[int, int] = {}
-        self.own: set[int] = set()  # seats that the player answers for, and no opponent's adapter
+        self.own: set[int] = set()  # seats that the current policy plays
         self.forced = self.retries = 0
         self.episode = Episode(task, "unknown", 0.0, RUNNING)
 
@@ -137,7 +129,7 @@ class _Ongoing:
         )
 
     def advance(self, action: Action | None) -> None:
-        """Start the episode (None) or play the action, then the forced moves. What fails ends this episode only."""
+        """Start the episode (None) or play the action, then forced moves. Any failure ends this episode only."""
         try:
             if action is None:
                 self._show(self.env.reset(self.episode.task))
@@ -145,13 +137,13 @@ class _Ongoing:
                 return self._fail(action.error)
             else:
                 self._collect(action)
-                if action.truncated:  # undecided where it is an opponent's prompt that no longer fits
+                if action.truncated:  # if an opponent's prompt no longer fits, the game counts as undecided
                     seat = self.step.info["seat"]
                     return self._finish("truncated", 0.0 if seat in self.own else 0.5, seat)
                 self._answer(action.text)
             while self.running and self._is_forced():
                 self._answer(str(next(iter(self.step.legal))))
-        except Exception as error:  # whatever an environment raises costs its own episode and no other
+        except Exception as error:  # whatever an environment raises ends its own episode only
             self._fail(f"{type(error).__name__}: {error}{_place(error)}")
 
     def _fail(self, error: str) -> None:
@@ -160,7 +152,7 @@ class _Ongoing:
         self.abandon()
 
     def abandon(self) -> None:
-        """Close the environment whatever it says."""
+        """Close the environment, whatever that raises."""
         with contextlib.suppress(Exception):
             self.env.close()
 
@@ -168,7 +160,7 @@ class _Ongoing:
         return self.config.protocol != "affinetes" and len(self.step.legal) == 1
 
     def _collect(self, action: Action) -> None:
-        """Keep what the current policy answered: one sequence a conversation, the latest."""
+        """Keep the current policy's sequence; one that extends the seat's previous one replaces it."""
         if action.sequence is None or self.step.info["adapter"] is not None:
             return
         sequences = self.episode.sequences.setdefault(self.step.info["seat"], [])
@@ -177,7 +169,7 @@ class _Ongoing:
         sequences.append(action.sequence)
 
     def _answer(self, text: str) -> None:
-        public = self.config.protocol == "affinetes"  # there a model does not read again what it thought
+        public = self.config.protocol == "affinetes"  # where a model does not see its earlier thinking
         self.conversations[self.step.info["seat"]].answer(without_thinking(text) if public else text)
         self._show(self.env.step(text))
 
@@ -192,9 +184,7 @@ class _Ongoing:
         if step.done:
             return self._finish(info["outcome"], step.score, last)
         seat, attempt = info["seat"], info["attempt"]
-        if seat not in self.conversations:
-            self.conversations[seat] = _Conversation(info["system"])
-        self.conversations[seat].ask(step.text, attempt)
+        self.conversations.setdefault(seat, _Conversation(info["system"])).ask(step.text, attempt)
         if attempt > 1:
             self.retries += seat in self.own
         elif self._is_forced():
@@ -205,31 +195,31 @@ class _Ongoing:
     def _finish(self, outcome: str, score: float = 0.0, last: int | None = None) -> None:
         self.env.close()
         info = self.step.info
-        kept = {key: info.get(key) for key in ("seat", "returns", "scores", "history")}
-        kept["seat"] = info.get("own_seat", kept["seat"])
+        self.episode.outcome, self.episode.score = outcome, score
+        kept = {"seat": info.get("own_seat", info.get("seat"))}
+        kept |= {key: info.get(key) for key in ("returns", "scores", "history")}
         kept |= {key: info[key] for key in ("match", "exact", "share") if key in info}  # of trace
         asked = {seat: n for seat, n in self.n_decisions.items() if seat in self.own}
         counted = {"n_decisions": asked, "forced": self.forced, "retries": self.retries, "own_end": last in self.own}
-        self.episode.outcome, self.episode.score = outcome, score
         self.episode.info = kept | counted | {"length": len(info["history"])}
 
 
 def is_slow(config: EnvConfig, tasks: Seq[Task]) -> bool:
-    """Return True where a step of the environment is worth a thread: remote, running programs, or searching."""
+    """Return whether a step of the environment is worth a thread: it is remote, runs a program, or searches."""
     if config.env_mode != "local" or config.env_type != "openspiel":
         return True
     return any(parse_opponent(opponent).searches for opponent in {task.opponent for task in tasks})
 
 
 def play(env_config: EnvConfig | dict[str, Any], player: Player, tasks: Seq[Task], first: int = 0) -> list[Episode]:
-    """Play the tasks to their ends, ``games_at_once`` of them together (0: all); return their episodes in their order.
+    """Play the tasks to the end, ``games_at_once`` at a time (0: all), and return their episodes in the same order.
 
     Each round asks ``player.act`` once for the decisions of all running games. Where environments are slow
     (searching opponents), two fixed halves of the tasks alternate: the player answers one while threads step
     the other. Which queries share a call depends on the tasks alone, never on the clock or the thread count.
-    If the player has ``release(episodes)``, it is told the numbers of the episodes that have ended (that of the first
-    is ``first``, however many are played together). If it has ``leave_if_stopped()``, that is called while threads are
-    waited for, and what it raises ends the games at once.
+    If the player has ``release(episodes)``, it is called with the numbers of the episodes that have ended; the first
+    task's is ``first``. If it has ``leave_if_stopped()``, that is called while waiting for threads, and an exception
+    that it raises ends the games at once.
 
     An exception inside an environment makes that episode ``failed`` (``info["error"]``) and no other.
 
@@ -255,14 +245,14 @@ def play(env_config: EnvConfig | dict[str, Any], player: Player, tasks: Seq[Task
                 stepping[i] = _step_all(active, _act(player, active), pool)
     finally:
         left = sys.exc_info()[0] in (InterruptedRolloutError, KeyboardInterrupt)
-        if pool:  # after a signal nobody waits for a search, which may take minutes
+        if pool:  # after a signal, do not wait for a search, which may take minutes
             pool.shutdown(wait=not left, cancel_futures=True)
         _abandon([run for run in runs if run.running], LEAVING_SECONDS if left else None)
     return [run.episode for run in runs]
 
 
 def _abandon(runs: list[_Ongoing], seconds: float | None) -> None:
-    """Close what is open; in ``seconds`` all at once, no longer: a hanging server must not keep a run from saving."""
+    """Close all environments at once, waiting ``seconds`` at most: a hanging server must not keep a run from saving."""
     pool = ThreadPoolExecutor(max(1, len(runs)))
     wait([pool.submit(run.abandon) for run in runs], seconds)
     pool.shutdown(wait=seconds is None)
@@ -277,12 +267,12 @@ def _step_all(runs: list[_Ongoing], actions: Seq[Action | None], pool: Executor 
 
 
 def _wait(stepping: list[Future[None]], player: Player) -> None:
-    """Wait for a half's steps, where threads make them."""
+    """Wait for the threads that step one half."""
     leave_if_stopped = getattr(player, "leave_if_stopped", lambda: None)
     while wait(stepping, POLL_SECONDS).not_done:
         leave_if_stopped()
     for step in stepping:
-        step.result()  # raises what no episode took upon itself
+        step.result()  # raises what ``advance`` did not catch
 
 
 def _act(player: Player, runs: list[_Ongoing]) -> list[Action]:

@@ -1,9 +1,9 @@
-"""The worlds: what the rooms of the project tell each other, and one room an environment.
+"""The environments, and the types that the rest of the project exchanges with them.
 
-``types`` of what everything exchanges · ``config`` the knobs · ``openspiel`` games in this process, with
-their ``prompts``, ``opponents``, exact values (``exact``) and ``ratings`` · ``affinetes`` games on servers · ``trace``
-programs · ``parser`` text to action · ``contract`` what every environment promises, checked by playing. Only this
-package imports pyspiel.
+``types`` what is exchanged · ``config`` the knobs · ``openspiel`` games in this process, with their ``prompts``,
+``opponents``, exact values (``exact``) and ``ratings`` · ``affinetes`` games on servers, through ``client`` and
+``server_replies`` · ``trace`` programs · ``parser`` text to action · ``contract`` what every environment promises,
+checked by playing. Only this package imports pyspiel.
 """
 
 from envs.config import EnvConfig, TraceConfig

@@ -1,9 +1,9 @@
 """OpenSpiel games on a server that speaks the public affinetes protocol: ``env_mode`` url and docker.
 
-The server plays the game; parser, retries and forfeits are those of the local environment. So are the prompts on
-``scripts/serve.py``, rebuilt from the observation; those of public servers are shown as they are. A server that errs,
-or plays another game than the one asked for, makes the episode fail with a ``ServerError``: it never gives a score.
-Public servers follow the ``reset``/``step`` path, whose seats and deals differ from ``evaluate`` for the same
+The server plays the game; parser, retries and forfeits are those of the local environment. So are the prompts of
+``scripts/serve.py``, rebuilt from the observation; those of public servers are shown as they are. If a server fails,
+or plays another game than the one asked for, the episode fails with a ``ServerError`` and gets no score.
+Public servers follow the ``reset``/``step`` path, whose seats and deals differ from those of ``evaluate`` for the same
 (task_id, seed); ``scripts/serve.py`` follows ``evaluate``.
 """
 
@@ -16,7 +16,7 @@ from concurrent.futures import Future, wait
 from typing import Any
 
 from config.reader import ConfigError, blaming
-from envs.client import NO_ANSWER, NOT_SENT, HttpClient, one_line, parse, wait_for
+from envs.client import NO_ANSWER, NOT_SENT, HttpClient, one_line, parse, problem_of, wait_for
 from envs.config import EnvConfig
 from envs.openspiel import INVALID, OpenSpielEnv, derive_seed, score, table
 from envs.opponents import SEEDS, parse_opponent
@@ -24,8 +24,8 @@ from envs.prompts import full_system, full_user
 from envs.server_replies import Reply, ServerError, close, read_position, read_reply
 from envs.types import Step, Task
 
-CHECK_SECONDS = 10.0  # for a server to say anything at all, before a run
-START_SECONDS = 600.0  # of a container, its image loaded
+CHECK_SECONDS = 10.0  # for a server to answer at all, before a run
+START_SECONDS = 600.0  # for a container to start, including the download of its image
 STOP_SECONDS = 10.0
 
 EVALUATE_PATH = "evaluate"  # info["path"] of servers on which (task_id, seed, opponent) mean what they mean locally
@@ -50,27 +50,24 @@ class HttpConnection:
         self.name = self._client.url
 
     def call(self, method: str, arguments: dict[str, Any], seconds: float) -> Any:
-        """Return the method's result.
+        """Return the method's result; ServerError if there is none within ``seconds``, or the server reports an error.
 
-        Calls that found no server are repeated. Those that may have been carried out (a proxy says 503, too, when it
-        has lost the answer) are repeated only if that does no harm: never a step.
-
-        Raises:
-            ServerError: no result within ``seconds``, or an error of the server's.
+        Calls that reached no server are repeated. Those that may have been carried out (a proxy also says 503 when it
+        has lost the answer) are repeated only where that does no harm: never a step.
         """
         repeatable = (NOT_SENT,) if method == "step" else (NOT_SENT, 503, NO_ANSWER, 502, 504)
         body = {"method": method, "args": [], "kwargs": arguments}
         status, text = self._client.call("call", body, seconds, repeatable.__contains__)
-        told: Any = None
+        answer: Any = None
         with contextlib.suppress(ValueError):
-            told = parse(text)
-        told = told if isinstance(told, dict) else {}
-        if status == 200 and told.get("status") == "success" and "result" in told:
-            return told["result"]
+            answer = parse(text)
+        answer = answer if isinstance(answer, dict) else {}
+        if status == 200 and answer.get("status") == "success" and "result" in answer:
+            return answer["result"]
         if status == 200:
             raise ServerError(f"not the affinetes protocol, or a failed call: {one_line(text)}")
-        said = str(told["detail"]).split("Traceback")[0] if "detail" in told else text  # a message and its traceback
-        raise ServerError(text if status <= 0 else f"HTTP {status}: {one_line(said)}")
+        problem = str(answer["detail"]).split("Traceback")[0] if "detail" in answer else text
+        raise ServerError(text if status <= 0 else problem_of(status, problem))
 
 
 class ContainerConnection:
@@ -84,8 +81,8 @@ class ContainerConnection:
         self._loop, started = asyncio.new_event_loop(), Future[Any]()
         threading.Thread(target=self._run, args=(image, started), name="affinetes", daemon=True).start()
         if started not in wait([started], START_SECONDS).done:
-            told = f"has not started within {START_SECONDS:g} s; docker pull {image} fetches it before"
-            raise ConfigError(f"env.env_mode docker: {image} {told}")
+            problem = f"has not started within {START_SECONDS:g} s; docker pull {image} fetches it before"
+            raise ConfigError(f"env.env_mode docker: {image} {problem}")
         if error := started.exception():
             raise ConfigError(f"env.env_mode docker: {image} cannot be started: {one_line(str(error))}") from error
         self._env = started.result()
@@ -96,11 +93,11 @@ class ContainerConnection:
 
         import affinetes
 
-        logging.getLogger("affinetes").addFilter(lambda record: False)  # what it logs is raised, and told in one line
+        logging.getLogger("affinetes").addFilter(lambda record: False)  # what it logs is also raised, and reported once
         asyncio.set_event_loop(self._loop)
         try:
             started.set_result(affinetes.load_env(image=image, mode="docker"))
-        except Exception as error:  # docker, ssh, the image: told by whoever waits for the start, as its cause
+        except Exception as error:  # of docker, ssh or the image; reported by the thread that waits for the start
             return started.set_exception(error)
         self._loop.run_forever()
 
@@ -110,7 +107,7 @@ class ContainerConnection:
             return wait_for(getattr(self._env, method)(**arguments), self._loop, seconds)
         except TimeoutError:
             raise ServerError(f"no answer within {seconds:g} s") from None
-        except Exception as error:  # what the container raised arrives as any exception with its traceback as text
+        except Exception as error:  # of the container, as any exception, with the container's traceback in its text
             raise ServerError(one_line(str(error).split("Traceback")[0])) from error
 
     def close(self) -> None:
@@ -125,7 +122,7 @@ def connect(config: EnvConfig) -> HttpConnection | ContainerConnection:
     """Return the connection of a configuration. A container is started once and shared by all environments.
 
     Raises:
-        ConfigError: docker without the affinetes package, or the container cannot be started.
+        ConfigError: the affinetes package is missing for docker, or the container cannot be started.
     """
     if config.env_mode == "url":
         return HttpConnection(config.env_url)
@@ -137,15 +134,11 @@ def connect(config: EnvConfig) -> HttpConnection | ContainerConnection:
 
 
 def check_server(config: EnvConfig) -> None:
-    """Find out at once, before a model is loaded, that there is nobody to play on.
-
-    Raises:
-        ConfigError: no server at ``env_url``, or none that can be started.
-    """
+    """Check that there is a server, before a model is loaded; ConfigError if none answers or can be started."""
     if config.env_mode == "docker":
         connect(config)
     elif config.env_mode == "url":
-        client = HttpClient(config.env_url)  # which takes its time to import httpx
+        client = HttpClient(config.env_url)  # before the clock starts: it imports httpx
         status, text = client.post("health", {}, time.monotonic() + min(CHECK_SECONDS, config.env_timeout))
         if status in (NOT_SENT, NO_ANSWER):
             line = f"env.env_url: no server answers at {config.env_url} ({one_line(text)}); scripts/serve.py starts one"
@@ -153,14 +146,14 @@ def check_server(config: EnvConfig) -> None:
 
 
 class RemoteEnv(OpenSpielEnv):
-    """One episode at a time on a server; see ``envs.types.Env``. The state is the episode's name there.
+    """One episode at a time on a server; see ``envs.types.Env``. ``_state`` is the server's id of the episode.
 
-    In ``Step.info``, ``history`` and ``returns`` are those the server tells at the end: public servers tell none
+    ``history`` and ``returns`` in ``Step.info`` are what the server reports at the end: public servers report none
     (``[]`` and None).
     """
 
     _spiel: Any = None  # the ``pyspiel.Game`` of the episode; programs have none
-    _ours = False  # whether scripts/serve.py plays it
+    _ours = False  # whether the server is scripts/serve.py
 
     def __init__(self, config: EnvConfig):
         super().__init__(config)
@@ -192,13 +185,13 @@ class RemoteEnv(OpenSpielEnv):
         return self._show(reply)
 
     def _play(self, action: int) -> Step:
-        """``step``; ServerError: the server refuses a legal action, or fails."""
+        """Send a legal action; ServerError if the server refuses it, or fails."""
         self._attempt = 1
         self._played.append(action)
         return self._show(self._call("step", action=str(action), episode_id=self._state))
 
     def close(self) -> None:
-        """Tell the server to forget the episode; that it cannot be told is no error."""
+        """Tell the server to forget the episode; a failure is only logged."""
         episode_id, self._state = self._state, None
         if episode_id is not None:
             try:
@@ -207,7 +200,7 @@ class RemoteEnv(OpenSpielEnv):
                 logger.warning("%s: an episode could not be stopped: %s", self._server.name, error)
 
     def _call(self, method: str, **arguments: Any) -> Reply:
-        """Return the server's answer to reset or step, through the door."""
+        """Return the server's checked reply to reset or step."""
         with blaming(f"{method}: ", ServerError, raising=self._error):
             return read_reply(self._server.call(method, arguments, self.config.env_timeout), self._spiel)
 
@@ -218,10 +211,10 @@ class RemoteEnv(OpenSpielEnv):
         return ServerError(f"{self._name} on {self._server.name}: {one_line(problem, 400)}{known}")
 
     def _check_echo(self, asked: dict[str, Any], info: dict[str, Any]) -> None:
-        """Raise unless the server says that it plays the task that was asked for."""
-        told = {"task_id": info.get("task_id"), "seed": info.get("seed"), "opponent": info.get("opponent_type")}
-        if told != asked or info.get("game_name") not in (self._table.game.name, self._table.game.short_name):
-            raise self._error(f"asked for {asked}, the server plays {info.get('game_name')} with {told}")
+        """Raise unless the server confirms that it plays the task asked for."""
+        echo = {"task_id": info.get("task_id"), "seed": info.get("seed"), "opponent": info.get("opponent_type")}
+        if echo != asked or info.get("game_name") not in (self._table.game.name, self._table.game.short_name):
+            raise self._error(f"asked for {asked}, the server plays {info.get('game_name')} with {echo}")
         if asked["opponent"] not in ("random", "mcts") and info.get("path") != EVALUATE_PATH:
             raise self._error(f"public servers silently play at random for opponent {asked['opponent']!r}")
         seat, players = info.get("llm_player_id"), self._spiel.num_players()
@@ -232,20 +225,20 @@ class RemoteEnv(OpenSpielEnv):
         if reply.done:
             if self._ours and not reply.history:
                 raise self._error("the game ended without its history, which servers of this path tell")
-            told = [action for player, action in reply.history if player == self._seat and action != INVALID]
-            if reply.history and told != self._played:
-                raise self._error(f"its history has {told} of seat {self._seat}, which played {self._played}")
+            moves = [action for player, action in reply.history if player == self._seat and action != INVALID]
+            if reply.history and moves != self._played:
+                raise self._error(f"its history has {moves} of seat {self._seat}, which played {self._played}")
             if reply.returns and not close(reply.score, min(score(self._spiel, reply.returns, self._seat), 1.0)):
                 raise self._error(f"the score {reply.score} is not that of the returns {reply.returns}")
             return self._end(reply.returns, reply)
+        shown = reply.observation.removeprefix(self._head)
         with blaming("", ServerError, raising=self._error):
-            state, self._legal = read_position(reply.observation.removeprefix(self._head))
-        shown = full_user(state, self._seat, self._legal) if self._ours else reply.observation.removeprefix(self._head)
-        return self._ask(shown)
+            state, self._legal = read_position(shown)
+        return self._ask(full_user(state, self._seat, self._legal) if self._ours else shown)
 
     def _info(self, seat: int, outcome: str | None) -> dict[str, Any]:
         info = super()._info(seat, outcome)
-        return info if self._ours else info | {"history_turns": None}  # theirs is text that may leave out what was
+        return info if self._ours else info | {"history_turns": None}  # a public server's text may leave out the past
 
     def _end(self, returns: list[float] | None, reply: Reply | None = None) -> Step:
         info = self._info(self._seat, "finished" if reply else "forfeited")
@@ -256,15 +249,15 @@ class RemoteEnv(OpenSpielEnv):
 
 
 class RemoteTrace(RemoteEnv):
-    """Programs of a trace server: its observation is the whole question, one answer ends the episode.
+    """Programs on a trace server: the observation is the whole question, and one answer ends the episode.
 
-    ``Step.info`` is that of ``TraceEnv`` without what servers do not tell: match, exact, share, expected.
+    ``Step.info`` is that of ``TraceEnv`` without what servers do not report: match, exact, share, expected.
     """
 
     _name = "trace"
 
     def reset(self, task: Task) -> Step:
-        """Ask for the task's program; ServerError: the server shows none, or another task's."""
+        """Ask for the task's program; ServerError if the server shows none, or another task's."""
         self.close()
         reply = self._call("reset", task_id=task.task_id, seed=task.seed)
         self._state = reply.episode_id
@@ -273,7 +266,7 @@ class RemoteTrace(RemoteEnv):
         return Step(reply.observation, {}, False, 0.0, self._info(0, None))
 
     def step(self, text: str) -> Step:
-        """Let the server score the model's raw answer; RuntimeError: there is no running episode."""
+        """Let the server score the model's raw answer; RuntimeError if no episode is running."""
         if self._state is None:
             raise RuntimeError("step without a running episode: it has finished or was closed; call reset first")
         reply = self._call("step", action=text, episode_id=self._state)

@@ -1,4 +1,4 @@
-"""JSON over HTTP to servers that nobody vouches for: every call ends, at most so late and with at most so much."""
+"""JSON over HTTP to untrusted servers: every call is limited in time and in the size of its answer."""
 
 import asyncio
 import functools
@@ -14,25 +14,25 @@ from typing import Any
 from config.reader import ConfigError, blaming, deeper_than, parse_json
 
 ATTEMPTS = 5  # of a call that may be repeated
-FIRST_WAIT, LONGEST_WAIT = 0.5, 8.0  # seconds between them, doubling
+FIRST_WAIT, LONGEST_WAIT = 0.5, 8.0  # seconds between attempts, doubling
 CONNECT_SECONDS = 10.0
-# Connections idle for longer are not used again: servers close them after some 5 s, perhaps while a step is sent.
+# Connections idle for longer are not reused: servers close them after some 5 s, perhaps while a step is being sent.
 KEEPALIVE_SECONDS = 2.0
-GRACE_SECONDS = 1.0  # for the loop to end a call that is past its deadline
+GRACE_SECONDS = 1.0  # for the loop to cancel a call that is past its deadline
 MAX_ANSWER_BYTES = 2**22
 MAX_DEPTH = 16  # of lists and objects in an answer
 
-NOT_SENT, NO_ANSWER = 0, -1  # instead of an HTTP status: nothing reached the server; it may have done what was asked
+NOT_SENT, NO_ANSWER = 0, -1  # instead of an HTTP status: nothing reached the server; it may have done the call
 
 
 def one_line(text: str, most: int = 200) -> str:
-    """Return what a server sent as a line that does no harm on a terminal, at most so many characters."""
+    """Return what a server sent as one line of at most ``most`` characters, harmless on a terminal."""
     line = " ".join(text[: 8 * most].split())[:most]
     return "".join(character if character.isprintable() else "�" for character in line)
 
 
 def parse(text: str) -> Any:
-    """Return what a server sent as JSON; ValueError: it is none, or nested too deeply to be printed again."""
+    """Return the JSON that a server sent; ValueError if it is not valid, or nested too deeply to be printed again."""
     answer = parse_json(text, "")
     if deeper_than(answer, MAX_DEPTH):
         raise ValueError("nested too deeply")
@@ -40,7 +40,7 @@ def parse(text: str) -> Any:
 
 
 def is_number(value: Any) -> bool:
-    """Return whether a value is a finite number, and one that a float holds: others raise where they are used."""
+    """Return whether a value is a finite number that a float can hold: others would raise where they are used."""
     return (type(value) is float and math.isfinite(value)) or (type(value) is int and abs(value) < 2**63)
 
 
@@ -51,14 +51,14 @@ def problem_of(status: int, answer: Any) -> str:
 
 
 def bearer() -> dict[str, str]:
-    """The header of the key that OPENAI_API_KEY holds; none without. ConfigError: no header can hold it."""
+    """Return the header for the key in OPENAI_API_KEY, if set; ConfigError if no header can hold it."""
     key = os.environ.get("OPENAI_API_KEY", "")
     if not (key.isascii() and key.isprintable()):
         raise ConfigError("OPENAI_API_KEY: a key is printable ASCII, without an end of line")
     return {"Authorization": f"Bearer {key}"} if key else {}
 
 
-_making = threading.Lock()  # of threads that call for the first time together, functools.cache lets each make its own
+_making = threading.Lock()  # functools.cache would let threads whose first calls coincide each make a loop
 
 
 @functools.cache
@@ -69,13 +69,13 @@ def _new_loop() -> asyncio.AbstractEventLoop:
 
 
 def _loop() -> asyncio.AbstractEventLoop:
-    """The event loop of all clients, in a thread of its own: only awaiting can be cut off at a deadline."""
+    """Return the event loop of all clients, in a thread of its own: only awaited calls can be cancelled."""
     with _making:
         return _new_loop()
 
 
 def wait_for(work: Coroutine[Any, Any, Any], loop: asyncio.AbstractEventLoop, seconds: float) -> Any:
-    """Return the result of ``work``, done in ``loop`` while the calling thread waits; TimeoutError at its deadline."""
+    """Run ``work`` in ``loop`` while the calling thread waits, and return its result; TimeoutError if too late."""
     pending = asyncio.run_coroutine_threadsafe(work, loop)
     try:
         return pending.result(seconds)
@@ -84,18 +84,18 @@ def wait_for(work: Coroutine[Any, Any, Any], loop: asyncio.AbstractEventLoop, se
 
 
 class HttpClient:
-    """POSTs JSON below one address, from any thread, ``headers`` with every request."""
+    """POSTs JSON to paths below one address, from any thread, with ``headers`` in every request."""
 
     def __init__(self, url: str, headers: dict[str, str] | None = None):
         self.url, self._headers = url.rstrip("/"), headers or {}
-        _pool()  # the first one takes a while, which is no call's time
+        _pool()  # slow the first time, which should not count as a call's time
 
     def call(
         self, path: str, body: Any, seconds: float, repeatable: Callable[[int], bool], attempts: int = ATTEMPTS
     ) -> tuple[int, str]:
-        """Return (HTTP status, text), or (NOT_SENT or NO_ANSWER, the problem), after ``seconds`` at the latest.
+        """Return (HTTP status, text), or (NOT_SENT or NO_ANSWER, the problem), within ``seconds``.
 
-        Calls whose status is ``repeatable`` are made so many times, with growing pauses.
+        Calls whose status is ``repeatable`` are made up to ``attempts`` times, with growing pauses.
         """
         deadline, wait = time.monotonic() + seconds, FIRST_WAIT
         for attempt in range(1, attempts + 1):
@@ -108,7 +108,7 @@ class HttpClient:
         return status, text
 
     def post(self, path: str, body: Any, deadline: float) -> tuple[int, str]:
-        """Like ``call``, without repetition; ``deadline`` is of ``time.monotonic``."""
+        """Call once, until ``deadline`` (a ``time.monotonic``); return what ``call`` returns."""
         left = max(deadline - time.monotonic(), 0.001)
         try:
             work = exchange(_pool(), f"{self.url}/{path}", body, left, self._headers)
@@ -118,9 +118,9 @@ class HttpClient:
 
 
 async def exchange(pool: Any, url: str, body: Any, seconds: float, headers: dict[str, str]) -> tuple[int, str]:
-    """POST JSON (None: GET) through ``connections()``; (HTTP status, text), or (NOT_SENT or NO_ANSWER, the problem).
+    """POST JSON (None: GET) through a ``connections()`` pool and return what ``HttpClient.call`` returns.
 
-    Compressed answers are refused: a few bytes of them could fill the memory.
+    Compressed answers are refused: a few bytes could fill the memory.
     """
     import httpx
 
@@ -128,7 +128,7 @@ async def exchange(pool: Any, url: str, body: Any, seconds: float, headers: dict
     asked = {"headers": headers | {"Accept-Encoding": "identity"}, "timeout": timeout}
     try:
         async with (
-            asyncio.timeout(seconds),  # httpx's own are for each read: dripped headers and 100s never meet them
+            asyncio.timeout(seconds),  # httpx's are per read: slowly dripped headers or 100s would never exceed them
             pool.stream("GET" if body is None else "POST", url, json=body, **asked) as response,
         ):
             if response.headers.get("content-encoding", "identity") != "identity":
@@ -142,17 +142,17 @@ async def exchange(pool: Any, url: str, body: Any, seconds: float, headers: dict
         return NO_ANSWER, f"no answer within {seconds:g} s"
     except (httpx.ConnectError, httpx.ConnectTimeout, httpx.UnsupportedProtocol, httpx.InvalidURL) as error:
         return NOT_SENT, f"no connection: {error}"
-    except (httpx.HTTPError, OSError, ValueError, ExceptionGroup) as error:  # the last two: of odd hosts and ports
+    except (httpx.HTTPError, OSError, ValueError, ExceptionGroup) as error:  # odd hosts and ports raise the last two
         cause = error.exceptions[0] if isinstance(error, ExceptionGroup) else error
         return NO_ANSWER, f"no answer: {type(cause).__name__} {cause}".rstrip()
 
 
 def connections() -> Any:
-    """Connections to any servers, to be used in one event loop alone."""
+    """Return a new pool of connections to any servers, for use in a single event loop."""
     import httpx
 
     limits = httpx.Limits(max_connections=None, keepalive_expiry=KEEPALIVE_SECONDS)
-    direct = dict.fromkeys(("all://localhost", "all://127.0.0.1", "all://[::1]"))  # whatever proxy the shell names
+    direct = dict.fromkeys(("all://localhost", "all://127.0.0.1", "all://[::1]"))  # never through the shell's proxy
     wrong = ValueError, ImportError, httpx.InvalidURL
     no_cookies = DefaultCookiePolicy(allowed_domains=[])  # a server could fill the memory with them
     with blaming(f"SSL_CERT_FILE={os.environ.get('SSL_CERT_FILE')}: ", OSError):
@@ -161,11 +161,11 @@ def connections() -> Any:
         return httpx.AsyncClient(limits=limits, verify=tls, mounts=direct, cookies=CookieJar(no_cookies))
 
 
-_pool = functools.cache(connections)  # of all HttpClients
+_pool = functools.cache(connections)  # shared by all HttpClients
 
 
 @functools.cache
 def _tls() -> Any:
     import httpx
 
-    return httpx.create_ssl_context()  # 50 ms; the same for all
+    return httpx.create_ssl_context()  # takes 50 ms, so all pools share it

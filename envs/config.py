@@ -1,4 +1,4 @@
-"""The knobs of the environments: how games are played and shown, and where programs to trace come from."""
+"""The knobs of the environments: how games are played and shown, and where the programs of trace come from."""
 
 import os
 import re
@@ -9,13 +9,13 @@ from typing import Any
 import games
 from config.reader import blaming, check_values, knob, make
 
-# Without user and password, which would be written down with the configuration: run_config.json, reports, logs.
+# Without user and password, which would end up wherever the configuration is written: run_config.json, reports, logs.
 ADDRESS = re.compile(r"https?://[^\s/@?#]+(/[^\s@?#]*)?")
 SECRET_FREE = {
     "env_url": (ADDRESS, "an address like http://127.0.0.1:8765 without user, password or query"),
     "env_image": (re.compile(r"[^\s@]*(@sha256:[0-9a-f]+)?"), "the name of an image, without user or password"),
 }
-# What two players must have in common to be put into one table; the rest is how a run was played, not what.
+# What players must have in common to share one table; the other knobs say how games are run, not what is played.
 PLAYED_BY = "env_type", "games_path", "prompt", "answer_mode", "history_turns", "protocol", "trace"
 
 
@@ -42,7 +42,7 @@ class EnvConfig:
     trace: dict[str, Any] = field(default_factory=dict, hash=False)  # of env_type trace: TraceConfig
 
     def past_turns(self, default: int | None) -> int | None:
-        """How many past turns a conversation keeps (None: all), where a game's own number is ``default``."""
+        """Return how many past turns a conversation keeps (None: all) in a game whose own number is ``default``."""
         if isinstance(self.history_turns, int):
             return self.history_turns
         return default if self.history_turns == "auto" and self.env_type == "openspiel" else None
@@ -50,18 +50,18 @@ class EnvConfig:
     def __post_init__(self) -> None:
         if self.games_path:
             self._add_games()
-        check_values(self, "env")  # whoever makes one in Python is told, too
+        check_values(self, "env")  # for configurations made in Python, too
         for name, (form, allowed) in SECRET_FREE.items():
             value = getattr(self, name)
             if value and not form.fullmatch(value):
-                shown = "" if set("@?#") & set(value) else f" {value!r}"  # what may hold a password is not repeated
+                shown = "" if set("@?#") & set(value) else f" {value!r}"  # do not repeat what may hold a password
                 raise ValueError(f"{name}{shown} is not allowed: {allowed}")
         if self.env_mode != "local":
             self._check_server()
         make(TraceConfig, self.trace, "trace")
 
     def _add_games(self) -> None:
-        # Whoever reads a run's configuration plays its games. That of a stranger cannot name the folder it lies in.
+        # Whoever loads a run's configuration runs its games' code, so a stranger's must not name a relative folder.
         if not Path(os.path.expanduser(self.games_path)).is_absolute():
             raise ValueError(f"games_path {self.games_path!r} is not allowed: a path that begins with / or ~")
         with blaming("games_path: ", raising=ValueError):
@@ -81,7 +81,7 @@ class EnvConfig:
 
 @dataclass(frozen=True)
 class TraceConfig:
-    """Where the programs come from, what they may use, and how answers count."""
+    """Where the programs come from, how well they are contained, and how answers count."""
 
     source: str = "generator"  # generator | folder of .jsonl and .py files | .jsonl file | Hub dataset "owner/name"
     partial_credit: bool = False  # score the share of correct leading lines instead of right or wrong

@@ -1,6 +1,6 @@
-"""What every environment promises, checked by playing: repeatable, strict about answers, scores in [0, 1].
+"""What every environment promises, checked by playing: it is repeatable, strict about answers, scores in [0, 1].
 
-``check_contract`` takes one task; ``check_game`` takes a game, as ``games.custom`` brings them in.
+``check_contract`` checks one task; ``check_game`` checks a game, such as those that ``games.custom`` loads.
 """
 
 import functools
@@ -21,17 +21,17 @@ from envs.types import Env, Step, Task
 from games.base import Game
 from games.custom import place
 
-MANY_LEGAL = 30  # of more legal actions a sample is tried
+MANY_LEGAL = 30  # legal actions tried at a decision: a sample where there are more
 LONGEST = 5000  # decisions of an episode of random play
 PLAYOUTS = 30  # random games of a variant
-VARIANTS = 100  # config ids that are looked at for different parameters
+VARIANTS = 100  # config ids searched for different parameters
 CHECKED_VARIANTS = 5
 
 Answer = Callable[[Step, random.Random], str]
 
 
 class ContractError(ConfigError):
-    """A promise that is not kept, in one line."""
+    """A broken promise, in one line."""
 
 
 def _promise(kept: bool, broken: str) -> None:
@@ -45,11 +45,7 @@ def random_legal(step: Step, rng: random.Random) -> str:
 
 
 def transcript(env: Env, task: Task, answer: Answer, noise: int | None = None) -> list[Step]:
-    """Return all steps of an episode; ``noise`` reseeds the global generators before each.
-
-    Raises:
-        ContractError: the episode does not end.
-    """
+    """Return all steps of an episode; ``noise`` reseeds the global generators. ContractError if it does not end."""
     steps: list[Step] = []
     rng = random.Random(0)
     while not steps or not steps[-1].done:
@@ -67,12 +63,12 @@ def check_contract(new_env: Callable[[], Env], task: Task, answer: Answer = rand
     ``answer`` gives a raw text for a decision; it may draw from the generator it is given.
 
     Raises:
-        ContractError: a promise is not kept; what the environment raises itself passes through.
+        ContractError: a promise is broken. What the environment itself raises passes through.
     """
     steps = transcript(new_env(), task, answer)
     env = new_env()
-    _promise(transcript(env, task, answer, noise=1) == steps, "another environment plays another game")
-    _promise(transcript(env, task, answer, noise=2) == steps, "a second reset plays another game")
+    _promise(transcript(env, task, answer, noise=1) == steps, "a second environment plays the task differently")
+    _promise(transcript(env, task, answer, noise=2) == steps, "a second reset plays the task differently")
     _check_end(env, new_env(), task, steps[-1])
     for position in {0, len(steps) // 2} if len(steps) > 1 else ():
         _check_answers(new_env, task, steps, position, answer)
@@ -100,7 +96,7 @@ def _check_end(finished: Env, fresh: Env, task: Task, last: Step) -> None:
 
 
 def _check_answers(new_env: Callable[[], Env], task: Task, steps: list[Step], position: int, answer: Answer) -> None:
-    """At one decision, every legal id moves on and an illegal one leaves the position as it was."""
+    """Check that at one decision every legal id is accepted, and an illegal one leaves the position as it was."""
     asked = steps[position]
     for action in random.Random(1).sample(list(asked.legal), min(len(asked.legal), MANY_LEGAL)):
         after = _answered(new_env(), task, answer, position, str(action))
@@ -123,8 +119,8 @@ def _answered(env: Env, task: Task, answer: Answer, position: int, text: str) ->
 
 @functools.cache
 def check_own_games() -> None:
-    """Check the user's own games, once in a process; ContractError names the file, its line and what is wrong."""
-    table.cache_clear()  # of games that the user's may have replaced
+    """Check the user's own games, once per process; ContractError names the file, its line and what is wrong."""
+    table.cache_clear()  # may hold built-in games that the user's replace
     for name, file in games.OWN.items():
         try:
             check_game(name)
@@ -135,7 +131,7 @@ def check_own_games() -> None:
 def check_game(name: str) -> None:
     """Check a game of ``games.GAMES``: it loads, both prompts show it, its episodes keep the contract.
 
-    Up to 5 different sets of parameters are played, from both first seats.
+    Up to ``CHECKED_VARIANTS`` different sets of parameters are played, from both of the first two seats.
 
     Raises:
         ContractError: names the task and what is wrong.
@@ -151,7 +147,7 @@ def check_game(name: str) -> None:
                 _check_variant(games.GAMES[index], task_id)
         except ContractError as error:
             raise ContractError(f"task {task_id}: {error}") from error
-        except (Exception, SystemExit) as error:  # a game somebody wrote may raise anything
+        except (Exception, SystemExit) as error:  # a user's game may raise anything
             raise ContractError(f"task {task_id}: {type(error).__name__}: {' '.join(str(error).split())}") from error
 
 
@@ -161,7 +157,7 @@ def _check_variant(game: Game, task_id: int) -> None:
     for prompt, seed in (("full", 0), ("compact", 1)):
         new_env = functools.partial(OpenSpielEnv, EnvConfig(prompt=prompt))
         rules = game.rules(game.params(task_id % games.CONFIGS_PER_GAME))
-        deals = (Task(task_id, seed + 2 * deal) for deal in range(PLAYOUTS))  # chance or the bot may end some at once
+        deals = (Task(task_id, seed + 2 * deal) for deal in range(PLAYOUTS))  # some may end before a decision
         task = next((deal for deal in deals if not new_env().reset(deal).done), Task(task_id, seed))
         _check_texts(check_contract(new_env, task), prompt, rules)
     _check_random_games(task_id)
@@ -172,14 +168,14 @@ def _check_texts(steps: list[Step], prompt: str, rules: Any) -> None:
     _promise(isinstance(rules, str), f"rules are {rules!r}: expected text")
     _promise("# Current Game State" not in rules, "rules hold '# Current Game State', where those of a server end")
     for text in (rules, *(step.text for step in steps)):
-        text.encode()  # half characters are none
+        text.encode()  # raises on lone surrogates
     for step in steps[:-1]:
         shown = step.text.partition("\n\nYou are Player ")[0].removeprefix("Current State:\n")
         _promise(bool(shown.strip()), f"a position has an empty description ({prompt} prompt)")
 
 
 def _check_random_games(task_id: int) -> None:
-    """Chance deals what has a name, there is a move until the end, scores lie in [0, 1], nothing hidden is shown."""
+    """Check that chance outcomes have names, moves exist until the end, scores are in [0, 1], nothing hidden shows."""
     game, spiel = table(task_id).game, table(task_id).spiel
     hides = table(task_id).hides and spiel.get_type().provides_information_state_string
     seen: dict[tuple[int, str], tuple[str, str]] = {}
@@ -192,7 +188,7 @@ def _check_random_games(task_id: int) -> None:
                 for outcome, _ in state.chance_outcomes():
                     _promise(isinstance(game.dealt(outcome), str), f"dealt gives no text for the outcome {outcome}")
             movers = everyone if state.is_simultaneous_node() else [mover] if mover >= 0 else []
-            for player in movers if hides else []:  # what it cannot tell apart is described alike
+            for player in movers if hides else []:  # equal information states must have equal descriptions
                 texts = game.describe(state, player), game.compact(state, player)
                 known = seen.setdefault((player, state.information_state_string(player)), texts)
                 _promise(known == texts, f"the description shows seat {player} what the game hides from it")

@@ -1,13 +1,14 @@
-"""Exact values of a policy in small games: against uniform random, its ceiling, and NashConv. And who plays them best.
+"""Exact values in small games: a policy against uniform random, the best response to that, NashConv, and solutions.
 
-A policy is turned into a table once (one batched question about every information state); everything after
-that is exact arithmetic, no sampling. Games with hidden information use OpenSpiel's C++ algorithms on the whole
-history tree. Perfect-information games are solved on the graph of distinct positions instead, because their
-OpenSpiel information state is the history and tic_tac_toe has 549,946 histories but only 5,478 positions.
+A policy is turned into a table once (one batched query of every information state); everything after that is exact
+arithmetic without sampling. Games with hidden information use OpenSpiel's C++ algorithms on the whole history tree.
+Perfect-information games are solved on the graph of distinct positions instead, because their information state in
+OpenSpiel is the history, and tic_tac_toe has 549,946 histories but only 5,478 positions.
 
-Values are expected returns in the game's own units. They are exact for a policy that answers by information
-state alone. What a seat has read and answered before follows from it where something is hidden; of a position that
-many histories lead to, a policy whose prompt carries the conversation is represented by its answer without one.
+Values are expected returns in the game's own units. They are exact for a policy whose answer depends on the
+information state alone. Where something is hidden, that state implies what the seat has read and answered before.
+Where nothing is, many histories lead to one position, and a policy whose prompt carries the conversation is
+represented by its answer without one.
 """
 
 import logging
@@ -20,7 +21,7 @@ from typing import Any, NamedTuple
 import pyspiel
 
 MAX_HISTORIES = 200_000  # decision and chance nodes of a game with hidden information (liars_dice with 1 die: 147,463)
-MAX_POSITIONS = 20_000  # distinct positions of a perfect-information game, ends included (hex 3x3: 5,514)
+MAX_POSITIONS = 20_000  # distinct positions of a perfect-information game, terminal ones included (hex 3x3: 5,514)
 
 logger = logging.getLogger(__name__)
 
@@ -31,15 +32,15 @@ ProbsFn = Callable[[list[tuple[State, int]]], list[dict[int, float]]]
 
 
 def _once(solve: Callable[..., Any]) -> Callable[..., Any]:
-    """Let a function of a game solve each once in a process: known by their texts, since games have no hash."""
+    """Cache a function of a game, keyed by the game's text, since games have no hash."""
     kept = lru_cache(maxsize=32)(lambda text, *more: solve(pyspiel.load_game(text), *more))
     return wraps(solve)(lambda game, *more: kept(str(game), *more))
 
 
 class InfoState(NamedTuple):
-    """One information state: ``state`` is some history in it, as the player sees it in play, ``seat`` to move.
+    """One information state: ``state`` is one of its histories, as it occurs in play, with ``seat`` to move.
 
-    In a simultaneous game ``state`` is the simultaneous one, in which every seat is yet to choose.
+    In a simultaneous game no seat has chosen yet in ``state``.
     """
 
     state: State
@@ -57,26 +58,21 @@ class Position(NamedTuple):
 
 
 def feasible(pyspiel_game: SpielGame) -> bool:
-    """Whether the functions of this module take seconds: two-player zero-sum and within the bounds above.
+    """Return whether this module can treat a game in seconds: two-player, zero-sum and within the bounds above.
 
-    Deciding costs at most a walk up to the bound (a second or two), once in a process.
+    Finding out takes at most a walk up to the bound (a second or two), once per process.
     """
     kind = pyspiel_game.get_type()
     if pyspiel_game.num_players() != 2 or kind.utility != pyspiel.GameType.Utility.ZERO_SUM:
         return False
     if kind.chance_mode == pyspiel.GameType.ChanceMode.SAMPLED_STOCHASTIC:
         return False
-    if not _is_perfect(pyspiel_game) and not kind.provides_information_state_string:
-        return False
-    return bool(_explore(str(pyspiel_game)))
+    described = _is_perfect(pyspiel_game) or kind.provides_information_state_string
+    return described and bool(_explore(str(pyspiel_game)))
 
 
 def information_states(pyspiel_game: SpielGame) -> list[InfoState]:
-    """Every information state in which a seat decides, in a fixed order, forced moves included.
-
-    Raises:
-        ValueError: the game is not ``feasible``.
-    """
+    """Return all states in which a seat moves, forced moves too, in a fixed order; ValueError: not ``feasible``."""
     if not feasible(pyspiel_game):
         raise ValueError(
             f"{pyspiel_game} is too large for exact values: allowed are two-player zero-sum games with at most "
@@ -87,16 +83,16 @@ def information_states(pyspiel_game: SpielGame) -> list[InfoState]:
 
 
 def info_key(state: State, seat: int) -> str:
-    """The key under which tables hold the decision of ``seat`` in a state met in play."""
+    """Return the key of a table for the decision of ``seat`` in a state that occurs in play."""
     game = state.get_game()
     if _is_perfect(game):
         return _position_key(state)
     own = state.information_state_string(seat)
-    return f"Current player: {seat}\n{own}" if state.is_simultaneous_node() else own  # as the turn-based game writes it
+    return f"Current player: {seat}\n{own}" if state.is_simultaneous_node() else own  # as in the turn-based game's text
 
 
 def tabulate(pyspiel_game: SpielGame, probs_fn: ProbsFn) -> TabularPolicy:
-    """Ask a policy about every information state, in one call, forced moves aside.
+    """Ask a policy about every information state but those with forced moves, in one call, and return its table.
 
     Raises:
         ValueError: the game is not ``feasible``, or an answer is not a distribution over the legal actions.
@@ -116,43 +112,43 @@ def tabulate(pyspiel_game: SpielGame, probs_fn: ProbsFn) -> TabularPolicy:
 
 
 def uniform_table(pyspiel_game: SpielGame) -> TabularPolicy:
-    """The table of the uniform random player."""
-    return {info.key: _uniform(info.state.legal_actions(info.seat)) for info in information_states(pyspiel_game)}
+    """Return the table of the uniform random player."""
+    legal = {info.key: info.state.legal_actions(info.seat) for info in information_states(pyspiel_game)}
+    return {key: dict.fromkeys(actions, 1 / len(actions)) for key, actions in legal.items()}
 
 
 def value_against_random(pyspiel_game: SpielGame, table: TabularPolicy) -> tuple[float, float]:
-    """Expected return of the tabular policy against a uniform random opponent, sitting in seat 0 and in seat 1."""
+    """Return the expected return of a policy against a uniform random opponent, in seat 0 and in seat 1."""
     uniform = uniform_table(pyspiel_game)
-    return (_values(pyspiel_game, [table, uniform])[0], _values(pyspiel_game, [uniform, table])[1])
+    return _value(pyspiel_game, 0, (table, uniform)), _value(pyspiel_game, 1, (uniform, table))
 
 
 @_once
 def best_response_values(pyspiel_game: SpielGame) -> tuple[float, float]:
-    """Expected return, per seat, of the best player there is against uniform random: the ceiling."""
+    """Return the expected return of the best response to uniform random, per seat: the ceiling."""
     uniform = uniform_table(pyspiel_game)
-    return _best_response(pyspiel_game, 0, uniform), _best_response(pyspiel_game, 1, uniform)
+    return _value(pyspiel_game, 0, (None, uniform)), _value(pyspiel_game, 1, (uniform, None))
 
 
 def nash_conv(pyspiel_game: SpielGame, table: TabularPolicy) -> float:
-    """What both seats together gain by best-responding to the table; 0 exactly at a Nash equilibrium.
+    """Return what both seats together gain by best-responding to the table; 0 exactly at a Nash equilibrium.
 
     Lanctot et al. 2017, "A Unified Game-Theoretic Approach to Multiagent Reinforcement Learning", section 3.2.
     """
     information_states(pyspiel_game)
-    if _is_perfect(pyspiel_game):
-        return sum(_best_response(pyspiel_game, seat, table) for seat in (0, 1))  # without it they have 0 together
+    if _is_perfect(pyspiel_game):  # the values of the table itself sum to 0
+        return _value(pyspiel_game, 0, (None, table)) + _value(pyspiel_game, 1, (table, None))
     return pyspiel.nash_conv(_turn_based(pyspiel_game), _pairs(table))
 
 
 @_once
 def perfect_table(pyspiel_game: SpielGame) -> TabularPolicy:
-    """Perfect play where nothing is hidden: of the moves that keep what can be had, each equally often.
+    """Return perfect play where nothing is hidden: uniform over the moves that keep the position's value.
 
-    Raises:
-        ValueError: something is hidden, or the game is not ``feasible``.
+    ValueError if something is hidden, or the game is not ``feasible``.
     """
     if not _is_perfect(pyspiel_game):
-        raise ValueError("it hides information or has simultaneous moves: cfr can")
+        raise ValueError("it hides information or has simultaneous moves; use cfr")
     information_states(pyspiel_game)
     values, table = _worth(str(pyspiel_game), (None, None)), TabularPolicy()
     for key, node in _positions(str(pyspiel_game)).items():
@@ -164,13 +160,12 @@ def perfect_table(pyspiel_game: SpielGame) -> TabularPolicy:
 
 @_once
 def equilibrium_table(pyspiel_game: SpielGame, iterations: int) -> TabularPolicy:
-    """The average policy of CFR+ (https://arxiv.org/abs/1407.5042): near an equilibrium where something is hidden.
+    """Return the average policy of CFR+ (https://arxiv.org/abs/1407.5042), near an equilibrium of a game that hides.
 
-    Raises:
-        ValueError: nothing is hidden, or the game is not ``feasible``.
+    ValueError if nothing is hidden, or the game is not ``feasible``.
     """
     if _is_perfect(pyspiel_game):
-        raise ValueError("it hides nothing: perfect can")
+        raise ValueError("it hides nothing; use perfect")
     infos = information_states(pyspiel_game)
     solver = pyspiel.CFRPlusSolver(_turn_based(pyspiel_game))
     for _ in range(iterations):
@@ -181,40 +176,34 @@ def equilibrium_table(pyspiel_game: SpielGame, iterations: int) -> TabularPolicy
 
 def _is_perfect(pyspiel_game: SpielGame) -> bool:
     kind = pyspiel_game.get_type()
-    return (
-        kind.information == pyspiel.GameType.Information.PERFECT_INFORMATION
-        and kind.dynamics == pyspiel.GameType.Dynamics.SEQUENTIAL
-    )
+    in_turn = kind.dynamics == pyspiel.GameType.Dynamics.SEQUENTIAL
+    return in_turn and kind.information == pyspiel.GameType.Information.PERFECT_INFORMATION
 
 
 def _turn_based(pyspiel_game: SpielGame) -> SpielGame:
-    """The game itself, or the equivalent one in which seats choose one after the other, unseen."""
+    """Return a game itself, or of a simultaneous one the equivalent in which seats choose in turn, unseen."""
     if pyspiel_game.get_type().dynamics == pyspiel.GameType.Dynamics.SIMULTANEOUS:
         return pyspiel.convert_to_turn_based(pyspiel_game)
     return pyspiel_game
 
 
-def _uniform(actions: list[int]) -> dict[int, float]:
-    return {action: 1 / len(actions) for action in actions}
-
-
 def _distribution(probs: dict[int, float], info: InfoState) -> dict[int, float]:
-    """Probabilities over all legal actions, summing to one in double precision whatever precision they came in."""
+    """Return probabilities over all legal actions that sum to one in double precision, whatever the input's was."""
     legal = info.state.legal_actions(info.seat)
     total = float(sum(probs.values()))
     if not set(probs) <= set(legal) or min(probs.values(), default=0) < 0 or not abs(total - 1) < 1e-3:
-        raise ValueError(f"probabilities {probs} at {info.key!r} are no distribution over the legal actions {legal}")
+        raise ValueError(f"probabilities {probs} at {info.key!r} are not a distribution over the legal actions {legal}")
     return {action: float(probs.get(action, 0)) / total for action in legal}
 
 
 @lru_cache(maxsize=32)
 def _explore(game_string: str) -> list[InfoState]:
-    """The information states of a game; empty when it is beyond its bound or, as is logged, fails in a position."""
+    """Return a game's information states; none if it is too large or (which is logged) raises in a position."""
     try:
         return _walk(game_string)
-    except Exception as error:  # of a game somebody wrote; or its text does not load as the game
-        told = (str(error).splitlines() or [""])[0]
-        logger.warning("%s has no exact values: %s: %s", game_string, type(error).__name__, told)
+    except Exception as error:  # a user's game may raise anything, or its text may not load as the game
+        message = (str(error).splitlines() or [""])[0]
+        logger.warning("%s has no exact values: %s: %s", game_string, type(error).__name__, message)
         return []
 
 
@@ -247,13 +236,16 @@ def _position_key(state: State) -> str:
 
 
 def _outlook(state: State) -> tuple[list[int], float]:
+    """Return what positions of equal text must have in common: legal actions, and seat 0's return at the end."""
     return state.legal_actions(), round(state.returns()[0], 9) if state.is_terminal() else 0.0
 
 
 @lru_cache(maxsize=32)
 def _positions(game_string: str) -> dict[str, Position]:
-    """The positions of a perfect-information game, children before parents, the initial one last; {}: too many, or
-    they can come again, or their texts are not all that counts: two of one text go on or end in different ways."""
+    """Return the positions of a perfect-information game, children before parents, the initial one last.
+
+    {} if there are too many, if one can recur, or if two of equal text differ in their ``_outlook``.
+    """
     root = pyspiel.load_game(game_string).new_initial_state()
     found, nodes = {_position_key(root): _outlook(root)}, {}
     queue = deque([root])  # breadth first: a long game's deep states are slow to copy
@@ -279,7 +271,7 @@ def _positions(game_string: str) -> dict[str, Position]:
 
 
 def _worth(game_string: str, tables: Sequence[TabularPolicy | None]) -> dict[str, float]:
-    """What positions are worth to seat 0 when seat ``i`` plays ``tables[i]``, None: as well as it can."""
+    """Return each position's value for seat 0 when seat ``i`` plays ``tables[i]`` (None: the best it can)."""
     values: dict[str, float] = {}
     for key, node in _positions(game_string).items():
         below, seat = [values[child] for child in node.children], node.state.current_player()
@@ -294,30 +286,22 @@ def _worth(game_string: str, tables: Sequence[TabularPolicy | None]) -> dict[str
     return values
 
 
-def _values(pyspiel_game: SpielGame, tables: list[TabularPolicy]) -> tuple[float, float]:
-    """Expected return of each seat when seat ``i`` plays ``tables[i]``."""
-    if not _is_perfect(pyspiel_game):
-        root = _turn_based(pyspiel_game).new_initial_state()
-        v0, v1 = pyspiel.expected_returns(root, [pyspiel.TabularPolicy(_pairs(table)) for table in tables], -1, True)
-        return v0, v1
-    *_, value = _worth(str(pyspiel_game), tables).values()
-    return value, -value
+def _value(pyspiel_game: SpielGame, seat: int, tables: Sequence[TabularPolicy | None]) -> float:
+    """Return the expected return of ``seat`` when seat ``i`` plays ``tables[i]`` (None: a best response)."""
+    if _is_perfect(pyspiel_game):
+        *_, value = _worth(str(pyspiel_game), tables).values()
+        return -value if seat else value
+    game = _turn_based(pyspiel_game)
+    root, pairs = game.new_initial_state(), [_pairs(table) for table in tables if table is not None]
+    if tables[seat] is None:
+        return pyspiel.TabularBestResponse(game, seat, *pairs).value_from_state(root)  # a policy object would dangle
+    return pyspiel.expected_returns(root, [pyspiel.TabularPolicy(held) for held in pairs], -1, True)[seat]
 
 
 def _dot(weights: list[float], values: list[float]) -> float:
     return sum(w * v for w, v in zip(weights, values, strict=True))
 
 
-def _best_response(pyspiel_game: SpielGame, seat: int, other: TabularPolicy) -> float:
-    """Value of the best response of ``seat`` to ``other``."""
-    if not _is_perfect(pyspiel_game):
-        game = _turn_based(pyspiel_game)
-        response = pyspiel.TabularBestResponse(game, seat, _pairs(other))  # it would not keep a policy alive
-        return response.value_from_state(game.new_initial_state())
-    *_, value = _worth(str(pyspiel_game), (None, other) if seat == 0 else (other, None)).values()
-    return value if seat == 0 else -value
-
-
 def _pairs(table: TabularPolicy) -> dict[str, list[tuple[int, float]]]:
-    """The form OpenSpiel takes a table in."""
+    """Return a table in the form that OpenSpiel takes."""
     return {key: list(probs.items()) for key, probs in table.items()}

@@ -1,9 +1,9 @@
 """OpenSpiel games as an environment: seats, chance, opponents, prompts and scores.
 
-``(task_id, seed, opponent)`` fixes everything that is not the model, move for move as the public affinetes
-environment's ``evaluate`` does: the model sits at ``(seed % 2) % players``, chance draws from
-``RandomState(seed)``, the bot in seat p from ``RandomState(seed + 4 + p)``. A seed that is not given derives
-from the task id. Every sum of a seed and an offset is taken modulo 2^32, so that any integer is a seed.
+``(task_id, seed, opponent)`` determines everything but the model's moves, exactly as in ``evaluate`` of the public
+affinetes environment: the model sits at ``(seed % 2) % players``, chance draws from ``RandomState(seed)``, the bot in
+seat p from ``RandomState(seed + 4 + p)``. A missing seed is derived from the task id. Every sum of a seed and an offset
+is taken modulo 2^32, so that any integer is a seed.
 """
 
 import contextlib
@@ -31,7 +31,7 @@ from envs.prompts import RETRY, full_system, user_message
 from envs.types import Query, Step, Task
 from games.base import Game
 
-DISTINCT = 60  # configurations of a game repeat after fewer
+DISTINCT = 60  # the parameters of a game repeat after at most so many configurations
 CHANCE = int(pyspiel.PlayerId.CHANCE)
 SIMULTANEOUS = int(pyspiel.PlayerId.SIMULTANEOUS)
 INVALID = pyspiel.INVALID_ACTION
@@ -40,7 +40,7 @@ ATTEMPTS = 3  # answers to a decision before the episode is forfeited, as in the
 
 
 def derive_seed(task_id: int) -> int:
-    """Return the seed of a task that has none: 32 bits, a stable hash of the task id."""
+    """Return the seed of a task that has none: a stable 32-bit hash of the task id."""
     return int.from_bytes(hashlib.sha256(f"game:{task_id}".encode()).digest()[:8], "big") % 2**32
 
 
@@ -53,7 +53,7 @@ def _silent_stderr() -> Iterator[None]:
     with _fd_lock, contextlib.ExitStack() as later:
         if sys.stderr:
             sys.stderr.flush()
-        with contextlib.suppress(OSError):  # a closed one shows nothing anyway
+        with contextlib.suppress(OSError):  # a closed descriptor shows nothing anyway
             saved = os.dup(2)
             later.callback(os.close, saved)
             later.callback(os.dup2, saved, 2)
@@ -67,33 +67,28 @@ class Table:
     """A game with its parameters filled in: what all episodes of a configuration share."""
 
     game: Game
-    spiel: Any
+    spiel: Any  # the pyspiel.Game
     players: int
-    system_full: str
-    system_compact: str
-
-    def system(self, prompt: str) -> str:
-        """The system message: rules and answer format (``full``) or the game's name and its variant (``compact``)."""
-        return self.system_full if prompt == "full" else self.system_compact
+    systems: dict[str, str]  # prompt -> system message: rules and answer format (full), name and variant (compact)
 
     @property
     def hides(self) -> bool:
-        """Whether seats know different things."""
+        """Whether the seats know different things."""
         return self.spiel.get_type().information != pyspiel.GameType.Information.PERFECT_INFORMATION
 
 
-@functools.lru_cache(maxsize=4096)  # a game of the user's own may have as many as it has configurations
+@functools.lru_cache(maxsize=4096)  # every configuration of a user's game may have parameters of its own
 def _table(game: Game, params_json: str) -> Table:
-    params = json.loads(params_json)  # may hold those of another game, which have no hash
+    params = json.loads(params_json)  # passed as text, since nested parameters have no hash
     with _silent_stderr(), blaming(f"{game.name}: ", pyspiel.SpielError):
         spiel = pyspiel.load_game(game.short_name, params)
     usual = game.params(0)
     variant = [f"{key}={value}" for key, value in params.items() if value != usual.get(key)]
-    systems = full_system(game.name, game.rules(params)), " ".join([game.name, *variant])
-    return Table(game, spiel, spiel.num_players(), *systems)
+    systems = {"full": full_system(game.name, game.rules(params)), "compact": " ".join([game.name, *variant])}
+    return Table(game, spiel, spiel.num_players(), systems)
 
 
-@functools.lru_cache(maxsize=4096)  # of the ids in use; tables themselves are few
+@functools.lru_cache(maxsize=4096)  # saves decoding the ids in use
 def table(task_id: int) -> Table:
     """Return the shared, cached table of a task; ValueError: the task id is out of range."""
     game, params = games.decode_task_id(task_id)
@@ -101,7 +96,7 @@ def table(task_id: int) -> Table:
 
 
 def tables(ranges: Iterable[tuple[int, int]]) -> list[Table]:
-    """Return the tables of ranges of task ids, each once: those of all parameters that a game's configurations have."""
+    """Return the tables of ranges of task ids, each once, with all parameters that occur in the ranges."""
     ids = chain.from_iterable(range(first, min(last, first + DISTINCT) + 1) for first, last in ranges)
     return list({id(found): found for found in map(table, ids)}.values())
 
@@ -112,14 +107,14 @@ def load_game(task_id: int) -> Any:
 
 
 def replay(spiel: Any, history: Sequence[Sequence[int]]) -> Iterator[tuple[Any, Sequence[Sequence[int]]]]:
-    """Go along a recorded history, [[player, action], ...] with -1 for chance.
+    """Replay a recorded history, [[player, action], ...] with -1 for chance.
 
     Yields:
-        Every position with the moves made in it, those of all seats where they move together; none in the last.
-        The state is one object that moves on: clone it to keep a position.
+        Every position with the moves made in it, several where the seats move simultaneously, none in the last.
+        The state is always the same object: clone it to keep a position.
 
     Raises:
-        ValueError: a move that the position does not allow.
+        ValueError: the position does not allow a move.
     """
     state, at = spiel.new_initial_state(), 0
     while at < len(history):
@@ -137,38 +132,38 @@ def replay(spiel: Any, history: Sequence[Sequence[int]]) -> Iterator[tuple[Any, 
 
 
 def move_name(game: Game, state: Any, player: int, action: int) -> str:
-    """What a move of a recorded history is called."""
+    """Return the name of a move in a recorded history."""
     if action < 0:
         return "-"
-    with contextlib.suppress(Exception):  # of somebody's file
+    with contextlib.suppress(Exception):  # a user's ``dealt`` may raise anything
         if player == CHANCE and game.dealt:
             return game.dealt(action)
     return state.action_to_string(player, action)
 
 
 def _may(state: Any, player: int, action: int) -> bool:
-    if player == CHANCE:  # legal_actions is not all of it: in hearts it leaves out pass directions that are drawn
+    if player == CHANCE:  # not legal_actions, which in hearts lacks some of the pass directions that are drawn
         return action in dict(state.chance_outcomes())
     return action in (state.legal_actions(player) or [INVALID] * state.is_simultaneous_node())
 
 
 def position(task_id: int, history: Sequence[Sequence[int]]) -> Any:
-    """The state at the end of a recorded history; ValueError as ``replay``."""
+    """Return the state at the end of a recorded history; ValueError as in ``replay``."""
     [(state, _)] = deque(replay(load_game(task_id), history), maxlen=1)
     return state
 
 
 def most_moves(spiel: Any) -> float:
-    """After how many moves a game ends that its engine does not end: oware's fails at the next."""
+    """Return after how many moves we end a game: in oware the engine raises at the next one, others need no limit."""
     return spiel.max_game_length() if spiel.get_type().short_name == "oware" else math.inf
 
 
 def score(pyspiel_game: Any, returns: list[float], seat: int) -> float:
     """Map the returns of a finished game to [0, 1] for one seat, as the public environment does.
 
-    Zero-sum: the return's place between the game's lowest and highest utility, and so in cooperative games, of which
-    it has none. General-sum: with one player the same, with two 1 / 0.5 / 0 by comparison, with more
-    1 - rank / (players - 1), ties sharing the best rank.
+    In zero-sum, cooperative and one-player games it is the return's place between the game's lowest and highest
+    utility. In general-sum games of two it is 1, 0.5 or 0 by comparison; of more it is 1 - rank / (players - 1), where
+    ties share the best rank. (The public environment has no cooperative games.)
     """
     kind, own = pyspiel_game.get_type().utility, returns[seat]
     kinds = pyspiel.GameType.Utility
@@ -182,12 +177,13 @@ def score(pyspiel_game: Any, returns: list[float], seat: int) -> float:
 
 
 def query_at(task_id: int, state: Any, seat: int, config: EnvConfig) -> Query:
-    """What a seat is asked in a position: after its past turns, as in play, where an information state implies them.
+    """Return what a seat is asked in a position.
 
-    Where nothing is hidden many histories lead to one position, and it is asked without any.
+    Where something is hidden, the information state implies the seat's past turns and they come first, as in play.
+    Where nothing is, many histories lead to one position, and it is shown without any.
 
     Raises:
-        ConfigError: the game's ``describe``, say, fails there.
+        ConfigError: the game (its ``describe``, say) fails in this position.
     """
     shared, prompt = table(task_id), config.prompt
     past_turns = config.past_turns(shared.game.history_turns) if shared.hides else 0
@@ -204,12 +200,12 @@ def query_at(task_id: int, state: Any, seat: int, config: EnvConfig) -> Query:
                   for message in (ask(before)[1], {"role": "assistant", "content": str(action)})]  # fmt: skip
     legal, asked = ask(state)
     past = turns if past_turns is None else turns[-2 * past_turns :] if past_turns else []
-    system = {"role": "system", "content": shared.system(prompt)}
+    system = {"role": "system", "content": shared.systems[prompt]}
     return Query(0, seat, [system, *past, asked], legal, (0, seat, 0, 1))
 
 
 def known(state: Any, seat: int) -> list[float]:
-    """What a seat knows of a position, as OpenSpiel's numbers: its information state, else its observation, or none."""
+    """Return OpenSpiel's tensor of what a seat knows: its information state, else its observation, else []."""
     kind = state.get_game().get_type()
     if kind.provides_information_state_tensor:
         return state.information_state_tensor(seat)
@@ -224,18 +220,17 @@ class OpenSpielEnv:
         self._state: Any = None  # None: no episode, steps are refused
         self._adapters: dict[int, str | None] = {}
         self._history: list[list[int]] = []
-        self._attempt = 1
 
     def reset(self, task: Task) -> Step:
         """Start the task's game and play on to the first decision of a model.
 
         Raises:
-            ValueError: task id out of range, or an opponent that is not known or cannot play this game.
+            ValueError: task id out of range, or an opponent that is unknown or cannot play this game.
         """
         self.close()
         opponent = parse_opponent(task.opponent)
         self._table = table(task.task_id)
-        self._system = self._table.system(self.config.prompt)
+        self._system = self._table.systems[self.config.prompt]
         seed = derive_seed(task.task_id) if task.seed is None else task.seed
         players = self._table.players
         self._own_seat = (seed % 2) % players
@@ -254,7 +249,7 @@ class OpenSpielEnv:
         return self._advance()
 
     def step(self, text: str) -> Step:
-        """Answer the last step's decision with the model's raw text; RuntimeError: there is no running episode."""
+        """Answer the last step's decision with the model's raw text; RuntimeError if no episode is running."""
         if self._state is None:
             raise RuntimeError("step without a running episode: it has finished or was closed; call reset first")
         action = parse_action(text, self._legal)
@@ -267,7 +262,7 @@ class OpenSpielEnv:
         return self._ask(message)
 
     def _play(self, action: int) -> Step:
-        if self._simultaneous:
+        if self._state.is_simultaneous_node():
             self._joint.append(action)
         else:
             self._apply(self._seat, action)
@@ -287,15 +282,15 @@ class OpenSpielEnv:
             elif player == SIMULTANEOUS:
                 seat = self._next_simultaneous_seat()
                 if seat is not None:
-                    return self._decide(seat, state.legal_actions(seat), simultaneous=True)
+                    return self._decide(seat, state.legal_actions(seat))
             elif not (legal := state.legal_actions()):
-                break  # gin rummy's dead end (see has_dead_ends): the hand ends there, and nobody has scored
+                break  # a dead end of gin rummy (see has_dead_ends): the hand ends there without a score
             elif len(self._history) >= most_moves(self._table.spiel):
-                break  # oware's engine takes no more of them
+                break
             elif player in self._bots:
                 self._apply(player, self._bot_action(player, legal))
             else:
-                return self._decide(player, legal, simultaneous=False)
+                return self._decide(player, legal)
         return self._end(state.returns())
 
     def _apply(self, player: int, action: int) -> None:
@@ -305,11 +300,13 @@ class OpenSpielEnv:
     def _bot_action(self, seat: int, legal: list[int]) -> int:
         if len(legal) == 1:
             return legal[0]
-        bot = self._bots[seat]  # one that plays at random need not ask the game again what is legal
-        return bot.among(legal) if isinstance(bot, RandomBot) else bot.step(self._state)
+        bot = self._bots[seat]
+        if isinstance(bot, RandomBot):
+            return bot.among(legal)  # faster than ``step``, which asks the game again what is legal
+        return bot.step(self._state)
 
     def _next_simultaneous_seat(self) -> int | None:
-        """Return the model's seat that still has to choose; once all have chosen, move together and return None."""
+        """Return the next of the model's seats that has to choose, or None once all have chosen and moved."""
         for seat in range(len(self._joint), self._table.players):
             if not (legal := self._state.legal_actions(seat)):
                 self._joint.append(INVALID)
@@ -322,11 +319,10 @@ class OpenSpielEnv:
         self._joint = []
         return None
 
-    def _decide(self, seat: int, legal: list[int], simultaneous: bool) -> Step:
-        state = self._state
-        self._seat, self._simultaneous, self._attempt = seat, simultaneous, 1
-        self._legal = {action: state.action_to_string(seat, action) for action in legal}
-        return self._ask(user_message(self._table.game, state, seat, self._legal, self.config.prompt))
+    def _decide(self, seat: int, legal: list[int]) -> Step:
+        self._seat, self._attempt = seat, 1
+        self._legal = {action: self._state.action_to_string(seat, action) for action in legal}
+        return self._ask(user_message(self._table.game, self._state, seat, self._legal, self.config.prompt))
 
     def _info(self, seat: int, outcome: str | None) -> dict[str, Any]:
         return {
@@ -345,13 +341,15 @@ class OpenSpielEnv:
         return Step(text, self._legal, False, 0.0, self._info(self._seat, None))
 
     def _end(self, returns: list[float] | None) -> Step:
-        """Finish the episode; None: the seat to move forfeits and scores 0, the others an undecided 0.5."""
+        """End the episode; without returns the seat to move forfeits: it scores 0, and the others an undecided 0.5."""
         outcome = "forfeited" if returns is None else "finished"
         if returns is None:
             scores = {p: 0.0 if p == self._seat else 0.5 for p in range(self._table.players)}
         else:
-            places = (score(self._table.spiel, returns, p) for p in range(self._table.players))
-            scores = {p: min(place, 1.0) for p, place in enumerate(places)}  # 2048 told more tiles than its highest
+            scores = {p: score(self._table.spiel, returns, p) for p in range(self._table.players)}
+            scores = {
+                p: min(value, 1.0) for p, value in scores.items()
+            }  # 2048 can return more than its highest utility
         info = self._info(self._own_seat, outcome) | {"returns": returns, "scores": scores}
         self.close()
         return Step("", {}, True, scores[self._own_seat], info)

@@ -1,4 +1,4 @@
-"""The players that are not the model: what an opponent string means, and the bots behind it."""
+"""The opponents: what an opponent string means, and the bots that play."""
 
 import functools
 import logging
@@ -22,8 +22,8 @@ ALLOWED = (
     "random, mcts, mcts_light, mcts:SIMSxROLLOUTS, ismcts, ismcts:SIMSxROLLOUTS, perfect, cfr, cfr:ITERATIONS; in "
     "training also self and past"
 )
-# Hidden information that can be drawn anew. OpenSpiel cannot in phantom_ttt; in bridge one draw takes 0.2 s (it solves
-# the deal); hearts has four sides.
+# Games whose hidden information can be resampled for a search. OpenSpiel cannot do it in phantom_ttt; in bridge one
+# sample takes 0.2 s (it solves the deal); hearts has four sides.
 RESAMPLED = ("kuhn_poker", "leduc_poker", "liars_dice", "gin_rummy", "euchre")
 
 logger = logging.getLogger(__name__)
@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class OpponentSpec:
-    """A parsed opponent string. ``budget`` is (simulations, rollouts a simulation), None: the game's own.
+    """A parsed opponent string. ``budget`` is (simulations, rollouts per simulation), None: the game's own.
 
     ``light``: the game's own simulations with a tenth of its rollouts; how well that plays: docs/results.md, "Search".
     """
@@ -43,19 +43,19 @@ class OpponentSpec:
     iterations: int = CFR_ITERATIONS  # of cfr
 
     def budget_in(self, game: Game) -> tuple[int, int] | None:
-        """(Simulations, rollouts a simulation) of a search in ``game``; None where it has none."""
-        if self.budget is None and self.light and game.mcts:
+        """Return (simulations, rollouts per simulation) of a search in ``game``; None if it cannot be searched."""
+        if self.light and game.mcts:
             return game.mcts[0], max(1, game.mcts[1] // 10)
         return self.budget or game.mcts
 
     @property
     def searches(self) -> bool:
-        """True for bots that think long enough to be worth a thread."""
+        """Whether a move takes long enough to be worth a thread."""
         return self.kind in ("mcts", "ismcts")
 
     @property
     def solves(self) -> bool:
-        """True for those who know the whole game, which has to be small for that (``solution``)."""
+        """Whether it plays a solution of the whole game, which must be small for that (``solution``)."""
         return self.kind in ("perfect", "cfr")
 
 
@@ -66,13 +66,9 @@ class Bot(Protocol):
         """Return a legal action of the bot's seat."""
 
 
-@functools.lru_cache(maxsize=1024)  # a server is told any number of them
+@functools.lru_cache(maxsize=1024)  # bounded, because a server's clients may send any number of them
 def parse_opponent(spec: str) -> OpponentSpec:
-    """Parse an opponent string such as ``mcts:200x10``.
-
-    Raises:
-        ValueError: the string is none of the allowed forms, or a number in it is 0.
-    """
+    """Parse an opponent string such as ``mcts:200x10``; ValueError if it has none of the allowed forms."""
     if spec in ("random", "mcts", "ismcts", "perfect", "cfr", "self"):
         return OpponentSpec(spec)
     if spec == "mcts_light":
@@ -88,22 +84,16 @@ def parse_opponent(spec: str) -> OpponentSpec:
     raise ValueError(f"opponent {spec!r} is not known: allowed are {ALLOWED}")
 
 
-def _new_generator() -> Any:
-    from numpy.random import RandomState
-
-    return RandomState()
-
-
-@functools.lru_cache(maxsize=256)  # a game's chance nodes are few kinds
+@functools.lru_cache(maxsize=256)  # a game has few kinds of chance nodes
 def _cumulative(probabilities: tuple[float, ...]) -> list[float]:
     sums = list(accumulate(probabilities))
     return [c / sums[-1] for c in sums]
 
 
 class Stream:
-    """The draws of ``numpy.random.RandomState(seed)``, made when first used; any integer is a seed, modulo 2^32.
+    """The draws of ``numpy.random.RandomState(seed)``; any integer is a seed, modulo 2^32.
 
-    To seed a generator takes two microseconds, to make one a hundred: those of finished episodes are used again.
+    Seeding a generator takes two microseconds, making one a hundred: those of finished episodes are reused.
     """
 
     __slots__ = ("_rng", "_seed")
@@ -120,7 +110,9 @@ class Stream:
     @property
     def _generator(self) -> Any:
         if self._rng is None:
-            self._rng = self._spare.pop() if self._spare else _new_generator()
+            from numpy.random import RandomState
+
+            self._rng = self._spare.pop() if self._spare else RandomState()
             self._rng.seed(self._seed)
         return self._rng
 
@@ -154,7 +146,7 @@ class RandomBot:
 
 
 class TableBot:
-    """Plays a game that was solved, see ``solution``."""
+    """Plays a solved game's policy; see ``solution``."""
 
     def __init__(self, table: dict[str, dict[int, float]], seat: int, seed: int):
         self.seat, self._table = seat, table
@@ -171,14 +163,10 @@ _solving = threading.Lock()
 
 
 def solution(game: Game, pyspiel_game: Any, spec: OpponentSpec) -> dict[str, dict[int, float]]:
-    """Return the policy of ``perfect`` or ``cfr``, as ``envs.exact`` holds policies; solved once in a process.
-
-    Raises:
-        ValueError: who cannot play this game.
-    """
+    """Return the policy of ``perfect`` or ``cfr``, solved once per process; ValueError if it cannot play the game."""
     from envs import exact
 
-    # Threads that play wait for one solution instead of making one each.
+    # Threads wait for one solution instead of each computing it.
     with _solving, blaming(f"opponent {spec.kind} cannot play {game.name}: ", raising=ValueError):
         if spec.kind == "perfect":
             return exact.perfect_table(pyspiel_game)
@@ -186,13 +174,13 @@ def solution(game: Game, pyspiel_game: Any, spec: OpponentSpec) -> dict[str, dic
 
 
 class InformationSetSearch:
-    """Information-set Monte Carlo tree search (Cowling, Powley, Whitehouse 2012): honest about hidden cards.
+    """Information-set Monte Carlo tree search (Cowling, Powley, Whitehouse 2012), which does not see hidden cards.
 
-    (In euchre it knows the buried ones: OpenSpiel draws hands anew, and leaves the kitty and the dealer's discard.)
-    Every simulation plays in a world resampled from what the seat knows; a tree node is what the player to
-    move knows, so that a choice never depends on what it cannot see. Seats of the same parity are one side
-    and the sides are zero-sum. ``pyspiel.ISMCTSBot`` is not used: its choices follow the order of a hash map
-    that is salted anew in every process, so that a seed does not determine its moves.
+    (Except in euchre: OpenSpiel resamples the hands, but not the kitty and the dealer's discard.)
+    Every simulation plays in a world resampled from what the seat knows, and a tree node is what the player to move
+    knows, so that no choice depends on what a player cannot see. Seats of the same parity are one side, and the
+    sides are zero-sum. ``pyspiel.ISMCTSBot`` is not used because its choices follow the order of a hash map salted
+    anew in every process, so that a seed does not determine its moves.
     """
 
     def __init__(self, pyspiel_game: Any, seat: int, simulations: int, rollouts: int, seed: int):
@@ -202,7 +190,7 @@ class InformationSetSearch:
         self._simulations = simulations
         self._stream = Stream(seed + 6 + seat)
         self._dice = pyspiel_game.get_type().short_name == "liars_dice"
-        # A search of one simulation is a call of the C++ evaluator, which has no binding of its own.
+        # A search of one simulation is one call of the C++ evaluator, which has no binding of its own.
         evaluator = pyspiel.RandomRolloutEvaluator(rollouts, _signed(seed + 5 + seat))
         self._leaf = pyspiel.MCTSBot(pyspiel_game, evaluator, UCT_C, 1, 1, solve=False, seed=0, verbose=False)
         self._safe_leaf = SafeRollouts(rollouts, seed + 5 + seat) if has_dead_ends(pyspiel_game) else None
@@ -238,7 +226,7 @@ class InformationSetSearch:
         self._back_up(path, world.returns()[0])
 
     def _evaluate(self, world: Any, player: int) -> float:
-        """Return the mean result of random play as seat 0's side sees it; ``player`` is to move."""
+        """Return the mean result of random play for seat 0's side; ``player`` is to move."""
         if self._safe_leaf:
             return self._safe_leaf.evaluate(world)[0]
         value = self._leaf.mcts_search(world).total_reward
@@ -258,7 +246,7 @@ class InformationSetSearch:
         return max(legal, key=upper_bound)
 
     def _back_up(self, path: list[tuple[int, list[float]]], value: float) -> None:
-        """Add a value, as seat 0's side sees it, to the actions that led to it."""
+        """Add a value for seat 0's side to the statistics of the actions that led to it."""
         self._low, self._high = min(self._low, value), max(self._high, value)
         for player, tried in path:
             tried[0] += 1
@@ -266,9 +254,9 @@ class InformationSetSearch:
 
 
 def has_dead_ends(pyspiel_game: Any) -> bool:
-    """Return True for the one game with positions that are not terminal and have no legal action.
+    """Return whether a game has positions that are not terminal and have no legal action.
 
-    Gin rummy with hands of eight: who holds nine cards in three melds of three is offered the knock, but may then
+    Only gin rummy with hands of eight does: with nine cards in three melds of three a player may knock, but may then
     find that every discard leaves too much deadwood. OpenSpiel's C++ search ends the process there.
     """
     return pyspiel_game.get_type().short_name == "gin_rummy" and pyspiel_game.get_parameters()["hand_size"] == 8
@@ -283,7 +271,7 @@ def _playable(state: Any) -> list[int]:
 
 
 class SafeRollouts:
-    """Random play to the end, as ``pyspiel.RandomRolloutEvaluator`` does it, for games with dead ends."""
+    """Random play to the end, like ``pyspiel.RandomRolloutEvaluator``, for games with dead ends."""
 
     def __init__(self, rollouts: int, seed: int):
         self._rollouts = rollouts
@@ -295,7 +283,7 @@ class SafeRollouts:
         return [sum(returns) / self._rollouts for returns in zip(*results, strict=True)]
 
     def prior(self, state: Any) -> list[tuple[int, float]]:
-        """Return (action, probability) of the actions worth a node."""
+        """Return (action, prior probability) of the actions that a search may try."""
         if state.is_chance_node():
             return state.chance_outcomes()
         actions = _playable(state)
@@ -311,7 +299,7 @@ class SafeRollouts:
 
 
 def _reroll_dice(state: Any, seat: int, stream: Stream) -> Any:
-    """Liar's dice: the same bids over fresh dice of the others; player p rolls the p-th ``numdice`` dice."""
+    """Return liar's dice with the same bids, the other players' dice rolled anew; player p has the p-th ``numdice``."""
     game = state.get_game()
     dice = game.get_parameters()["numdice"]
     world = game.new_initial_state()
@@ -322,7 +310,7 @@ def _reroll_dice(state: Any, seat: int, stream: Stream) -> Any:
 
 
 class LockedSearch:
-    """A C++ search that keeps Python's lock: a game written in Python ends the process where it is searched without."""
+    """A C++ search that holds Python's global lock: searching a game written in Python without it ends the process."""
 
     def __init__(self, search: Any):
         self._search = search
@@ -330,7 +318,7 @@ class LockedSearch:
     def step(self, state: Any) -> int:
         """Return the action that the search's own ``step`` would."""
         best = self._search.mcts_search(state).best_child()
-        return best.action if best else state.legal_actions()[0]  # of one simulation there is no child
+        return best.action if best else state.legal_actions()[0]  # a single simulation leaves no child
 
 
 def _may_be_python(pyspiel_game: Any) -> bool:
@@ -342,21 +330,21 @@ _say_once = functools.cache(logger.warning)
 
 
 def _signed(seed: int) -> int:
-    """Fold a seed into the 32-bit integer that C++ takes, one to one for 0 .. 2^32 - 1."""
+    """Map a seed to the signed 32-bit integer that C++ takes, one to one for 0 .. 2^32 - 1."""
     return (seed + SEEDS // 2) % SEEDS - SEEDS // 2
 
 
 def make_bot(game: Game, pyspiel_game: Any, spec: OpponentSpec, seat: int, seed: int) -> Bot:
-    """Return a fresh bot for one seat of one episode (``self`` and ``past`` seats belong to models, not bots).
+    """Return a new bot for one seat of one episode (``self`` and ``past`` seats belong to models, not bots).
 
-    The streams derive from the episode's seed as in the public environment's evaluation: the random bot
-    from ``seed + 4 + seat``, a search from ``seed + 6 + seat`` and its rollouts from ``seed + 5 + seat``.
-    ``mcts`` searches the true state, hidden cards included. ``ismcts`` does not; where nothing is hidden the
-    two are the same. Games that cannot be searched get the random bot, said once in the log.
+    Random streams are seeded as in the public environment's evaluation: the random bot with ``seed + 4 + seat``, a
+    search with ``seed + 6 + seat`` and its rollouts with ``seed + 5 + seat``. ``mcts`` searches the true state, hidden
+    cards included. ``ismcts`` does not; where nothing is hidden the two are the same. In games that cannot be
+    searched they play at random, which is logged once.
 
     Raises:
-        ValueError: ``ismcts`` in a game whose hidden information OpenSpiel cannot resample; ``perfect`` or ``cfr`` in
-            a game that is not theirs (``solution``).
+        ValueError: ``ismcts`` in a game whose hidden information cannot be resampled; ``perfect`` or ``cfr`` in a game
+            that they cannot play (``solution``).
     """
     if spec.solves:
         return TableBot(solution(game, pyspiel_game, spec), seat, seed)
@@ -373,21 +361,20 @@ def make_bot(game: Game, pyspiel_game: Any, spec: OpponentSpec, seat: int, seed:
         return RandomBot(seat, seed + 4 + seat)
     simulations, rollouts = budget
     if spec.kind == "mcts" and has_dead_ends(pyspiel_game):
+        from numpy.random import RandomState
         from open_spiel.python.algorithms import mcts  # two to three times slower, but rollouts can avoid dead ends
 
-        search, evaluator = _new_generator(), SafeRollouts(rollouts, seed + 5 + seat)
-        search.seed((seed + 6 + seat) % SEEDS)
-        return mcts.MCTSBot(pyspiel_game, UCT_C, simulations, evaluator, random_state=search)
+        safe, generator = SafeRollouts(rollouts, seed + 5 + seat), RandomState((seed + 6 + seat) % SEEDS)
+        return mcts.MCTSBot(pyspiel_game, UCT_C, simulations, safe, random_state=generator)
     if spec.kind == "mcts" or kind.information == pyspiel.GameType.Information.PERFECT_INFORMATION:
         evaluator = pyspiel.RandomRolloutEvaluator(rollouts, _signed(seed + 5 + seat))
-        search_seed = _signed(seed + 6 + seat)
-        search = pyspiel.MCTSBot(
-            pyspiel_game, evaluator, UCT_C, simulations, MAX_MEMORY_MB, solve=True, seed=search_seed, verbose=False
-        )
+        options = {"solve": True, "seed": _signed(seed + 6 + seat), "verbose": False}
+        search = pyspiel.MCTSBot(pyspiel_game, evaluator, UCT_C, simulations, MAX_MEMORY_MB, **options)
         return LockedSearch(search) if _may_be_python(pyspiel_game) else search
     if game.short_name not in RESAMPLED:
         able = ", ".join(RESAMPLED)
         raise ValueError(f"opponent ismcts cannot play {game.name}: of the games with hidden information only {able}")
     if game.name != "euchre" and pyspiel_game.num_players() != 2:
-        raise ValueError(f"opponent ismcts cannot play {game.name} of {pyspiel_game.num_players()}: it knows two sides")
+        players = pyspiel_game.num_players()
+        raise ValueError(f"opponent ismcts cannot play {game.name} of {players} players: it needs two sides")
     return InformationSetSearch(pyspiel_game, seat, simulations, rollouts, seed)

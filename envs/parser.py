@@ -1,4 +1,4 @@
-"""What a model's raw answer means: the one parser of training, evaluation, play and serving."""
+"""Parses a model's raw answer, for training, evaluation, play and serving alike."""
 
 import re
 
@@ -7,10 +7,10 @@ SQUEEZED = re.compile(r"[^a-z0-9]")
 
 
 def without_thinking(text: str) -> str:
-    """Drop complete think blocks, then what precedes a stray closing tag, then what follows an unclosed one.
+    """Drop complete think blocks, then everything before a stray closing tag, then everything after an unclosed one.
 
-    As in the public environment a stray closing tag counts in lower case only, all others in any case. Every search
-    goes on where the last one ended, so that the time is linear in the text.
+    As in the public environment a stray closing tag counts in lower case only, other tags in any case. Every search
+    continues where the last one ended, so that the time is linear in the length of the text.
     """
     text = text.strip()
     if "<" not in text:
@@ -37,9 +37,12 @@ def _integer(digits: str) -> int | None:
 
 
 def _by_name(text: str, legal: dict[int, str]) -> int | None:
-    """Return the first action whose name, or else whose letters and digits alone, the text contains."""
+    """Return the first action whose name the text contains, punctuation and spaces aside if need be."""
     text, squeezed_text, names = text.lower(), SQUEEZED.sub("", text.lower()), {}
-    for action, name in legal.items():  # of two actions with one name, the later is meant, in the place of the first
+    for (
+        action,
+        name,
+    ) in legal.items():  # of two actions with the same name the later one counts, in the first one's place
         names[name.lower()] = action
         if squeezed := SQUEEZED.sub("", name.lower()):
             names[squeezed] = action
@@ -57,11 +60,11 @@ def parse_action(text: str, legal: dict[int, str], protocol: str = "affinetes") 
         text: the answer; think blocks are removed inside.
         legal: action id -> action string.
         protocol: "affinetes" is the parser of its ``evaluate``: a bare number, else the lowest legal id that
-            stands as a word of its own, else the first action whose name the text contains (its letters and digits
-            alone suffice). "affinetes_step" is the parser of its ``step``: the first number of the raw text.
+            stands as a word of its own, else the first action whose name the text contains (letters and digits
+            suffice). "affinetes_step" is the parser of its ``step``: the first number in the raw text.
 
     Returns:
-        A legal action id, None if there is none.
+        A legal action id, None if the text has none.
 
     Raises:
         ValueError: unknown protocol.
@@ -78,6 +81,5 @@ def parse_action(text: str, legal: dict[int, str], protocol: str = "affinetes") 
         action = _integer(text)
         return action if action in legal else None
     words = set(re.findall(r"\b[0-9]+\b", text))
-    by_word = (action for action in sorted(legal) if str(action) in words)
-    action = next(by_word, None)
-    return _by_name(text, legal) if action is None else action
+    by_word = [action for action in legal if str(action) in words]
+    return min(by_word) if by_word else _by_name(text, legal)

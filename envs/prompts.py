@@ -1,4 +1,4 @@
-"""The words of a game's prompts: rules and how to answer, a position and its legal actions, what follows a mistake."""
+"""The texts of a game's prompts: rules and answer format, a position and its legal actions, a retry."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Ratings of players from the games between them, by OpenSpiel's Bradley-Terry fit, with bootstrap intervals."""
+"""Rates players by the games between them: OpenSpiel's Bradley-Terry fit with bootstrap intervals."""
 
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
@@ -6,14 +6,14 @@ from typing import NamedTuple
 import numpy as np
 import pyspiel
 
-# Wins and losses added to each pair of players: the Jeffreys prior of a won-or-lost game. Without it the rating of a
-# player that wins every game is infinite.
+# Wins and losses added to each pair of players: the Jeffreys prior of a game that is won or lost. Without it a player
+# that wins every game would have an infinite rating.
 PRIOR = 0.5
 RESAMPLES = 1000
 
 
 class Rating(NamedTuple):
-    """Points of the Elo scale, on which 400 points are odds of 10 to 1, and the ends of their 95 % interval."""
+    """Points on the Elo scale, where 400 points are odds of 10 to 1, and the ends of their 95 % interval."""
 
     points: float
     low: float
@@ -24,12 +24,12 @@ def rate(matches: Mapping[tuple[int, int], Sequence[np.ndarray]], players: int, 
     """Return each player's rating relative to player ``anchor``, whose rating is 0.
 
     The fit is that of Hunter 2004, "MM Algorithms for Generalized Bradley-Terry Models"; a draw is half a win for each.
-    The interval resamples the units of each match, in each game of its own, among them a won and a lost unit of
-    ``PRIOR`` times the chance of the others: who won every game of a match may lose the next one. That draws ratings
-    of players far apart together, so an end lies as far out as the percentile or its mirror image about the rating
-    (the basic bootstrap). An interval has no upper end where the anchor scored neither against the player nor against
-    somebody who did, and so on, and no lower end where that is so the other way round (Ford 1957, "Solution of a
-    Ranking Problem from Binary Comparisons").
+    The interval resamples the units of each match, separately for each game. A won and a lost unit, each ``PRIOR``
+    times as likely as a played one, are added, because who won every game of a match may lose the next one. That
+    pulls ratings that are far apart together, so each end is the farther of the percentile and its mirror image about
+    the rating (the basic bootstrap). An interval has no upper end if the anchor scored neither against the player nor
+    against somebody who did, and so on, and no lower end in the opposite case (Ford 1957, "Solution of a Ranking
+    Problem from Binary Comparisons").
 
     ``matches`` is (i, j) -> for each game an array (units, games of a unit) of i's results: 1 won, 0.5 drawn, 0 lost.
     """
@@ -47,7 +47,7 @@ def rate(matches: Mapping[tuple[int, int], Sequence[np.ndarray]], players: int, 
 
 
 def _scored(matches: Mapping[tuple[int, int], Sequence[np.ndarray]], players: int) -> np.ndarray:
-    """Whether i scored against j, or against somebody of whom that is true; of everyone against themselves it is."""
+    """Return a matrix: whether i scored against j, or against somebody who did, and so on; True on the diagonal."""
     scored = np.eye(players, dtype=bool)
     for (i, j), games in matches.items():
         scored[i, j] |= any((units > 0).any() for units in games)
@@ -56,7 +56,7 @@ def _scored(matches: Mapping[tuple[int, int], Sequence[np.ndarray]], players: in
 
 
 def _resample(results: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """As many units, from those played and from one won and one lost of ``PRIOR`` times their chance."""
+    """Draw as many units from those played and one won and one lost unit, each ``PRIOR`` times as likely."""
     pool = np.concatenate((results, np.ones_like(results[:1]), np.zeros_like(results[:1])))
     weights = np.append(np.ones(len(results)), (PRIOR, PRIOR))
     return pool[rng.choice(len(pool), size=len(results), p=weights / weights.sum())]
@@ -72,7 +72,7 @@ def _fit(matches: Mapping[tuple[int, int], Sequence[np.ndarray]], players: int, 
             draws[j, i] = draws[i, j]
     options = pyspiel.elo.default_elo_options()
     options.smoothing_factor = PRIOR
-    options.convergence_delta, options.max_iterations = 1e-14, 200_000  # with its own it stops short of swept tiers
+    options.convergence_delta, options.max_iterations = 1e-14, 200_000  # the defaults stop too early after clean sweeps
     fit = pyspiel.elo.compute_ratings_from_matrices
     points = fit(win_matrix=wins.tolist(), draw_matrix=draws.tolist(), options=options)
     return np.array(points) - points[anchor]

@@ -1,4 +1,4 @@
-"""The one door for what a game server answers: behind it is plain data of known types, ranges, depth and size."""
+"""Validates what a game server answers: only plain data of known types, ranges, depth and size comes out."""
 
 import math
 import re
@@ -10,12 +10,12 @@ from config.reader import blaming, deeper_than
 from envs.client import MAX_DEPTH, is_number, one_line
 from envs.openspiel import most_moves, replay
 
-# What an answer may hold. Above the longest games and prompts by a factor of ten or more.
+# Limits on an answer: the longest games and prompts stay below them by a factor of ten or more.
 MAX_TEXT = 2**18
 MAX_ACTIONS = 10_000
 MAX_MOVES = 100_000
 ID = re.compile(r"[0-9]{1,9}")
-HARMFUL = re.compile(r"[^\n\t -~\u00a0-\ud7ff\ue000-\U0010ffff]")  # control characters, halves of characters
+HARMFUL = re.compile(r"[^\n\t -~\u00a0-\ud7ff\ue000-\U0010ffff]")  # control characters, surrogates
 
 
 class ServerError(RuntimeError):
@@ -24,24 +24,24 @@ class ServerError(RuntimeError):
 
 @dataclass(frozen=True)
 class Reply:
-    """An answer to reset or step, checked by ``read_reply``. ``history`` and ``returns`` are [] and None untold."""
+    """An answer to reset or step, checked by ``read_reply``; ``history`` [] and ``returns`` None: not reported."""
 
     observation: str
     episode_id: str
     done: bool
     score: float  # in [0, 1] when done
-    info: dict[str, Any]  # as told, and to be believed in nothing but what it echoes
+    info: dict[str, Any]  # as sent: unchecked, trust only what echoes the request
     history: list[list[int]]
     returns: list[float] | None
 
 
 def read_reply(answer: Any, game: Any) -> Reply:
-    """Return what a server answered to reset or step, as plain data that nothing behind this door has to check again.
+    """Return what a server answered to reset or step, as plain data that need not be checked again.
 
     Args:
         answer: the decoded JSON.
-        game: the ``pyspiel.Game`` that it should be about. A history that is told is replayed on it. None: it is about
-            a program, and what is told of returns and history is not read.
+        game: the ``pyspiel.Game`` that it should be about, on which a reported history is replayed. None: it is about a
+            program, and reported returns and history are ignored.
 
     Raises:
         ServerError: a refusal, or anything of a wrong type, range, depth or size, or at odds with the game.
@@ -67,8 +67,8 @@ def read_reply(answer: Any, game: Any) -> Reply:
     reward = answer.get("reward")
     if not is_number(reward) or not 0 <= reward <= _most(game):
         raise ServerError(f"the score {one_line(repr(reward))} is not in [0, {_most(game)}]")
-    told = info if game else {}
-    returns, history = _returns(told.get("returns"), game), _history(told.get("history"))
+    reported = info if game else {}
+    returns, history = _returns(reported.get("returns"), game), _history(reported.get("history"))
     if history:
         with blaming(raising=ServerError):
             [(state, _)] = deque(replay(game, history), maxlen=1)
@@ -82,42 +82,38 @@ def read_reply(answer: Any, game: Any) -> Reply:
 
 
 def _most(game: Any) -> int:
-    """What a score can be: in 2048 the highest utility is that of one tile, and a game that is won has others too."""
+    """Return the highest possible score: 2048's highest utility is that of one tile, but a won game has others too."""
     return 2 if game and game.get_type().short_name == "2048" else 1
 
 
 def close(one: float, other: float) -> bool:
-    """Return whether two results are the same but for rounding."""
+    """Return whether two results are equal up to rounding."""
     return math.isclose(one, other, rel_tol=1e-6, abs_tol=1e-6)
 
 
-def _returns(told: Any, game: Any) -> list[float] | None:
-    if told is None:
+def _returns(reported: Any, game: Any) -> list[float] | None:
+    if reported is None:
         return None
     players, low, high = game.num_players(), game.min_utility(), _most(game) * game.max_utility()
-    numbers = isinstance(told, list) and len(told) == players and all(map(is_number, told))
-    if not numbers or not all(low <= value <= high for value in told):
-        raise ServerError(f"the returns {one_line(repr(told))} are not {players} numbers in [{low:g}, {high:g}]")
-    return [float(value) for value in told]
+    numbers = isinstance(reported, list) and len(reported) == players and all(map(is_number, reported))
+    if not numbers or not all(low <= value <= high for value in reported):
+        raise ServerError(f"the returns {one_line(repr(reported))} are not {players} numbers in [{low:g}, {high:g}]")
+    return [float(value) for value in reported]
 
 
-def _history(told: Any) -> list[list[int]]:
-    if told is None:
+def _history(reported: Any) -> list[list[int]]:
+    if reported is None:
         return []
-    if not isinstance(told, list) or len(told) > MAX_MOVES:
-        raise ServerError(f"the history {one_line(repr(told))} is not a list of at most {MAX_MOVES} moves")
-    for move in told:
+    if not isinstance(reported, list) or len(reported) > MAX_MOVES:
+        raise ServerError(f"the history {one_line(repr(reported))} is not a list of at most {MAX_MOVES} moves")
+    for move in reported:
         if not isinstance(move, list) or len(move) != 2 or not all(type(part) is int for part in move):
             raise ServerError(f"the move {one_line(repr(move))} of its history is not [player, action]")
-    return told
+    return reported
 
 
 def read_position(observation: str) -> tuple[str, dict[int, str]]:
-    """Return the state text and the legal actions of an observation, in time linear in its length.
-
-    Raises:
-        ServerError: it has no legal actions, or no sound ones.
-    """
+    """Return an observation's state text and legal actions, in linear time; ServerError if there are no sound ones."""
     rest = observation.partition("Current State:\n")[2].rpartition("\n\nYour choice")[0]
     state, _, listed = rest.rpartition("\n\nLegal Actions:\n")
     lines = [line.lstrip(" ").partition(" -> ") for line in listed.split("\n")]

@@ -1,4 +1,4 @@
-"""What the rooms tell each other: tasks, steps, queries, decisions, sequences, actions, episodes."""
+"""The types that environments, players and the trainer exchange."""
 
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
@@ -9,10 +9,10 @@ Message = dict[str, str]  # {"role": "system" | "user" | "assistant", "content":
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """One game to play. ``(task_id, seed, opponent)`` determines everything that is not the player.
+    """One game to play. ``(task_id, seed, opponent)`` determines everything but the player.
 
-    ``seed`` None derives it from the task id. ``index`` is the global draw index: it keys the player's
-    own random stream and never changes the game. ``replay``: it was drawn because it was not won before.
+    ``seed`` None: it is derived from the task id. ``index`` is the global draw index: it keys the player's own random
+    stream and never changes the game. ``replay``: the task was drawn because it was not won before.
     """
 
     task_id: int
@@ -27,10 +27,11 @@ class Step:
     """What the environment shows: the user message and the legal actions of the seat to move, or the end.
 
     ``legal`` maps action id to action string, forced moves included (empty when done). ``score`` is in
-    [0, 1] when done. ``info`` holds game (its name), seat (to move), own_seat (the task's, of board games), system (the
+    [0, 1] when done. ``info`` holds game (its name), seat (to move), own_seat (the task's, not in trace), system (the
     system message), attempt (1-based), adapter (the earlier adapter that answers, None: the current policy), history
-    ([[player, action], ...], -1 = chance), history_turns (past turns that the text needs, None: all), outcome
-    (finished | forfeited, None while running); when done returns (None after a forfeit), scores ({seat: score}).
+    ([[player, action], ...], -1 = chance), history_turns (past turns that the text needs, None: all) and outcome
+    (finished | forfeited, None while running); when done also returns (None after a forfeit) and scores
+    ({seat: score}).
     """
 
     text: str
@@ -55,10 +56,10 @@ class Env(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """A decision asked of a player. ``rng_key`` is (task index, seat, decision, attempt).
+    """A decision that a player is asked for. ``rng_key`` is (task index, seat, decision, attempt).
 
-    ``continues``: the next conversation of this (episode, seat) extends this one, so what was read is worth keeping.
-    ``history``: the game so far, [[player, action], ...] with -1 for chance: for teachers, who may know what is hidden.
+    ``continues``: the next conversation of this (episode, seat) extends this one, so its cache is worth keeping.
+    ``history``: the game so far, [[player, action], ...], -1 for chance; for teachers, which may see what is hidden.
     """
 
     episode: int
@@ -73,13 +74,13 @@ class Query:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """One answer inside a sequence, as it was sampled (T_a answer tokens, of which some left no choice).
+    """One answer inside a sequence, as it was sampled.
 
     ``positions[t]`` indexes the token of ``Sequence.ids`` after which ``chosen[t]`` was drawn from
     ``allowed[t]`` (``allowed`` None: from the whole vocabulary); tokens without an alternative are left out.
     ``start`` and ``stop`` delimit the whole answer in ``Sequence.ids``, end-of-turn token included.
     ``logprob`` is the sum over the tokens, in nats; ``value`` was read at ``start - 1``, the last prompt token.
-    ``ply``: how many moves had been made, those of chance included.
+    ``ply``: the number of moves made before, those of chance included.
     """
 
     start: int = 0
@@ -91,15 +92,15 @@ class Decision:
     logprob: float = 0.0
     value: float = 0.0
     ply: int = 0
-    version: int | None = None  # of the adapter that answered, where a server did
+    version: int | None = None  # of the adapter, where a server answered
 
 
 @dataclass(frozen=True, slots=True)
 class Sequence:
-    """Token ids as the model read and wrote them, and the decisions in it. The unit of a training batch.
+    """Token ids as the model read and wrote them, and the decisions among them. The unit of a training batch.
 
-    It never changes: a conversation that goes on is a new sequence (``Action.extends``). The first ``shared`` tokens
-    are the system message, the same for every sequence of that game.
+    It never changes: a conversation that continues becomes a new sequence (``Action.extends``). The first ``shared``
+    tokens are the system message, the same for every sequence of that game.
     """
 
     ids: list[int]
@@ -111,7 +112,7 @@ class Sequence:
 class Action:
     """A player's answer. ``sequence`` is the sequence whose last decision this is (None: nothing to train on).
 
-    ``extends``: it begins with this seat's last sequence, and takes its place.
+    ``extends``: the sequence begins with this seat's previous one and replaces it.
     """
 
     text: str
@@ -126,11 +127,11 @@ class Action:
 
 @dataclass
 class Episode:
-    """A played task. ``sequences[seat]`` are the sequences of each seat the current policy controlled.
+    """A played task. ``sequences[seat]`` are the sequences of each seat that the current policy played.
 
-    ``info``: seat (the task's), returns and scores of all seats (None unless the game ended), history, length,
-    n_decisions ({seat: decisions asked}) and retries of seats that no opponent's adapter has, forced (a count), own_end
-    (whether such a seat was asked last); of trace match, exact and share too; of a failed episode only error.
+    ``info`` holds seat (the task's), returns and scores of all seats (None unless the game ended), history, length,
+    n_decisions ({seat: decisions asked}) and retries of the seats that no opponent's adapter plays, forced (a count),
+    own_end (whether such a seat was asked last); in trace also match, exact and share; if it failed only error.
     """
 
     task: Task
@@ -142,11 +143,11 @@ class Episode:
 
 
 class PromptTooLongError(ValueError):
-    """A prompt that is asked about does not fit into what the model may read."""
+    """A prompt is longer than the model may read."""
 
 
 class InterruptedRolloutError(Exception):
-    """Raised by a player when the run is to stop: nothing of the step has been applied yet."""
+    """Raised by a player when the run should stop; nothing of the step has been applied yet."""
 
 
 class Player(Protocol):

@@ -21,7 +21,6 @@ NAMES = [
     "kuhn_poker", "tic_tac_toe", "connect_four", "liars_dice_small", "goofspiel_small", "hex_small",
 ]  # fmt: skip
 
-
 SYNONYMS = {
     "ttt": "tic_tac_toe", "noughtsandcrosses": "tic_tac_toe", "connect4": "connect_four", "fourinarow": "connect_four",
     "phantomtictactoe": "phantom_ttt", "leduc": "leduc_poker", "kuhn": "kuhn_poker", "gin": "gin_rummy",
@@ -30,7 +29,7 @@ SYNONYMS = {
 
 
 def find(name: str) -> str:
-    """The game that is meant by ``TicTacToe``, ``tic-tac-toe`` or ``ttt``; ValueError: no game is called so."""
+    """Return the name of the game meant by, say, ``TicTacToe`` or ``ttt``; ValueError if there is none."""
     if name in NAMES:
         return name
     plain = {re.sub("[^a-z0-9]", "", known): known for known in NAMES} | SYNONYMS
@@ -43,22 +42,13 @@ def find(name: str) -> str:
     raise ValueError(f"game {name!r} is not known{meant}: allowed are {', '.join(NAMES)}, and those of env.games_path")
 
 
-def _load(name: str) -> Game:
-    module = "game_2048" if name == "2048" else name
-    return import_module(f"games.{module}").GAME
-
-
-GAMES: list[Game] = [_load(name) for name in NAMES]
-OWN: dict[str, str] = {}  # game of the user's -> the file that defines it
-_folder = ""  # of these files
+GAMES: list[Game] = [import_module("games." + name.replace("2048", "game_2048")).GAME for name in NAMES]
+OWN: dict[str, str] = {}  # name of a user's game -> the file that defines it
+_folder = ""  # the folder of these files
 
 
 def add(folder: str) -> None:
-    """Let this program know the games of a user's folder; of one folder, as task ids count the games.
-
-    Raises:
-        ValueError: one line that names the folder or the file and its line.
-    """
+    """Add the games in a user's folder, the only one, because task ids count the games; ValueError names what fails."""
     global _folder
     if _folder and os.path.realpath(os.path.expanduser(folder)) != os.path.realpath(os.path.expanduser(_folder)):
         raise ValueError(f"the games of {folder} cannot be in one program with those of {_folder}")
@@ -69,16 +59,12 @@ def add(folder: str) -> None:
 
 
 def own_digest() -> str:
-    """Of the user's files; "" where there are none."""
+    """Return the SHA-256 of the user's game files; "" if there are none."""
     return hashlib.sha256(b"\0".join(Path(file).read_bytes() for file in OWN.values())).hexdigest() if OWN else ""
 
 
 def decode_task_id(task_id: int) -> tuple[Game, dict[str, Any]]:
-    """Return the game of a task id and its parameters.
-
-    Raises:
-        ValueError: the id is outside ``0 .. len(GAMES) * 100_000_000 - 1``.
-    """
+    """Return the game of a task id and its parameters; ValueError if the id is out of range."""
     if not 0 <= task_id < len(GAMES) * CONFIGS_PER_GAME:
         raise ValueError(f"task_id {task_id} is out of range: allowed are 0 to {len(GAMES) * CONFIGS_PER_GAME - 1}")
     game = GAMES[task_id // CONFIGS_PER_GAME]

@@ -1,4 +1,4 @@
-"""Amazons; a turn is three actions: which amazon, where to, where the arrow goes."""
+"""Amazons. A turn is three actions: which amazon, where it goes, where its arrow goes."""
 
 from games.base import Game, State, rules_text, seen_from
 
@@ -10,15 +10,15 @@ def _square(cell: int, size: int) -> str:
 def _describe(state: State, seat: int) -> str:
     rows = str(state).split()
     size, history = len(rows), state.history()
-    part = len(history) % 3
-    now = "Pick the amazon to move."
-    if part == 1:
-        now = f"The amazon of {_square(history[-1], size)} is lifted off: choose its new square."
-    if part == 2:
-        now = f"The amazon now on {_square(history[-1], size)} shoots: choose the arrow's square."
+    last = _square(history[-1], size) if history else ""
+    asked = (
+        "Pick the amazon to move.",
+        f"The amazon of {last} is lifted off: choose its new square.",
+        f"The amazon now on {last} shoots: choose the arrow's square.",
+    )[len(history) % 3]
     lines = [f"You are {'XO'[seat]}.", "   " + "".join(f"{column:3}" for column in range(1, size + 1))]
     lines += [f"{number:3}" + "".join(f"{cell:>3}" for cell in row) for number, row in enumerate(rows, 1)]
-    return "\n".join([*lines, now])
+    return "\n".join([*lines, asked])
 
 
 def _compact(state: State, seat: int) -> str:

@@ -7,24 +7,17 @@ from games.base import Game, State, rules_text
 POINTS = 24
 
 
-def _points(state: State, player: int, seat: int) -> list[int]:
-    """Return the player's checkers on points 1 to 24 in the numbering of ``seat``."""
-    counts = [state.board(player, i) for i in range(POINTS)]  # o's point 1 comes first
-    return counts[::-1] if seat == 0 else counts
-
-
 def _field(state: State, key: str) -> str:
-    """Return the value of a line of the engine's text."""
     return next(line for line in str(state).splitlines() if line.startswith(key)).partition(":")[2].strip()
 
 
 def _view(state: State, seat: int) -> tuple[str, list[list[int]], list[int], list[int]]:
-    """Return the dice (+ in the second action of a double), points, bar and borne off of (seat, opponent)."""
-    bar, scores = _field(state, "Bar"), _field(state, "Scores")
-    off = [int(count) for count in re.findall(r"\d+", scores)]
+    """Return the dice (+: second action of a double), and points, bar and borne off of (seat, opponent)."""
+    players, bar = (seat, 1 - seat), _field(state, "Bar")
+    off = [int(count) for count in re.findall(r"\d+", _field(state, "Scores"))]
     dice = _field(state, "Dice") + ("+" if _field(state, "Extra turn") == "1" else "")
-    players = (seat, 1 - seat)
-    points = [_points(state, p, seat) for p in players]
+    order = range(POINTS - 1, -1, -1) if seat == 0 else range(POINTS)  # the engine begins at o's point 1
+    points = [[state.board(p, i) for i in order] for p in players]
     return dice, points, [bar.count("xo"[p]) for p in players], [off[p] for p in players]
 
 

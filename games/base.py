@@ -1,4 +1,4 @@
-"""What a game is to this project: a name, parameters, rules text and two ways to describe a position."""
+"""What defines a game in this project: a name, parameters, a rules text and two descriptions of a position."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,22 +10,22 @@ State = Any  # a pyspiel.State; games/ never imports pyspiel, it only calls meth
 
 
 def rules_text(name: str, **values: Any) -> str:
-    """The text of ``games/rules/NAME.txt``, with values for its names in braces."""
+    """Return the text of ``games/rules/NAME.txt`` with ``values`` filled in for the names in braces."""
     text = (Path(__file__).parent / "rules" / f"{name}.txt").read_text(encoding="utf-8")
     return text.removesuffix("\n").format(**values)
 
 
 def signed(mark: str, seat: int, cell: str) -> str:
-    """A stone in compact prompts: + if it is of the player in ``seat`` (x is seat 0's), else -, and its cell.
+    """Return a stone in compact notation: + if it is of the player in ``seat`` (x is seat 0), else -; then its cell.
 
-    Qwen's pre-tokenizer keeps a sign and the letters after it together, so that a stone can be one token that says
-    all of it wherever it stands; in a row of cells that is left to its place in the text.
+    Qwen's pre-tokenizer keeps a sign and the letters after it together, so a stone can be a single token that carries
+    its owner and its cell. In a row of cells only its place in the text would tell the cell.
     """
     return "+-"[(mark == "x") != (seat == 0)] + cell
 
 
 def seen_from(seat: int, board: str, marks: str) -> str:
-    """A board on which x is the player in ``seat`` and o the other; ``marks`` are those of seats 0 and 1."""
+    """Redraw a board so that x is the player in ``seat`` and o the other; ``marks`` are those of seats 0 and 1."""
     return board.translate(str.maketrans(marks if seat == 0 else marks[::-1], "xo"))
 
 
@@ -38,13 +38,13 @@ class Game:
         rules: parameters -> rules text, true for exactly these parameters.
         describe: (state, seat) -> what the player in ``seat`` may know, for the full prompt.
         compact: (state, seat) -> the same information in as few tokens as possible.
-        params: config_id -> the parameters of ``pyspiel.load_game`` (only those that are not the default).
+        params: config_id -> the parameters of ``pyspiel.load_game`` that are not the default.
         spiel_name: OpenSpiel's short name where it differs from ``name``.
-        mcts: (simulations, rollouts per simulation) of the ``mcts`` opponent, None: it falls back to random.
-        history_turns: default number of past turns kept in the conversation; None keeps them all, an
-            integer is safe only because ``describe`` alone determines the information state.
+        mcts: (simulations, rollouts per simulation) of the ``mcts`` opponent; None: it plays at random.
+        history_turns: default number of past turns kept in the conversation; None keeps them all. A number is safe
+            only where ``describe`` alone determines the information state.
+        compact_actions: whether the compact prompt lists the legal actions (no: they follow from position and variant).
         dealt: chance outcome -> its name, where OpenSpiel's is a bare number.
-        compact_actions: the compact prompt lists the legal actions (False: they follow from position and variant).
     """
 
     name: str

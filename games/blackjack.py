@@ -4,7 +4,7 @@ from games.base import Game, State, rules_text
 
 
 def _hands(state: State) -> tuple[list[str], list[str]]:
-    """My cards and the dealer's visible ones, from the observation (the hidden card is ?? there)."""
+    """Return the player's cards and the dealer's visible ones (the observation shows the hidden card as ??)."""
     lines = state.observation_string(0).splitlines()
     mine, dealer = (line.split("Cards:")[1].split() for line in lines if "Cards:" in line)
     return mine, [card for card in dealer if card != "??"]

@@ -22,13 +22,13 @@ def _describe(state: State, seat: int) -> str:
 
 
 def _hand(text: str, opening: str) -> str:
-    """The four suit lines after ``opening`` squeezed together: ♠63♥1076♦K7♣QJ."""
+    """Return the four suit lines below ``opening`` as one word: ♠63♥1076♦K7♣QJ."""
     found = re.search(rf"{opening}\n((?:[♠♥♦♣].*\n){{4}})", text + "\n")
     return re.sub(r"none|\s", "", found[1]) if found else ""
 
 
 def _compact(state: State, seat: int) -> str:
-    """Seat, vulnerability, hand | dummy | calls from North on | tricks, each as leader and cards | whose card."""
+    """Seat and vulnerability | hand | dummy | calls, North first | tricks (leader, cards) | whether dummy plays."""
     text = state.observation_string(seat)
     dummy = re.search(r"Dummy is (\w)", text)
     calls = re.search(r"West +North +East +South *\n((?:.*\S.*\n?)*)", text)

@@ -1,9 +1,9 @@
-"""Chess; a position is its FEN."""
+"""Chess. A position is shown as its FEN."""
 
 from games.base import Game, State, rules_text
 
 
-# How often a position has already occurred is not part of a FEN, so threefold repetition is out of view.
+# A FEN does not say how often a position has occurred, so the model cannot see a threefold repetition coming.
 def _describe(state: State, seat: int) -> str:
     fen = str(state)
     lines = ["You are White." if seat == 1 else "You are Black."]

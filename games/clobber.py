@@ -8,8 +8,7 @@ def _rules(params: Params) -> str:
 
 
 def _rows(state: State) -> list[str]:
-    lines = str(state).splitlines()
-    return [line[1:] for line in lines if line[:1].isdigit()]
+    return [line[1:] for line in str(state).splitlines() if line[:1].isdigit()]
 
 
 def _describe(state: State, seat: int) -> str:

@@ -1,4 +1,4 @@
-"""Games of users' own: the files of a folder that add games or replace built-in ones. See docs/adding_a_game.md."""
+"""Users' own games: files in a folder that add games or replace built-in ones. See docs/adding_a_game.md."""
 
 import os
 import re
@@ -10,28 +10,26 @@ from games.base import Game
 
 
 def extend(games: list[Game], folder: str) -> tuple[list[Game], dict[str, str]]:
-    """Return the games with those of a folder, and the file of each of the folder's.
+    """Return the games together with those in a folder, and the file of each game in the folder.
 
-    A game with a new name comes after the others, in the order of the file names; one with the name of a built-in
-    game takes its place.
+    New games come after the others, in the order of the file names; one with a built-in game's name takes its place.
 
     Raises:
-        ValueError: there is no such folder, or a file and its line that is no game.
+        ValueError: there is no such folder, or a file (named, with its line) does not define a game.
     """
-    files: dict[str, str] = {}
+    by_name, files = {game.name: game for game in games}, dict[str, str]()
     if not (home := Path(os.path.expanduser(folder))).is_dir():
         raise ValueError(f"{folder} is not a folder")
     for path in sorted(path for path in home.glob("*.py") if not path.name.startswith("_")):
         game = _load(path)
         if game.name in files:
             raise ValueError(f"{path}: the game {game.name!r} is also in {files[game.name]}")
-        files[game.name] = str(path)
-        games = list(({known.name: known for known in games} | {game.name: game}).values())
-    return games, files
+        by_name[game.name], files[game.name] = game, str(path)
+    return list(by_name.values()), files
 
 
 def place(file: str, error: BaseException | None) -> str:
-    """The file, and the line of it in which an error arose, where it was one of its own."""
+    """Return ``file:line`` where an error arose in a line of ``file``, else ``file``."""
     frames = traceback.extract_tb(error.__traceback__) if error else []
     lines = [frame.lineno for frame in frames if frame.filename == file]
     line = error.lineno if isinstance(error, SyntaxError) else lines[-1] if lines else None
@@ -39,25 +37,27 @@ def place(file: str, error: BaseException | None) -> str:
 
 
 def _load(path: Path) -> Game:
-    if not path.is_file():  # of a pipe Python would wait for the end
+    if not path.is_file():  # reading a pipe could block forever
         raise ValueError(f"{path}: is no regular file")
     try:
         game = runpy.run_path(str(path), run_name=f"custom_game_{path.stem}").get("GAME")
-    except (Exception, SystemExit) as error:  # somebody's file runs here
-        told = " ".join(str(error).split())
-        raise ValueError(f"{place(str(path), error)}: {type(error).__name__}: {told}") from error
+    except (Exception, SystemExit) as error:  # a user's code may raise anything
+        message = " ".join(str(error).split())
+        raise ValueError(f"{place(str(path), error)}: {type(error).__name__}: {message}") from error
     if not isinstance(game, Game):
         raise ValueError(f"{path}: it must define GAME, a games.base.Game")
     if not re.fullmatch("[0-9]*[a-z_][a-z0-9_]*|2048", str(game.name)):
         raise ValueError(
             f"{path}: the name {game.name!r} may have lower-case letters, digits and _ only, and needs a letter"
         )
-    for field in ("params", "rules", "describe", "compact", *(["dealt"] if game.dealt is not None else [])):
-        if not callable(getattr(game, field)):
-            raise ValueError(f"{path}: {field} {getattr(game, field)!r} is not a function")
-    turns, pair = game.history_turns, isinstance(game.mcts, tuple) and len(game.mcts) == 2
-    if not (turns is None or (type(turns) is int and turns >= 0)):
+    for field in ("params", "rules", "describe", "compact", "dealt"):
+        function = getattr(game, field)
+        if not callable(function) and not (field == "dealt" and function is None):
+            raise ValueError(f"{path}: {field} {function!r} is not a function")
+    turns, budget = game.history_turns, game.mcts
+    if turns is not None and not (type(turns) is int and turns >= 0):
         raise ValueError(f"{path}: history_turns {turns!r} is neither None nor a number of turns, 0 or more")
-    if game.mcts is not None and not (pair and all(type(n) is int and n > 0 for n in game.mcts)):
-        raise ValueError(f"{path}: mcts {game.mcts!r} is neither None nor (simulations, rollouts)")
+    pair = isinstance(budget, tuple) and len(budget) == 2
+    if budget is not None and not (pair and all(type(n) is int and n > 0 for n in budget)):
+        raise ValueError(f"{path}: mcts {budget!r} is neither None nor (simulations, rollouts)")
     return game

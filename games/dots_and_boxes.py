@@ -11,7 +11,7 @@ def _rules(params: Params) -> str:
 
 
 def _grid(state: State) -> tuple[list[str], list[str], list[str]]:
-    """Return rows of horizontal lines and of vertical lines (1 drawn, 0 not) and of box owners (1, 2 or .)."""
+    """Return the rows of horizontal lines, of vertical lines (1 drawn, 0 not) and of box owners (1, 2 or .)."""
     lines = [line for line in str(state).splitlines() if line]
     horizontal = ["".join("01"[c == "─"] for c in line[2::4]) for line in lines[0::2]]
     vertical = ["".join("01"[c == "│"] for c in line[0::4]) for line in lines[1::2]]

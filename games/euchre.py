@@ -28,13 +28,13 @@ def _card(card: int) -> str:
 
 
 def _own_discard(state: State, seat: int) -> str:
-    """Return the card the seat put down as dealer, empty when it has not: the engine's view leaves it out."""
+    """Return the card that the seat discarded as dealer, "" if it did not: the engine's view leaves it out."""
     card = state.discard()
     return _card(card) if seat == state.dealer() and card >= 0 else ""
 
 
 def _bids(state: State) -> list[tuple[int, str]]:
-    """Return the bids as (player, word). The engine's own text may say "Pick up!" for a suit of the second round."""
+    """Return the bids as (player, word); the engine's text may say "Pick up!" for a suit named in the second round."""
     moves = [(item.player, item.action) for item in state.full_history()]
     return [(player, BIDS[action]) for player, action in moves if player >= 0 and action in BIDS]
 
@@ -48,9 +48,11 @@ def _lone(state: State) -> list[int]:
 def _describe(state: State, seat: int) -> str:
     view = state.information_state_string(seat)
     bids, discard = _bids(state), _own_discard(state, seat)
-    lines = [f"You are {SEATS[seat]}, your partner is {SEATS[(seat + 2) % 4]}. Dealer: {SEATS[state.dealer()]}"]
-    lines.append(f"Upcard: {_card(state.upcard())}")
-    lines.append(f"Your hand: {' '.join(_cards(view)) or 'none'}")
+    lines = [
+        f"You are {SEATS[seat]}, your partner is {SEATS[(seat + 2) % 4]}. Dealer: {SEATS[state.dealer()]}",
+        f"Upcard: {_card(state.upcard())}",
+        f"Your hand: {' '.join(_cards(view)) or 'none'}",
+    ]
     if discard:
         lines.append(f"You discarded {discard}")
     lines.append(f"Bidding: {', '.join(f'{SEATS[p]} {bid}' for p, bid in bids) or 'none yet'}")
@@ -62,10 +64,10 @@ def _describe(state: State, seat: int) -> str:
 
 
 def _compact(state: State, seat: int) -> str:
-    """Dealer and upcard, hand (and own discard), bids, lone players, tricks; seats count clockwise from own.
+    """Dealer and upcard | hand | own discard | bids | lone players | tricks; seats count clockwise from one's own.
 
-    Bids start left of the dealer: P pass or the suit named, which is trump. A trick ``1:DKDJ`` was led by the player
-    one place to the left.
+    Bids begin left of the dealer: P for a pass, or the suit named, which is trump. A trick ``1:DKDJ`` was led by the
+    player one place to the left.
     """
     view = state.information_state_string(seat)
     bids, hand = "".join(bid[0] for _, bid in _bids(state)), "".join(_cards(view))

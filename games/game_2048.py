@@ -1,4 +1,4 @@
-"""2048, the sliding-tile puzzle (the module cannot be called by its name)."""
+"""2048, the sliding-tile puzzle (a module's name cannot be a number)."""
 
 from games.base import Game, State, rules_text
 

@@ -16,7 +16,7 @@ PHASES = {
     "WALL": "the stock is used up: knock with the upcard, or pass",
 }
 
-# What the engine's deadwood means where it is not simply the best arrangement of the hand.
+# What the deadwood shown means, in phases in which it is not that of the best arrangement of the whole hand.
 COUNTED = {
     "DISCARD": " after the best discard",
     "KNOCK": " (all cards not laid down)",
@@ -34,7 +34,7 @@ def _cards(cards: list[int], separator: str = " ") -> str:
 
 
 def _melds(state: State, player: int) -> list[str]:
-    """Return what the player has laid down, each meld as its cards."""
+    """Return the melds that the player has laid down, each as its cards."""
     melds = state.layed_melds()[player]
     return [state.action_to_string(player, FIRST_MELD + meld).split(": ")[-1] for meld in melds]
 
@@ -47,10 +47,10 @@ def _phase(state: State) -> str:
 
 
 def _deadwood(state: State, player: int) -> int:
-    """The engine's; of the cards not laid down our own, since after a knock at the wall the engine's is another.
+    """Return the player's deadwood: the engine's, except where the engine's number would mislead.
 
-    Before a discard the engine tells the least without any, which is too little where all nine cards of a hand of
-    eight are in melds.
+    Before a discard it counts as if no card had to go, which is too little where all nine cards (hand size 8) are in
+    melds. After a knock at the wall it is not that of the cards which are not laid down.
     """
     if _phase(state) == "DISCARD" and player == state.current_player():
         return min(state.child(card).deadwood()[player] for card in state.hands()[player])
@@ -60,7 +60,7 @@ def _deadwood(state: State, player: int) -> int:
 
 
 def _log(state: State) -> list[list[str]]:
-    """Return the turns up to a knock as [player, source, discard]; source is upcard, stock or pass."""
+    """Return the turns up to a knock, each as [player, source, discard]; the source is upcard, stock or pass."""
     turns: list[list[str]] = []
     for item in state.full_history():
         if item.action == KNOCK:
@@ -107,7 +107,7 @@ def _compact(state: State, seat: int) -> str:
     parts.append(" ".join(_melds(state, seat) + _melds(state, 1 - seat)))
     parts.append(_cards(state.layoffs(), ""))
     turns = [f"{'+' if int(p) == seat else '-'}{source[0]}{''.join(rest)}" for p, source, *rest in _log(state)]
-    *_, first = takewhile(lambda item: item.player < 0, state.full_history())  # of what was dealt, the upcard
+    *_, first = takewhile(lambda item: item.player < 0, state.full_history())  # the card dealt last is the upcard
     return "|".join([*parts, _card(first.action) + "".join(turns)])
 
 

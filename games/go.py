@@ -9,7 +9,7 @@ def _rules(params: Params) -> str:
 
 
 def _rows(state: State) -> list[str]:
-    """Board rows, top row first, of the characters + X O."""
+    """Return the board rows, the top one first, in the characters + X O."""
     return [line[3:] for line in str(state).splitlines()[2:] if line[:2].strip()]
 
 
@@ -21,7 +21,7 @@ def _passed(state: State) -> bool:
     return bool(state.history()) and state.history()[-1] == len(_rows(state)) ** 2
 
 
-# Which earlier positions occurred is left out: a ko shows in the legal actions, and only a longer repetition needs it.
+# Earlier positions are left out: a ko shows in the legal actions, and only longer repetitions would need them.
 def _describe(state: State, seat: int) -> str:
     done, limit = _ply(state)
     lines = ["You are Black (X)." if seat == 0 else "You are White (O)."]
@@ -33,7 +33,7 @@ def _describe(state: State, seat: int) -> str:
 
 
 def _compact(state: State, seat: int) -> str:
-    """Rows from the bottom (so that cells come in the order of the action ids), x mine, o theirs."""
+    """Rows from the bottom up (the order of the action ids), x mine, o theirs; color; turns left; p after a pass."""
     board = seen_from(seat, "/".join(reversed(_rows(state))), "XO").replace("+", ".")
     done, limit = _ply(state)
     return f"{board} {'BW'[seat]} {limit - done}{' p' if _passed(state) else ''}"

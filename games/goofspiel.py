@@ -19,31 +19,41 @@ def _rules(params: Params) -> str:
 
 
 def _fields(state: State, seat: int) -> dict[str, list[int]]:
-    """Return the lines of the seat's information state, each as its list of numbers."""
-    lines = (line.partition(":") for line in state.information_state_string(seat).splitlines() if line.strip())
-    return {key: [int(v) for v in re.findall(r"-?\d+", value)] for key, _, value in lines}
+    """Return the numbers in each line of the seat's information state, by the line's label."""
+    lines = (line.partition(":") for line in state.information_state_string(seat).splitlines())
+    return {label: [int(n) for n in re.findall(r"-?\d+", numbers)] for label, _, numbers in lines}
 
 
 def _rounds(fields: dict[str, list[int]], seat: int) -> list[tuple[int, str]]:
-    """Return (prize, result for the seat) of each finished round; a tie is any negative winner."""
-    results = (WON if w == seat else TIED if w < 0 else LOST for w in fields["Win sequence"])
+    """Return (prize, result for the seat) of each finished round; the winner of a tie is negative."""
+    results = (WON if winner == seat else TIED if winner < 0 else LOST for winner in fields["Win sequence"])
     return list(zip(fields["Point card sequence"], results, strict=False))
 
 
+def _own_bids(fields: dict[str, list[int]], seat: int) -> list[int]:
+    """Return the seat's bids; none where the information state does not list them, because bids are open."""
+    return [action + 1 for action in fields.get(f"P{seat} action sequence", [])]
+
+
 def _numbers(values: list[int]) -> str:
-    return " ".join(str(v) for v in values) or "none"
+    return " ".join(map(str, values)) or "none"
+
+
+def _letters(cards: list[int]) -> str:
+    return "".join(CARDS[card] for card in cards)
 
 
 def _describe(state: State, seat: int) -> str:
     fields = _fields(state, seat)
-    rounds = _rounds(fields, seat)
+    rounds, own_bids = _rounds(fields, seat), _own_bids(fields, seat)
     prizes, points = fields["Point card sequence"], fields["Points"]
-    own_bids = [a + 1 for a in fields.get(f"P{seat} action sequence", [])]
     count = len(rounds) + len(fields[f"P{seat} hand"])
     words = {WON: "you won", LOST: "opponent won", TIED: "tie"}
-    lines = [f"Current prize: {_numbers(prizes[len(rounds) :])}"]
-    lines.append(f"Prizes still to come: {_numbers([k for k in range(1, count + 1) if k not in prizes])}")
-    lines.append(f"Your hand: {_numbers(fields[f'P{seat} hand'])}")
+    lines = [
+        f"Current prize: {_numbers(prizes[len(rounds) :])}",
+        f"Prizes still to come: {_numbers([k for k in range(1, count + 1) if k not in prizes])}",
+        f"Your hand: {_numbers(fields[f'P{seat} hand'])}",
+    ]
     if (hand := fields.get(f"P{1 - seat} hand")) is not None:
         lines.append(f"Opponent's hand: {_numbers(hand)}")
     lines.append(f"Points: you {points[seat]}, opponent {points[1 - seat]}")
@@ -56,12 +66,11 @@ def _describe(state: State, seat: int) -> str:
 def _compact(state: State, seat: int) -> str:
     """Current prize (a is 1), then what is known of each round.
 
-    Bids hidden: result, prize and own bid a round. Bids open: own hand, the opponent's in capitals, points, then prize
-    and result a round.
+    With hidden bids: result, prize and own bid of each round. With open bids: own hand, the opponent's in capitals,
+    points, then prize and result of each round.
     """
     fields = _fields(state, seat)
-    rounds = _rounds(fields, seat)
-    own_bids = [a + 1 for a in fields.get(f"P{seat} action sequence", [])]
+    rounds, own_bids = _rounds(fields, seat), _own_bids(fields, seat)
     current = _letters(fields["Point card sequence"][len(rounds) :])
     if own_bids or f"P{1 - seat} hand" not in fields:
         played = [r + CARDS[prize] + CARDS[bid] for (prize, r), bid in zip(rounds, own_bids, strict=True)]
@@ -70,10 +79,6 @@ def _compact(state: State, seat: int) -> str:
     points = fields["Points"]
     played = [f"{CARDS[prize]}{result}" for prize, result in rounds]
     return " ".join([current, *own, *other.upper(), f"{points[seat]}-{points[1 - seat]}", *played])
-
-
-def _letters(cards: list[int]) -> str:
-    return "".join(CARDS[card] for card in cards)
 
 
 GAME = Game(

@@ -1,4 +1,4 @@
-"""Hearts: four players, one deal, avoid the hearts and the queen of spades."""
+"""Hearts: four players, one deal; avoid the hearts and the queen of spades."""
 
 import re
 
@@ -7,12 +7,10 @@ from games.tricks import SEATS, parse_hand, parse_tricks
 
 
 def _rules(params: Params) -> str:
-    extra = ""
-    if params.get("jd_bonus", False):
-        extra += " The jack of diamonds (JD) takes off 10 points from who wins it."
-    if params.get("avoid_all_tricks_bonus", False):
-        extra += " Winning no trick at all takes off 5 points, unless someone shot the moon."
-    return rules_text("hearts", extra=extra)
+    jack = " The jack of diamonds (JD) takes off 10 points from who wins it."
+    no_tricks = " Winning no trick at all takes off 5 points, unless someone shot the moon."
+    bonuses = [text for key, text in (("jd_bonus", jack), ("avoid_all_tricks_bonus", no_tricks)) if params.get(key)]
+    return rules_text("hearts", extra="".join(bonuses))
 
 
 def _cards(view: str) -> list[str]:
@@ -20,13 +18,11 @@ def _cards(view: str) -> list[str]:
 
 
 def _fields(view: str) -> tuple[str, str, str, list[int]]:
-    """Return pass direction, cards passed, cards received and points by player."""
-    texts = []
-    for key in ("Pass Direction", "Passed Cards", "Received Cards"):
-        found = re.search(rf"^{key}: *(.*?) *$", view, re.M)
-        texts.append(found.group(1) if found else "")
+    """Return pass direction, cards passed, cards received ("" where the view has none) and points by player."""
+    texts = {key: value.strip() for key, _, value in (line.partition(":") for line in view.splitlines())}
     points = [int(n) for n in re.findall(r"^[NESW]: (-?\d+)$", view, re.M)]
-    return texts[0], texts[1], texts[2], points or [0, 0, 0, 0]
+    passed, received = texts.get("Passed Cards", ""), texts.get("Received Cards", "")
+    return texts.get("Pass Direction", ""), passed, received, points or [0, 0, 0, 0]
 
 
 def _describe(state: State, seat: int) -> str:
@@ -45,7 +41,7 @@ def _describe(state: State, seat: int) -> str:
 
 
 def _compact(state: State, seat: int) -> str:
-    """Direction, hand, passed, received, points from the seat on clockwise, then tricks led by the leader's distance.
+    """Pass direction | hand | passed>received | points clockwise from ``seat`` on | tricks.
 
     A trick ``1:2C5C`` was led by the player one place to the left of ``seat``.
     """

@@ -9,20 +9,18 @@ def _rules(params: Params) -> str:
 
 
 def _numbers(state: State) -> tuple[list[int], list[int]]:
-    """Captured seeds and seeds in the houses A-F a-f, from the observation ``player | scores | houses``."""
+    """Return captured seeds and seeds in the houses A-F a-f; the observation is ``player | scores | houses``."""
     _, scores, houses = state.observation_string(0).split("|")
     return [int(n) for n in scores.split()], [int(n) for n in houses.split()]
 
 
-# Earlier positions, whose repetition ends the game, are left out.
+# Earlier positions are left out, although repeating one ends the game.
 def _describe(state: State, seat: int) -> str:
     captured, houses = _numbers(state)
-    rows = [
-        "  ".join(f"{'abcdef'[i]}={houses[6 + i]}" for i in range(5, -1, -1)),
-        "  ".join(f"{'ABCDEF'[i]}={houses[i]}" for i in range(6)),
-    ]
+    named = [f"{name}={seeds}" for name, seeds in zip("ABCDEFabcdef", houses, strict=True)]
     who = f"You are player {seat} (houses {'A-F' if seat == 0 else 'a-f'})."
-    return "\n".join([who, *rows, f"Captured: you {captured[seat]}, opponent {captured[1 - seat]}."])
+    taken = f"Captured: you {captured[seat]}, opponent {captured[1 - seat]}."
+    return "\n".join([who, "  ".join(reversed(named[6:])), "  ".join(named[:6]), taken])
 
 
 def _compact(state: State, seat: int) -> str:

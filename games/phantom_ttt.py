@@ -12,7 +12,7 @@ def _rules(params: Params) -> str:
 
 
 def _view(state: State, seat: int) -> tuple[str, list[str]]:
-    """My view of the board (three rows) and the attempts I know of: my cell, or ? for one of the opponent's."""
+    """Return the seat's view of the board (three rows) and the attempts it knows of: a cell, ? for the opponent's."""
     lines = state.information_state_string(seat).splitlines()
     attempts = lines[-1].split() if len(lines) > 3 else []
     return "\n".join(lines[:3]), [attempt.split(",")[1] for attempt in attempts if "," in attempt]

@@ -11,37 +11,34 @@ def _rules(params: Params) -> str:
 
 
 def _pawns_and_walls(state: State) -> tuple[dict[str, str], list[str]]:
-    """Square of each pawn symbol, and the walls left of players 0 and 1, read from the engine's drawing."""
+    """Return each pawn's square by its symbol, and the walls that players 0 and 1 have left, from the drawing."""
     lines = str(state).splitlines()
     pawns = {}
     for line in lines[2:]:
         for symbol in "0@":
-            column = line.find(symbol, 3)  # the row label, which may be a 0, lies before
+            column = line.find(symbol, 3)  # skips the row label, in which a 0 may occur
             if column >= 0:
                 pawns[symbol] = f"{'abcdefghi'[(column - 3) // 4]}{int(line[:2])}"
     return pawns, re.findall(r"\d+", lines[0])[1:]
 
 
 def _turns(state: State) -> tuple[int, int]:
+    """Return the turns played and the limit on them; the drawing's first number is the board's size."""
     return len(state.history()), 4 * int(re.findall(r"\d+", str(state))[0]) ** 2
 
 
 def _describe(state: State, seat: int) -> str:
-    drawing = [line.rstrip() for line in str(state).rstrip().splitlines()[1:]]
+    drawing = [line.rstrip() for line in str(state).splitlines()[1:] if line.strip()]
     _, walls = _pawns_and_walls(state)
     done, limit = _turns(state)
     goal = len([line for line in drawing if line[:2].strip()]) if seat == 1 else 1
-    return "\n".join(
-        [
-            f"You are pawn {'0@'[seat]}; your goal is row {goal}.",
-            *(line for line in drawing if line),
-            f"Walls left: you {walls[seat]}, opponent {walls[1 - seat]}. Turns played: {done} of at most {limit}.",
-        ]
-    )
+    head = f"You are pawn {'0@'[seat]}; your goal is row {goal}."
+    left = f"Walls left: you {walls[seat]}, opponent {walls[1 - seat]}. Turns played: {done} of at most {limit}."
+    return "\n".join([head, *drawing, left])
 
 
 def _compact(state: State, seat: int) -> str:
-    """Who I am, my and their square, walls left, turns left, walls on the board."""
+    """Own pawn; own and the opponent's square; their walls left; turns left; walls on the board."""
     pawns, left = _pawns_and_walls(state)
     me, them = "0@"[seat], "@0"[seat]
     names = (state.action_to_string(item.player, item.action) for item in state.full_history())

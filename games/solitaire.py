@@ -1,17 +1,17 @@
-"""Klondike solitaire in the engine's form: the whole stock is face up and every third card of it can be played."""
+"""Klondike solitaire as the engine plays it: the whole stock is face up and every third card of it can be played."""
 
 from games.base import Game, State, rules_text
 
 _HIDDEN = "\U0001f0a0"  # the engine's face-down card
-_DEPTH = 150  # the engine's depth limit: deals, moves and turned-up cards together
+_DEPTH = 150  # the engine's depth limit, on deals, moves and turned-up cards together
 
 
 def _parts(state: State) -> tuple[list[str], list[str], list[tuple[int, list[str]]]]:
-    """Waste; foundation tops (suit alone: empty); of each non-empty pile the face-down count and the face-up cards."""
+    """Return waste, foundation tops (a suit alone: empty), and each non-empty pile's face-down count and open cards."""
     lines = state.observation_string(0).splitlines()
     waste, tops = (line.split(":", 1)[1].split() for line in lines[:2])
-    first, last = 3, next(i for i, line in enumerate(lines) if line.startswith("TARGETS"))
-    piles = [line.split() for line in lines[first:last]]
+    last = next(i for i, line in enumerate(lines) if line.startswith("TARGETS"))
+    piles = [line.split() for line in lines[3:last]]
     return waste, tops, [(pile.count(_HIDDEN), [card for card in pile if card != _HIDDEN]) for pile in piles]
 
 

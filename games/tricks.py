@@ -1,4 +1,4 @@
-"""What the texts of trick-taking games have in common: seats, hands and tables of tricks."""
+"""What the texts of the trick-taking games have in common: seats, hands and tricks."""
 
 import itertools
 import re
@@ -7,15 +7,15 @@ SEATS = ("North", "East", "South", "West")
 
 
 def parse_hand(view: str) -> dict[str, str]:
-    """Return suit letter -> rank letters from lines such as ``S QT``; ``none`` is an empty suit."""
+    """Return suit letter -> rank letters, from lines such as ``S QT``; an empty suit is ``none``."""
     suits = re.findall(r"^([SHDC]) (\S+) *$", view, re.M)
     return {suit: "" if ranks == "none" else ranks for suit, ranks in suits}
 
 
 def parse_tricks(view: str) -> list[list[tuple[int, str]]]:
-    """Return the tricks so far, the running one last, each as (seat, card) in order of play.
+    """Return the tricks so far, the current one last, each as (seat, card) in order of play.
 
-    In the engine's table column k, three characters wide, belongs to seat k mod 4; an empty line ends it.
+    Column k of the engine's table, three characters wide, belongs to seat k mod 4; an empty line ends the table.
     """
     lines = iter(view.splitlines())
     if not any(line.startswith("N  E  S  W  N  E  S") for line in lines):

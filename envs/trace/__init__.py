@@ -1,8 +1,8 @@
 """Programs as an environment: predict what a Python program prints.
 
-``env`` the environment and where its tasks come from · ``programs`` an endless stream of them, by level, written with
-``writer`` out of ``constructs_easy`` and ``constructs_hard`` · ``prints`` the debug prints put in · ``scoring`` answers
-compared · ``sandbox`` runs programs that nobody vetted, each in an ``interpreter`` that ``confine`` locks in.
+``env`` the environment and the sources of its tasks · ``programs`` an endless stream of them, by level, written with
+``writer`` out of ``constructs_easy`` and ``constructs_hard`` · ``prints`` puts debug prints in · ``scoring`` compares
+answers · ``sandbox`` runs untrusted programs, each in an ``interpreter`` that ``confine`` locks in.
 """
 
 from envs.config import TraceConfig

@@ -1,10 +1,10 @@
-"""The inside of the sandbox: this process locks itself in, then executes the program it is handed.
+"""The inside of the sandbox: this process locks itself in, then executes the program it is given.
 
-Imported by a bare interpreter that ``sandbox.py`` starts; standard library only, and as few imports as possible,
-because they are paid once a program. Nothing here is undone: every step only takes rights away.
+Imported by the bare interpreter that ``interpreter.py`` starts. It uses the standard library only and imports as little
+as possible, because every program pays for the imports. Every step only takes rights away, and none is undone.
 
-Left out on purpose: syscall filters for other machines than x86-64 and 64-bit ARM (there ``seccomp`` is
-reported as unavailable), and helper programs such as bubblewrap (the same system calls, one more dependency).
+Left out on purpose: system call filters for machines other than x86-64 and 64-bit ARM (there ``seccomp`` is
+reported as unavailable), and helpers such as bubblewrap (the same system calls, one more dependency).
 """
 
 import _signal
@@ -15,14 +15,14 @@ import sys
 
 libc = ctypes.CDLL(None, use_errno=True)
 NOBODY, SIGKILL, SIGTERM = 65534, 9, 15
-READY = b"+"  # first byte of the output: locked in; everything after it is the program's
+READY = b"+"  # first byte of the output, written once locked in; everything after it is the program's
 PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_SECCOMP, PR_SET_NO_NEW_PRIVS = 1, 4, 22, 38
 NEW_USER, NEW_MOUNTS, NEW_PID_NET_IPC_UTS = 0x10000000, 0x00020000, 0x6C000000  # CLONE_NEW* of linux/sched.h
 MS_RDONLY, MS_NOSUID, MS_NODEV, MS_REMOUNT, MS_BIND, MS_REC, MS_PRIVATE = 1, 2, 4, 32, 4096, 16384, 1 << 18
 MNT_DETACH = 2
 DEVICES = ("/dev/null", "/dev/zero", "/dev/random", "/dev/urandom")
 
-# Landlock rights (linux/landlock.h) and the first ABI that knows each group.
+# Landlock rights (linux/landlock.h).
 READ_FILE, READ_DIR, WRITE_FILE = 1 << 2, 1 << 3, 1 << 1
 REMOVE_DIR, REMOVE_FILE, MAKE_DIR, MAKE_REG, MAKE_SYM = 1 << 4, 1 << 5, 1 << 7, 1 << 8, 1 << 12
 REFER, TRUNCATE, IOCTL_DEV = 1 << 13, 1 << 14, 1 << 15
@@ -31,7 +31,7 @@ SCRATCH_RIGHTS = (
 )
 
 # Every system call a program may make, as (x86-64, 64-bit ARM) numbers; None where the machine has no such call.
-# All others answer ENOSYS: no sockets, no new processes, no exec, no ptrace, mount, bpf, io_uring, keys, chmod.
+# All others fail with ENOSYS: no sockets, no new processes, no exec, no ptrace, mount, bpf, io_uring, keys, chmod.
 # fmt: off
 ALLOWED = {
     "read": (0, 63), "write": (1, 64), "readv": (19, 65), "writev": (20, 66), "pread64": (17, 67),
@@ -66,7 +66,10 @@ MACHINES = {"x86_64": (0xC000003E, 0), "aarch64": (0xC00000B7, 1)}  # AUDIT_ARCH
 
 
 def restricted(pid: int) -> dict:
-    """Calls allowed for some arguments only: numbers, then (argument, mask, allowed values), all of which must hold."""
+    """Return the calls allowed for some arguments only: name -> (numbers, [(argument, mask, allowed values), ...]).
+
+    All conditions of a call must hold.
+    """
     readable_open = (0, 1, 2, 0o1001, 0o1002)  # access modes, O_TRUNC only with write access (older Landlock needs it)
     return {
         "open": ((2, None), [(1, 0o1003, readable_open)]),
@@ -84,7 +87,7 @@ def restricted(pid: int) -> dict:
 
 
 def check(result: int, what: str) -> int:
-    """The result of a libc call; OSError naming ``what`` when it is negative."""
+    """Return the result of a libc call; OSError that names ``what`` if it is negative."""
     if result < 0:
         code = ctypes.get_errno()
         raise OSError(code, f"{what}: {os.strerror(code)}")
@@ -92,24 +95,24 @@ def check(result: int, what: str) -> int:
 
 
 def prctl(option: int, value: int, pointer: object = 0) -> None:
-    """``prctl(2)``; OSError if it fails."""
+    """Call ``prctl(2)``; OSError if it fails."""
     check(libc.prctl(option, ctypes.c_ulong(value), pointer, 0, 0), f"prctl {option}")
 
 
 def readable_paths() -> list[str]:
-    """Directories of the standard library and of the system's shared libraries, without duplicates."""
+    """Return the directories of the standard library and of the system's shared libraries, each once."""
     wanted = [os.path.join(sys.base_prefix, "lib"), "/lib", "/lib64", "/usr/lib", "/usr/lib64", "/usr/share/zoneinfo"]
     return [path for path in dict.fromkeys(wanted) if os.path.isdir(path)]
 
 
 def mount(source: str, target: str, kind: str | None, flags: int, data: str | None = None) -> None:
-    """``mount(2)``; OSError naming the target if it fails."""
+    """Call ``mount(2)``; OSError that names the target if it fails."""
     args = [None if part is None else part.encode() for part in (source, target, kind, data)]
     check(libc.mount(args[0], args[1], args[2], ctypes.c_ulong(flags), args[3]), f"mount {target}")
 
 
 def new_root(scratch_bytes: int) -> None:
-    """Exchange the root for a small tmpfs that shows the standard library, libraries and devices, and ``/tmp``."""
+    """Replace the root by a small tmpfs that holds the standard library, shared libraries, devices and ``/tmp``."""
     mount("none", "/", None, MS_REC | MS_PRIVATE)
     handles = {path: os.open(path, os.O_PATH) for path in [*readable_paths(), *DEVICES] if os.path.exists(path)}
     mount("sandbox", "/tmp", "tmpfs", MS_NOSUID | MS_NODEV, f"size={scratch_bytes},nr_inodes=4096,mode=755")
@@ -122,10 +125,10 @@ def new_root(scratch_bytes: int) -> None:
         else:
             os.makedirs(target, exist_ok=True)
             mount(f"/proc/self/fd/{handle}", target, None, MS_BIND | MS_REC)
-            kept = os.statvfs(target).f_flag & 0xC0E  # nosuid, nodev, noexec, noatime, nodiratime may not be dropped
+            kept = os.statvfs(target).f_flag & 0xC0E  # a remount must keep nosuid, nodev, noexec, noatime, nodiratime
             mount("none", target, None, MS_BIND | MS_REMOUNT | MS_RDONLY | kept)
         os.close(handle)
-    os.makedirs("/tmp/tmp", exist_ok=True)  # it is there already where Python lies below /tmp
+    os.makedirs("/tmp/tmp", exist_ok=True)  # exists already if Python is installed below /tmp
     os.chmod("/tmp/tmp", 0o777)
     os.chdir("/tmp")
     check(libc.pivot_root(b".", b"."), "pivot_root")
@@ -134,7 +137,7 @@ def new_root(scratch_bytes: int) -> None:
 
 
 def enter_user_namespace(extra: int, own_proc: int) -> None:
-    """A user namespace in which this process is ``nobody`` and holds rights over nothing but its own namespaces."""
+    """Enter a user namespace in which this process is ``nobody``, with rights over its own namespaces only."""
     uid, gid = os.geteuid(), os.getegid()
     check(libc.unshare(NEW_USER | extra), "unshare")
     for name, text in (("setgroups", "deny"), ("uid_map", f"{NOBODY} {uid} 1"), ("gid_map", f"{NOBODY} {gid} 1")):
@@ -143,51 +146,53 @@ def enter_user_namespace(extra: int, own_proc: int) -> None:
         os.close(handle)
 
 
-def enter_namespaces(scratch_bytes: int) -> str:
-    """New user, mount, network, IPC, host-name and pid namespaces with a root of their own. Returns the scratch folder.
+def become_nobody() -> None:
+    """Drop all groups and become ``nobody``, for good."""
+    os.setgroups([])
+    os.setresgid(NOBODY, NOBODY, NOBODY)
+    os.setresuid(NOBODY, NOBODY, NOBODY)
 
-    Root builds the new root with its own rights and then becomes ``nobody``: even a hole in the namespaces leads
-    to no rights outside them. Everybody else builds it with the rights the user namespace gives.
+
+def enter_namespaces(scratch_bytes: int) -> None:
+    """Enter new user, mount, network, IPC, host-name and pid namespaces with a root of their own.
+
+    Root builds the new root with its own rights and then becomes ``nobody``, so that even a hole in the namespaces
+    gives no rights outside them. Everybody else builds it with the rights that the user namespace gives.
     """
     own_proc = os.open("/proc/self", os.O_RDONLY)
     if os.geteuid() == 0:
         check(libc.unshare(NEW_MOUNTS), "unshare")
         new_root(scratch_bytes)
-        os.setgroups([])
-        os.setresgid(NOBODY, NOBODY, NOBODY)
-        os.setresuid(NOBODY, NOBODY, NOBODY)
-        prctl(PR_SET_DUMPABLE, 1)  # cleared by the change of user; without it /proc/self still belongs to root
+        become_nobody()
+        prctl(PR_SET_DUMPABLE, 1)  # the change of user cleared it; without it /proc/self still belongs to root
         enter_user_namespace(0, own_proc)
     else:
         enter_user_namespace(NEW_MOUNTS, own_proc)
         new_root(scratch_bytes)
     os.close(own_proc)
     check(libc.unshare(NEW_PID_NET_IPC_UTS), "unshare")
-    return "/tmp"
 
 
 def leave_root() -> None:
-    """Become ``nobody`` if it can read the standard library: what root owns and runs is then out of reach."""
+    """Let root become ``nobody`` if that user can read the standard library: root's files are then out of reach."""
     if os.geteuid() != 0:
         return
     os.seteuid(NOBODY)
     readable = os.access(os.__file__, os.R_OK, effective_ids=True)
     os.seteuid(0)
     if readable:
-        os.setgroups([])
-        os.setresgid(NOBODY, NOBODY, NOBODY)
-        os.setresuid(NOBODY, NOBODY, NOBODY)
+        become_nobody()
 
 
 def become_second_process() -> None:
-    """Go on as pid 2 of the new pid namespace: pid 1 would ignore the signals that nobody handles.
+    """Go on as pid 2 of the new pid namespace: the kernel drops signals to pid 1 that have no handler.
 
-    The process that stays outside and pid 1 only pass the exit status on.
+    The process outside and pid 1 only pass the exit status on.
     """
     for _ in ("outside", "pid 1"):
         child = os.fork()
         if child:
-            _signal.signal(SIGTERM, lambda *_, child=child: os.kill(child, SIGKILL))  # ended this way all are reaped
+            _signal.signal(SIGTERM, lambda *_, child=child: os.kill(child, SIGKILL))  # so that every process is reaped
             for descriptor in (0, 1, 2):
                 os.close(descriptor)
             status = os.waitpid(child, 0)[1]
@@ -196,7 +201,7 @@ def become_second_process() -> None:
 
 
 def restrict_files(scratch: str | None) -> None:
-    """Landlock: read the standard library, read and write the scratch folder, nothing else; no TCP, no signals out."""
+    """Let Landlock allow reading the libraries and using ``scratch``; no other files, no TCP, no signals to others."""
     abi = check(libc.syscall(444, None, ctypes.c_size_t(0), 1), "landlock")
     handled = (
         (1 << 13) - 1 | (REFER if abi >= 2 else 0) | (TRUNCATE if abi >= 3 else 0) | (IOCTL_DEV if abi >= 5 else 0)
@@ -217,7 +222,7 @@ def restrict_files(scratch: str | None) -> None:
 
 
 def filter_program(machine: str, pid: int) -> bytes:
-    """The classic BPF program (linux/filter.h) of the allow-list: 8 bytes an instruction."""
+    """Return the allow-list as a classic BPF program (linux/filter.h), 8 bytes an instruction."""
     arch, column = MACHINES[machine]
     load, equal, mask_with, answer = 0x20, 0x15, 0x54, 0x06
     allow, eperm, enosys, kill = 0x7FFF0000, 0x00050001, 0x00050026, 0x80000000
@@ -244,7 +249,7 @@ def filter_program(machine: str, pid: int) -> bytes:
 
 
 def restrict_calls() -> None:
-    """Install the seccomp filter; OSError where the machine has no table here."""
+    """Install the seccomp filter; OSError if ``MACHINES`` does not know this machine."""
     machine = os.uname().machine
     if machine not in MACHINES:
         raise OSError(f"seccomp: no table for {machine}")
@@ -258,14 +263,14 @@ def restrict_calls() -> None:
 
 
 def drop_capabilities() -> None:
-    """Give up every capability, for good: no_new_privs keeps an exec from bringing them back."""
+    """Give up every capability; no_new_privs keeps an exec from bringing them back."""
     prctl(PR_SET_NO_NEW_PRIVS, 1)
     header = (ctypes.c_uint32 * 2)(0x20080522, 0)  # _LINUX_CAPABILITY_VERSION_3, this process
     check(libc.capset(header, (ctypes.c_uint32 * 6)()), "capset")
 
 
 def set_limits(settings: dict) -> None:
-    """Resource limits; CPU time is left free (0) in an interpreter that serves many programs."""
+    """Set resource limits; 0 sets none (CPU time of an interpreter that serves many programs)."""
     kinds = {
         "memory": resource.RLIMIT_AS,
         "cpu": resource.RLIMIT_CPU,
@@ -273,11 +278,10 @@ def set_limits(settings: dict) -> None:
         "threads": resource.RLIMIT_NPROC,
     }
     for name, kind in kinds.items():
-        limit = int(settings[name])
-        if limit:
+        if limit := int(settings[name]):
             resource.setrlimit(kind, (limit, limit))
-    # Where the folder is no file system of its own there is none, and no file anywhere may grow by a byte: sizes of
-    # single files bound no sum, and files that were unlinked, hidden or buried deep escape every later look.
+    # Without namespaces there is no scratch folder, and no file anywhere may grow by a byte: limits on
+    # single files do not bound their sum, and unlinked, hidden or deeply nested files would escape a later check.
     largest = int(settings["disk"]) if "namespaces" in settings["with"] else 0
     resource.setrlimit(resource.RLIMIT_FSIZE, (largest, largest))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
@@ -286,24 +290,24 @@ def set_limits(settings: dict) -> None:
 def confine(settings: dict) -> None:
     """Lock this process in with the mechanisms named in ``settings["with"]``; OSError if one of them fails."""
     mechanisms = settings["with"].split("+")
-    scratch = None
-    if "namespaces" in mechanisms:
-        scratch = enter_namespaces(int(settings["disk"]))
+    in_namespaces = "namespaces" in mechanisms
+    if in_namespaces:
+        enter_namespaces(int(settings["disk"]))
     else:
         leave_root()
     prctl(PR_SET_PDEATHSIG, SIGKILL)  # not earlier: a change of user clears it
-    if "namespaces" in mechanisms:
+    if in_namespaces:
         become_second_process()
     drop_capabilities()
     set_limits(settings)
     if "landlock" in mechanisms:
-        restrict_files(scratch)
+        restrict_files("/tmp" if in_namespaces else None)
     if "seccomp" in mechanisms:
         restrict_calls()
 
 
 def receive(count: int) -> bytes:
-    """Exactly ``count`` bytes of the standard input, unbuffered: the rest is the program's. Exits at its end."""
+    """Read exactly ``count`` bytes of standard input, unbuffered: the rest is the program's. Exit at its end."""
     data = b""
     while len(data) < count:
         piece = os.read(0, min(count - len(data), 1 << 16))
@@ -314,7 +318,7 @@ def receive(count: int) -> bytes:
 
 
 def fresh_main() -> dict:
-    """The namespace of a new ``__main__``, with the ``exit`` and ``quit`` that ``-S`` leaves out."""
+    """Return the namespace of a new ``__main__``, with the ``exit`` and ``quit`` that ``-S`` leaves out."""
     import _sitebuiltins
     import builtins
 
@@ -334,8 +338,7 @@ def serve() -> None:
     channel = os.dup(1)
     while True:
         program, stdin = json.loads(receive(int.from_bytes(receive(4), "big")))
-        sys.stdin, sys.stdout, error = io.StringIO(stdin), io.StringIO(), ""
-        sys.stderr = io.StringIO()
+        sys.stdin, sys.stdout, sys.stderr, error = io.StringIO(stdin), io.StringIO(), io.StringIO(), ""
         try:
             exec(compile(program, "<program>", "exec"), fresh_main())
         except SystemExit:
@@ -349,9 +352,9 @@ def serve() -> None:
 
 
 def start(arguments: list[str]) -> tuple[object, dict]:
-    """Lock this process in, take the program and return (its code, the namespace to execute it in).
+    """Lock this process in, read the program and return its code and the namespace to execute it in.
 
-    In the mode ``serve`` it never returns. A failure to lock in ends the process before it has read anything.
+    In ``serve`` mode this never returns. If locking in fails, the process ends before it has read anything.
     """
     settings = dict(argument.split("=", 1) for argument in arguments[1:])
     try:

@@ -1,4 +1,4 @@
-"""The statements that generated programs are made of up to level 6; see ``programs.py``."""
+"""The statements that generated programs are made of, for levels 1 to 6; see ``programs.py``."""
 
 from envs.trace.writer import WORDS, Writer
 
@@ -46,7 +46,7 @@ def _range(w: Writer) -> str:
 
 def _accumulate(w: Writer) -> None:
     total, i = w.bind("int", str(w.small(0, 5))), w.fresh("int")
-    with w.block(f"for {i} in {_range(w)}:", loop=True):
+    with w.block(f"for {i} in {_range(w)}:"):
         w.live["int"].append(i)
         if w.rng.random() < 0.4:
             w.nested(f"if {w.condition()}:", w.one_of("continue", "break", f"{total} += {i}"))
@@ -58,7 +58,7 @@ def _accumulate(w: Writer) -> None:
 
 def _countdown(w: Writer) -> None:
     fuel, other = w.bind("int", str(w.small(4, 30))), w.bind("int", str(w.small(0, 9)))
-    with w.block(f"while {fuel} > {w.small(0, 3)}:", loop=True):
+    with w.block(f"while {fuel} > {w.small(0, 3)}:"):
         w.emit(f"{fuel} {w.one_of(f'-= {w.small(2, 5)}', '//= 2')}")
         w.emit_one(f"{other} += {fuel}", f"{other} = ({other} * {w.small(2, 5)} + {fuel}) % {w.small(7, 50)}")
         if w.rng.random() < 0.4:
@@ -68,9 +68,9 @@ def _countdown(w: Writer) -> None:
 
 def _grid(w: Writer) -> None:
     i, j, total = w.fresh("int"), w.fresh("int"), w.bind("int", "0")
-    with w.block(f"for {i} in range({w.small(2, 3)}):", loop=True):
+    with w.block(f"for {i} in range({w.small(2, 3)}):"):
         header = w.one_of(f"for {j} in range({w.small(2, 3)}):", f"for {j} in range({i} + 1):")
-        with w.block(header, loop=True):
+        with w.block(header):
             w.live["int"] += [i, j]
             w.emit(f"{total} += {w.one_of(f'{i} * {j}', f'{i} + {j}', w.number())}")
         w.emit(f"print({i}, {total})")
@@ -78,7 +78,7 @@ def _grid(w: Writer) -> None:
 
 def _collatz(w: Writer) -> None:
     n, steps = w.bind("int", str(w.small(3, 20))), w.bind("int", "0")
-    with w.block(f"while {n} != 1 and {steps} < {w.small(5, 12)}:", loop=True):
+    with w.block(f"while {n} != 1 and {steps} < {w.small(5, 12)}:"):
         w.emit(f"{n} = {n} // 2 if {n} % 2 == 0 else {w.one_of('3', '5')} * {n} + 1", f"{steps} += 1")
     w.emit(f"print({n}, {steps})")
 
@@ -93,7 +93,7 @@ def _characters(w: Writer) -> None:
     test = w.one_of(
         f"{char} in 'aeiou'", f"{char} > {w.rng.choice('fgmnp')!r}", f"{char}.isalpha()", f"{char} != {text}[0]"
     )
-    with w.block(f"for {char} in {text}:", loop=True), w.block(f"if {test}:"):
+    with w.block(f"for {char} in {text}:"), w.block(f"if {test}:"):
         w.emit_one(f"{count} += 1", f"{count} = ({count} * 3 + ord({char})) % {w.small(10, 90)}")
     w.emit(f"print({count})")
 
@@ -101,7 +101,7 @@ def _characters(w: Writer) -> None:
 def _rebuild(w: Writer) -> None:
     source, result, i = w.get("str"), w.fresh("str"), w.fresh("int")
     w.emit(f"{result} = ''")
-    with w.block(f"for {i} in range(0, len({source}), {w.small(1, 3)}):", loop=True):
+    with w.block(f"for {i} in range(0, len({source}), {w.small(1, 3)}):"):
         w.emit_one(
             f"{result} += {source}[{i}]", f"{result} = {source}[{i}] + {result}", f"{result} += {source}[-{i} - 1]"
         )
@@ -135,7 +135,7 @@ def _mutate(w: Writer) -> None:
             f"{name}[{w.small(0, 2)}] = {w.number()}", f"{name}[{w.small(0, 2)}] += {w.small()}",
             f"{name} = {name}[1:] + {name}[:1]", f"{name}.append({name}.pop({w.small(0, 2)}))",
         )  # fmt: skip
-    w.emit(f"print({w.one_of(name, f'{name}[::-1]', f'{name}[1:{w.small(2, 4)}]', f'sorted({name})', f'sum({name})')})")
+    w.print_one(name, f"{name}[::-1]", f"{name}[1:{w.small(2, 4)}]", f"sorted({name})", f"sum({name})")
 
 
 def _comprehension(w: Writer) -> None:
@@ -150,10 +150,8 @@ def _comprehension(w: Writer) -> None:
 
 def _enumerated(w: Writer) -> None:
     words, total = w.get("words"), w.bind("int", "0")
-    with w.block(
-        w.one_of(f"for i, item in enumerate({words}):", f"for i, item in enumerate(sorted({words}), {w.small(1, 3)}):"),
-        True,
-    ):
+    counted = w.one_of(f"enumerate({words})", f"enumerate(sorted({words}), {w.small(1, 3)})")
+    with w.block(f"for i, item in {counted}:"):
         w.emit(f"{total} += i * len(item)")
         if w.rng.random() < 0.5:
             w.emit_one("print(i, item)", "print(item[i % len(item)], end=' ')", f"print(f'{{i}}:{{item}} {{{total}}}')")
@@ -163,14 +161,14 @@ def _enumerated(w: Writer) -> None:
 def _pairs(w: Writer) -> None:
     left, right = w.get("list"), w.bind("list", w.literal("list"))
     result = w.one_of(f"sum(p * q for p, q in zip({left}, {right}))", f"[p - q for p, q in zip({left}, {right})]")
-    w.emit(f"print({w.one_of(result, f'max(zip({right}, {left}))', f'list(zip({left}, {right}))[:{w.small(1, 2)}]')})")
+    w.print_one(result, f"max(zip({right}, {left}))", f"list(zip({left}, {right}))[:{w.small(1, 2)}]")
 
 
 def _bubble(w: Writer) -> None:
     name, swaps = w.bind("list", w.literal("list")), w.bind("int", "0")
     with (
-        w.block(f"for i in range(len({name}) - 1):", loop=True),
-        w.block(f"for j in range(len({name}) - 1 - i):", loop=True),
+        w.block(f"for i in range(len({name}) - 1):"),
+        w.block(f"for j in range(len({name}) - 1 - i):"),
         w.block(f"if {name}[j] {w.one_of('<', '>')} {name}[j + 1]:"),
     ):
         w.emit(f"{name}[j], {name}[j + 1] = {name}[j + 1], {name}[j]", f"{swaps} += 1")

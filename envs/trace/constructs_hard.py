@@ -1,4 +1,4 @@
-"""The statements of levels 7 to 9; see ``programs.py``."""
+"""The statements that generated programs are made of, for levels 7 to 9; see ``programs.py``."""
 
 from envs.trace.writer import WORDS, Writer
 
@@ -6,12 +6,12 @@ from envs.trace.writer import WORDS, Writer
 def _counting(w: Writer) -> None:
     table, source = w.fresh("dict"), w.one_of(w.get("str"), w.get("words"))
     w.emit(f"{table} = {{}}")
-    with w.block(f"for item in {source}:", loop=True):
+    with w.block(f"for item in {source}:"):
         key = w.one_of("item", "item[0]", "len(item)")
         w.emit_one(
             f"{table}[{key}] = {table}.get({key}, 0) + {w.small(1, 3)}", f"{table}.setdefault({key}, []).append(item)"
         )
-    w.emit(f"print({w.one_of(table, f'sorted({table}.items(), key=str)', f'len({table}), list({table})[:3]')})")
+    w.print_one(table, f"sorted({table}.items(), key=str)", f"len({table}), list({table})[:3]")
 
 
 def _dictionary(w: Writer) -> None:
@@ -22,18 +22,17 @@ def _dictionary(w: Writer) -> None:
             f"{table}[{word!r}] = {table}.get({word!r}, {w.small()}) * 2",
             f"{table}.pop({w.rng.choice(WORDS)!r}, None)",
         )  # fmt: skip
-    w.emit(f"print({w.one_of(table, f'sum({table}.values())', f'sorted({table})', f'max({table}, key={table}.get)')})")
+    w.print_one(table, f"sum({table}.values())", f"sorted({table})", f"max({table}, key={table}.get)")
     if w.rng.random() < 0.5:
-        with w.block(f"for key, value in {w.one_of('', 'sorted')}({table}.items()):", loop=True):
+        with w.block(f"for key, value in {w.one_of('', 'sorted')}({table}.items()):"):
             w.emit_one("print(key, value)", "print(f'{key}={value * 2}', end=';')")
         w.emit("print()")
 
 
 def _inverted(w: Writer) -> None:
     table = w.get("dict")
-    w.emit(
-        f"print({{value % {w.small(2, 5)}: key for key, value in {table}.items()}}, {w.rng.choice(WORDS)!r} in {table})"
-    )
+    inverted = f"{{value % {w.small(2, 5)}: key for key, value in {table}.items()}}"
+    w.emit(f"print({inverted}, {w.rng.choice(WORDS)!r} in {table})")
 
 
 def _sets(w: Writer) -> None:
@@ -56,14 +55,12 @@ def _read_commands(w: Writer) -> None:
     lines = [w.one_of(f"push {w.small()}", f"add {w.small()}", "pop", "double") for _ in range(w.small(3, 6))]
     w.stdin += [str(len(lines)), *lines]
     w.emit(f"{stack} = [{w.small()}]")
-    with w.block("for _ in range(int(input())):", loop=True):
+    with w.block("for _ in range(int(input())):"):
         w.emit("command, *rest = input().split()")
         w.nested("if command == 'push':", f"{stack}.append(int(rest[0]))")
         w.nested("elif command == 'add':", f"{stack}[-1] += int(rest[0])")
-        w.nested(
-            f"elif command == 'pop' and len({stack}) > 1:",
-            f"print({w.one_of(repr('popped'), 'command')}, {stack}.pop())",
-        )
+        with w.block(f"elif command == 'pop' and len({stack}) > 1:"):
+            w.print_one(f"'popped', {stack}.pop()", f"command, {stack}.pop()")
         w.nested("else:", f"{stack}[-1] {w.one_of('*= 2', '-= 1', '= -' + stack + '[-1]')}")
     w.emit(f"print({stack})")
 
@@ -72,35 +69,29 @@ def _read_records(w: Writer) -> None:
     table = w.fresh("dict")
     w.stdin += [f"{word}={w.small(0, 30)}" for word in w.words(2, 4)] + ["end"]
     w.emit(f"{table} = {{}}", "line_in = input()")
-    with w.block("while line_in != 'end':", loop=True):
+    with w.block("while line_in != 'end':"):
         w.emit(
             "key, value = line_in.split('=')",
             f"{table}[key] = int(value) {w.one_of('+', '-', '%')} {w.small(2, 9)}",
             "line_in = input()",
         )
     w.live["dict"].append(table)
-    w.emit(f"print({w.one_of(f'sorted({table}, key={table}.get)', table, f'min({table}.values())')})")
+    w.print_one(f"sorted({table}, key={table}.get)", table, f"min({table}.values())")
 
 
 def _class(w: Writer) -> None:
     kind, field, method = w.fresh("class"), w.fresh("int"), w.one_of("update", "advance", "apply", "grow")
     start, target = w.small(0, 9), w.one_of("a_box", "thing", "obj", "it") + str(len(w.lines))
     with w.block(f"class {kind}:"):
-        w.emit(
-            f"made = {w.small(0, 3)}",
-            f"def __init__(self, {field}={start}):",
-            f"    self.{field} = {field}",
-            f"    {kind}.made += 1",
-        )
+        w.emit(f"made = {w.small(0, 3)}")
+        w.nested(f"def __init__(self, {field}={start}):", f"self.{field} = {field}", f"{kind}.made += 1")
         with w.function(f"def {method}(self, x):", [f"self.{field}", "x"]):
             w.nested(f"if {w.condition()}:", f"self.{field} {w.one_of('+=', '-=')} {w.number()}")
             w.emit(f"return {w.one_of(f'self.{field}', 'self', w.number())}")
         w.emit("def __repr__(self):", f"    return f'{kind}({{self.{field}}})'")
         if w.rng.random() < 0.4:
-            w.emit(
-                "def __eq__(self, other):",
-                f"    return self.{field} % {w.small(2, 5)} == other.{field} % {w.small(2, 5)}",
-            )
+            same = f"self.{field} % {w.small(2, 5)} == other.{field} % {w.small(2, 5)}"
+            w.nested("def __eq__(self, other):", f"return {same}")
     w.emit(f"{target} = {kind}({w.one_of('', w.number(0))})")
     for _ in range(w.small(1, 3)):
         w.emit_one(f"{target}.{method}({w.number(0)})", f"print({target}.{method}({w.number(0)}))")
@@ -117,7 +108,7 @@ def _subclass(w: Writer) -> None:
         if w.rng.random() < 0.5:
             w.emit("def __init__(self, size):", f"    super().__init__(size {w.one_of('+', '*')} {w.small(2, 5)})")
         w.emit(f"def {method}(self):", f"    return super().{method}() {w.one_of('-', '*', '+')} {w.small(1, 5)}")
-    with w.block(f"for shape in [{parent}({w.small()}), {child}({w.small()}), {child}({w.number(0)})]:", loop=True):
+    with w.block(f"for shape in [{parent}({w.small()}), {child}({w.small()}), {child}({w.number(0)})]:"):
         w.emit_one("print(shape.describe())", f"print(shape.{method}(), isinstance(shape, {child}))")
 
 
@@ -134,14 +125,12 @@ RISKS = [  # what may raise, and what it raises
 def _catch(w: Writer) -> None:
     risky, error = w.rng.choice(RISKS)
     result, x, c = w.bind("int", "0"), w.fresh("int"), w.small(1, 4)
-    with w.block(f"for {x} in range({w.small(0, 2)}, {w.small(3, 5)}):", loop=True):
+    with w.block(f"for {x} in range({w.small(0, 2)}, {w.small(3, 5)}):"):
         w.nested("try:", f"print({x}, {risky.format(x=x, c=c, word=w.rng.choice(WORDS))})", f"{result} += {w.small()}")
-        w.nested(
-            f"except {w.one_of(error, error, 'Exception', f'({error}, OSError)')} as error:",
-            w.one_of(
+        with w.block(f"except {w.one_of(error, error, 'Exception', f'({error}, OSError)')} as error:"):
+            w.emit_one(
                 "print(type(error).__name__)", f"print('failed', {x})", f"{result} -= {x}", "print('caught:', error)"
-            ),
-        )
+            )
         if w.rng.random() < 0.4:
             w.nested("else:", f"{result} *= 2")
         if w.rng.random() < 0.4:
@@ -155,12 +144,10 @@ def _raise(w: Writer) -> None:
     with w.function(f"def {name}(x):", ["x"]):
         w.nested(f"if {w.condition()}:", f"raise {kind}(f'bad {{x}}')")
         w.emit(f"return {w.number()}")
-    with w.block(f"for v in ({w.small(0, 20)}, {w.small(0, 20)}, {w.small(0, 20)}):", loop=True):
+    with w.block(f"for v in ({w.small(0, 20)}, {w.small(0, 20)}, {w.small(0, 20)}):"):
         w.nested("try:", f"print('ok', {name}(v))")
-        w.nested(
-            f"except {kind} as problem:",
-            w.one_of("print(problem)", "print('error:', problem, v)", "print(problem.args)"),
-        )
+        with w.block(f"except {kind} as problem:"):
+            w.emit_one("print(problem)", "print('error:', problem, v)", "print(problem.args)")
 
 
 def _cleanup(w: Writer) -> None:
@@ -177,7 +164,7 @@ def _generator(w: Writer) -> None:
     with w.function(f"def {name}(n):", ["n"]):
         w.emit(f"{total} = {w.small(0, 4)}")
         w.live["int"].append(total)
-        with w.block("for i in range(n):", loop=True):
+        with w.block("for i in range(n):"):
             w.live["int"].append("i")
             w.emit(f"{total} += {w.number()}")
             w.nested(f"if {w.condition()}:", w.one_of("continue", f"yield -{total}", "yield i"))
@@ -202,14 +189,12 @@ def _closure(w: Writer) -> None:
 
 def _decorator(w: Writer) -> None:
     name, wrapped = w.fresh("function"), w.fresh("function")
-    w.emit(
-        f"def {name}(function):",
-        "    def wrapper(*args):",
-        f"        print('call', {w.one_of('args', 'len(args)', 'sum(args)')})",
-    )
-    w.emit(
-        f"        return function(*args) {w.one_of('+', '*', '-')} {w.small(1, 5)}", "    return wrapper", f"@{name}"
-    )
+    with w.block(f"def {name}(function):"):
+        with w.block("def wrapper(*args):"):
+            w.print_one("'call', args", "'call', len(args)", "'call', sum(args)")
+            w.emit(f"return function(*args) {w.one_of('+', '*', '-')} {w.small(1, 5)}")
+        w.emit("return wrapper")
+    w.emit(f"@{name}")
     with w.function(f"def {wrapped}(x, y={w.small()}):", ["x", "y"]):
         w.emit(f"return {w.number(2)}")
     w.emit(f"print({wrapped}({w.small()}), {wrapped}({w.number(0)}, {w.small()}))")
@@ -242,11 +227,8 @@ LIBRARY = [  # what to import, and an expression of {numbers}, {words}, {text}, 
 def _library(w: Writer) -> None:
     module, expression = w.rng.choice(LIBRARY)
     w.imports.append(module)
-    bound = {
-        name: w.get(kind)
-        for name, kind in (("numbers", "list"), ("words", "words"), ("text", "str"), ("table", "dict"))
-        if "{" + name + "}" in expression
-    }
+    kinds = (("numbers", "list"), ("words", "words"), ("text", "str"), ("table", "dict"))
+    bound = {name: w.get(kind) for name, kind in kinds if "{" + name + "}" in expression}
     w.emit(f"print({expression.format(**bound, a=w.small(1, 5), b=w.small(12, 99))})")
 
 
@@ -264,7 +246,7 @@ def _memo(w: Writer) -> None:
 def _match(w: Writer) -> None:
     value, limit = w.fresh("int"), w.small(3, 15)
     subjects = f"{w.number()}, [{w.small()}, {w.small()}], {w.rng.choice(WORDS)!r}, None"
-    with w.block(f"for {value} in ({subjects}):", loop=True), w.block(f"match {value}:"):
+    with w.block(f"for {value} in ({subjects}):"), w.block(f"match {value}:"):
         w.emit(f"case int() if {value} > {limit}:", f"    print('big', {value} - {limit})")
         w.emit(f"case [p, {w.one_of('q', '*q')}]:", "    print(p, q)")
         w.emit(f"case {w.one_of('str()', repr(w.rng.choice(WORDS)) + ' | str()')}:", f"    print({value}[::-1])")
@@ -274,7 +256,7 @@ def _match(w: Writer) -> None:
 def _search(w: Writer) -> None:
     values, found = w.get("list"), w.bind("int", "-1")
     with (
-        w.block(f"for i, v in enumerate({values}):", loop=True),
+        w.block(f"for i, v in enumerate({values}):"),
         w.block(f"if (half := v // 2) {w.one_of('>', '==')} {w.small(2, 9)}:"),
     ):
         w.emit(f"{found} = i * 10 + half", "break")

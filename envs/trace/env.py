@@ -1,12 +1,12 @@
-"""Programs as an environment: the model reads one, with debug prints put in, and answers with what it prints.
+"""Programs as an environment: the model reads one, with debug prints put in, and answers with its output.
 
 An episode is one free-form answer. Programs come from the generator (``programs.py``), from files, or from a
-dataset of the Hub. With files and datasets the task id picks the program (modulo their number) and seeds the
+dataset on the Hub. With files and datasets the task id picks the program (modulo their number) and seeds the
 prints, as in the public trace environment. With the generator it picks the level, ``task_id // 10_000_000``,
 and together with the task's seed the program and the prints.
 
-What a program prints is found by running it (``sandbox.py``): programs of others each in a locked-in
-interpreter of their own, the generator's, which we wrote, one after another in a locked-in interpreter.
+The expected output is found by running the program (``sandbox.py``): untrusted programs each in a locked-in
+interpreter of their own, the generator's, which are ours, one after another in the same locked-in interpreter.
 """
 
 import atexit
@@ -32,12 +32,12 @@ from envs.types import Step, Task
 
 TASKS_PER_LEVEL = 10_000_000
 SOURCE_BYTES = 2**31  # of a file of programs
-PROGRAM_CHARACTERS = 2**15  # Python's parser takes gigabytes, or the process, for some of a few hundred thousand
-CACHED_TASKS = 4096  # replayed and evaluated tasks are not run again
+PROGRAM_CHARACTERS = 2**15  # a few hundred thousand can cost Python's parser gigabytes, or crash the process
+CACHED_TASKS = 4096  # so that replayed and evaluated tasks are not run again
 SHOWN_CHARACTERS = 500  # of the expected output, in the info of a finished episode
-NO_END = "does not come to its end here:"
-# How Python ends at the limits on memory, threads, open files, the size of a file and of the folder.
-# And where the sandbox has none of what it asks for: modules, other processes, sockets, its own file.
+NO_END = "does not finish here:"
+# The last line of Python at the limits on memory, threads, open files, and the sizes of a file and of the folder; and
+# where a program asks for what the sandbox does not have: modules, other processes, sockets, its own file.
 LIMIT_MET = re.compile(
     r"MemoryError\b|RuntimeError: can't start new thread|(OSError|PermissionError): \[Errno (1|13|24|27|28|38)\]|"
     r"ModuleNotFoundError: No module named|NameError: name '__file__' is not defined|"
@@ -45,7 +45,7 @@ LIMIT_MET = re.compile(
     r"sqlite3\.OperationalError: (access permission|unable to open)|"
     r"FileNotFoundError: \[Errno 2\] No such file or directory$"  # of no file: a semaphore of several processes
 )
-# By which the interpreter ends where memory or the C stack is at its end: what it had not written yet is lost.
+# Signals that end the interpreter when memory or the C stack is exhausted: output that it had buffered is lost.
 KILLED = (signal.SIGKILL, signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT)
 SYSTEM = (
     "You execute Python programs in your head. You are given a program and its standard input. Answer with exactly "
@@ -56,7 +56,7 @@ SYSTEM = (
 
 
 class Traced(NamedTuple):
-    """A task made ready: the program as shown, its standard input, its output without surrounding whitespace."""
+    """A prepared task: the program as shown, its standard input, its output without surrounding whitespace."""
 
     name: str
     program: str
@@ -65,15 +65,15 @@ class Traced(NamedTuple):
 
 
 class TraceEnv:
-    """One program an episode; see ``envs.types.Env``. Of a configuration, prompt, protocol and trace are used.
+    """One program an episode; see ``envs.types.Env``. It uses prompt, protocol and trace of the configuration.
 
-    The game of ``Step.info`` is ``trace``, or ``trace_l3`` for level 3 of the generator. When done it also has,
-    independent of the configured protocol: match (equal as the public environment compares), exact (equal to the
-    character), share (of correct leading lines), expected (the first 500 characters).
+    The game in ``Step.info`` is ``trace``, or ``trace_l3`` for level 3 of the generator. When done, info also holds,
+    whatever the configured protocol: match (equal as the public environment compares), exact (equal character by
+    character), share (of correct leading lines), expected (the first 500 characters of the output).
 
     Raises:
-        ValueError: a source that does not exist, or rows without programs.
-        SandboxError: programs of others on a machine below ``sandbox_min_level``.
+        ValueError: the source does not exist, or has rows without programs.
+        SandboxError: untrusted programs on a machine below ``sandbox_min_level``.
     """
 
     def __init__(self, config: EnvConfig):
@@ -82,17 +82,13 @@ class TraceEnv:
         self._task: Traced | None = None  # None: no episode, steps are refused
 
     def reset(self, task: Task) -> Step:
-        """Show the task's program.
-
-        Raises:
-            ValueError: the task id is out of range; NoAnswerError: its program meets a limit or cannot be read.
-        """
+        """Show the task's program; ValueError: its id is out of range; NoAnswerError: its output cannot be found."""
         self.close()
         self._task = self._workshop.prepare(task.task_id, task.seed)
         return Step(self._message(self._task), {}, False, 0.0, self._info(self._task, None))
 
     def step(self, text: str) -> Step:
-        """Score the model's raw answer, which ends the episode; RuntimeError: there is no running episode."""
+        """Score the model's raw answer, which ends the episode; RuntimeError if no episode is running."""
         if self._task is None:
             raise RuntimeError("step without a running episode: it has finished or was closed; call reset first")
         task = self._task
@@ -126,15 +122,11 @@ class TraceEnv:
 
 
 class NoAnswerError(ValueError):
-    """What a program prints cannot be known; its episodes fail."""
+    """A program's output cannot be determined; its episodes fail."""
 
 
 def check_config(config: EnvConfig, task_ids: Iterable[int]) -> None:
-    """Try the first program of each task id, so that what cannot work is told before a model is loaded.
-
-    Raises:
-        ConfigError: no such source, a task id out of range, or a sandbox that is too weak.
-    """
+    """Prepare tasks before a model is loaded; ConfigError: no such source, an id out of range, a sandbox too weak."""
     with blaming("env.trace: ", (ValueError, SandboxError)):
         env = TraceEnv(config)
         for task_id in task_ids:
@@ -143,22 +135,22 @@ def check_config(config: EnvConfig, task_ids: Iterable[int]) -> None:
 
 
 def expected_output(config: EnvConfig, task: Task) -> str:
-    """What the program of a task prints, without surrounding whitespace; errors are those of ``TraceEnv.reset``."""
+    """Return a task's output, without surrounding whitespace; raises what ``TraceEnv.reset`` raises."""
     return TraceEnv(config)._workshop.prepare(task.task_id, task.seed).expected
 
 
 def programs_digest(config: EnvConfig) -> dict[str, str]:
-    """``{"programs": SHA-256}`` of a folder's, file's or data set's, in their order; {}: they are the generator's."""
+    """Return ``{"programs": SHA-256}`` of a source's programs in their order; {} for the generator's."""
     if config.env_type != "trace" or config.env_mode != "local" or (rows := TraceEnv(config)._workshop.rows) is None:
         return {}
-    held = hashlib.sha256()
+    digest = hashlib.sha256()
     for row in rows:
-        held.update(json.dumps(row, default=str).encode())
-    return {"programs": held.hexdigest()}
+        digest.update(json.dumps(row, default=str).encode())
+    return {"programs": digest.hexdigest()}
 
 
 class _Workshop:
-    """Where tasks are made ready. Shared by all environments of one configuration; safe to use from many threads."""
+    """Prepares tasks. Shared by all environments of one configuration; safe to use from many threads."""
 
     def __init__(self, trace: TraceConfig):
         self.trace = trace
@@ -167,18 +159,18 @@ class _Workshop:
         self.sandbox, self.again = Sandbox(min_level=level), Sandbox(min_level=level, spares=1, hash_seed=1)
         atexit.register(self.sandbox.close)
         atexit.register(self.again.close)
-        self.endless = set[Program]()  # of the rows: each task shows one with other prints, and takes the whole time
+        self.endless = set[Program]()  # rows that ran out of time; every task on one would wait for the limit again
         self._cached = functools.lru_cache(CACHED_TASKS)(self._prepare)
 
     def prepare(self, task_id: int, seed: int | None) -> Traced:
-        """The task as it is shown, and what it prints; the seed is for the generator, rows ignore it."""
-        made = self._cached(task_id, seed if self.rows is None else None)
-        if isinstance(made, str):
-            raise NoAnswerError(f"task_id {task_id}: the program {made}")
-        return made
+        """Return a task as it is shown, and its output; the seed is the generator's, rows ignore it."""
+        prepared = self._cached(task_id, seed if self.rows is None else None)
+        if isinstance(prepared, str):
+            raise NoAnswerError(f"task_id {task_id}: the program {prepared}")
+        return prepared
 
     def _prepare(self, task_id: int, seed: int | None) -> Traced | str:
-        """The task, or why its program is none."""
+        """Return the task, or what is wrong with its program."""
         if self.rows is None:
             if not 0 <= task_id < LEVELS * TASKS_PER_LEVEL:
                 raise ValueError(f"task_id {task_id} is out of range: allowed are 0 to {LEVELS * TASKS_PER_LEVEL - 1}")
@@ -191,23 +183,26 @@ class _Workshop:
         else:
             if task_id < 0:
                 raise ValueError(f"task_id {task_id} is out of range: 0 or more")
-            found = self.rows[task_id % len(self.rows)]
-            row, name, injection_seed = found if isinstance(found, Program) else _row(found), "trace", task_id
+            row, name, injection_seed = _row(self.rows[task_id % len(self.rows)]), "trace", task_id
             max_prints, run = MAX_PRINTS, self.sandbox.run
             if len(row.program) > PROGRAM_CHARACTERS:
                 return f"has {len(row.program):,} characters; {PROGRAM_CHARACTERS:,} at most are allowed"
             if not compiles(row.program):
-                return "is no Python"
+                return "is not valid Python"
         if row in self.endless:
             return f"{NO_END} timeout"
 
         try:
             row.inputs.encode()
             shown, result = inject_safe(row.program, injection_seed, lambda p: run(p, row.inputs), max_prints)
-        except (RecursionError, MemoryError, ValueError):  # nested too deeply; half a character, or a zero
+        except (
+            RecursionError,
+            MemoryError,
+            ValueError,
+        ):  # nested too deeply; half a surrogate pair, or a null character
             return "cannot be read"
         if limit := _limit_of(result):
-            if self.rows is None:  # the generator's all end: it was the machine, and the next time it may not be
+            if self.rows is None:  # the generator's programs all end: the machine is to blame, so this is not cached
                 raise NoAnswerError(f"task_id {task_id}: the program {NO_END} {limit}")
             if result.status == "timeout":
                 self.endless.add(row)
@@ -221,7 +216,7 @@ _workshop = functools.cache(_Workshop)
 
 
 def _limit_of(run: Run) -> str:
-    """What has kept a program from its end, a limit or the sandbox: what it wrote until then is no answer to know."""
+    """Return what kept a program from its end, a limit or the sandbox, "" if nothing did."""
     if run.status not in ("ok", "error"):
         return run.status
     last = run.stderr.rstrip().rpartition("\n")[2]
@@ -229,19 +224,19 @@ def _limit_of(run: Run) -> str:
 
 
 def level_starts(first: int, last: int) -> list[int]:
-    """The first task id of each level that the range touches."""
+    """Return the first task id of each level that the range touches."""
     size = TASKS_PER_LEVEL
     return [max(first, level * size) for level in range(first // size, last // size + 1)]
 
 
 def load_programs(source: str) -> Sequence[Any]:
-    """The programs of a folder (its .jsonl and .py files, by name) or a .jsonl file, or the rows of a Hub dataset.
+    """Return the programs of a folder (its .jsonl and .py files, by name) or .jsonl file, or a Hub dataset's rows.
 
     A .jsonl line is ``{"program": text, "inputs": text}``; ``inputs`` may be missing. The standard input of
     ``name.py`` is ``name.in``, if there is such a file.
 
     Raises:
-        ValueError: no such source, no programs in it, or a row that is not one (file and line are named).
+        ValueError: no such source, no programs in it, or a row that is not a program (file and line are named).
     """
     path = Path(os.path.expanduser(source))
     if source and path.is_dir():
@@ -250,11 +245,11 @@ def load_programs(source: str) -> Sequence[Any]:
     elif path.suffix == ".jsonl" and path.is_file():
         rows = _read(path)
     elif source.count("/") == 1 and not source.startswith((".", "/", "~")) and not path.suffix:
-        import datasets  # which comes with trl: half a second and a network client, for this source alone
+        import datasets  # installed with trl; imported only for this source: it takes half a second
 
         try:
             return datasets.load_dataset(source, split="train")
-        except Exception as error:  # of the network, the Hub, the data set's own files
+        except Exception as error:  # the network, the Hub or the dataset's files may raise anything
             cause = one_line(f"{type(error).__name__} {error}")
             raise ValueError(f"trace.source {source!r} cannot be read from the Hub: {cause}") from error
     else:
@@ -280,7 +275,9 @@ def _read(file: Path) -> list[Program]:
 
 
 def _row(data: Any) -> Program:
-    """A row as a program. ValueError if it has none, or an input that is no text."""
+    """Return a row as a program; ValueError if it has none, or an input that is not text."""
+    if isinstance(data, Program):
+        return data
     program, inputs = (data.get("program"), data.get("inputs") or "") if isinstance(data, dict) else (None, "")
     if not isinstance(program, str) or not isinstance(inputs, str):
         raise ValueError('expected {"program": text, "inputs": text}')

@@ -1,4 +1,4 @@
-"""One sandboxed interpreter seen from outside: started, fed, its output capped, killed with all its descendants."""
+"""One sandboxed interpreter from outside: start it, feed it, cap its output, kill it with all its descendants."""
 
 import contextlib
 import functools
@@ -16,15 +16,15 @@ from typing import NamedTuple
 
 from envs.trace.confine import READY
 
-# Imported rather than run as a script, so that its compiled form is kept.
+# ``confine`` is imported rather than run as a script, so that its byte code is cached.
 START = (
     "import sys; sys.path.insert(0, sys.argv.pop(1)); import confine; sys.path.pop(0); exec(*confine.start(sys.argv))"
 )
-START_S = 30.0  # until an interpreter is locked in: a busy machine may take longer than a program is given
-TICK_S = 0.05  # how often a running program's process is looked at
+START_S = 30.0  # for locking in, which may take a busy machine longer than a program may run
+TICK_S = 0.05  # between checks whether a running program's process has ended
 STDERR_BYTES = 16_384
-TAG = re.compile(rb"^__DBG_\d__\n", re.MULTILINE)  # by which a print reports itself in a trial run (``prints.py``)
-NOWHERE = "/proc"  # a working directory in which not even root can make a file
+TAG = re.compile(rb"^__DBG_\d__\n", re.MULTILINE)  # written by a print that raised in a trial run (``prints.py``)
+NOWHERE = "/proc"  # a working directory in which not even root can create a file
 
 
 class SandboxError(RuntimeError):
@@ -35,10 +35,10 @@ class SandboxError(RuntimeError):
 class Limits:
     """What one program may use."""
 
-    wall_s: float = 10.0  # seconds from handing the program over to its end; CPU seconds are capped at the next integer
+    wall_s: float = 10.0  # seconds from receiving the program to its end; CPU seconds are capped at the next integer
     memory_mb: int = 512  # address space of the process
     output_kb: int = 256  # standard output; more ends the program
-    disk_mb: int = 16  # its folder, in namespaces; elsewhere it has none and can write to no file
+    disk_mb: int = 16  # scratch folder, in namespaces; without them a program can write to no file
     threads: int = 32
     open_files: int = 64
 
@@ -46,9 +46,9 @@ class Limits:
 class Run(NamedTuple):
     """How a program ended.
 
-    ``status``: ok (exit code 0) | error (exception, exit code, signal) | timeout | output (that limit was
-    passed and the program ended). ``returncode`` is 128 + the signal for programs ended by one. ``stdout`` has
-    universal newlines, as in text mode; ``stderr`` is the first and the last 16 KiB, between them what prints report.
+    ``status``: ok (exit code 0) | error (exception, exit code, signal) | timeout | output (ended because it passed
+    that limit). ``returncode`` is 128 + the signal for a program ended by one. ``stdout`` has universal newlines, as
+    in text mode. Of a long ``stderr`` the first and the last 16 KiB are kept, and between them the tags of prints.
     """
 
     stdout: str
@@ -59,7 +59,7 @@ class Run(NamedTuple):
 
 
 class Interpreter:
-    """One locked-in interpreter: a process in a session of its own, with pipes."""
+    """One locked-in interpreter: a process in a session of its own, and the pipes to it."""
 
     def __init__(self, limits: Limits, mechanisms: str, hash_seed: int, mode: str):
         self.limits, self.in_namespaces = limits, "namespaces" in mechanisms
@@ -72,7 +72,16 @@ class Interpreter:
             "open": limits.open_files,
             "threads": limits.threads + (0 if self.in_namespaces else _threads_of_user()),
         }
-        flags = ["-s", "-S", "-P", "-X", "utf8", "-c", START, str(Path(__file__).parent)]  # -I, but reads the hash seed
+        flags = [
+            "-s",
+            "-S",
+            "-P",
+            "-X",
+            "utf8",
+            "-c",
+            START,
+            str(Path(__file__).parent),
+        ]  # -I would ignore the hash seed
         self.process = subprocess.Popen(
             [os.path.realpath(sys.executable), *flags, *(f"{name}={value}" for name, value in settings.items())],
             stdin=subprocess.PIPE,
@@ -90,24 +99,24 @@ class Interpreter:
 
     @property
     def pipes(self) -> list:
-        """Standard input, output and error, as this side holds them."""
+        """Return this side's ends of standard input, output and error."""
         return [self.process.stdin, self.process.stdout, self.process.stderr]
 
     def begin(self, data: bytes, seconds: float = START_S) -> None:
-        """Hand over ``data``; the clock starts, and again where it is the program's turn."""
+        """Queue ``data`` and start the clock, which ``read`` restarts once the interpreter is locked in."""
         self.pending = data
         self.started = time.monotonic()
         self.deadline = self.started + seconds
 
     def exited(self) -> bool:
-        """Whether the process has ended; it is not reaped, so that its group can still be killed by number."""
+        """Return whether the process has ended, without reaping it: its group can still be killed by number."""
         try:
             return os.waitid(os.P_PID, self.process.pid, os.WEXITED | os.WNOWAIT | os.WNOHANG) is not None
-        except ChildProcessError:  # it ended, and something else in this process has waited for any child
+        except ChildProcessError:  # it ended, and other code in this process has reaped it
             return True
 
     def write(self) -> None:
-        """Send what the pipe takes; forget the rest when nobody reads."""
+        """Send as much as the pipe takes; drop the rest if nobody reads it."""
         assert self.process.stdin is not None
         try:
             self.pending = self.pending[os.write(self.process.stdin.fileno(), self.pending[:65536]) :]
@@ -117,7 +126,7 @@ class Interpreter:
             self.pending = b""
 
     def read(self, pipe) -> bool:
-        """Take one piece of output; False when there is none for now. Notes the end of the pipe and too much output."""
+        """Read one piece of output; False if there is none now. Notes the end of the pipe and output past the limit."""
         try:
             data = os.read(pipe.fileno(), 65536)
         except BlockingIOError:
@@ -126,11 +135,11 @@ class Interpreter:
             self.open_outputs.discard(pipe)
         elif pipe is self.process.stderr:
             self.stderr += data
-            if len(self.stderr) > 2 * STDERR_BYTES:  # how it ended is the last that is said
+            if len(self.stderr) > 2 * STDERR_BYTES:  # keep the end, which says how the program ended
                 tags = b"".join(sorted(set(TAG.findall(self.stderr))))
                 self.stderr = self.stderr[:STDERR_BYTES] + b"\n" + tags + self.stderr[-STDERR_BYTES:]
         else:
-            if not self.stdout:  # READY
+            if not self.stdout:  # the first byte is READY
                 self.started = time.monotonic()
                 self.deadline = self.started + self.limits.wall_s
             room = (self.limits.output_kb << 10) + len(READY) - len(self.stdout)
@@ -139,17 +148,17 @@ class Interpreter:
         return bool(data)
 
     def drain(self) -> None:
-        """Take what an ended process left in its pipes (64 KiB at most, unless an orphan still writes)."""
+        """Read what an ended process left in its pipes (64 KiB at most, unless an orphan still writes)."""
         for pipe in list(self.open_outputs):
             for _ in range(16):
                 if not self.read(pipe):
                     break
 
     def through(self) -> bool:
-        """Whether it has ended or must end; notes in ``status`` the limit that was passed, if any."""
-        now = time.monotonic()
+        """Return whether the program has ended or must end; ``status`` then holds the limit that it passed, if any."""
         if self.status:
             return True
+        now = time.monotonic()
         if now >= self.deadline:
             self.status = "timeout"
         elif self.open_outputs and now < self.next_look:
@@ -161,7 +170,7 @@ class Interpreter:
         return bool(self.status)
 
     def attend(self) -> None:
-        """Feed it and take what it says until it is through."""
+        """Send input and read output until the program is through."""
         with DefaultSelector() as selector:
             for pipe in self.pipes:
                 selector.register(pipe, EVENT_WRITE if pipe is self.process.stdin else EVENT_READ)
@@ -179,10 +188,10 @@ class Interpreter:
                         selector.unregister(pipe)
 
     def end(self) -> None:
-        """Kill the whole session and reap it; nothing more the second time."""
+        """Kill the whole session and reap it; does nothing the second time."""
         if self.process.returncode is not None:
             return
-        if self.in_namespaces:  # the process outside kills the one inside, reaps it and ends
+        if self.in_namespaces:  # on SIGTERM the outer process kills the one inside, reaps it and ends
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self.process.terminate()
                 self.process.wait(1.0)
@@ -194,7 +203,7 @@ class Interpreter:
             pipe.close()
 
     def result(self) -> Run:
-        """How it ended. SandboxError if it was not even locked in."""
+        """Return how the program ended; SandboxError if it was not even locked in."""
         if self.stdout[:1] != READY:
             why = self.stderr.decode(errors="replace").strip() or f"exit code {self.process.returncode}"
             raise SandboxError(f"sandbox: the interpreter did not start: {why[-300:]}")
@@ -206,12 +215,12 @@ class Interpreter:
 
 
 def receive(server: Interpreter, count: int) -> bytes:
-    """Exactly ``count`` bytes from the serving interpreter, sending what is pending; TimeoutError at its deadline."""
+    """Read exactly ``count`` bytes from the serving interpreter, sending what is pending; TimeoutError if too late."""
     sink, source, _ = (pipe.fileno() for pipe in server.pipes)
     data = b""
     while len(data) < count:
         left = server.deadline - time.monotonic()
-        pipes = select.poll()  # select itself knows no descriptor above 1,023
+        pipes = select.poll()  # select.select takes no descriptor above 1,023
         pipes.register(source, select.POLLIN)
         if server.pending:
             pipes.register(sink, select.POLLOUT)
@@ -231,7 +240,7 @@ def receive(server: Interpreter, count: int) -> bytes:
 
 @functools.cache
 def _threads_of_user() -> int:
-    """Threads this user runs, generously: outside a user namespace RLIMIT_NPROC counts them all together."""
+    """Return a generous count of this user's threads: outside a user namespace RLIMIT_NPROC counts all of them."""
     total = 256
     for entry in os.scandir("/proc"):
         with contextlib.suppress(OSError):

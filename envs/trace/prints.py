@@ -1,7 +1,7 @@
-"""Debug prints put into a program, as the public trace environment does.
+"""Puts debug prints into a program, as the public trace environment does.
 
-``inject`` reproduces AffineFoundation/affinetes (environments/trace, 345b7bcf); ``inject_safe`` is the same injection
-without the prints that break the program.
+``inject`` reproduces AffineFoundation/affinetes (environments/trace, 345b7bcf); ``inject_safe`` leaves out the prints
+that would break the program.
 """
 
 import ast
@@ -12,14 +12,14 @@ from collections.abc import Callable, Set
 from envs.trace.interpreter import Run
 
 MAX_PRINTS = 6
-# By which a program may go on after a print that raises: handlers, and what ends a thread or a task alone.
+# Signs that a program may go on after a print that raises: it handles exceptions, or one ends only a thread or a task.
 SWALLOWS = re.compile(
     r"\b(except|suppress|finally|__a?exit__|[Tt]hread\w*|submit|gather|create_task|ensure_future|wait|__del__|atexit|"
     r"finalize)\b"
 )
 AFTER_ASSIGNMENT, AFTER_IF = 0.6, 0.4  # probability of a print
 SHOWN = "repr({0}) if isinstance({0}, (int, float, str, bool, type(None))) else type({0}).__name__"
-# In the trial run a print that raises reports itself once and lets the program go on.
+# In the trial run a print that raises writes its tag to stderr, once, and lets the program go on.
 TRIAL = """
 try:
     {printed}
@@ -32,16 +32,15 @@ Execute = Callable[[str], Run]
 
 
 class _Injector:
-    """One pass over a program. ``scopes`` holds the names bound so far, outermost function first."""
+    """One pass over a program; ``scopes`` holds the names bound so far, the module's first."""
 
     def __init__(self, seed: int, max_prints: int, trial: bool, skip: Set[str]):
-        self.rng = random.Random(seed)
-        self.left, self.trial, self.skip = max_prints, trial, skip
-        self.max_prints = max_prints
+        self.rng, self.max_prints, self.trial, self.skip = random.Random(seed), max_prints, trial, skip
+        self.prints = 0
         self.scopes: list[dict[str, None]] = [{}]
 
     def block(self, body: list[ast.stmt]) -> list[ast.stmt]:
-        """The statements of a module, def, for or if, with prints after some assignments and ifs."""
+        """Return the statements of a module, def, for or if, with prints after some assignments and ifs."""
         result: list[ast.stmt] = []
         for statement in body:
             result.append(statement)
@@ -64,7 +63,7 @@ class _Injector:
                 targets = [*target.elts, *targets]
 
     def inside(self, statement: ast.AST) -> None:
-        """Go through what the statement contains; other compound statements get no prints of their own."""
+        """Handle the statements inside a statement; only bodies of def, for and if get prints."""
         if isinstance(statement, ast.FunctionDef):
             self.scopes.append(dict.fromkeys(argument.arg for argument in statement.args.args))
             statement.body = self.block(statement.body)
@@ -77,15 +76,15 @@ class _Injector:
                 self.inside(child)
 
     def site(self, probability: float) -> list[ast.stmt]:
-        """A print of one to three live names, or nothing."""
-        if not self.left or self.rng.random() >= probability:
+        """Return a print of one to three bound names, or nothing."""
+        if self.prints == self.max_prints or self.rng.random() >= probability:
             return []
         names = list(dict.fromkeys(name for scope in self.scopes for name in scope))
         if not names:
             return []
         chosen = self.rng.sample(names, self.rng.randint(1, min(3, len(names))))
-        tag = f"__DBG_{self.max_prints - self.left}__"
-        self.left -= 1
+        tag = f"__DBG_{self.prints}__"
+        self.prints += 1
         if tag in self.skip:
             return []
         printed = f"print({tag!r}, {', '.join(SHOWN.format(name) for name in chosen)})"
@@ -107,7 +106,7 @@ def inject(
     Each print is tagged ``__DBG_0__``, ``__DBG_1__``, ... and shows one to three names bound before it: the
     ``repr`` of a number, string, truth value or None, else the name of the type. ``seed`` (the task id) decides
     where. A print may raise where its names are not bound (a branch not taken, ``del``); see ``inject_safe``.
-    A program that is no Python comes back below a comment that says so.
+    A program that is not valid Python comes back below a comment that says so.
     """
     program = _without_fence(program)
     try:
@@ -119,7 +118,7 @@ def inject(
 
 
 def compiles(program: str) -> bool:
-    """Whether a program, out of its code block, is Python."""
+    """Return whether a program, taken out of its code fence, is valid Python."""
     try:
         compile(_without_fence(program), "program", "exec", dont_inherit=True)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
@@ -128,16 +127,16 @@ def compiles(program: str) -> bool:
 
 
 def inject_safe(program: str, seed: int, execute: Execute, max_prints: int = MAX_PRINTS) -> tuple[str, Run]:
-    """``inject`` without the prints that raise, and the run of the result; without any where they fill the output.
+    """Return the program with those prints of ``inject`` that do not raise, and its run; none if the output is full.
 
-    ``execute`` runs a program. Which prints raise is seen in a trial run in which they report themselves; the
-    others keep their tags. Programs that end well and cannot have swallowed an exception need no trial.
+    ``execute`` runs a program. A trial run, in which prints that raise report their tags, tells which to leave out; the
+    others keep their tags. Programs that end well and cannot have swallowed an exception need no trial run.
     """
     shown = inject(program, seed, max_prints)
     run = execute(shown)
     if run.status == "error" or (run.status == "ok" and SWALLOWS.search(program)):
         broken = frozenset[str]()
-        if not compiles(shown) and compiles(program):  # a print before ``global``
+        if not compiles(shown) and compiles(program):  # a print of a name before its ``global`` statement
             tags = {f"__DBG_{n}__" for n in range(max_prints)}
             broken = frozenset(t for t in tags if not compiles(inject(program, seed, max_prints, skip=tags - {t})))
         trial = execute(inject(program, seed, max_prints, trial=True, skip=broken))
@@ -145,6 +144,6 @@ def inject_safe(program: str, seed: int, execute: Execute, max_prints: int = MAX
         if broken:
             shown = inject(program, seed, max_prints, skip=broken)
             run = execute(shown)
-    if run.status == "output" and max_prints:  # a print in a loop of many rounds
+    if run.status == "output" and max_prints:  # perhaps because of a print in a long loop
         return inject_safe(program, seed, execute, 0)
     return shown, run

@@ -1,10 +1,10 @@
-"""An endless stream of small Python programs to trace, the same for the same (level, seed).
+"""An endless stream of small Python programs to trace; (level, seed) determines the program.
 
 A program is written statement by statement by a ``Writer`` (``writer.py``); the statements are those of
 ``constructs_easy.py`` and ``constructs_hard.py``.
 
 Levels: 0 a sum or difference of digits · 1 arithmetic · 2 branches · 3 loops · 4 strings · 5 lists · 6 functions,
-recursion · 7 dicts, sets, standard input · 8 classes, exceptions · 9 generators, closures, libraries, all mixed.
+recursion · 7 dicts, sets, standard input · 8 classes, exceptions · 9 generators, closures, libraries, everything mixed.
 """
 
 import random
@@ -18,7 +18,7 @@ CONSTRUCTS = [(level, function) for level, functions in BY_LEVEL.items() for fun
 
 
 def _one_sum(rng: random.Random) -> Program:
-    """Level 0: two names, one sum or difference of digits, one digit printed."""
+    """Write a program of level 0: two names, one sum or difference of digits, one digit printed."""
     first, second = rng.sample(LETTERS, 2)
     result, part = rng.randint(0, 9), rng.randint(0, 9)
     value = abs(result - part)
@@ -40,7 +40,7 @@ def generate(level: int, seed: int | str) -> Program:
         return _one_sum(rng)
     writer = Writer(rng, level)
     known = [(minimum, function) for minimum, function in CONSTRUCTS if minimum <= level]
-    # Half of the program is about what is new at this level and the one below.
+    # This level and the one below it each weigh four times as much as an earlier one.
     share = {minimum: 4.0 if minimum >= level - 1 else 1.0 for minimum, _ in known}
     weights = [share[minimum] / sum(minimum == other for other, _ in known) for minimum, _ in known]
     for _ in range(rng.randint(1, 2)):

@@ -1,7 +1,7 @@
-"""Runs Python programs that nobody vetted: each in a fresh interpreter, locked in before it reads a line of them.
+"""Runs untrusted Python programs, each in a fresh interpreter that is locked in before it reads a line of them.
 
-``confine.py`` is the inside of an interpreter (what it takes away and how), ``interpreter.py`` its outside; this
-file decides what the machine can do, and keeps some waiting. What is contained at which level is in ``docs/trace.md``.
+``confine.py`` is the inside of an interpreter (what it takes away and how), ``interpreter.py`` its outside. This file
+finds out what the machine offers and keeps interpreters ready. What each level contains is in ``docs/trace.md``.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ class Sandbox(contextlib.AbstractContextManager["Sandbox"]):
         limits: what one program may use.
         min_level: the lowest level (index into ``LEVELS``) that untrusted programs may run at; below it the
             constructor raises ``SandboxError``.
-        spares: interpreters started ahead of need.
-        hash_seed: ``PYTHONHASHSEED`` of the programs; fixed, so that a program always has the same answer. With
-            another than 0 the clock shows another time, too.
-        mechanisms: one of ``MECHANISMS``; None takes the strongest this machine offers.
+        spares: interpreters started before they are needed.
+        hash_seed: ``PYTHONHASHSEED`` of the programs; fixed, so that a program always has the same answer. Any but 0
+            also shows the programs another time zone.
+        mechanisms: one of ``MECHANISMS``; None takes the strongest that this machine offers.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class Sandbox(contextlib.AbstractContextManager["Sandbox"]):
         self.close()
 
     def run(self, program: str, stdin: str = "") -> Run:
-        """Run one program in an interpreter of its own. SandboxError if the sandbox itself fails."""
+        """Run one program in an interpreter of its own; SandboxError if the sandbox itself fails."""
         interpreter, source = self._take(), program.encode(errors="replace")
         try:
             interpreter.begin(len(source).to_bytes(4, "big") + source + stdin.encode(errors="replace"))
@@ -75,9 +75,9 @@ class Sandbox(contextlib.AbstractContextManager["Sandbox"]):
         return interpreter.result()
 
     def run_trusted(self, program: str, stdin: str = "") -> Run:
-        """Run a program of our own making in one interpreter that is used again and again (about 50 times faster).
+        """Run a program of our own making in an interpreter shared by all of them (about 50 times faster).
 
-        It is locked in like the others, but programs in it are not protected from each other.
+        It is locked in like the others, but the programs in it are not protected from each other.
         """
         source = json.dumps([program, stdin]).encode()
         with self._server_lock:
@@ -95,7 +95,7 @@ class Sandbox(contextlib.AbstractContextManager["Sandbox"]):
         return Run(stdout, stderr + error, "error" if error else "ok", int(bool(error)), time.monotonic() - started)
 
     def close(self) -> None:
-        """End every interpreter that still waits."""
+        """End all interpreters."""
         while self._waiting:
             self._waiting.popleft().result().end()
         if self._server is not None:
@@ -107,7 +107,7 @@ class Sandbox(contextlib.AbstractContextManager["Sandbox"]):
         return self._starter.submit(Interpreter, self.limits, self.mechanisms, self.hash_seed, mode)
 
     def _take(self) -> Interpreter:
-        """An interpreter started earlier, and another one on its way in its place."""
+        """Return an interpreter started earlier, and start another one to replace it."""
         with self._take_lock:
             while len(self._waiting) <= self.spares:
                 self._waiting.append(self._start("once"))
@@ -118,10 +118,11 @@ class Sandbox(contextlib.AbstractContextManager["Sandbox"]):
         return interpreter
 
     def _serving(self) -> Interpreter:
-        """The interpreter that serves trusted programs, started again if it has ended."""
-        if self._server is None or self._server.process.returncode is not None or self._server.exited():
-            if self._server is not None:
-                self._server.end()
+        """Return the interpreter that serves trusted programs, started again if it has ended."""
+        if self._server is not None and (self._server.process.returncode is not None or self._server.exited()):
+            self._server.end()
+            self._server = None
+        if self._server is None:
             self._server = self._start("serve").result()
             self._server.begin(b"")
             receive(self._server, len(READY))
@@ -129,12 +130,12 @@ class Sandbox(contextlib.AbstractContextManager["Sandbox"]):
 
 
 def level_of(mechanisms: str) -> int:
-    """The level (index into ``LEVELS``) that these mechanisms amount to."""
+    """Return the level (index into ``LEVELS``) that these mechanisms amount to."""
     parts = mechanisms.split("+")
     return 0 if "seccomp" not in parts else int("landlock" in parts) + int("namespaces" in parts)
 
 
-# What a program at level 1 or above must find: an importable library, no files, no sockets; in namespaces a folder.
+# What a program at level 1 or above must find: libraries, no other files, no sockets; in namespaces a scratch folder.
 PROBE = """
 import colorsys, socket, sys
 def refused(attempt):
@@ -152,7 +153,7 @@ print(refused(lambda: open(sys.stdin.readline())), refused(socket.socket), refus
 
 @functools.cache
 def probe() -> str:
-    """The strongest of ``MECHANISMS`` that works here, tried out in a real interpreter; logged once."""
+    """Return the strongest of ``MECHANISMS`` that works here, as tried in a real interpreter; logged once."""
     for mechanisms in MECHANISMS[:-1]:
         boxed = "namespaces" in mechanisms
         wanted = ["landlock" in mechanisms or boxed, "seccomp" in mechanisms, not boxed]

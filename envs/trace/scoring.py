@@ -1,4 +1,4 @@
-"""Answers compared with what a program printed: as the public trace environment does, or to the letter.
+"""Compares an answer with what a program printed: as the public trace environment does, or character by character.
 
 ``score(..., "affinetes")`` reproduces AffineFoundation/affinetes (environments/trace, 345b7bcf).
 """
@@ -7,10 +7,10 @@ import re
 
 
 def clean(prediction: str) -> str:
-    """The answer inside a model's text: what follows its thinking, and of that the first code block if there is one."""
+    """Return the answer in a model's text: what follows its thinking, or the first code block in that."""
     text = prediction
     for tag in ("think", "thinking"):
-        head, end, rest = text.rpartition(f"</{tag}>")  # no block ends later: to look there takes quadratic time
+        head, end, rest = text.rpartition(f"</{tag}>")  # no block ends after it, and searching there is quadratic
         text = re.sub(rf"<{tag}>.*?</{tag}>", "", head + end, flags=re.DOTALL) + rest
     text = re.split(r"</think>|</thinking>", text)[-1].strip()
     _, _, rest = text.partition("```")
@@ -29,7 +29,7 @@ def score(expected: str, prediction: str, protocol: str = "affinetes") -> float:
         expected: standard output, without surrounding whitespace.
         prediction: the model's raw text.
         protocol: "affinetes" compares the cleaned answer without any whitespace and case ("12 3" equals "1 23");
-            "native" wants the cleaned answer to be the expected text exactly, surrounding whitespace aside.
+            "native" wants the raw or the cleaned answer to be the expected text exactly, surrounding whitespace aside.
 
     Raises:
         ValueError: unknown protocol.
@@ -38,12 +38,12 @@ def score(expected: str, prediction: str, protocol: str = "affinetes") -> float:
         return float(_squeezed(clean(prediction)) == _squeezed(expected))
     if protocol == "native":
         said = prediction.replace("\r\n", "\n")
-        return float(expected.strip() in (said.strip(), clean(said).strip()))  # what it prints may look like a fence
+        return float(expected.strip() in (said.strip(), clean(said).strip()))  # the output itself may look like a fence
     raise ValueError(f"protocol {protocol!r} is not known: affinetes or native")
 
 
 def leading_share(expected: str, prediction: str, protocol: str = "affinetes") -> float:
-    """Share of lines, from the first on, that are right before the first wrong one; missing and extra lines count."""
+    """Return the share of lines before the first wrong one; missing and extra lines count as wrong."""
     wanted, given = expected.split("\n"), clean(prediction).replace("\r\n", "\n").split("\n")
     if score(expected, prediction, protocol):
         return 1.0

@@ -1,7 +1,7 @@
-"""A program in the making: what is bound to what, and expressions over it.
+"""Writes a random program: keeps track of the names bound so far and makes expressions out of them.
 
-By construction a program ends (loops run over short ranges, counters and fuel; recursion descends), raises nothing it
-does not catch, stays small (products inside loops are reduced), and prints nothing that depends on the clock, on
+By construction a program ends (loops run over short ranges or count down; recursion descends), catches everything it
+raises, computes no large numbers (products inside loops are reduced), and prints nothing that depends on the clock, on
 addresses, or on the order of a set.
 """
 
@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from typing import NamedTuple
 
 LETTERS = "abcdefghijkmnpqrstuvwxyz"
-FREE_LETTERS = "defhorstuwz"  # the others are loop variables and parameters of some constructs
+FREE_LETTERS = "defhorstuwz"  # some constructs use the others as loop variables and parameters
 NAMES = {
     "int": "total count amount result score limit step size price level width height offset base rate power weight "
     "delta bonus left right low high first second last best num acc depth shift gain cost area speed",
@@ -30,14 +30,14 @@ WORDS = NOUNS.split()
 
 
 class Program(NamedTuple):
-    """Source text and standard input."""
+    """A program's source text and its standard input."""
 
     program: str
     inputs: str
 
 
 class Writer:
-    """A program in the making: its lines, and the names that are bound at this point, by kind."""
+    """A program being written: its lines, and the names bound at this point, by kind."""
 
     def __init__(self, rng: random.Random, level: int):
         self.rng, self.level = rng, level
@@ -45,7 +45,7 @@ class Writer:
         self.imports: list[str] = []
         self.stdin: list[str] = []
         self.live: dict[str, list[str]] = {kind: [] for kind in ("int", "str", "list", "words", "dict")}
-        self.functions: list[tuple[str, int]] = []  # name and number of int parameters; they return an int
+        self.functions: list[tuple[str, int]] = []  # (name, number of int parameters); all return an int
         self.used: set[str] = set()
         self.depth = self.loops = 0
 
@@ -54,34 +54,32 @@ class Writer:
         self.lines += ["    " * self.depth + line for line in lines]
 
     @contextmanager
-    def block(self, header: str, loop: bool = False) -> Iterator[None]:
+    def block(self, header: str) -> Iterator[None]:
         """Indent below ``header``; names first bound inside are forgotten afterwards."""
         self.emit(header)
-        before = {kind: names.copy() for kind, names in self.live.items()}
-        self.depth, self.loops = self.depth + 1, self.loops + loop
+        outer = self.live, self.functions, self.loops
+        self.live = {kind: names.copy() for kind, names in self.live.items()}
+        self.loops += header.startswith(("for ", "while "))
+        self.depth += 1
         yield
-        self.depth, self.loops = self.depth - 1, self.loops - loop
-        self.live = before
+        self.depth -= 1
+        self.live, self.functions, self.loops = outer
 
     def nested(self, header: str, *lines: str) -> None:
-        """Emit ``lines``, which bind no names, below ``header``, which is no loop's."""
+        """Emit ``lines`` indented below ``header``."""
         with self.block(header):
             self.emit(*lines)
 
     @contextmanager
     def function(self, header: str, parameters: list[str]) -> Iterator[None]:
-        """A body that sees its int parameters and nothing else."""
-        outer, functions, loops = self.live, self.functions, self.loops
-        self.live = {kind: [] for kind in outer} | {"int": parameters.copy()}
-        self.functions, self.loops = functions.copy(), 0
-        self.emit(header)
-        self.depth += 1
-        yield
-        self.depth -= 1
-        self.live, self.functions, self.loops = outer, functions, loops
+        """Indent a function's body, which sees its int parameters and no variables from outside."""
+        with self.block(header):
+            self.live = {kind: [] for kind in self.live} | {"int": parameters.copy()}
+            self.loops = 0
+            yield
 
     def fresh(self, kind: str) -> str:
-        """A name that the program does not use yet, not bound to anything so far."""
+        """Return a name that the program does not use yet, without binding it."""
         single = self.level < 4 and kind == "int"
         pool = [name for name in (LETTERS if single else NAMES[kind].split()) if name not in self.used]
         if not single and kind == "int" and self.rng.random() < 0.3:
@@ -98,23 +96,23 @@ class Writer:
         return name
 
     def get(self, kind: str) -> str:
-        """A bound name of this kind, bound now if there is none."""
+        """Return a bound name of this kind, and bind one first if there is none."""
         return self.rng.choice(self.live[kind]) if self.live[kind] else self.bind(kind, self.literal(kind))
 
     def one_of(self, *options: str) -> str:
-        """One of the options, uniformly."""
+        """Return one of the options, drawn uniformly."""
         return self.rng.choice(options)
 
     def small(self, low: int = 1, high: int = 9) -> int:
-        """A uniform integer, both ends included."""
+        """Return an integer drawn uniformly, both ends included."""
         return self.rng.randint(low, high)
 
     def words(self, least: int = 2, most: int = 5) -> list[str]:
-        """Different words."""
+        """Return ``least`` to ``most`` different words."""
         return self.rng.sample(WORDS, self.small(least, most))
 
     def literal(self, kind: str) -> str:
-        """A random constant of this kind, never empty."""
+        """Return a random constant of this kind; no empty ones."""
         if kind == "int":
             return str(self.small(0, 9 if self.level < 2 else 20 if self.level < 5 else 99))
         if kind == "str":
@@ -126,13 +124,12 @@ class Writer:
         return repr({word: self.small(0, 20) for word in self.words(2, 4)})
 
     def atom(self) -> str:
-        """An int: a bound name, more often than a constant."""
-        return (
-            self.rng.choice(self.live["int"]) if self.live["int"] and self.rng.random() < 0.75 else self.literal("int")
-        )
+        """Return a bound int name or, less often, a constant."""
+        bound = self.live["int"]
+        return self.rng.choice(bound) if bound and self.rng.random() < 0.75 else self.literal("int")
 
     def number(self, depth: int = 1) -> str:
-        """An int expression; it cannot raise."""
+        """Return an int expression that cannot raise."""
         if depth == 0 or self.rng.random() < 0.15:
             return self.atom()
         options = [self._arithmetic]
@@ -180,7 +177,7 @@ class Writer:
         return f"{name}({', '.join(self.number(0) for _ in range(count))})"
 
     def condition(self) -> str:
-        """A truth value."""
+        """Return a boolean expression."""
         left, right = self.number(self.level >= 4), self.atom()
         kind = self.rng.random()
         if kind < 0.25:
@@ -193,7 +190,7 @@ class Writer:
         return f"{left} {self.one_of('<', '>', '<=', '>=', '==', '!=')} {right}"
 
     def text(self) -> str:
-        """A str expression."""
+        """Return a str expression."""
         source = self.rng.choice(self.live["str"]) if self.live["str"] else self.literal("str")
         first, second = self.small(0, 2), self.small(3, 6)
         return self.one_of(
@@ -204,7 +201,7 @@ class Writer:
         )  # fmt: skip
 
     def show(self) -> None:
-        """Print one or more values."""
+        """Emit a print of one or more values."""
         shown = [self.number(1 + (self.level >= 4)) for _ in range(self.rng.choice([1, 1, 2]))]
         if self.level >= 4 and self.rng.random() < 0.4:
             shown.append(self.text())
@@ -216,19 +213,19 @@ class Writer:
             self.emit(f"print({', '.join(shown)})")
 
     def emit_one(self, *options: str) -> None:
-        """Append one of the lines."""
+        """Append one of the lines, drawn uniformly."""
         self.emit(self.one_of(*options))
 
     def print_one(self, *options: str) -> None:
-        """Print one of the expressions."""
+        """Emit a print of one of the expressions, drawn uniformly."""
         self.emit(f"print({self.one_of(*options)})")
 
     def plain(self) -> list[str]:
-        """Replacement fields without quotes or braces in them."""
+        """Return one or two replacement fields of an f-string, without quotes or braces in them."""
         name, number = self.get("int"), self.number()
         return [name, f"{number}:{self.one_of('d', '>4', '03d', '.1f', '+d', 'x')}"][: self.small(1, 2)]
 
     def program(self) -> Program:
-        """What was written."""
+        """Return the finished program and its input."""
         lines = [*sorted(set(self.imports)), *self.lines]
         return Program("\n".join(lines) + "\n", "".join(line + "\n" for line in self.stdin))

@@ -158,11 +158,11 @@ def test_any_integer_is_a_seed_modulo_2_32(seed, opponent):
 
 def test_a_generator_is_made_once_and_seeded_for_each_episode(monkeypatch):
     """Making one takes a hundred times as long, which was four fifths of a short game."""
-    made = []
-    monkeypatch.setattr(opponents, "_new_generator", lambda: made.append(1) or np.random.RandomState())
+    made, new_generator = [], np.random.RandomState
+    monkeypatch.setattr(np.random, "RandomState", lambda: made.append(1) or new_generator())
     Stream._spare.clear()
     for seed in range(100):
-        assert Stream(seed).uniform() == np.random.RandomState(seed).random_sample()
+        assert Stream(seed).uniform() == new_generator(seed).random_sample()
     assert len(made) == 1
 
 

@@ -61,14 +61,14 @@ def test_kuhn_equilibrium_has_no_nash_conv_and_its_known_value():
         game, lambda asked: [{0: 1 - bet[k], 1: bet[k]} for k in (s.information_state_string(p) for s, p in asked)]
     )
     assert exact.nash_conv(game, table) == pytest.approx(0, abs=1e-12)
-    assert exact._values(game, [table, table])[0] == pytest.approx(-1 / 18)
+    assert exact._value(game, 0, [table, table]) == pytest.approx(-1 / 18)
 
 
 @pytest.mark.parametrize(("name", "value"), [("tic_tac_toe", 0), ("hex(board_size=3)", 1), ("hex(board_size=2)", 1)])
 def test_perfect_play_cannot_be_exploited_and_has_the_known_value(name, value):
     game = pyspiel.load_game(name)
     table = exact.perfect_table(game)
-    assert exact._values(game, [table, table])[0] == pytest.approx(value)
+    assert exact._value(game, 0, [table, table]) == pytest.approx(value)
     assert exact.nash_conv(game, table) == pytest.approx(0, abs=1e-12)
 
 
@@ -92,19 +92,23 @@ def test_an_equilibrium_comes_as_near_as_it_was_given_iterations(name, iteration
 
 
 def test_who_plays_best_is_not_known_of_other_games():
-    with pytest.raises(ValueError, match="it hides information or has simultaneous moves: cfr can"):
+    with pytest.raises(ValueError, match="it hides information or has simultaneous moves; use cfr"):
         exact.perfect_table(pyspiel.load_game("kuhn_poker"))
-    with pytest.raises(ValueError, match="it hides nothing: perfect can"):
+    with pytest.raises(ValueError, match="it hides nothing; use perfect"):
         exact.equilibrium_table(pyspiel.load_game("tic_tac_toe"), 1)
     for solve, name in ((exact.perfect_table, "connect_four"), (lambda g: exact.equilibrium_table(g, 1), "hearts")):
         with pytest.raises(ValueError, match="too large for exact values"):
             solve(pyspiel.load_game(name))
 
 
+def uniform(legal):
+    return dict.fromkeys(legal, 1 / len(legal))
+
+
 @pytest.mark.parametrize("name", GAMES)
 def test_random_play_is_worth_nothing_in_both_seats_together(name):
     game = pyspiel.load_game(name)
-    even = exact.tabulate(game, lambda asked: [exact._uniform(s.legal_actions(p)) for s, p in asked])
+    even = exact.tabulate(game, lambda asked: [uniform(state.legal_actions(seat)) for state, seat in asked])
     assert sum(exact.value_against_random(game, even)) == pytest.approx(0, abs=1e-12)
 
 
@@ -207,7 +211,7 @@ def test_a_policy_is_asked_once_and_never_about_forced_moves():
     "answer", [{}, {0: 0.5, 1: 0.4}, {0: 1.5, 1: -0.5}, {0: 0.5, 7: 0.5}, {0: float("nan"), 1: 0.5}]
 )
 def test_an_answer_that_is_no_distribution_is_refused(answer):
-    with pytest.raises(ValueError, match="no distribution over the legal actions"):
+    with pytest.raises(ValueError, match="not a distribution over the legal actions"):
         exact.tabulate(pyspiel.load_game("kuhn_poker"), lambda asked: [answer] * len(asked))
 
 

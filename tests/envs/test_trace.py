@@ -622,7 +622,7 @@ def test_a_generated_program_that_met_a_limit_is_run_again(monkeypatch):
     """It ends: a machine that stood still is no property of it."""
     runs = [Run("", "", "timeout", 137, 10.0), Run("1\n", "", "ok", 0, 0.0)]
     monkeypatch.setattr(Sandbox, "run_trusted", lambda self, program, inputs="": runs.pop(0))
-    with pytest.raises(NoAnswerError, match="does not come to its end here: timeout"):
+    with pytest.raises(NoAnswerError, match="does not finish here: timeout"):
         new_env().reset(Task(2, 4242))
     assert new_env().reset(Task(2, 4242)).text
 

@@ -189,7 +189,7 @@ BROKEN_PROMISES = [
     (nim_with('return " ".join(piles(state))', "return 1 / 0"), "ZeroDivisionError: division by zero"),
     (nim_with('return " ".join(piles(state))', 'return "\\ud800"'), "UnicodeEncodeError: "),
     (nim_with('return " ".join(piles(state))', "raise SystemExit(3)"), "SystemExit: 3"),
-    (nim_with('return " ".join(', "return str(__import__('random').random()) + str("), "plays another game"),
+    (nim_with('return " ".join(', "return str(__import__('random').random()) + str("), "plays the task differently"),
     (nim_with("PILES[config_id % len(PILES)]", "PILES[config_id]"), "task 2800000003: IndexError: tuple index out of"),
     (
         KUHN + 'GAME = replace(GAME, name="own", spiel_name="kuhn_poker", dealt=lambda card: "JQ"[card])',
@@ -397,7 +397,7 @@ def test_an_endless_game_is_refused(monkeypatch):
 def test_a_search_of_two_sides_is_not_for_three_players():
     three = openspiel.pyspiel.load_game("kuhn_poker", {"players": 3})
     kuhn = games.GAMES[games.NAMES.index("kuhn_poker")]
-    with pytest.raises(ValueError, match="ismcts cannot play kuhn_poker of 3: it knows two sides"):
+    with pytest.raises(ValueError, match="ismcts cannot play kuhn_poker of 3 players: it needs two sides"):
         make_bot(kuhn, three, parse_opponent("ismcts:2x1"), 2, 0)
 
 

@@ -24,7 +24,7 @@ def rendered(name, config_id, state, seat):
     shared = table(games.NAMES.index(name) * games.CONFIGS_PER_GAME + config_id)
     legal = {action: state.action_to_string(seat, action) for action in state.legal_actions(seat)}
     return [
-        shared.system(prompt) + "\n\n" + user_message(shared.game, state, seat, legal, prompt)
+        shared.systems[prompt] + "\n\n" + user_message(shared.game, state, seat, legal, prompt)
         for prompt in ("full", "compact")
     ]
 
@@ -115,5 +115,5 @@ def test_positions_that_differ_in_what_is_hidden_have_the_same_prompts(name, con
 def test_the_compact_system_message_tells_the_variant(name):
     start = games.NAMES.index(name) * games.CONFIGS_PER_GAME
     variants = openspiel.tables([(start, start + openspiel.DISTINCT)])
-    assert len({shared.system("compact") for shared in variants}) == len(variants)
-    assert table(start).system("compact") == name
+    assert len({shared.systems["compact"] for shared in variants}) == len(variants)
+    assert table(start).systems["compact"] == name

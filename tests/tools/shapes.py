@@ -26,7 +26,7 @@ def write_model(name: str, folder: Path) -> Path:
     from scripts.make_tiny_model import make_tokenizer
 
     config_of(SHAPES[name]).save_pretrained(folder)
-    tokenizer = make_tokenizer((table(i * CONFIGS_PER_GAME).system_full for i in range(len(GAMES))), 4000)
+    tokenizer = make_tokenizer((table(i * CONFIGS_PER_GAME).systems["full"] for i in range(len(GAMES))), 4000)
     trl = importlib.util.find_spec("trl")
     assert trl is not None
     assert trl.origin is not None
