@@ -380,7 +380,7 @@ def test_a_tokenizer_of_another_model_is_refused_and_a_word_that_nobody_says_is_
     (folder / "config.json").write_text(
         json.dumps(json.loads((folder / "config.json").read_text()) | {"vocab_size": 99})
     )
-    with pytest.raises(ConfigError, match=f"words up to {len(tokenizer) - 2}, and the model rows for 99"):
+    with pytest.raises(ConfigError, match=f"ids up to {len(tokenizer) - 2}, but the model embeds only 99"):
         load_tokenizer(ModelConfig(str(folder)))
 
 
