@@ -114,15 +114,15 @@ def _moments(strata: Sequence[np.ndarray]) -> tuple[float, float, int]:
     return mean, float(sum(variances)) / len(strata) ** 2, sum(len(units) - 1 for units in strata)
 
 
-def paired_difference(strata: Sequence[np.ndarray], seed: int = 0) -> Difference:
+def paired_difference(strata: Sequence[np.ndarray]) -> Difference:
     """Mean of the units' differences over strata, with Student's interval and a sign-flip p-value.
 
     Values differ by -2 to 2, which bounds the interval; with a single unit it is that range. Where n units were all
     alike, up to 1 - 0.05^(1/n) of all may be others (about 3/n: Hanley and Lippman-Hand 1983), as different as can be.
     The p-value is that of the randomisation test: if both players were equal, each unit's difference might as well have
-    had the other sign (Fisher 1935). ``seed`` is for its samples.
+    had the other sign (Fisher 1935).
     """
-    rng, flipped = np.random.default_rng(seed), np.zeros(RESAMPLES)
+    rng, flipped = np.random.default_rng(0), np.zeros(RESAMPLES)
     estimate, variance, degrees = _moments(strata)
     for units in strata:
         rows = max(1, CELLS // len(units))

@@ -92,15 +92,15 @@ class Adapters:
 
         if missing := [name for name in self.heads if not (folder / f"{name}.safetensors").exists()]:
             raise ConfigError(f"{folder} holds no {missing[0]}.safetensors: it was trained without it")
-        adapter, *heads = (load_file(folder / f"{name}.safetensors") for name in ("adapter_model", *self.heads))
-        ours = {"adapter": self.past_adapter("default")} | {n: head.state_dict() for n, head in self.heads.items()}
-        for (name, expected), tensors in zip(ours.items(), [adapter, *heads], strict=True):
-            if _shapes(tensors) != _shapes(expected):
+        ours = {"adapter_model": self.past_adapter("default")} | {n: h.state_dict() for n, h in self.heads.items()}
+        theirs = {name: load_file(folder / f"{name}.safetensors") for name in ours}
+        for name in ours:
+            if _shapes(theirs[name]) != _shapes(ours[name]):
                 what = "these games" if name == "state_head" else f"{self.model_name} with this lora section"
                 raise ConfigError(f"{folder}: its {name} does not fit {what}")
-        set_peft_model_state_dict(self.peft_model, adapter)
-        for head, tensors in zip(self.heads.values(), heads, strict=True):
-            head.load_state_dict(tensors)
+        set_peft_model_state_dict(self.peft_model, theirs["adapter_model"])
+        for name, head in self.heads.items():
+            head.load_state_dict(theirs[name])
 
     # -- frozen adapters ---------------------------------------------------------------------------------------------
 

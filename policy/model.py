@@ -161,10 +161,9 @@ def _located(name: str) -> str:
 
 
 def check_folder(key: str, name: str) -> None:
-    """Check a folder before libraries read it: they would wait for a pipe, or read a device without end.
+    """Raise ConfigError where a folder holds a text that is too large or a file that is not a regular one.
 
-    Raises:
-        ConfigError: a file is not a regular one, or a text file is too large.
+    Libraries would wait for a pipe, or read a device without end.
     """
     folder = Path(os.path.expanduser(name))
     if folder.is_file():

@@ -249,18 +249,15 @@ class Reader:
 
     def forward(self, reads: list[Read], rows: list[Row]) -> list[tuple[Tensor, Kept | None]]:
         """``read`` for one batch of sorted ``rows``: the hidden state of each, and keys and values where asked for."""
-        kvs: list[Kept | None] = [None] * len(reads)
-        ends, cut = [[len(row.ids) - 1] for row in rows], CUTS[self.device.type != "cpu"]
-        if not any(read.keep or read.kv for read in reads):
-            tree = grow(rows, ends, None, cut)
-            hidden_UD = self._run(rows, tree)
-        else:
-            tree = grow(rows, ends, self.store.take, cut)
-            try:
-                hidden_UD = self._run(rows, tree, self.store)
-                kvs = [Kept(self.store, path) if r.keep else None for r, path in zip(reads, tree.paths, strict=True)]
-            finally:
-                self.store.hold(tree.slots_N, -1)
+        store = self.store if any(read.keep or read.kv for read in reads) else None
+        ends = [[len(row.ids) - 1] for row in rows]
+        tree = grow(rows, ends, store.take if store else None, CUTS[self.device.type != "cpu"])
+        try:
+            hidden_UD = self._run(rows, tree, store)
+            kvs = [Kept(store, path) if store and r.keep else None for r, path in zip(reads, tree.paths, strict=True)]
+        finally:
+            if store:
+                store.hold(tree.slots_N, -1)
         at = np.searchsorted(tree.reads_U, [flat[-1] for flat in tree.flat])
         return list(zip(hidden_UD[torch.from_numpy(at).to(self.device)], kvs, strict=True))
 

@@ -54,19 +54,14 @@ class Tree(NamedTuple):
     last: list[Bucket]  # only the tokens that are read, for the last layer
 
 
-def common(a: Seq[int], b: Seq[int]) -> int:
-    """Length of the common beginning."""
-    for i, (x, y) in enumerate(zip(a, b, strict=False)):
-        if x != y:
-            return i
-    return min(len(a), len(b))
-
-
 def new_tokens(rows: Seq[Row]) -> Iterator[tuple[int, int]]:
     """For each of the sorted rows: how many of its tokens it shares with the row before, and how many are new."""
-    before: Row | None = None
+    before = Row(())
     for row in rows:
-        shared = common(before.ids, row.ids) if before is not None and before.past is row.past else 0
+        shared = 0
+        if before.past is row.past:
+            differing = (i for i, (x, y) in enumerate(zip(before.ids, row.ids, strict=False)) if x != y)
+            shared = next(differing, min(len(before.ids), len(row.ids)))
         yield shared, len(row.ids) - shared
         before = row
 
