@@ -151,7 +151,7 @@ def folder_of(name: str) -> Path | None:
 def _located(name: str) -> str:
     """The folder of a base model, wherever the program was started, or its name on the Hub; ConfigError: no folder."""
     if folder := folder_of(name):
-        return name if Path(os.path.expanduser(name)).is_dir() else str(folder)
+        return str(folder)
     if name.startswith((".", "/", "~", "models/")):  # cannot be a name on the Hub
         raise ConfigError(
             f"model.model_name: there is no folder {Path(name)} (scripts/make_tiny_model.py makes a tiny one)"

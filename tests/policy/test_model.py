@@ -371,6 +371,13 @@ def test_a_missing_folder_is_told_in_one_line(name):
     assert f"no folder {name.removeprefix('./')}" in refusal(ModelConfig(name))
 
 
+def test_a_base_in_the_users_home_is_found_where_no_shell_wrote_its_path_out(tiny_models, monkeypatch):
+    folder = Path(tiny_models["qwen2"])
+    monkeypatch.setenv("HOME", str(folder.parent))  # as after --set model.model_name=~/qwen2
+    assert load_architecture(ModelConfig(f"~/{folder.name}")).model_type == "qwen2"
+    assert load_tokenizer(ModelConfig(f"~/{folder.name}")).chat_template
+
+
 def test_a_tokenizer_of_another_model_is_refused_and_a_word_that_nobody_says_is_not(tiny_models, tmp_path):
     folder = shutil.copytree(tiny_models["qwen2"], tmp_path / "odd")
     tokenizer = load_tokenizer(ModelConfig(str(folder)))
