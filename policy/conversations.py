@@ -20,7 +20,7 @@ class Turn:
     trie: AnswerTrie | None  # None: the answer is free
     before: Sequence  # what this turn continues; empty where the conversation is read for the first time
     ids: list[int]  # the whole conversation
-    made: Decision  # the answer so far, as training will see it
+    decision: Decision  # the answer so far, as training will see it
     cached: Any = None  # keys and values of the tokens read so far
     text: str = ""  # of a legal answer, END included
     known: dict[str, Any] = field(default_factory=dict)  # beginning of ``text`` -> hidden state after it
@@ -29,7 +29,7 @@ class Turn:
     @property
     def written(self) -> int:
         """Tokens of the answer so far."""
-        return len(self.ids) - self.made.start
+        return len(self.ids) - self.decision.start
 
     @property
     def stays(self) -> bool:
@@ -38,11 +38,12 @@ class Turn:
 
     def record(self, chosen: int, logprob: float, allowed: list[int] | None = None) -> None:
         """Note a choice; to be called before its token is added to ``ids``."""
-        self.made.positions.append(len(self.ids) - 1)
-        self.made.chosen.append(chosen)
-        self.made.token_logprobs.append(logprob)
-        if self.made.allowed is not None:
-            self.made.allowed.append(allowed or [])
+        decision = self.decision
+        decision.positions.append(len(self.ids) - 1)
+        decision.chosen.append(chosen)
+        decision.token_logprobs.append(logprob)
+        if decision.allowed is not None:
+            decision.allowed.append(allowed or [])
 
 
 _Held = tuple[list[Message], Sequence, Any]  # messages, their tokens, and keys and values of those
@@ -75,8 +76,8 @@ class Conversations:
         start = len(before.ids) + len(prompt)
         if start + (trie.longest if trie else free_tokens or 0) > max_seq_length:
             return None
-        made = Decision(start, allowed=[] if trie else None, ply=len(query.history))
-        return Turn(query, trie, before, [*before.ids, *prompt], made, cached)
+        decision = Decision(start, allowed=[] if trie else None, ply=len(query.history))
+        return Turn(query, trie, before, [*before.ids, *prompt], decision, cached)
 
     def write(self, turn: Turn, tokens: list[int], logprobs: Seq[float]) -> None:
         """Write a whole answer, given its tokens and their log-probabilities in nats.
@@ -98,13 +99,13 @@ class Conversations:
 
         ``version``: of the adapter that answered. ``learn``: whether to train on this decision.
         """
-        tokens, text = turn.ids[turn.made.start :], turn.text.removesuffix(END)
+        tokens, text = turn.ids[turn.decision.start :], turn.text.removesuffix(END)
         if turn.trie is None:
             text, ended = self.chat.answer_text(tokens)
             if not ended:  # cut off at the limit: the conversation still needs the end of the turn
                 turn.ids.append(self.chat.end_id)
-        query, logprob = turn.query, sum(turn.made.token_logprobs)
-        decision = replace(turn.made, stop=len(turn.ids), logprob=logprob, value=turn.value, version=version)
+        query, logprob = turn.query, sum(turn.decision.token_logprobs)
+        decision = replace(turn.decision, stop=len(turn.ids), logprob=logprob, value=turn.value, version=version)
         decisions = [*turn.before.decisions, *([decision] if learn else [])]
         sequence = Sequence(turn.ids, decisions, turn.before.shared)
         if turn.stays:
