@@ -53,11 +53,7 @@ class ModelPlayer:
         return self.policy.act([replace(query, adapter=self.adapter) for query in queries])
 
     def action_probs(self, queries: Sequence[Query]) -> list[dict[int, float]]:
-        """Probability of every legal action in ``act``: 0 or 1 where the policy is greedy.
-
-        Raises:
-            PromptTooLongError: as ``Policy.action_probs``.
-        """
+        """Probability of every legal action in ``act``, 0 or 1 where greedy; raises as ``Policy.action_probs``."""
         if self.policy.greedy:
             actions = self.act(queries)
             if any(action.truncated for action in actions):

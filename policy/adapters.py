@@ -82,11 +82,7 @@ class Adapters:
             save_file(tensors, folder / f"{name}.safetensors")
 
     def load(self, folder: Path) -> None:
-        """Read what ``save`` wrote into ``default`` and the heads, bit for bit.
-
-        Raises:
-            ConfigError: the files are of another model or another LoRA configuration.
-        """
+        """Load what ``save`` wrote into ``default`` and the heads; ConfigError: it is of another model or LoRA."""
         from peft import set_peft_model_state_dict
         from safetensors.torch import load_file
 

@@ -155,8 +155,7 @@ class ChatFormat:
         """
         chars = {token: char for char, token in self.answer_ids.items()}
         text = "".join(chars.get(token, f"<{token}>") for token in tokens)
-        while len(follow := trie.follow.get(text, "")) == 1:
-            text += follow
+        text = trie.completed(text)
         if not text.endswith(END) or END not in trie.follow.get(text[:-1], ""):
             raise ValueError(f"no legal answer: {text!r}")
         follows = (trie.follow[text[:i]] for i in range(len(tokens)))
@@ -180,7 +179,12 @@ class AnswerTrie:
     follow: dict[str, str]  # prefix of an answer -> characters that may come next, in the order of ANSWER_CHARS
     longest: int  # characters of the longest answer, END included
     last_choice: int  # length of the longest prefix that leaves a choice; -1 where none does
-    forced: dict[str, str]  # prefix of an answer -> the characters that follow it without a choice
+
+    def completed(self, text: str) -> str:
+        """``text`` and the characters that follow it without a choice."""
+        while len(follow := self.follow.get(text, "")) == 1:
+            text += follow
+        return text
 
     def choices_after(self, text: str) -> list[str]:
         """The continuations of ``text`` that end at another choice."""
@@ -199,7 +203,7 @@ class AnswerTrie:
         return passes
 
 
-@lru_cache(maxsize=1024)  # a trie of 289 actions takes 67 KB
+@lru_cache(maxsize=1024)  # a trie of 289 actions takes 23 KB
 def answer_trie(legal: tuple[int, ...]) -> AnswerTrie:
     """The trie of the legal action ids."""
     follow: dict[str, set[str]] = {}
@@ -209,8 +213,4 @@ def answer_trie(legal: tuple[int, ...]) -> AnswerTrie:
             follow.setdefault(text[:i], set()).add(char)
     choices = [len(prefix) for prefix, chars in follow.items() if len(chars) > 1]
     ordered = {prefix: "".join(sorted(chars)) for prefix, chars in follow.items()}
-    forced: dict[str, str] = {}
-    for prefix in sorted((p + char for p, chars in ordered.items() for char in chars), key=len, reverse=True):
-        only = ordered.get(prefix, "")
-        forced[prefix] = only + forced[prefix + only] if len(only) == 1 else ""
-    return AnswerTrie(ordered, max(map(len, follow)) + 1, max(choices, default=-1), forced)
+    return AnswerTrie(ordered, max(map(len, follow)) + 1, max(choices, default=-1))

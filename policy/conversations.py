@@ -80,11 +80,7 @@ class Conversations:
         return Turn(query, trie, before, [*before.ids, *prompt], decision, cached)
 
     def write(self, turn: Turn, tokens: list[int], logprobs: Seq[float]) -> None:
-        """Write a whole answer, given its tokens and their log-probabilities in nats.
-
-        Raises:
-            ValueError: it is not a legal answer; nothing has been written.
-        """
+        """Write a whole answer, log-probabilities in nats; ValueError: it is not legal, and nothing is written."""
         choices: dict[int, list[int]] = {}
         if turn.trie:
             text, choices = self.chat.legal_answer(turn.trie, tokens)

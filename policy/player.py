@@ -241,9 +241,8 @@ class Policy(Adapters):
             char = ANSWER_CHARS[pick]
             if len(follow) > 1:
                 turn.record(self.chat.answer_ids[char], logprob, self.chat.answers_of(follow))
-            chars = char + turn.trie.forced[turn.text + char]  # what follows without a choice is not asked for
-            turn.text += chars
-            turn.ids += self.chat.answers_of(chars)
+            before, turn.text = turn.text, turn.trie.completed(turn.text + char)
+            turn.ids += self.chat.answers_of(turn.text[len(before) :])
 
     def _choose_free(self, turns: list[Turn], hidden_ND: Tensor) -> None:
         """Sample the next token of each answer from the whole vocabulary."""

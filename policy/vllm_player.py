@@ -205,11 +205,7 @@ class Engine:
         return not server.out and server.version is not None and self.version - server.version <= self.stale
 
     def _write(self, turn: Turn, answer: Any, version: int, most: int) -> None:
-        """Write a server's answer, of at most ``most`` tokens, into the conversation.
-
-        Raises:
-            ValueError: it is malformed, or not an answer to the request; nothing has been written.
-        """
+        """Write a server's answer of at most ``most`` tokens; ValueError: it is malformed, and nothing is written."""
         tokens, logprobs = _sampled(answer, self.name(version), self.policy.base.config.vocab_size)
         if len(tokens) > most or not set(self.policy.chat.ends).isdisjoint(tokens[:-1]):
             raise ValueError(f"too many tokens, or some after the end: {len(tokens)} where {most} were asked for")

@@ -566,11 +566,11 @@ def test_what_the_next_pass_needs_is_not_given_back_before_it():
 
 
 def test_what_follows_without_a_choice_is_known_to_its_end():
-    forced = answer_trie((3, 12, 140, 141)).forced
-    assert {prefix: forced[prefix] for prefix in ("3", "1", "12", "14", "140")} == {
-        "3": ".", "1": "", "12": ".", "14": "", "140": "."
-    }  # fmt: skip
-    assert answer_trie((3, 120)).forced["1"] == "20."
+    trie = answer_trie((3, 12, 140, 141))
+    assert [trie.completed(prefix) for prefix in ("3", "1", "12", "14", "140", "12.")] == [
+        "3.", "1", "12.", "14", "140.", "12."
+    ]  # fmt: skip
+    assert answer_trie((3, 120)).completed("1") == "120."
 
 
 def test_a_base_is_made_anew_when_the_texts_it_reads_change(tmp_path, monkeypatch, capsys):
