@@ -24,9 +24,9 @@ MOST_BYTES = 2**31  # size limit of a file of results
 class Arena:
     """Plays tasks in chunks, and keeps the rows of finished games in a JSON-lines file so that a run can be continued.
 
-    The first line holds the settings. Chunks of ``games_at_once`` games (which affects the random numbers) come in the
-    same order each time: a chunk that is complete in the file is not played again, one that was cut short or in which a
-    game failed is. Without a path nothing is kept.
+    The first line holds the settings. Chunks of ``games_at_once`` games (results depend on that number too) come in
+    the same order each time: a chunk that is complete in the file is not played again, one that was cut short or in
+    which a game failed is. Without a path nothing is kept.
 
     Raises:
         ConfigError: the file belongs to other settings, or is damaged.

@@ -1,6 +1,6 @@
 """How good a player is: sampled games with confidence intervals, exact values where the game is small enough.
 
-Values are in [-1, 1]: 2 * score - 1, which in a symmetric zero-sum game is return / greatest return.
+Values are in [-1, 1]: 2 * score - 1, which is return / greatest return where the greatest loss is as large.
 """
 
 import logging

@@ -22,7 +22,7 @@ aten = torch.ops.aten
 # multiple of 128 it has returned NaN as the gradient of the queries (pytorch/pytorch#196678).
 torch.backends.cuda.enable_cudnn_sdp(False)
 
-if os.environ.get("CUBLAS_WORKSPACE_CONFIG") != ":16:8":  # needed by ``in_fixed_order``
+if os.environ.get("CUBLAS_WORKSPACE_CONFIG") != ":16:8":  # for ``in_fixed_order``; read at the first product
     os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
 
 

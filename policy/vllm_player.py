@@ -125,12 +125,12 @@ class Engine:
         actions |= zip(mine, answers, strict=True)
         return [actions[i] for i in range(len(queries))]
 
-    def _request(self, turn: Turn, bad: int) -> dict[str, Any]:
+    def _request(self, turn: Turn, version: int, bad: int) -> dict[str, Any]:
         again = (bad,) if bad else ()  # the same seed would give the same bad answer
         seed = int(2**31 * uniform(self.policy.seed, *turn.query.rng_key, *again))
-        body = {"prompt": turn.ids, "seed": seed, "logprobs": 0, "return_token_ids": True, **PLAIN,
+        body = {"model": self.name(version), "prompt": turn.ids, "seed": seed, "logprobs": 0, "return_token_ids": True,
                 "temperature": 0.0 if self.policy.greedy else self.policy.temperature,
-                "stop_token_ids": self.policy.chat.ends}  # fmt: skip
+                "stop_token_ids": self.policy.chat.ends, **PLAIN}  # fmt: skip
         if turn.trie is None:
             return body | {"max_tokens": self.policy.max_new_tokens}
         return body | {"max_tokens": turn.trie.longest,
@@ -150,7 +150,7 @@ class Engine:
                     raise InterruptedRolloutError
                 if server := await self._choose():
                     version = server.version or 0
-                    body = self._request(turn, bad)
+                    body = self._request(turn, version, bad)
                     status, answer = await self._ask(server, body, left)
                     try:
                         self._write(turn, answer, version, body["max_tokens"])
@@ -172,7 +172,6 @@ class Engine:
     async def _ask(self, server: Server, body: dict[str, Any], left: float) -> tuple[int, Any]:
         seconds = min(left, self.env.env_timeout / ATTEMPTS_IN_TIME)
         server.in_flight += 1
-        body = body | {"model": self.name(server.version or 0)}
         try:
             return await self._unless_stopped(server.call("completions", body, seconds))
         finally:
