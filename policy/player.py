@@ -233,7 +233,7 @@ class Policy(Adapters):
         if self.greedy:
             picks_N = logp_NV.argmax(-1)
         else:
-            picks_N = invert(logp_NV.double().exp().cumsum(-1), self._uniform(turns))[0]
+            picks_N = invert(logp_NV.exp().cumsum(-1), self._uniform(turns))[0]
         self._note_values(turns, hidden_ND)
         logprobs = logp_NV.gather(1, picks_N[:, None])[:, 0].tolist()
         for turn, follow, pick, logprob in zip(turns, follows, picks_N.tolist(), logprobs, strict=True):
@@ -280,26 +280,26 @@ class Policy(Adapters):
         Raises:
             PromptTooLongError: a prompt and its longest answer do not fit into ``max_seq_length``.
         """
-        reads, nodes = [], []
         prompts = [self.chat.first_prompt(query.conversation) for query in queries]
-        answers = [answer_trie(tuple(query.legal)).longest for query in queries]
-        if any(len(ids) + most > self.max_seq_length for (ids, _), most in zip(prompts, answers, strict=True)):
+        tries = [answer_trie(tuple(query.legal)) for query in queries]
+        if any(len(ids) + trie.longest > self.max_seq_length for (ids, _), trie in zip(prompts, tries, strict=True)):
             raise PromptTooLongError
-        for i, (query, (ids, _), kv) in enumerate(zip(queries, prompts, self._begin(prompts), strict=True)):
-            for text, follow in answer_trie(tuple(query.legal)).follow.items():
-                if len(follow) > 1:
-                    answer = [self.chat.answer_ids[c] for c in text]
-                    reads.append(Read(ids + answer, kv, False))
-                    nodes.append((i, text, follow))
         probs = [dict.fromkeys(query.legal, 1.0) for query in queries]
+        reads, choices = [], []
+        for found, trie, (ids, _), kv in zip(probs, tries, prompts, self._begin(prompts), strict=True):
+            for text, follow in trie.follow.items():
+                if len(follow) > 1:
+                    reads.append(Read(ids + self.chat.answers_of(text), kv, False))
+                    choices.append((found, text, follow))
         if not reads:
             return probs
-        probs_NV = self._answer_logprobs(self.reader.read(reads)[0], [follow for _, _, follow in nodes]).exp().tolist()
-        for (i, text, _), probs_V in zip(nodes, probs_NV, strict=True):
-            for action in queries[i].legal:
-                answer_text = str(action) + END
-                if answer_text.startswith(text):
-                    probs[i][action] *= probs_V[ANSWER_CHARS.index(answer_text[len(text)])]
+        hidden_ND, _ = self.reader.read(reads)
+        probs_NV = self._answer_logprobs(hidden_ND, [follow for _, _, follow in choices]).exp().tolist()
+        for (found, text, _), probs_V in zip(choices, probs_NV, strict=True):
+            for action in found:
+                answer = str(action) + END
+                if answer.startswith(text):
+                    found[action] *= probs_V[ANSWER_CHARS.index(answer[len(text)])]
         return probs
 
     # -- scoring -------------------------------------------------------------------------------------------------

@@ -52,6 +52,7 @@ class Engine:
         self._loads = set[asyncio.Future[Any]]()  # adapters that are being loaded while games go on
         self._heard = 0.0  # time of the last good answer, or of the first request
         self.conversations = Conversations(policy.chat)
+        self.action_probs = policy.action_probs  # the learner has the weights that were published
 
     def name(self, version: int) -> str:
         """An adapter's name, unique among runs on the same servers and across resumes of this one."""
@@ -103,10 +104,6 @@ class Engine:
         """Forget the conversations of finished episodes."""
         self.conversations.release(episodes)
         self.policy.release(episodes)
-
-    def action_probs(self, queries: Seq[Query]) -> list[dict[int, float]]:
-        """Computed by the learner, which has the same weights."""
-        return self.policy.action_probs(queries)
 
     def act(self, queries: Seq[Query]) -> list[Action]:
         """Answer all queries concurrently. A query without a usable answer fails its episode.
