@@ -95,12 +95,12 @@ class Arena:
 def check_match(own: Contestant, opponent: Contestant) -> None:
     """Raise ConfigError where the two cannot play each other."""
     if own.player is None and opponent.player is not None:
-        raise ConfigError(f"{own.label} against {opponent.label}: the other way round, the model is the player")
+        raise ConfigError(f"{own.label} against {opponent.label}: name the model as the player, the bot as opponent")
     if own.player is not None and isinstance(opponent.player, ModelPlayer):
         differing = [f"env.{key}" for key in PLAYED_BY if getattr(own.env, key) != getattr(opponent.env, key)]
         if differing:
             raise ConfigError(f"{own.label} against {opponent.label}: {', '.join(differing)} of their run_config.json "
-                              "differ, and one table has one kind of prompts and answers")  # fmt: skip
+                              "differ: both must have the same prompts and answers")  # fmt: skip
 
 
 def _episodes(own: Contestant, opponent: Contestant, tasks: Sequence[Task]) -> list[Episode]:

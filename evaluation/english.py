@@ -81,7 +81,7 @@ def measure(policy: Any) -> dict[str, Any] | None:
         with policy.using("base"):
             before, answers_before = perplexity(policy, text), answers(policy)
     except RuntimeError as error:  # the results of the run are safe by then
-        log.warning("what became of the English is not known: %s", " ".join(str(error).split()))
+        log.warning("perplexity and answers in English could not be measured: %s", " ".join(str(error).split()))
         return None
     finally:
         vars(policy).update(saved)

@@ -324,7 +324,7 @@ def check_base(name: str, found: dict[str, str | None]) -> None:
         if trained.get(part, found[part]) != found[part]:
             problem = f"{name}: the {part} of {found['model']} are not those that it was trained with"
             if found["model"] == trained.get("model"):
-                raise ConfigError(f"{problem}; --set model.model_name=... names others")
+                raise ConfigError(f"{problem}; --set model.model_name=... chooses another base")
             log.warning("%s", problem)
 
 

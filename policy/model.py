@@ -185,7 +185,7 @@ def check_adapter(config: ModelConfig) -> None:
     check_folder("adapter", config.adapter)
     folder = Path(os.path.expanduser(config.adapter))
     if folder.is_dir() and not (folder / "adapter_config.json").is_file():
-        raise ConfigError(f"model.adapter: {config.adapter!r} holds no adapter_config.json; expected such as RUN/final")
+        raise ConfigError(f"model.adapter: {config.adapter!r} holds no adapter_config.json; expected e.g. RUN/final")
     if (folder / "manifest.json").exists() and (problems := verify_checkpoint(folder)):
         raise ConfigError(f"model.adapter: {config.adapter!r}: {'; '.join(problems)}")
     if not folder.is_dir() and (folder.is_absolute() or config.adapter.startswith(".") or _hub_problem()):

@@ -59,7 +59,7 @@ def _may_follow(follow: str) -> np.ndarray:
 
 def _must_be_finite(x: Tensor) -> None:
     if not bool(torch.isfinite(x).all()):
-        raise RuinedWeightsError("the weights are ruined: what they make of a prompt is not finite")
+        raise RuinedWeightsError("the weights are ruined: what the model computes for a prompt is not finite")
 
 
 class Policy(Adapters):
