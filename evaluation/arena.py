@@ -1,4 +1,4 @@
-"""Plays contestants against opponents, a fixed number of games at a time, and keeps what was played in a file."""
+"""Plays contestants against opponents, a fixed number of games at a time, and keeps the results in a file."""
 
 import json
 import os
@@ -18,16 +18,15 @@ from evaluation.players import Contestant, ModelPlayer, Seats
 from training.console import Console
 from utils import CheckpointError, ConfigError, in_threads, write_file
 
-MOST_BYTES = 2**31  # of a file with games
+MOST_BYTES = 2**31  # size limit of a file of results
 
 
 class Arena:
-    """Plays tasks chunk by chunk, and keeps the rows of finished games in a JSON-lines file that can be continued.
+    """Plays tasks in chunks, and keeps the rows of finished games in a JSON-lines file so that a run can be continued.
 
-    Its first line holds the settings. Chunks of ``games_at_once`` games (part of what a seed determines) come in the
-    same order each time: one that is whole in the file is not played again, one that was cut short, or in which a game
-    failed, is.
-    Without a path nothing is kept.
+    The first line holds the settings. Chunks of ``games_at_once`` games (results depend on that number too) come in
+    the same order each time: a chunk that is complete in the file is not played again, one that was cut short or in
+    which a game failed is. Without a path nothing is kept.
 
     Raises:
         ConfigError: the file belongs to other settings, or is damaged.
@@ -37,17 +36,17 @@ class Arena:
         self.console, self.games_at_once = console, games_at_once
         self._path, self._head = path, json.dumps({"settings": settings}) + "\n"
         self._done: list[Row] = []  # played, now or before
-        self._kept: list[Row] = []  # from before, not taken yet
-        self._written = (0, 0)  # the file that this process wrote last: its number on the disk, and when
+        self._kept: list[Row] = []  # from the file, not used yet
+        self._written = (0, 0)  # inode and modification time of the file as this process wrote it last
         if path is None:
             return
-        self._path = path = path.resolve()  # what a link leads to is written
+        self._path = path = path.resolve()  # write to the target of a link
         with blaming("--output ", (ConfigError, CheckpointError)):
             text = read_file(path, MOST_BYTES).decode(errors="replace") if path.exists() else ""
             if text and not text.startswith(self._head):
                 raise ConfigError(f"{path}: holds games with other settings; repeat them, or name another file")
-            self._write(text or self._head)  # a place that cannot be written is told before any game
-        for number, line in enumerate(text.split("\n")[1:-1], 2):  # a line cut short is left out
+            self._write(text or self._head)  # a path that cannot be written fails before any game
+        for number, line in enumerate(text.split("\n")[1:-1], 2):  # an incomplete last line is dropped
             with blaming(f"--output {path}: line {number} is damaged: ", (RecursionError, ValueError)):
                 self._kept.append(json.loads(line))
 
@@ -58,10 +57,9 @@ class Arena:
             chunk = tasks[start : start + self.games_at_once]
             played, self._kept = self._kept[: len(chunk)], self._kept[len(chunk) :]
             fresh = len(played) < len(chunk)
-            # What infrastructure lost is played again.
-            fresh |= any(isinstance(row, dict) and row.get("outcome") == "failed" for row in played)
+            fresh |= any(isinstance(row, dict) and row.get("outcome") == "failed" for row in played)  # play it again
             for number, (row, task) in enumerate(zip(played, chunk, strict=False), len(self._done) + 2):
-                expected = _of(own, opponent, game, task)
+                expected = _identity(own, opponent, game, task)
                 if not isinstance(row, dict) or any(row.get(key) != value for key, value in expected.items()):
                     raise ConfigError(f"--output {self._path}: line {number} is another game than this command plays "
                                       "there; name another file")  # fmt: skip
@@ -74,12 +72,12 @@ class Arena:
             if fresh and self._path:
                 lines = [json.dumps(row) + "\n" for row in (*self._done, *self._kept)]
                 self._write(self._head + "".join(lines))
-            told = f"{own.label} against {opponent.label}, {game}: {len(rows)}/{len(tasks)} games"
-            self.console.update(len(self._done), told)
+            progress = f"{own.label} against {opponent.label}, {game}: {len(rows)}/{len(tasks)} games"
+            self.console.update(len(self._done), progress)
         return rows
 
     def _write(self, text: str) -> None:
-        """Replace the file, unless somebody else has since it was written: their games would be lost."""
+        """Replace the file, unless another process has written to it: its games would be lost."""
         assert self._path
         if self._written != (0, 0) and self._stamp != self._written:
             raise ConfigError(
@@ -90,19 +88,19 @@ class Arena:
 
     @property
     def _stamp(self) -> tuple[int, int]:
-        found = self._path.stat() if self._path and self._path.exists() else None
-        return (found.st_ino, found.st_mtime_ns) if found else (0, 0)
+        stat = self._path.stat() if self._path and self._path.exists() else None
+        return (stat.st_ino, stat.st_mtime_ns) if stat else (0, 0)
 
 
 def check_match(own: Contestant, opponent: Contestant) -> None:
-    """Raise ConfigError where the two cannot be put into one game."""
+    """Raise ConfigError where the two cannot play each other."""
     if own.player is None and opponent.player is not None:
-        raise ConfigError(f"{own.label} against {opponent.label}: the other way round, the model is the player")
+        raise ConfigError(f"{own.label} against {opponent.label}: name the model as the player, the bot as opponent")
     if own.player is not None and isinstance(opponent.player, ModelPlayer):
         differing = [f"env.{key}" for key in PLAYED_BY if getattr(own.env, key) != getattr(opponent.env, key)]
         if differing:
             raise ConfigError(f"{own.label} against {opponent.label}: {', '.join(differing)} of their run_config.json "
-                              "differ, and one table has one kind of prompts and answers")  # fmt: skip
+                              "differ: both must have the same prompts and answers")  # fmt: skip
 
 
 def _episodes(own: Contestant, opponent: Contestant, tasks: Sequence[Task]) -> list[Episode]:
@@ -113,7 +111,7 @@ def _episodes(own: Contestant, opponent: Contestant, tasks: Sequence[Task]) -> l
 
 
 def play_bot(spec: str, task: Task) -> Episode:
-    """Play a task with a bot in the model's seat. It is shown the position, so that there is no conversation."""
+    """Play a task with a bot in the model's seat: it is given the state of the game instead of a prompt."""
     env, shared = OpenSpielEnv(EnvConfig()), table(task.task_id)
     try:
         step = env.reset(task)
@@ -125,30 +123,30 @@ def play_bot(spec: str, task: Task) -> Episode:
             if others:
                 decisions, action = decisions + 1, bot.step(position(task.task_id, step.info["history"]))
             step = env.step(str(action))
-    except Exception as error:  # a search or a game that breaks down costs this game alone
+    except Exception as error:  # a failing search or game costs this game alone
         return Episode(task, shared.game.name, 0.0, "failed", info={"error": f"{type(error).__name__}: {error}"})
     info = {key: step.info[key] for key in ("seat", "returns", "history")}
     info |= {"n_decisions": {seat: decisions}, "retries": 0, "length": len(info["history"])}
     return Episode(task, shared.game.name, step.score, "finished", info=info)
 
 
-def _of(own: Contestant, opponent: Contestant, game: str, task: Task) -> Row:
+def _identity(own: Contestant, opponent: Contestant, game: str, task: Task) -> Row:
     return {"player": own.label, "opponent": opponent.label, "game": game, "task_id": task.task_id,
             "seed": task.seed, "index": task.index}  # fmt: skip
 
 
 def _is_result(row: Row) -> bool:
-    """Whether a row from a file says how a game ended in numbers that can be."""
-    ended, score, mass, decisions = (row.get(key) for key in ("outcome", "score", "legal_mass", "decisions"))
-    shares = all(x is None or (is_number(x) and 0 <= x <= 1) for x in (score, mass))
+    """Whether a row from a file holds a possible result of a game."""
+    kind, score, mass, decisions = (row.get(key) for key in ("outcome", "score", "legal_mass", "decisions"))
+    in_range = all(x is None or (is_number(x) and 0 <= x <= 1) for x in (score, mass))
     counted = mass is None or (type(decisions) is int and decisions >= 0 and is_number(decisions))
-    return ended in ("finished", "truncated", "forfeited", "failed") and (score is None) == (ended == "failed") and (
-        shares and counted)  # fmt: skip
+    scored = kind in ("finished", "truncated", "forfeited", "failed") and (score is None) == (kind == "failed")
+    return scored and in_range and counted
 
 
 def _row(own: Contestant, opponent: Contestant, game: str, episode: Episode) -> Row:
     info = episode.info
-    row = _of(own, opponent, game, episode.task) | outcome(episode)
+    row = _identity(own, opponent, game, episode.task) | outcome(episode)
     if episode.outcome == "failed":
         return row
     seat = info["seat"]

@@ -1,4 +1,4 @@
-"""What training on games costs elsewhere: perplexity on English prose, and the answers to some everyday questions.
+"""What training on games does to other uses: perplexity on English prose, and answers to everyday questions.
 
 ``english.txt`` is from Alice's Adventures in Wonderland, the Gettysburg Address, the Declaration of Independence, Pride
 and Prejudice, A Tale of Two Cities, Moby-Dick and A Scandal in Bohemia, all in the public domain.
@@ -16,8 +16,8 @@ from envs.types import Decision, Query, Sequence
 log = logging.getLogger(__name__)
 
 TEXT = Path(__file__).parent / "english.txt"
-WINDOW = 512  # tokens that are read with what stands before them in sight
-MIN_VOCABULARY = 4096  # a tokenizer of fewer tokens was made for games, and its model knows no English
+WINDOW = 512  # tokens of context
+MIN_VOCABULARY = 4096  # a smaller tokenizer was made for games, and its model knows no English
 ANSWER_TOKENS = 48
 QUESTIONS = (
     "What is the capital of France?",
@@ -44,7 +44,7 @@ QUESTIONS = (
 
 
 def perplexity(policy: Any, text: str) -> float:
-    """exp(mean negative log-probability of a token, in nats), read in windows of ``WINDOW`` tokens."""
+    """exp(mean negative log-probability per token, in nats), in windows of ``WINDOW`` tokens."""
     ids = policy.tokenizer(text, add_special_tokens=False)["input_ids"]
     windows = [ids[i : i + WINDOW] for i in range(0, len(ids), WINDOW)]
     sequences = [
@@ -68,29 +68,29 @@ def answers(policy: Any) -> list[str]:
 
 
 def measure(policy: Any) -> dict[str, Any] | None:
-    """Perplexity and answers without the adapter and with it; None: the model never knew English, or a device fails."""
+    """Perplexity and answers without and with the adapter; None: the model never knew English, or the device failed."""
     if len(policy.tokenizer) < MIN_VOCABULARY:
         return None
     text = TEXT.read_text(encoding="utf-8")
-    asked = {"temperature": 1.0, "greedy": True, "constrained": False, "max_new_tokens": ANSWER_TOKENS,
-             "max_seq_length": WINDOW}  # fmt: skip
-    kept = {name: getattr(policy, name) for name in asked}
-    vars(policy).update(asked)
+    settings = {"temperature": 1.0, "greedy": True, "constrained": False, "max_new_tokens": ANSWER_TOKENS,
+                "max_seq_length": WINDOW}  # fmt: skip
+    saved = {name: getattr(policy, name) for name in settings}
+    vars(policy).update(settings)
     try:
-        after, said_after = perplexity(policy, text), answers(policy)
+        after, answers_after = perplexity(policy, text), answers(policy)
         with policy.using("base"):
-            before, said_before = perplexity(policy, text), answers(policy)
-    except RuntimeError as error:  # a run has ended by then
-        log.warning("what became of the English is not known: %s", " ".join(str(error).split()))
+            before, answers_before = perplexity(policy, text), answers(policy)
+    except RuntimeError as error:  # the results of the run are safe by then
+        log.warning("perplexity and answers in English could not be measured: %s", " ".join(str(error).split()))
         return None
     finally:
-        vars(policy).update(kept)
-    said = [list(row) for row in zip(QUESTIONS, said_before, said_after, strict=True)]
-    return {"perplexity_before": before, "perplexity": after, "answers": said}
+        vars(policy).update(saved)
+    rows = [list(row) for row in zip(QUESTIONS, answers_before, answers_after, strict=True)]
+    return {"perplexity_before": before, "perplexity": after, "answers": rows}
 
 
 def line(english: dict[str, Any]) -> str:
-    """What ``measure`` found."""
+    """What ``measure`` found, as a line for the console."""
     same = sum(before == after for _, before, after in english["answers"])
     return (f"English:    perplexity {english['perplexity_before']:.2f} -> {english['perplexity']:.2f}; "
             f"{same} of {len(QUESTIONS)} answers to everyday questions are the same")  # fmt: skip

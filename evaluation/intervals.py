@@ -1,8 +1,8 @@
-"""How sure a number is: intervals of rates and mean scores, and the test of a difference on the same deals.
+"""95 % confidence intervals of rates and mean scores, and the test of a difference on the same deals.
 
-Scores are in [0, 1]. A *unit* is what is independent of everything else: a pair of games of one task, one in each
-seat, and its score is the mean of the two. That stratifies by seat, and games of one configuration count together.
-A *stratum* is the array of a game's units; several strata are averaged with equal weights. All figures are for 95 %.
+Scores are in [0, 1]. A *unit* is one independent observation: a pair of games of one task, one in each seat, whose
+score is the mean of the two, so that both seats weigh the same. A *stratum* is the array of a game's units; several
+strata are averaged with equal weights.
 """
 
 import math
@@ -13,8 +13,8 @@ import numpy as np
 
 Z = 1.959964  # the normal distribution's quantile at 0.975
 RESAMPLES = 10_000
-ALIKE = 0.75  # share of units with one score from which on the others are rare
-CELLS = 2_000_000  # numbers of a resampling in memory at a time
+ALIKE = 0.75  # share of units with the same score from which on the others count as rare
+CELLS = 2_000_000  # random signs in memory at a time
 
 
 class Interval(NamedTuple):
@@ -51,9 +51,9 @@ def student(degrees: int) -> float:
 
 
 def whole_pairs(scores: Sequence[float | None]) -> list[list[float]]:
-    """Games that come in pairs of seats, without those of a pair in which one failed (None): seats would weigh unlike.
+    """Scores in pairs of seats, without pairs in which a game failed (None): one seat would weigh more than the other.
 
-    Where no pair is whole, what there is.
+    Where no pair is whole, the games that there are.
     """
     pairs = [[s for s in scores[i : i + 2] if s is not None] for i in range(0, len(scores), 2)]
     return [pair for pair in pairs if len(pair) == 2] or [pair for pair in pairs if pair]
@@ -68,9 +68,9 @@ def mean_interval(strata: Sequence[np.ndarray], games: int) -> Interval:
     """Mean score over strata of at least one unit, made of ``games`` games in all.
 
     Wilson's interval for the number of won-or-lost games that would have this variance (the effective sample size
-    of survey statistics, Kish 1965): it stays inside [0, 1] and is not empty for a player that always wins, as a
-    normal approximation would be. It is no narrower than ``_rare`` allows. Where no variance was seen, others may still
-    be among the games as they count, up to the end of Wilson's interval of none.
+    of survey statistics, Kish 1965): it stays inside [0, 1] and, unlike a normal approximation, has a width for a
+    player that always wins. It is at least as wide as ``_rare`` says. Where all units have the same score, the share of
+    others that may exist is the upper end of Wilson's interval of none among the ``games``.
     """
     mean, variance, degrees = _moments(strata)
     z = student(degrees) if degrees else Z
@@ -83,11 +83,12 @@ def mean_interval(strata: Sequence[np.ndarray], games: int) -> Interval:
 
 
 def _rare(strata: Sequence[np.ndarray], ends: tuple[float, float]) -> tuple[float, float]:
-    """How far below and above its estimate a mean may be where nearly all units are alike, and at no end of the scale.
+    """How far a mean may be below and above its estimate where nearly all units have one score inside the scale.
 
-    (0, 0) elsewhere. The few others, better or worse ones, then decide, and what they vary says little of how many
-    there are: one loss among a thousand draws has a standard error of its own size. Wilson's intervals of both shares,
-    squared and added (Newcombe 1998, "Interval estimation for the difference between independent proportions").
+    (0, 0) elsewhere. The mean then depends on a few better or worse units, whose variance says little about how many to
+    expect: one loss among a thousand draws has a standard error as large as itself. The distances to the ends of
+    Wilson's intervals of both shares are combined by the root of the sum of squares (Newcombe 1998, "Interval
+    estimation for the difference between independent proportions").
     """
     units = np.concatenate(strata)
     values, counts = np.unique(units, return_counts=True)
@@ -105,24 +106,23 @@ def _rare(strata: Sequence[np.ndarray], ends: tuple[float, float]) -> tuple[floa
 def _moments(strata: Sequence[np.ndarray]) -> tuple[float, float, int]:
     """Mean over strata, the variance of that mean, and its degrees of freedom.
 
-    A stratum of a single unit does not show its variance: it is taken to be the others' mean.
+    A stratum of a single unit has no sample variance: the mean of the others' is used.
     """
     mean = float(np.mean([units.mean() for units in strata]))
-    seen = [units.var(ddof=1) if len(units) > 1 else None for units in strata]
-    others = np.mean([v for v in seen if v is not None] or [0.0])
-    variances = [(others if v is None else v) / len(units) for v, units in zip(seen, strata, strict=True)]
+    typical = np.mean([units.var(ddof=1) for units in strata if len(units) > 1] or [0.0])
+    variances = [(units.var(ddof=1) if len(units) > 1 else typical) / len(units) for units in strata]
     return mean, float(sum(variances)) / len(strata) ** 2, sum(len(units) - 1 for units in strata)
 
 
-def paired_difference(strata: Sequence[np.ndarray], seed: int = 0) -> Difference:
+def paired_difference(strata: Sequence[np.ndarray]) -> Difference:
     """Mean of the units' differences over strata, with Student's interval and a sign-flip p-value.
 
-    Values differ by -2 to 2, and the interval stays in there; a single unit says nothing more. Where n units were all
+    Values differ by -2 to 2, which bounds the interval; with a single unit it is that range. Where n units were all
     alike, up to 1 - 0.05^(1/n) of all may be others (about 3/n: Hanley and Lippman-Hand 1983), as different as can be.
-    The p-value is that of the randomisation test: were both players the same, each unit's difference could as well
-    have had the other sign (Fisher 1935). ``seed`` fixes its samples.
+    The p-value is that of the randomisation test: if both players were equal, each unit's difference might as well have
+    had the other sign (Fisher 1935).
     """
-    rng, flipped = np.random.default_rng(seed), np.zeros(RESAMPLES)
+    rng, flipped = np.random.default_rng(0), np.zeros(RESAMPLES)
     estimate, variance, degrees = _moments(strata)
     for units in strata:
         rows = max(1, CELLS // len(units))

@@ -1,6 +1,6 @@
-"""How good a player is: sampled games with intervals, exact values where the game is small enough.
+"""How good a player is: sampled games with confidence intervals, exact values where the game is small enough.
 
-Values are in [-1, 1]: 2 * score - 1, which in a zero-sum game of even stakes is return / greatest return.
+Values are in [-1, 1]: 2 * score - 1, which is return / greatest return where the greatest loss is as large.
 """
 
 import logging
@@ -29,20 +29,20 @@ tabulate.MIN_PADDING = 0  # columns no wider than they need to be
 
 log = logging.getLogger(__name__)
 
-Row = dict[str, Any]  # of a finished game: how it ended (see outcome) and what else is known
-Progress = Callable[[str, int, int], Any]  # is told of what, how much is done, of how much
-VALUE = "+.3f"  # how tables show a value
+Row = dict[str, Any]  # a finished game: how it ended (see outcome) and what else is known
+Progress = Callable[[str, int, int], Any]  # called with what is being done, how much is done, of how much
+VALUE = "+.3f"  # format of values in tables
 OVERALL = "overall"
-STATES_AT_ONCE = 512  # information states between two words of progress
+STATES_AT_ONCE = 512  # information states between reports of progress
 
 
 class EvaluationError(ProgramError):
-    """Nothing to report, in one line."""
+    """Why there is no result, in one line."""
 
 
 @dataclass(frozen=True)
 class GameResult:
-    """One line of an evaluation: the mean value of sampled play with its 95 % interval, counts and exact values."""
+    """One game of an evaluation: the mean value of sampled play with its 95 % interval, counts and exact values."""
 
     game: str
     episodes: int
@@ -61,57 +61,57 @@ class GameResult:
     legal_mass: float | None = None  # unrestricted probability of legal answers, mean over decisions
     nash_conv: float | None = None
     legal_rate: float | None = None  # share of answers that the parser took for a legal action
-    free_play: dict[str, Any] | None = None  # value and legal_rate of answers that nothing constrains
+    free_play: dict[str, Any] | None = None  # value and legal_rate of unconstrained answers
 
     @property
     def share(self) -> float | None:
-        """Where ``exact`` lies between random play (0) and the best response (1); None: unknown, or they are one."""
+        """Where ``exact`` lies between random play (0) and the best response (1); None: unknown, or those are equal."""
         if self.exact is None or self.random is None or self.ceiling is None or self.ceiling - self.random <= 1e-12:
             return None
         return (self.exact - self.random) / (self.ceiling - self.random)
 
     @property
     def grade(self) -> float:
-        """The one number of curves and of the best checkpoint: ``share``, the value where that is unknown."""
+        """The number for curves and for choosing the best checkpoint: ``share``, or the value where that is unknown."""
         return self.value if self.share is None else self.share
 
     @property
     def row(self) -> dict[str, Any]:
-        """What files hold of it."""
+        """The result as files hold it."""
         return vars(self) | {"share": self.share}
 
 
 def outcome(episode: Episode) -> Row:
-    """How an episode ended: outcome and score; where it failed, no score but the error."""
+    """How an episode ended: outcome and score, or the error where it failed."""
     if episode.outcome == "failed":
         return {"outcome": "failed", "score": None, "error": episode.info["error"]}
     return {"outcome": episode.outcome, "score": episode.score}
 
 
 def legal_rate(episodes: Seq[Episode]) -> float | None:
-    """Share of the answers, those asked for again too, that were read as a legal action; None: there was none."""
+    """Share of answers, retries included, that were parsed as a legal action; None: there were no answers."""
     played = [e for e in episodes if e.outcome != "failed"]
     illegal = sum(e.info["retries"] + (e.outcome == "forfeited" and e.info["own_end"]) for e in played)
     asked = sum(sum(e.info["n_decisions"].values()) + e.info["retries"] for e in played)
-    unanswered = sum(e.outcome == "truncated" and e.info["own_end"] for e in played)  # the last question of these
+    unanswered = sum(e.outcome == "truncated" and e.info["own_end"] for e in played)  # the last query of each
     answers = asked - unanswered
     return 1 - illegal / answers if answers else None
 
 
 def summary(game: str, strata: Seq[Seq[Row]], **exact: Any) -> GameResult:
-    """Summarise the rows of one game, or of several that count the same (a stratum each); pairs are of two seats.
+    """Summarise the rows of one game, or of several with equal weights (a stratum each); rows come in pairs of seats.
 
     Raises:
-        EvaluationError: nothing but failures.
+        EvaluationError: all games failed.
     """
     rows = [row for stratum in strata for row in stratum]
     scores = [row["score"] for row in rows if row["score"] is not None]
     if not scores:
         raise EvaluationError(f"every game of {game} failed; the first: {rows[0]['error']}")
-    told = [pairs for stratum in strata if (pairs := whole_pairs([row["score"] for row in stratum]))]
-    units = [np.array([sum(pair) / len(pair) for pair in pairs]) for pairs in told]
-    value, low, high = (2 * end - 1 for end in mean_interval(units, sum(map(len, chain(*told)))))
-    signs = [np.sign(np.array([*chain(*pairs)]) - 0.5) for pairs in told]  # as the value: games count the same
+    counted = [pairs for stratum in strata if (pairs := whole_pairs([row["score"] for row in stratum]))]
+    units = [np.array([sum(pair) / len(pair) for pair in pairs]) for pairs in counted]
+    value, low, high = (2 * end - 1 for end in mean_interval(units, sum(map(len, chain(*counted)))))
+    signs = [np.sign(np.array([*chain(*pairs)]) - 0.5) for pairs in counted]  # strata have equal weights, as above
     success, draw, loss = (float(np.mean([np.mean(sign_E == kind) for sign_E in signs])) for kind in (1, 0, -1))
     masses = [(row["legal_mass"], row["decisions"]) for row in rows if row.get("legal_mass") is not None]
     decisions = sum(n for _, n in masses)
@@ -124,7 +124,7 @@ def summary(game: str, strata: Seq[Seq[Row]], **exact: Any) -> GameResult:
 def differences(
     ours: Mapping[str, Seq[Row]], theirs: Mapping[str, Seq[Row]], averaged: Seq[str]
 ) -> list[dict[str, Any]]:
-    """Per game, and over those of ``averaged``: what one player's value is above another's, on the same deals.
+    """Difference of two players' values on the same deals: per game, and the mean over those of ``averaged``.
 
     Raises:
         EvaluationError: no deal was played to its end by both.
@@ -145,7 +145,7 @@ def differences(
 
 
 def columns(rows: Seq[dict[str, Any]], style: str = "plain", **forms: str) -> str:
-    """A table with a column for each key that a row knows; numbers to three digits, or as ``forms`` says by key.
+    """A table with a column for each key that is not None in all rows; ``forms``: format by key, else three digits.
 
     ``style``: tabulate's, "github" for Markdown.
     """
@@ -162,29 +162,23 @@ def between(low: float, high: float) -> str:
 
 
 def label(task_id: int) -> str:
-    """The game's name, with its configuration where that is not the first: ``hex#1``."""
+    """The game's name, with the configuration where it is not the first: ``hex#1``."""
     game, _ = decode_task_id(task_id)
     config_id = task_id % CONFIGS_PER_GAME
     return game.name + (f"#{config_id}" if config_id else "")
 
 
 def game_sets(items: Seq[Any]) -> dict[str, list[TaskRange]]:
-    """What to evaluate, one line of a table each: label -> tasks.
-
-    Items are those of ``curriculum.pool``.
+    """The lines of a table of results, label -> tasks, from items as ``curriculum.pool`` takes them.
 
     Raises:
-        ValueError: an item that is none of these, or does not exist.
+        ValueError: not such an item, or there is no such game.
     """
-    found: dict[str, list[TaskRange]] = {}
-    for item in items:
-        for parts in pool([item]).values():
-            found[_range_label(*parts[0])] = parts
-    return found
+    return {_range_label(*parts[0]): parts for item in items for parts in pool([item]).values()}
 
 
 def apart(sets: dict[str, list[TaskRange]]) -> list[str]:
-    """The labels of those sets that no other holds, so that a mean of them counts no game twice."""
+    """The labels of the sets that are not contained in another one, so that a mean over them counts no game twice."""
 
     def within(part: TaskRange, other: list[TaskRange]) -> bool:
         return any(first <= part[0] and part[1] <= last for first, last in other)
@@ -197,7 +191,7 @@ def apart(sets: dict[str, list[TaskRange]]) -> list[str]:
 
 
 def _range_label(first: int, last: int) -> str:
-    """A game's name and its configurations; the name alone where only the first one is meant, or there is but one."""
+    """A game's name and configurations; the name alone where only the first is meant, or all are the same."""
     if first == last:
         return label(first)
     game, _ = decode_task_id(first)
@@ -212,8 +206,8 @@ def paired_tasks(
 ) -> list[list[Task]]:
     """``games`` tasks (an even number) for each set: pairs of one task id, one game in each seat, on reserved seeds.
 
-    Every player that is given the same arguments gets the same deals. The tasks' indices are negative: random
-    streams that training never uses. With another number of ``deals`` these and the deals are others.
+    The same arguments give the same deals, for any player. Task indices are negative, which gives random streams that
+    training never uses. ``deals`` selects one of many independent series of deals and random streams.
     """
     number = count(1 + (deals << 32))
     drawn = [eval_tasks(game_set, games // 2, seed + (deals << 32), opponent) for game_set in game_sets]
@@ -221,13 +215,11 @@ def paired_tasks(
 
 
 def exact_table(player: Any, env_config: EnvConfig, task_id: int, progress: Progress = lambda *_: None) -> dict | None:
-    """The player's policy at every information state, asked as in play.
+    """The player's policy at every information state, with the prompts of play; ``player`` needs ``action_probs``.
 
-    With hidden information a state says what the seat has read and answered before. Where nothing is hidden many
-    histories lead to a position, and it is asked without any. None where the game is too large, where a prompt does not
-    fit or cannot be made, or where prompts are a server's: they are not to be had of positions not met.
-
-    ``player`` needs ``action_probs(queries)``.
+    In games with hidden information a prompt includes the seat's earlier turns. With perfect information many histories
+    lead to a position, and it includes none. None where the game is too large, where a prompt does not fit or cannot be
+    made, or where a server makes the prompts, which it does only for positions that are played.
     """
     if env_config.env_mode != "local" or not exact.feasible(load_game(task_id)):
         return None
@@ -250,9 +242,9 @@ def exact_table(player: Any, env_config: EnvConfig, task_id: int, progress: Prog
 
 
 def table_values(table: dict, task_id: int, nash: bool = False) -> dict[str, float]:
-    """Exact values of a tabular policy, of random play and of the best response, against uniform random, both seats.
+    """Values against uniform random, mean of both seats, of a tabular policy, of random play and of the best response.
 
-    ``nash``: and what both seats together would gain by their best answers to the policy.
+    ``nash``: and NashConv, what both seats together would gain by best responses to the policy.
     """
     game = load_game(task_id)
     low, high = game.min_utility(), game.max_utility()
@@ -275,8 +267,8 @@ def evaluate(
 ) -> list[GameResult]:
     """Play ``games`` games of each task id, half in each seat, and summarise; failed ones are left out and counted.
 
-    Exact values, and with ``nash`` NashConv, are of ``exact_tasks`` (None: of all), where the game is small enough and
-    none was cut off.
+    Exact values, and with ``nash`` NashConv, are computed for ``exact_tasks`` (None: all), where the game is small
+    enough and no episode was truncated.
 
     Raises:
         EvaluationError: every episode of a game failed.
@@ -288,22 +280,22 @@ def evaluate(
     results, levels = [], dict[str, list[list[Episode]]]()
     for task_id, tasks in zip(task_ids, drawn, strict=True):
         mine = [next(episodes) for _ in tasks]
-        if trace:  # programs of files and of servers are all of one name, whatever their task ids
+        if trace:  # several task ids may be of one level, and of files and servers all are of one name
             levels.setdefault(next((e.game for e in mine if e.outcome != "failed"), "trace"), []).append(mine)
             continue
         exactly = (exact_tasks is None or task_id in exact_tasks) and hasattr(player, "action_probs")
-        exactly &= all(e.outcome != "truncated" for e in mine)  # exact values know of no end that prompts have
+        exactly &= all(e.outcome != "truncated" for e in mine)  # exact values assume that prompts always fit
         table = exact_table(player, env_config, task_id, progress) if exactly else None
         exact = table_values(table, task_id, nash) if table else {}
         results.append(summary(label(task_id), [[outcome(e) for e in mine]], legal_rate=legal_rate(mine), **exact))
     for name, parts in levels.items():
-        rate = legal_rate([episode for part in parts for episode in part])
-        results.append(summary(name, [[outcome(e) for e in part] for part in parts], legal_rate=rate))
+        strata = [[outcome(e) for e in part] for part in parts]
+        results.append(summary(name, strata, legal_rate=legal_rate([*chain(*parts)])))
     return results
 
 
 class _Watched:
-    """A player, telling how many of its games have ended."""
+    """A player that reports how many of its games have ended."""
 
     def __init__(self, player: Player, games: int, progress: Progress) -> None:
         self.act, self._pass_on = player.act, getattr(player, "release", lambda episodes: None)
@@ -323,10 +315,10 @@ def _free_play(found: dict[str, Any] | None) -> str | None:
 
 
 def result_table(before: list[dict[str, Any]], after: list[GameResult]) -> tuple[str, dict[str, Any]]:
-    """The closing table as text, and the same as the contents of ``summary.json``."""
+    """The closing table of a run as text, and the contents of ``summary.json``."""
     lines, games, known = [], dict[str, Any](), {old["game"]: old for old in before}
     for new in after:
-        old = known.get(new.game, {})  # nothing, of a game that was not played before training
+        old = known.get(new.game, {})  # empty for a game that was not played before training
         free_before = old.get("free_play")
         lines.append({"game": new.game, "before": old.get("value"), "after": new.value,
                       "95 %": between(new.low, new.high), "exact": new.exact, "ceiling": new.ceiling,
@@ -342,7 +334,7 @@ def result_table(before: list[dict[str, Any]], after: list[GameResult]) -> tuple
         }  # fmt: skip
     text = columns(lines, before=VALUE, after=VALUE, exact=VALUE, ceiling=VALUE)
 
-    def mean(key: str) -> float | None:  # before and after of the same games, or there is nothing to compare
+    def mean(key: str) -> float | None:  # over the same games before and after; None where one is missing
         shares = [g[key] for g in games.values() if g["share"] is not None]
         return sum(shares) / len(shares) if shares and None not in shares else None
 
@@ -357,7 +349,7 @@ def result_table(before: list[dict[str, Any]], after: list[GameResult]) -> tuple
 
 
 class _Transcript:
-    """A player that notes what it was shown, what it answered and what it thought of the alternatives."""
+    """A player that records prompts, answers, values and the probabilities of all legal actions."""
 
     def __init__(self, player: Any, tasks: Seq[Task], with_states: bool) -> None:
         self.player, self.tasks, self.with_states = player, tasks, with_states
@@ -381,7 +373,7 @@ class _Transcript:
         return actions
 
     def _probs(self, queries: list[Query]) -> list[dict[int, float]]:
-        """Of every legal action; {} where what was answered freely fits, and the longest legal answer does not."""
+        """Of every legal action; {} where a free answer fits beside the prompt and the longest legal one does not."""
         try:
             return self.player.action_probs(queries) if queries else []
         except PromptTooLongError:
@@ -391,16 +383,17 @@ class _Transcript:
 def record(player: Any, env_config: EnvConfig, tasks: Seq[Task], step: int) -> list[dict[str, Any]]:
     """Play tasks and return them turn by turn, as rows of ``episodes.jsonl`` for the replay viewer."""
     is_board = env_config.env_type == "openspiel"
-    transcript = _Transcript(player, tasks, is_board and env_config.env_mode == "local")  # a server tells at the end
+    with_states = is_board and env_config.env_mode == "local"  # a server tells histories only at the end
+    transcript = _Transcript(player, tasks, with_states)
     rows = []
     for number, episode in enumerate(play(env_config, transcript, tasks)):
-        kept = {key: episode.info.get(key) for key in ("seat", "returns", "history")}
-        kept["opponent"] = episode.task.opponent
+        details = {key: episode.info.get(key) for key in ("seat", "returns", "history")}
+        details["opponent"] = episode.task.opponent
         if not is_board:
-            kept["history"] = kept["opponent"] = None  # there is no game to replay, and nobody plays against it
+            details["history"] = details["opponent"] = None  # there is no game to replay, and no opponent
         if episode.outcome == "failed":
-            kept["error"] = episode.info["error"]
+            details["error"] = episode.info["error"]
         rows.append({"step": step, "game": episode.game, "task_id": episode.task.task_id, "seed": episode.task.seed,
                      "score": episode.score, "outcome": episode.outcome,
-                     **kept, "turns": transcript.turns.get(number, [])})  # fmt: skip
+                     **details, "turns": transcript.turns.get(number, [])})  # fmt: skip
     return rows

@@ -1,4 +1,4 @@
-"""Who can play, by name: checkpoints, base models, search bots, servers; several of them in one episode."""
+"""Players by name: checkpoints, base models, bots and servers; several of them in one episode."""
 
 import argparse
 import contextlib
@@ -28,17 +28,17 @@ log = logging.getLogger(__name__)
 
 WEIGHTS = "adapter_model.safetensors"
 BOTS = ("random", "mcts", "mcts_light", "ismcts", "perfect", "cfr")
-AFFINETES = (  # how the public environment's evaluate asks a model
+AFFINETES = (  # settings with which the public environment's evaluate asks a model
     'env.protocol="affinetes"', 'env.answer_mode="free"', 'env.history_turns="all"',
     'env.prompt="full"',
 )  # fmt: skip
-# It cuts no answer. What the user sets wins; else servers are told no limit, and models here have room to think.
+# That sets no length limit. Unless the user does, servers get none, and local models get room to think.
 UNLIMITED = 2**53
 ROOM = "ppo.max_new_tokens=1024", "ppo.max_seq_length=32768"
 CALLS_AT_ONCE = 16
-ODD_ANSWERS = 3  # to one question, after which its game has failed
-ATTEMPTS = 8  # of a call that a server did not answer, half a minute of pauses in all
-ANSWER_SECONDS = 300.0  # for all of them
+ODD_ANSWERS = 3  # malformed responses to a query, after which its game has failed
+ATTEMPTS = 8  # at a call that the server does not answer, with half a minute of pauses in all
+ANSWER_SECONDS = 300.0  # for all attempts
 MAX_CHARACTERS = 2**18  # of an answer
 
 
@@ -53,11 +53,7 @@ class ModelPlayer:
         return self.policy.act([replace(query, adapter=self.adapter) for query in queries])
 
     def action_probs(self, queries: Sequence[Query]) -> list[dict[int, float]]:
-        """Probability of every legal action, as ``act`` chooses: all on one where the policy is greedy.
-
-        Raises:
-            PromptTooLongError: as ``Policy.action_probs``.
-        """
+        """Probability of every legal action in ``act``, 0 or 1 where greedy; raises as ``Policy.action_probs``."""
         if self.policy.greedy:
             actions = self.act(queries)
             if any(action.truncated for action in actions):
@@ -68,7 +64,7 @@ class ModelPlayer:
             return self.policy.action_probs(queries)
 
     def legal_mass(self, sequences: list[Tokens]) -> list[float]:
-        """Unrestricted probability of staying legal, per decision; empty where answers are free anyway."""
+        """Probability of staying legal without the constraint, per decision; empty where answers are free anyway."""
         if not self.policy.constrained or not sequences:
             return []
         with self.policy.using(self.adapter):
@@ -76,7 +72,7 @@ class ModelPlayer:
 
 
 class ChatPlayer:
-    """A model behind an OpenAI-compatible server, asked for free answers; the key comes from OPENAI_API_KEY."""
+    """A model on an OpenAI-compatible server, asked for free answers; the key comes from OPENAI_API_KEY."""
 
     def __init__(self, base_url: str, model: str, temperature: float, max_tokens: int | None, seed: int) -> None:
         self._client = HttpClient(base_url, bearer())
@@ -90,28 +86,27 @@ class ChatPlayer:
         """Answer the queries, several at a time.
 
         Raises:
-            ProgramError: the server still gives no answer after repetitions, or refuses the request. One whose answer
-                makes no sense is asked again; then the game has failed.
+            ProgramError: the server gives no answer after ``ATTEMPTS``, or refuses the request. After ``ODD_ANSWERS``
+                malformed responses only the game of that query has failed.
         """
         return in_threads(self._answer, queries, CALLS_AT_ONCE)
 
     def _answer(self, query: Query) -> Action:
         body = self.settings | {"messages": query.conversation, "seed": int(2**31 * uniform(self.seed, *query.rng_key))}
         for _ in range(ODD_ANSWERS):
-            status, text = self._client.call("chat/completions", body, ANSWER_SECONDS, _may_pass, ATTEMPTS)
+            status, text = self._client.call("chat/completions", body, ANSWER_SECONDS, _is_transient, ATTEMPTS)
             if status in (400, 413) and "context" in text.lower():
                 return Action("", truncated=True)
             if status != 200:
                 raise ProgramError(f"{self.url}: {problem_of(status, text)}")
             with contextlib.suppress(LookupError, TypeError, ValueError):
-                said = parse(text)["choices"][0]["message"]["content"] or ""
-                if isinstance(said, str) and len(said) <= MAX_CHARACTERS:
-                    return Action(said)
-        told = f"not the answer of an OpenAI-compatible server: {one_line(text)}"
-        return Action("", error=f"{self.url}: {told}")
+                answer = parse(text)["choices"][0]["message"]["content"] or ""
+                if isinstance(answer, str) and len(answer) <= MAX_CHARACTERS:
+                    return Action(answer)
+        return Action("", error=f"{self.url}: not the answer of an OpenAI-compatible server: {one_line(text)}")
 
 
-def _may_pass(status: int) -> bool:
+def _is_transient(status: int) -> bool:
     return status <= 0 or status in (408, 429) or status >= 500
 
 
@@ -119,11 +114,10 @@ class Seats:
     """One player for the task's own seat, others for the seats of a ``past:LABEL`` opponent."""
 
     def __init__(self, own: Player, others: dict[str, Player]) -> None:
-        self.players: dict[str | None, Player] = {None: own}
-        self.players.update(others.items())
+        self.players: dict[str | None, Player] = {None: own} | others
 
     def act(self, queries: Sequence[Query]) -> list[Action]:
-        """Ask each seat's player."""
+        """Let each seat's player answer its queries."""
         actions: dict[int, Action] = {}
         for label, player in self.players.items():
             picked = [i for i, query in enumerate(queries) if query.adapter == label]
@@ -133,7 +127,7 @@ class Seats:
         return [actions[i] for i in range(len(queries))]
 
     def release(self, episodes: Sequence[int]) -> None:
-        """Tell those who remember conversations."""
+        """Pass on which episodes ended to players that keep conversations."""
         for player in self.players.values():
             if release := getattr(player, "release", None):
                 release(episodes)
@@ -141,7 +135,7 @@ class Seats:
 
 @dataclass
 class Contestant:
-    """Someone to evaluate or to play against. ``origin`` says what exactly it was, for files."""
+    """A player to evaluate or to play against. ``origin`` identifies it in files of results."""
 
     label: str
     origin: dict[str, Any]
@@ -151,17 +145,17 @@ class Contestant:
 
     @property
     def opponent(self) -> str:
-        """The opponent string of tasks against it."""
+        """The opponent string of tasks played against it."""
         return self.label if self.player is None else f"past:{self.label}"
 
 
 class Roster:
-    """Finds contestants by name. Those with one base and one configuration share the policy, as adapters.
+    """Finds contestants by name. Those with the same base and settings share one policy, with an adapter each.
 
     Args:
         files, sets: laid over a run's own configuration, as ``--config`` and ``--set`` are.
         seed: of the players' sampling.
-        greedy: the likeliest character at each place instead of a sampled one, so not always the likeliest answer.
+        greedy: take the likeliest character each time instead of sampling; not always the likeliest answer.
         model: the model that ``base`` means, and that servers are asked for; None: that of the first checkpoint.
     """
 
@@ -174,7 +168,7 @@ class Roster:
     def contestant(self, name: str, checkpoints: Sequence[str] = ()) -> Contestant:
         """Load by name: a bot's opponent string, ``base``, an http(s) address or a checkpoint's directory.
 
-        ``checkpoints`` are the names among which ``base`` looks for its run.
+        ``checkpoints``: names of players, the first checkpoint among which has the base that ``base`` means.
 
         Raises:
             ConfigError: nothing of that name, or it cannot be loaded.
@@ -183,35 +177,31 @@ class Roster:
             if name.partition(":")[0] in BOTS:
                 with blaming():
                     parse_opponent(name)
-                self._known[name] = Contestant(name, {"bot": name})
+                found = Contestant(name, {"bot": name})
             elif name.startswith(("http://", "https://")):
-                self._known[name] = self._server(name)
-            elif name == "base":
-                self._known[name] = self._base(checkpoints)
+                found = self._server(name)
             else:
-                self._known[name] = self._checkpoint(name)
-            found = self._known[name]
-            if any(other is not found and other.label == found.label for other in self._known.values()):
-                self._known[name] = replace(found, label=f"{found.label}@{name}")
+                found = self._base(checkpoints) if name == "base" else self._checkpoint(name)
+            taken = self._has_label(found.label)
+            self._known[name] = replace(found, label=f"{found.label}@{name}") if taken else found
         return self._known[name]
+
+    def _has_label(self, label: str) -> bool:
+        return any(other.label == label for other in self._known.values())
 
     def config(self, name: str | None) -> SimpleNamespace:
         """The configuration of a checkpoint's run; None: the default files, with ``model`` where there is one."""
-        if name is None:
-            files = DEFAULT_FILES
-            sets = [f"model.model_name={json.dumps(self.model)}"] if self.model else []
-        else:
-            files, sets = [run_config_file(_folder(name))], []
+        files = DEFAULT_FILES if name is None else [run_config_file(_folder(name))]
+        sets = [f"model.model_name={json.dumps(self.model)}"] if name is None and self.model else []
         sets += ROOM if self.public else ()
         return load_sections([*files, *self.files], [*sets, *self.sets], skip_unknown_sections=True)
 
     def _policy(self, config: SimpleNamespace) -> Any:
-        held = SimpleNamespace(**vars(config) | {"model": replace(config.model, adapter=None), "lora": LoraConfig(r=1),
-                                                 "run": replace(config.run, seed=self.seed)})  # fmt: skip
-        ppo = {name: getattr(held.ppo, name) for name in ("temperature", "max_seq_length", "max_new_tokens")}
-        key = repr((held.model, held.env.answer_mode, ppo))  # all that a player knows of its run
+        sections = vars(config) | {"model": replace(config.model, adapter=None), "lora": LoraConfig(r=1),
+                                   "run": replace(config.run, seed=self.seed)}  # fmt: skip
+        key = repr((sections["model"], config.env.answer_mode, _limits(config)))  # all that matters of a run in play
         if key not in self._policies:
-            self._policies[key] = load_policy(held)
+            self._policies[key] = load_policy(SimpleNamespace(**sections))
             self._policies[key].greedy = self.greedy
         return self._policies[key]
 
@@ -226,27 +216,27 @@ class Roster:
 
     def _checkpoint(self, name: str) -> Contestant:
         folder = find_adapter(name)
-        config = self.config(str(folder))  # a run that trains meanwhile may have a newer one by now
+        config = self.config(str(folder))  # not of ``name``: a run in training may have a newer checkpoint by now
         policy, adapter = self._policy(config), f"player{len(self._known)}"
         try:
             policy.add_adapter(adapter, folder)
-        except Exception as error:  # somebody's files
+        except Exception as error:  # the files may be anything
             if not folder.exists():
                 raise ConfigError(f"{name}: its run has deleted {folder.name} meanwhile; repeat the command") from error
             cause = (str(error).strip() or type(error).__name__).splitlines()[0]
-            told = f"{WEIGHTS} or adapter_config.json does not fit {config.model.model_name}"
-            raise ConfigError(f"{name}: {told} ({cause})") from error
-        found = identity(config.model, policy.base, policy.tokenizer)
-        check_base(str(folder), found)
+            files = f"{WEIGHTS} or adapter_config.json"
+            raise ConfigError(f"{name}: {files} does not fit {config.model.model_name} ({cause})") from error
+        base = identity(config.model, policy.base, policy.tokenizer)
+        check_base(str(folder), base)
         digest = fingerprint(folder / WEIGHTS)["sha256"]
         label = "_".join(f"{folder.resolve().parent.name}/{folder.name}".split())
-        if any(other.label == label for other in self._known.values()):
+        if self._has_label(label):
             label = "_".join(str(folder).split())
-        origin = _origin(config, digest) | {"base": found}
+        origin = _origin(config, digest) | {"base": base}
         return Contestant(label, origin, config.env, ModelPlayer(policy, adapter), str(folder))
 
     def _server(self, address: str) -> Contestant:
-        if not ADDRESS.fullmatch(address):  # which is shown, and kept in results
+        if not ADDRESS.fullmatch(address):  # it is shown and kept in results, so it may hold no secret
             raise ConfigError("a server's address is like http://127.0.0.1:8000/v1, without user, password or query")
         if not self.model:
             raise ConfigError(f"{address}: --model must name the model that the server is to be asked for")
@@ -263,7 +253,7 @@ def _is_path(name: str) -> bool:
 
 
 def is_folder(name: str) -> bool:
-    """Whether a player is named by its folder; one that is called as a bot is, say, is not meant."""
+    """Whether a name means a folder; not where a folder is called like a bot, say."""
     return _is_path(name) and Path(name).is_dir()
 
 
@@ -277,9 +267,12 @@ def player_flags(parser: argparse.ArgumentParser) -> None:
     add("--set", nargs="+", default=[], metavar="KEY=VALUE", help="e.g. model.use_4bit=false")
 
 
+def _limits(config: SimpleNamespace) -> dict[str, Any]:
+    return {key: getattr(config.ppo, key) for key in ("temperature", "max_seq_length", "max_new_tokens")}
+
+
 def _origin(config: SimpleNamespace, adapter: str | None) -> dict[str, Any]:
-    ppo = {key: getattr(config.ppo, key) for key in ("temperature", "max_seq_length", "max_new_tokens")}
-    return {"model": vars(config.model), "adapter": adapter, **ppo, **_programs(config)}
+    return {"model": vars(config.model), "adapter": adapter, **_limits(config), **_programs(config)}
 
 
 def _programs(config: SimpleNamespace) -> dict[str, str]:
@@ -294,15 +287,14 @@ def _folder(name: str) -> Path:
         raise ConfigError(f"{name}: no such directory; allowed are a checkpoint, a run, base, a bot (random, mcts, "
                           "mcts_light, mcts:SIMSxROLLOUTS, ismcts, perfect, cfr) or an http(s) address")  # fmt: skip
     if any(folder.glob("checkpoint-*")):
-        latest = latest_checkpoint(folder)
-        if latest is None:
+        if (latest := latest_checkpoint(folder)) is None:
             raise ConfigError(f"{name}: no checkpoint in it verifies")
         return latest
     return folder
 
 
 def find_adapter(name: str) -> Path:
-    """The directory of the checkpoint named, or the latest of a run; ConfigError: there is none, or it is damaged."""
+    """A checkpoint's directory, or that of a run's latest one; ConfigError: there is none, or it is damaged."""
     folder = _folder(name)
     if not (folder / WEIGHTS).is_file():
         raise ConfigError(f"{name}: there is no {WEIGHTS} in {folder}")
@@ -316,9 +308,9 @@ def find_adapter(name: str) -> Path:
 
 
 def check_base(name: str, found: dict[str, str | None]) -> None:
-    """Make sure that a checkpoint plays on the weights and words it was trained with; ``found``: its ``identity``.
+    """Make sure that a checkpoint plays on the base and tokenizer it was trained with; ``found``: their ``identity``.
 
-    A base that was named instead of its own is only warned of: it may be the same in another precision.
+    A base of another name only causes a warning: it may be the same one in another precision.
 
     Raises:
         ConfigError: the model of that name has changed since.
@@ -330,10 +322,10 @@ def check_base(name: str, found: dict[str, str | None]) -> None:
         raise ConfigError(f"{manifest}: base is no object")
     for part in ("weights", "tokenizer"):
         if trained.get(part, found[part]) != found[part]:
-            told = f"{name}: the {part} of {found['model']} are not those that it was trained with"
+            problem = f"{name}: the {part} of {found['model']} are not those that it was trained with"
             if found["model"] == trained.get("model"):
-                raise ConfigError(f"{told}; --set model.model_name=... names others")
-            log.warning("%s", told)
+                raise ConfigError(f"{problem}; --set model.model_name=... chooses another base")
+            log.warning("%s", problem)
 
 
 def run_config_file(folder: Path) -> Path:

@@ -4,8 +4,8 @@
 
 A tiny language model learns Leduc poker against a random opponent, in under a minute of one CPU core. It reads a
 position as words and answers with the number of an action; a LoRA adapter and a value head are trained. Nothing is
-downloaded. The algorithm is that of `train_ppo.py`: a test holds the two to the same numbers on the same games. Left
-out are chat templates, answers of several tokens, mixed games and opponents, the KL penalty, checkpoints and GPUs.
+downloaded. The algorithm is that of `train_ppo.py`: a test checks that both compute the same numbers on the same games.
+Left out are chat templates, answers of several tokens, mixed games and opponents, the KL penalty, checkpoints, GPUs.
 
 Shapes: P distinct prompts, T tokens, M decisions, A answers. Log-probabilities are in nats, rewards in chips.
 """
@@ -23,14 +23,14 @@ from peft import LoraConfig, get_peft_model
 from torch import Tensor, nn
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-SEED, STEPS, GAMES, MINIBATCH, EPOCHS = 0, 120, 512, 128, 1  # games of a step, and of each of its updates
-LEARNING_RATE, ENTROPY_COEF, FALL = 3e-3, 0.1, 0.9  # both fall linearly, by that share; LoRA bears high rates
+SEED, STEPS, GAMES, MINIBATCH, EPOCHS = 0, 120, 512, 128, 1  # GAMES per step, MINIBATCH games per update
+LEARNING_RATE, ENTROPY_COEF, FALL = 3e-3, 0.1, 0.9  # both fall linearly, by the share FALL; LoRA tolerates high rates
 CLIP, VALUE_COEF, MAX_GRAD_NORM, GAMMA, LAMBDA = 0.2, 0.5, 1.0, 1.0, 0.95
 
 # %% [markdown]
 # ## The game
-# What a seat may know becomes words, one token each: `Ks ? raise :` is a king of spades after a raise, before the
-# public card is dealt. The answers `0`, `1` and `2` are fold, call and raise.
+# What a seat may know is written in words of one token each: `Ks ? raise :` is a king of spades after a raise, before
+# the public card is dealt. The answers `0`, `1` and `2` are fold, call and raise.
 # %%
 GAME = pyspiel.load_game("leduc_poker")
 CARDS, BETS, ANSWERS = ["Js", "Jh", "Qs", "Qh", "Ks", "Kh"], ["fold", "call", "raise"], ["0", "1", "2"]
@@ -55,9 +55,9 @@ def advance(state: Any, seat: int, rng: random.Random) -> None:
 
 # %% [markdown]
 # ## The player
-# A Qwen2 of two layers with random weights. They are drawn ten times wider than usual: nobody trains them, so they have
-# to tell positions apart from the start. The policy is the model's own distribution over the legal answers; the critic
-# reads the same last hidden state of the prompt.
+# A Qwen2 of two layers with random weights, whose standard deviation is ten times the usual one: they are not trained,
+# so they must tell positions apart from the start. The policy is the model's own distribution over the legal answers;
+# the critic reads the same hidden state, at the end of the prompt.
 # %%
 class Player(nn.Module):
     """A causal language model that answers with one token, and a value head."""
@@ -92,11 +92,11 @@ def make_player() -> Player:
 
 # %% [markdown]
 # ## Play
-# All games of a step are played at once, one decision of each a round; kept is what the update needs of it.
+# All games of a step are played together, one decision per game and round. Each decision keeps what the update needs.
 # %%
 @dataclass
 class Decision:
-    """One answer; its advantage and the critic's target are known when the game is over."""
+    """One answer; its advantage and the critic's target are known once the game is over."""
 
     prompt: tuple[int, ...]
     legal: list[bool]
@@ -118,7 +118,7 @@ class Game:
 
 @torch.no_grad()
 def play(player: Player, games: int, seed: int) -> list[Game]:
-    """Play so many games against uniform random moves, half of them in each seat."""
+    """Play games against uniformly random moves, half of them in each seat."""
     rng, generator = random.Random(seed), torch.Generator().manual_seed(seed)
     played = [(Game(i % 2, []), GAME.new_initial_state()) for i in range(games)]
     while True:
@@ -143,9 +143,9 @@ def play(player: Player, games: int, seed: int) -> list[Game]:
 
 # %% [markdown]
 # ## Credit
-# A decision is the unit, not a token and not the game: each is credited with what came after it, as far as the critic
-# did not expect it ([GAE](https://arxiv.org/abs/1506.02438)). Rewards are standardised per seat, because the seats win
-# differently much; advantages over all decisions of the step.
+# The unit of credit is a decision, not a token or a game: it is credited with what came after it and the critic did not
+# expect ([GAE](https://arxiv.org/abs/1506.02438)). Rewards are standardised per seat, because one seat wins more than
+# the other, and advantages over all decisions of the step.
 # %%
 def whiten(x_M: Tensor) -> Tensor:
     """Shift and scale to mean 0 and standard deviation 1."""
@@ -161,8 +161,8 @@ def credit(games: list[Game]) -> None:
     for game, reward in zip(games, rewards.tolist(), strict=True):
         advantage = next_value = 0.0
         for decision in reversed(game.decisions):
-            surprise = reward + GAMMA * next_value - decision.value
-            advantage = surprise + GAMMA * LAMBDA * advantage
+            delta = reward + GAMMA * next_value - decision.value
+            advantage = delta + GAMMA * LAMBDA * advantage
             decision.advantage, decision.target = advantage, advantage + decision.value
             reward, next_value = 0.0, decision.value
     decisions = [decision for game in games for decision in game.decisions]
@@ -172,8 +172,8 @@ def credit(games: list[Game]) -> None:
 
 # %% [markdown]
 # ## Loss and update
-# [PPO](https://arxiv.org/abs/1707.06347): the ratio of new to old probability, times the advantage, and no reward for
-# moving it further than the clip allows. The critic is clipped likewise; a bonus keeps the entropy up.
+# [PPO](https://arxiv.org/abs/1707.06347): the ratio of new to old probability times the advantage, without a gain from
+# moving the ratio beyond the clip range. The value loss is clipped in the same way; a bonus keeps the entropy up.
 # %%
 def ppo_loss(player: Player, decisions: list[Decision], entropy_coef: float) -> Tensor:
     """The mean loss of decisions, a scalar."""
@@ -191,7 +191,7 @@ def ppo_loss(player: Player, decisions: list[Decision], entropy_coef: float) -> 
 
 
 def update(player: Player, optimizer: Any, games: list[Game], entropy_coef: float, key: tuple[int, ...]) -> None:
-    """Shuffle games that have been credited, and take an optimizer step a minibatch."""
+    """Shuffle the credited games, and take one optimizer step per minibatch."""
     for epoch in range(EPOCHS):
         order = np.random.default_rng((*key, epoch)).permutation(len(games))
         for start in range(0, len(order), MINIBATCH):
@@ -204,8 +204,8 @@ def update(player: Player, optimizer: Any, games: list[Game], entropy_coef: floa
 
 # %% [markdown]
 # ## How good is it?
-# Leduc poker is small enough to know: the policy is read at every information state, and its expected winnings against
-# random play are computed over the whole game tree, as are those of the best player there is.
+# Leduc poker is small enough for an exact answer: the policy is read at every information state, and its expected
+# winnings against random play are computed over the whole game tree, and so are those of a best response.
 # %%
 @torch.no_grad()
 def share_of_ceiling(player: Player) -> float:
@@ -222,7 +222,7 @@ def share_of_ceiling(player: Player) -> float:
 
 # %%
 def train(steps: int = STEPS) -> list[tuple[int, float]]:
-    """Play and update so many times; print and return the curve: (step, share of the ceiling)."""
+    """Alternate play and updates; print and return the curve: (step, share of the ceiling)."""
     player, curve = make_player(), []
     optimizer = torch.optim.AdamW([p for p in player.parameters() if p.requires_grad], weight_decay=0.0)
     for step in range(steps + 1):
@@ -239,7 +239,7 @@ def train(steps: int = STEPS) -> list[tuple[int, float]]:
 
 
 if __name__ == "__main__":
-    torch.set_num_threads(1)  # threads of a model this small wait for each other
+    torch.set_num_threads(1)  # for a model this small, threads mostly wait for each other
     curve = train()
 
 # %% active="ipynb"

@@ -1,4 +1,4 @@
-"""The adapters on one base: which of them is read with, what is trained, and how they are kept, written and loaded."""
+"""The LoRA adapters on one base: which one is active, which parameters are trained, saving, loading and averaging."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,13 +12,17 @@ from policy.chat import ChatFormat
 from policy.model import ADAPTER_BYTES, ADAPTER_SECONDS, ON_CPU, check_folder, check_kind, must_lack_nothing
 from utils import ConfigError, bounded
 
-AVERAGE_POWER = 7  # of polynomial-decay averaging: the average is that of about the last eighth of a run so far
+AVERAGE_POWER = 7  # exponent of polynomial-decay averaging: it covers about the last eighth of the run so far
+
+
+def _shapes(tensors: dict[str, Tensor]) -> dict[str, torch.Size]:
+    return {name: tensor.shape for name, tensor in tensors.items()}
 
 
 class Adapters:
-    """The adapter ``default`` and the ``heads`` (value_head, ...), all trained; others, frozen, on the same base.
+    """The adapter ``default`` and the ``heads`` (value_head, ...), which are trained, and frozen adapters beside them.
 
-    ``active`` names the one in use; ``"base"`` is none at all.
+    ``active`` is the name of the adapter in use; ``"base"``: none.
     """
 
     chat: ChatFormat
@@ -30,13 +34,13 @@ class Adapters:
         self.active = "default"
 
     def trainable(self) -> dict[str, nn.Parameter]:
-        """Name -> parameter of everything PPO moves: the adapter ``default`` and the heads."""
+        """Name -> parameter of everything PPO trains: the adapter ``default`` and the heads."""
         named = {n: p for n, p in self.peft_model.named_parameters() if ".default." in n and "lora_" in n}
         return named | {f"{name}.{n}": p for name, head in self.heads.items() for n, p in head.named_parameters()}
 
     @contextmanager
     def using(self, adapter: str | None) -> Iterator[None]:
-        """Read with another adapter; ``"base"`` is none at all, None the current one. No gradients inside.
+        """Use another adapter, without gradients; ``"base"``: none. None: the current one, gradients included.
 
         Raises:
             ValueError: no such adapter.
@@ -65,60 +69,55 @@ class Adapters:
     # -- files ---------------------------------------------------------------------------------------------------
 
     def save(self, folder: Path, adapter: str = "default") -> None:
-        """Write an adapter as PEFT, vLLM and the Hub load it, with tokenizer, chat template and heads."""
+        """Write an adapter in the layout that PEFT, vLLM and the Hub load, with tokenizer, chat template and heads."""
         from safetensors.torch import save_file
 
         self.peft_model.save_pretrained(folder, selected_adapters=["default"], save_embedding_layers=False)
-        if adapter != "default":  # PEFT would put it into a folder of its name
+        if adapter != "default":  # PEFT would write it into a subfolder
             save_file(self.past_adapter(adapter), folder / "adapter_model.safetensors", {"format": "pt"})
         (folder / "README.md").unlink(missing_ok=True)  # PEFT's empty model card
         self.chat.save(folder)
         for name, head in self.heads.items():
-            numbers = {n: p.detach().cpu().contiguous() for n, p in head.named_parameters()}
-            save_file(numbers, folder / f"{name}.safetensors")
+            tensors = {n: p.detach().cpu().contiguous() for n, p in head.named_parameters()}
+            save_file(tensors, folder / f"{name}.safetensors")
 
     def load(self, folder: Path) -> None:
-        """Read what ``save`` wrote into ``default`` and the heads, bit for bit.
-
-        Raises:
-            ConfigError: they are of another model or another LoRA configuration.
-        """
-        from peft import get_peft_model_state_dict, set_peft_model_state_dict
+        """Load what ``save`` wrote into ``default`` and the heads; ConfigError: it is of another model or LoRA."""
+        from peft import set_peft_model_state_dict
         from safetensors.torch import load_file
 
         if missing := [name for name in self.heads if not (folder / f"{name}.safetensors").exists()]:
             raise ConfigError(f"{folder} holds no {missing[0]}.safetensors: it was trained without it")
-        adapter, *heads = (load_file(folder / f"{name}.safetensors") for name in ("adapter_model", *self.heads))
-        mine = get_peft_model_state_dict(self.peft_model, save_embedding_layers=False)
-        held = {"adapter": mine} | {name: head.state_dict() for name, head in self.heads.items()}
-        for (name, ours), theirs in zip(held.items(), [adapter, *heads], strict=True):
-            if {n: t.shape for n, t in ours.items()} != {n: t.shape for n, t in theirs.items()}:
+        ours = {"adapter_model": self.past_adapter("default")} | {n: h.state_dict() for n, h in self.heads.items()}
+        theirs = {name: load_file(folder / f"{name}.safetensors") for name in ours}
+        for name in ours:
+            if _shapes(theirs[name]) != _shapes(ours[name]):
                 what = "these games" if name == "state_head" else f"{self.model_name} with this lora section"
                 raise ConfigError(f"{folder}: its {name} does not fit {what}")
-        set_peft_model_state_dict(self.peft_model, adapter)
-        for head, numbers in zip(self.heads.values(), heads, strict=True):
-            head.load_state_dict(numbers)
+        set_peft_model_state_dict(self.peft_model, theirs["adapter_model"])
+        for name, head in self.heads.items():
+            head.load_state_dict(theirs[name])
 
-    # -- frozen ones ---------------------------------------------------------------------------------------------
+    # -- frozen adapters ---------------------------------------------------------------------------------------------
 
     def keep_past(self, name: str, tensors: dict[str, Tensor] | None = None) -> None:
-        """Add a frozen adapter to the base: the current one as it is now, or one that ``past_adapter`` returned.
+        """Add a frozen adapter to the base: a copy of the current one, or ``tensors`` as ``past_adapter`` returns them.
 
         Raises:
-            ConfigError: the tensors are others than those of an adapter; PEFT would copy them over the base.
+            ConfigError: names or shapes are not those of an adapter; PEFT would copy other tensors over the base.
         """
         from peft import set_peft_model_state_dict
 
-        mine = self.past_adapter("default")
-        tensors = mine if tensors is None else tensors
-        if {n: t.shape for n, t in tensors.items()} != {n: t.shape for n, t in mine.items()}:
+        current = self.past_adapter("default")
+        tensors = current if tensors is None else tensors
+        if _shapes(tensors) != _shapes(current):
             raise ConfigError(f"past.safetensors: {name} does not fit {self.model_name} with this lora section")
         self.peft_model.add_adapter(name, self.peft_model.peft_config["default"])
         set_peft_model_state_dict(self.peft_model, tensors, adapter_name=name)
         self.peft_model.set_requires_grad(name, False)
 
     def past_adapter(self, name: str) -> dict[str, Tensor]:
-        """The tensors of an adapter, under the names that PEFT gives them in a file."""
+        """A copy of an adapter's tensors on the CPU, under the names that PEFT gives them in a file."""
         from peft import get_peft_model_state_dict
 
         state = get_peft_model_state_dict(self.peft_model, adapter_name=name, save_embedding_layers=False)
@@ -126,10 +125,10 @@ class Adapters:
 
     @torch.no_grad()
     def follow(self, step: int) -> None:
-        """Move the adapter ``average`` towards the current one after step ``step`` (1, 2, ...); at first it is a copy.
+        """Move the adapter ``average`` towards the current one after ``step`` (1, 2, ...); the first call makes a copy.
 
-        Polynomial-decay averaging (https://arxiv.org/abs/1212.1824): a magnet that follows closely while much
-        changes, and an average that grows longer as less does.
+        Polynomial-decay averaging (https://arxiv.org/abs/1212.1824): it follows closely while the policy still changes
+        much, and averages over more steps later.
         """
         if "average" not in self.peft_model.peft_config:
             return self.keep_past("average")
@@ -140,15 +139,15 @@ class Adapters:
                 parameters[name.replace(".default.", ".average.")].lerp_(parameter, weight)
 
     def forget_past(self, name: str) -> None:
-        """Take a past self off the base."""
+        """Remove a frozen adapter."""
         self.peft_model.delete_adapter(name)
 
     def add_adapter(self, name: str, folder: Path) -> None:
-        """Load another adapter onto the same base, frozen: an earlier self to play against.
+        """Load a frozen adapter from a folder onto the same base, to be played against.
 
         Raises:
-            ValueError: the name is one of the policy's own.
-            ConfigError: the folder cannot be used, or holds a part of an adapter, or more than LoRA on linear layers.
+            ValueError: the name is reserved.
+            ConfigError: the folder cannot be used, lacks weights, or holds more than LoRA on linear layers.
         """
         if name in ("average", "base", "default", "reference"):
             raise ValueError(f"adapter name {name!r} is taken: choose another")

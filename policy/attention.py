@@ -1,4 +1,4 @@
-"""Attention of a tree of tokens: bucket by bucket, keys gathered along each run's path, gradients added up in fp32.
+"""Attention over a tree of tokens: bucket by bucket, keys gathered along each run's path, gradients summed in fp32.
 
 Shapes: N queries or keys in a flat list, Q query heads, H key-value heads, G = Q / H, E head size; R runs, T queries
 and S keys of a bucket.
@@ -18,20 +18,20 @@ from policy.tree import Bucket
 
 aten = torch.ops.aten
 
-# cuDNN's kernel, torch's first choice on sm90, builds a graph for each new shape; with a mask, and 64 keys more than a
-# multiple of 128, it has returned NaN as the gradient of the queries (pytorch/pytorch#196678).
+# cuDNN's kernel, torch's first choice on sm90, builds a graph for each new shape. With a mask and 64 keys more than a
+# multiple of 128 it has returned NaN as the gradient of the queries (pytorch/pytorch#196678).
 torch.backends.cuda.enable_cudnn_sdp(False)
 
-if os.environ.get("CUBLAS_WORKSPACE_CONFIG") != ":16:8":  # read with the first product; ``in_fixed_order`` needs one
+if os.environ.get("CUBLAS_WORKSPACE_CONFIG") != ":16:8":  # for ``in_fixed_order``; read at the first product
     os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
 
 
 @contextmanager
 def in_fixed_order(device: torch.device) -> Iterator[None]:
-    """Let a GPU add up in the same order each time: gradients are the same to the bit, and a resumed run's weights.
+    """Use deterministic algorithms on a GPU: gradients, and so the weights of a resumed run, are the same to the bit.
 
-    Else attention splits the keys among blocks that add to one sum as they end, and ``index_add`` does the same. Not
-    for sampling, whose cumulative sums have no such kernel. A CPU's order is fixed anyway. Source:
+    Otherwise attention and ``index_add`` sum in the order in which blocks happen to finish. Not for sampling, whose
+    cumulative sums have no deterministic kernel. On a CPU the order is fixed anyway. Source:
     https://docs.pytorch.org/docs/stable/notes/randomness.html
     """
     if device.type != "cuda":
@@ -40,7 +40,7 @@ def in_fixed_order(device: torch.device) -> Iterator[None]:
     switch: Any = torch.utils.deterministic
     before = torch.are_deterministic_algorithms_enabled(), switch.fill_uninitialized_memory
     torch.use_deterministic_algorithms(True)
-    switch.fill_uninitialized_memory = False  # else a launch for each new tensor
+    switch.fill_uninitialized_memory = False  # it costs a launch for each new tensor
     try:
         yield
     finally:
@@ -51,15 +51,15 @@ def in_fixed_order(device: torch.device) -> Iterator[None]:
 class PaddedRows(NamedTuple):
     """A bucket on the device of the model; ``mask`` (R, 1, T G, S) is added to the scores."""
 
-    queries: Tensor  # (R T) which query stands there; the first one where none does
-    empty: Tensor | None  # (R T, 1, 1) where none does; None: nowhere
+    queries: Tensor  # (R T) index of the query in each place; 0 in empty places
+    empty: Tensor | None  # (R T, 1, 1) mask of empty places; None: there are none
     keys: Tensor
     mask: Tensor
     shape: tuple[int, int]  # R, T
 
 
 class Runs(NamedTuple):
-    """The buckets of a pass, and where in all their places, one bucket after the other, each query stands (N)."""
+    """The buckets of a pass, and each query's place (N) in their concatenation."""
 
     buckets: list[PaddedRows]
     places_N: Tensor
@@ -74,20 +74,20 @@ def prepare(buckets: list[Bucket], groups: int, dtype: torch.dtype, device: torc
         queries, empty = np.zeros(R * T, np.int64), np.ones(R * T, bool)
         queries[bucket.places], empty[bucket.places] = bucket.queries, False
         places_N[bucket.queries], start = start + bucket.places, start + R * T
-        there = (queries, bucket.positions, bucket.keys)
-        queries_, positions, keys = (torch.from_numpy(x).to(device) for x in there)
+        on_device = (torch.from_numpy(x).to(device) for x in (queries, bucket.positions, bucket.keys))
+        queries_, positions, keys = on_device
         blanks = torch.from_numpy(empty)[:, None, None].to(device) if empty.any() else None
-        hidden = torch.arange(S, device=device) > positions[..., None]
-        mask = torch.zeros(R, 1, T, 1, S, dtype=dtype, device=device).masked_fill_(hidden[:, None, :, None], -torch.inf)
+        future = torch.arange(S, device=device) > positions[..., None]
+        mask = torch.zeros(R, 1, T, 1, S, dtype=dtype, device=device).masked_fill_(future[:, None, :, None], -torch.inf)
         mask = mask.expand(-1, -1, -1, groups, -1).reshape(R, 1, T * groups, S)
         rows.append(PaddedRows(queries_, blanks, keys, mask, (R, T)))
     return Runs(rows, torch.from_numpy(places_N).to(device))
 
 
 def _queries(x_NQE: Tensor, run: PaddedRows, heads: int, blank: bool = False) -> Tensor:
-    """(R, H, T G, E): the query heads of one key-value head are further queries; keys need not be repeated.
+    """(R, H, T G, E): query heads of one key-value head become further queries, so keys need not be repeated.
 
-    ``blank``: zeros where no query stands.
+    ``blank``: fill empty places with zeros.
     """
     (R, T), (_, Q, E) = run.shape, x_NQE.shape
     x = x_NQE.index_select(0, run.queries)
@@ -97,7 +97,7 @@ def _queries(x_NQE: Tensor, run: PaddedRows, heads: int, blank: bool = False) ->
 
 
 def _put_back(parts_RHGE: list[Tensor], runs: Runs, like_NQE: Tensor) -> Tensor:
-    """What each query has got in its bucket (N, Q, E)."""
+    """The inverse of ``_queries``, over all buckets (N, Q, E)."""
     flat, (_, Q, E) = [], like_NQE.shape
     for x, run in zip(parts_RHGE, runs.buckets, strict=True):
         (R, T), heads = run.shape, x.shape[1]
@@ -112,7 +112,7 @@ def _keys(x_NHE: Tensor, run: PaddedRows) -> Tensor:
 
 
 def _forward(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float) -> tuple[Tensor, Tensor]:
-    """The output, and what the backward pass wants besides: on CPUs the logarithm of each query's sum."""
+    """The output, and on CPUs each query's log-sum-exp, for the backward pass."""
     if q.device.type == "cpu":
         return aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, attn_mask=mask, scale=scale)
     return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale), q.new_empty(0)
@@ -120,8 +120,8 @@ def _forward(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float) -> tup
 
 def _backward(q: Tensor, k: Tensor, v: Tensor, out: Tensor, g: Tensor, lse: Tensor, mask: Tensor, scale: float) -> Any:
     """Gradients of queries, keys and values, from that of the output."""
-    if q.device.type == "cpu":  # given the sums, which autograd would compute once more
-        # Not in bf16, of which each head's products cost 0.3 ms before they begin: up to twice the time.
+    if q.device.type == "cpu":  # uses the log-sum-exps, which autograd would compute once more
+        # Not in bf16: each head's products there cost 0.3 ms before they begin, up to twice the time.
         g, q, k, v, out, mask = (x.float() for x in (g, q, k, v, out, mask))
         return aten._scaled_dot_product_flash_attention_for_cpu_backward(
             g, q, k, v, out, lse, 0.0, False, attn_mask=mask, scale=scale
@@ -151,7 +151,7 @@ class _Attend(torch.autograd.Function):
         q_NQE, k_NHE, v_NHE, out_NQE, *sums = ctx.saved_tensors
         [g_NQE] = grads
         by_q, heads = list[Tensor](), k_NHE.shape[1]
-        total = torch.promote_types(k_NHE.dtype, torch.float32)  # one key may be in a thousand paths
+        total = torch.promote_types(k_NHE.dtype, torch.float32)  # one key may be on a thousand paths
         by_k, by_v = (k_NHE.new_zeros(len(k_NHE), k_NHE[0].numel(), dtype=total) for _ in range(2))
         for run, lse in zip(ctx.runs.buckets, sums, strict=True):
             q, out, g = (_queries(x, run, heads, blank=x is g_NQE) for x in (q_NQE, out_NQE, g_NQE))
@@ -164,5 +164,5 @@ class _Attend(torch.autograd.Function):
 
 
 def attend(q_NQE: Tensor, k_NHE: Tensor, v_NHE: Tensor, runs: Runs, scale: float) -> Tensor:
-    """Each query's mean of the values on its path, weighted by softmax(scale q k) (N, Q, E)."""
+    """Attention of each query to the keys on its path, with scores softmax(scale q k) (N, Q, E)."""
     return _Attend.apply(q_NQE, k_NHE, v_NHE, runs, scale)

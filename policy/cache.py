@@ -1,4 +1,4 @@
-"""Keys and values of all conversations in one store; a conversation is the list of its tokens' places in it.
+"""Keys and values of all conversations in one store; a conversation is a list of its tokens' slots in it.
 
 Shapes: C slots, H key-value heads, E head size.
 """
@@ -13,46 +13,46 @@ from policy.tree import Ints
 
 
 class Store:
-    """Keys and values of each layer, (C, H, E) twice; a slot is used again once nobody holds it."""
+    """Keys and values of each layer, (C, H, E) each; slots are counted references, reused once nobody holds them."""
 
     def __init__(self, trunk: Any) -> None:
         self._weight, attn = trunk.embed_tokens.weight, trunk.layers[0].self_attn
         self._shape = trunk.config.num_key_value_heads, attn.head_dim
         self.layers = [(self._room(0), self._room(0)) for _ in trunk.layers]
-        self._holders = np.zeros(0, dtype=np.int32)  # of each slot
+        self._holders = np.zeros(0, dtype=np.int32)  # reference count of each slot
 
     def _room(self, slots: int) -> Tensor:
         return self._weight.new_zeros(slots, *self._shape)
 
     def take(self, tokens: int) -> Ints:
-        """So many slots, held once by the caller. Where memory runs out nothing is taken."""
+        """Allocate slots, held once by the caller; nothing is allocated where memory runs out."""
         free = np.flatnonzero(self._holders == 0)
         if len(free) < tokens or len(self.layers[-1][0]) < len(self._holders):
-            short = max(tokens - len(free), 0)
-            least = len(self._holders) + short
+            missing = max(tokens - len(free), 0)
+            needed = len(self._holders) + missing
             try:
-                self._grow(least + (len(self._holders) // 4 if short else 0))
+                self._grow(needed + (len(self._holders) // 4 if missing else 0))
             except torch.OutOfMemoryError:
-                self._grow(least)
+                self._grow(needed)
             free = np.flatnonzero(self._holders == 0)
         slots = free[:tokens]
         self._holders[slots] = 1
         return slots
 
     def _grow(self, room: int) -> None:
-        for i, pair in enumerate(self.layers):  # one layer at a time is held twice
-            if (more := room - len(pair[0])) > 0:  # else it had grown when memory ran out
+        for i, pair in enumerate(self.layers):  # one layer at a time, which is in memory twice meanwhile
+            if (more := room - len(pair[0])) > 0:  # else it had grown before memory ran out
                 self.layers[i] = tuple(torch.cat((x, self._room(more))) for x in pair)  # type: ignore[assignment]
         self._holders = np.concatenate((self._holders, np.zeros(room - len(self._holders), np.int32)))
 
     def empty(self) -> None:
-        """Give the memory back, where nobody holds anything."""
+        """Free the memory where nobody holds a slot."""
         if not self.held:
             self.layers = [(self._room(0), self._room(0)) for _ in self.layers]
-            self._holders = self._holders[:0]  # else the next to take any would get as many as there ever were
+            self._holders = self._holders[:0]  # else ``take`` would grow to the former size at once
 
     def hold(self, path: Ints, by: int) -> None:
-        """Count one holder more (``by`` 1) or less (-1)."""
+        """Add ``by`` (1 or -1) to the reference counts of slots."""
         self._holders[path] += by
 
     @property
@@ -62,7 +62,7 @@ class Store:
 
 
 class Kept:
-    """A conversation's first tokens. They never change: any number may go on from them; forgotten with the last."""
+    """Slots of a conversation's first tokens, which never change: any number may continue them; freed with the last."""
 
     def __init__(self, store: Store, path: Ints) -> None:
         self._store, self.path = store, path

@@ -1,4 +1,4 @@
-"""Text to tokens: a chat template taken apart, and the tree of legal answers."""
+"""Text to tokens: a chat template taken apart, and the trie of legal answers."""
 
 from __future__ import annotations
 
@@ -14,31 +14,31 @@ from envs.client import one_line
 from envs.types import Message
 from utils import ConfigError, bounded
 
-TEMPLATE_SECONDS, TEMPLATE_BYTES = 5.0, 2**31  # to render a few words in
+TEMPLATE_SECONDS, TEMPLATE_BYTES = 5.0, 2**31  # limits on rendering a few words
 TEMPLATE_CHARACTERS = 2**16
-ASKED = {"enable_thinking": False}  # of a template, in training
+ASKED = {"enable_thinking": False}  # template options in training
 THINKING_OFF = "{%- set enable_thinking = enable_thinking | default(false) -%}"
 END = "."  # stands for the end-of-turn token in an answer
 DIGITS = "0123456789"
 ANSWER_CHARS = END + DIGITS
-KEPT_CHARACTERS = 2**13  # whose tokens are remembered; longer ones, of some server, do not fit or are rare
+KEPT_CHARACTERS = 2**13  # longest text whose tokens are cached; longer ones, from a server, are rare or do not fit
 
 
-def _remembering(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function of texts, which remembers its results unless those are long: thousands would fill the memory."""
-    kept = lru_cache(maxsize=8192)(function)
-    return lambda *texts: (kept if sum(map(len, texts)) <= KEPT_CHARACTERS else function)(*texts)
+def _cached(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Cache a function of texts, except for long ones: thousands of those would fill the memory."""
+    caching = lru_cache(maxsize=8192)(function)
+    return lambda *texts: (caching if sum(map(len, texts)) <= KEPT_CHARACTERS else function)(*texts)
 
 
 class ChatFormat:
-    """The text a chat template puts around messages, taken from the template once.
+    """The text that a chat template puts around messages, extracted from the template once.
 
-    History is never rendered again: a turn adds tokens after those that were sampled. That is only what the
-    model will see elsewhere if the template keeps its prefix; where it does not (Qwen3 drops old think blocks)
-    TRL's training variant of the template does, and is used. What is saved with the adapter asks so wherever read.
+    History is never rendered again: a turn appends tokens to those that were sampled. Other programs will see the same
+    prompt only if the template leaves earlier turns as they are. Where it does not (Qwen3 drops old think blocks),
+    TRL's training variant of the template is used, and saved with the adapter.
 
     Args:
-        ends: what else ends an answer, as a model's ``generation_config`` has it: an id, several or None.
+        ends: further tokens that end an answer, as ``generation_config.eos_token_id``: an id, several or None.
 
     Raises:
         ConfigError: the tokenizer has no such template, or merges digits.
@@ -47,12 +47,12 @@ class ChatFormat:
     def __init__(self, tokenizer: Any, ends: int | list[int] | None = None) -> None:
         self.tokenizer = tokenizer
         self._special = [token.content for token in tokenizer.added_tokens_decoder.values() if token.special]
-        self.encode = _remembering(self._encode)
-        self._first = _remembering(self._encode_first)
+        self.encode = _cached(self._encode)
+        self._first = _cached(self._encode_first)
         self.answers_of = lru_cache(maxsize=4096)(self._answers_of)
         parts = self._parts()
         if parts[2] != parts[4]:
-            tokenizer.chat_template = self._prefix_preserving(tokenizer)
+            tokenizer.chat_template = self._prefix_preserving()
             parts = self._parts()
         self.before_system, self.after_system, self.after_user, self.after_assistant, _ = parts
         self.end_id: int = self._tokens(self.after_assistant)[0]
@@ -65,27 +65,28 @@ class ChatFormat:
         roles = ("system", "user", "assistant", "user", "assistant", "user")
         contents = ("a b", "c", "1", "d", "20", "e")
         talk = [{"role": r, "content": c} for r, c in zip(roles, contents, strict=True)]
-        self._thinks = True  # Qwen3, unless that is switched off; templates that must be told fail
+        self._thinks = True  # Qwen3 does unless told not to; a template that fails without the option is taken to
         with suppress(ConfigError):
             self._thinks = self._render(talk, {}) != self._render(talk)
         if tuple(self.first_prompt(talk)[0]) != self._tokens(self._render(talk)):
             raise ConfigError("model.model_name: its chat template is not a text around each message; Qwen's is needed")
         if self.end_id in tokenizer.added_tokens_decoder and "eos_token" not in tokenizer.chat_template:
-            tokenizer.eos_token_id = self.end_id  # of base models it is another: who reads what is saved would go on
+            tokenizer.eos_token_id = self.end_id  # base models have another one: programs would generate past the turn
 
     def save(self, folder: Path) -> None:
-        """Write the tokenizer; who names no mode of thinking is asked as in training, without."""
+        """Write the tokenizer, with a template that does not think unless asked to, as in training."""
         saved = copy.copy(self.tokenizer)
         if self._thinks:
             saved.chat_template = THINKING_OFF + saved.chat_template
         saved.save_pretrained(folder)
 
-    def _render(self, messages: list[Message], asked: dict[str, bool] = ASKED) -> str:
-        """A template is a program of whoever made the model: it may fail, or never end."""
+    def _render(self, messages: list[Message], options: dict[str, bool] = ASKED) -> str:
+        """Apply the template, a program by whoever made the model: it may fail, or never end."""
+        options = {"tokenize": False, "add_generation_prompt": True, **options}
         try:
             with bounded(TEMPLATE_SECONDS, TEMPLATE_BYTES):
-                text = self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True, **asked)
-        except Exception as error:  # whatever that program raises, or its end by ``bounded``
+                text = self.tokenizer.apply_chat_template(messages, **options)
+        except Exception as error:  # whatever the template raises, or ``bounded``
             cause = one_line(f"{type(error).__name__} {error}")
             raise ConfigError(f"model.model_name: its chat template fails: {cause}") from error
         if len(text) > TEMPLATE_CHARACTERS:
@@ -93,7 +94,7 @@ class ChatFormat:
         return text
 
     def _parts(self) -> list[str]:
-        """What stands before and after a system, a user, an assistant and the last user message."""
+        """The texts before, between and after a system, a user, an assistant and a last user message."""
         if not self.tokenizer.chat_template:
             raise ConfigError("model.model_name: its tokenizer has no chat template; choose a chat (Instruct) model")
         marks = ["SYSTEM-MARK", "USER-MARK", "ASSISTANT-MARK", "LAST-MARK"]
@@ -107,12 +108,11 @@ class ChatFormat:
             parts.append(before)
         return [*parts, text]
 
-    @staticmethod
-    def _prefix_preserving(tokenizer: Any) -> str:
+    def _prefix_preserving(self) -> str:
         try:
             from trl import get_training_chat_template
 
-            return get_training_chat_template(tokenizer) or tokenizer.chat_template
+            return get_training_chat_template(self.tokenizer) or self.tokenizer.chat_template
         except (ImportError, ValueError) as error:
             raise ConfigError(
                 "model.model_name: its chat template rewrites history, and trl has no variant that keeps it "
@@ -123,14 +123,14 @@ class ChatFormat:
         return tuple(self.tokenizer.encode(text, add_special_tokens=False, **options))
 
     def _encode(self, text: str, before: str = "", after: str = "") -> tuple[int, ...]:
-        """Tokens of a message or answer, between parts of the template: in it alone no special token is read."""
+        """Tokens of a message between parts of the template; special tokens are recognised only in the parts."""
         if any(special in text for special in self._special):
             spelt = self._tokens(text, split_special_tokens=True)
             return (*self._tokens(before), *spelt, *self._tokens(after))
         return self._tokens(before + text + after)
 
     def first_prompt(self, conversation: list[Message]) -> tuple[list[int], int]:
-        """Tokens of a whole conversation read for the first time, and how many of them are the system message."""
+        """Tokens of a whole conversation, and how many of them are the system message."""
         ids, shared = self._first(conversation[0]["content"], conversation[1]["content"])
         return [*ids, *self.later(conversation[2:])] if len(conversation) > 2 else list(ids), shared
 
@@ -139,31 +139,30 @@ class ChatFormat:
         return (*head, *self._encode(user, self.after_system, self.after_user)), len(head)
 
     def _answers_of(self, chars: str) -> list[int]:
-        """The tokens of these of ANSWER_CHARS; the same list each time."""
+        """The tokens of some of ANSWER_CHARS; the same list each time."""
         return [self.answer_ids[char] for char in chars]
 
     def answer_text(self, tokens: list[int]) -> tuple[str, bool]:
-        """The text of a sampled answer, and whether it ends its turn, as it does not where it ends by another token."""
-        said = tokens[:-1] if {*tokens[-1:]} & {*self.ends} else tokens
-        return self.tokenizer.decode(said, skip_special_tokens=True), tokens[-1:] == [self.end_id]
+        """The text of a sampled answer, and whether its last token is ``end_id``, the end of the turn."""
+        words = tokens[:-1] if {*tokens[-1:]} & {*self.ends} else tokens
+        return self.tokenizer.decode(words, skip_special_tokens=True), tokens[-1:] == [self.end_id]
 
     def legal_answer(self, trie: AnswerTrie, tokens: list[int]) -> tuple[str, dict[int, list[int]]]:
-        """The text of an answer sampled among legal ones, and of each token that was a choice: index -> allowed ids.
+        """The text of an answer sampled among legal ones, and its choices: index of the token -> allowed ids.
 
         Raises:
-            ValueError: the tokens are no legal answer; what leaves no choice may be missing at their end.
+            ValueError: the tokens are not a legal answer; tokens without a choice may be missing at the end.
         """
         chars = {token: char for char, token in self.answer_ids.items()}
         text = "".join(chars.get(token, f"<{token}>") for token in tokens)
-        while len(follow := trie.follow.get(text, "")) == 1:
-            text += follow
+        text = trie.completed(text)
         if not text.endswith(END) or END not in trie.follow.get(text[:-1], ""):
             raise ValueError(f"no legal answer: {text!r}")
         follows = (trie.follow[text[:i]] for i in range(len(tokens)))
         return text[:-1], {i: self.answers_of(follow) for i, follow in enumerate(follows) if len(follow) > 1}
 
     def later(self, messages: list[Message]) -> list[int]:
-        """Tokens of messages that follow a prompt: answers that were given for the model, and user turns."""
+        """Tokens of messages that follow a prompt: assistant turns that were not sampled, and user turns."""
         ids: list[int] = []
         for message in messages:
             if message["role"] == "assistant":
@@ -180,16 +179,21 @@ class AnswerTrie:
     follow: dict[str, str]  # prefix of an answer -> characters that may come next, in the order of ANSWER_CHARS
     longest: int  # characters of the longest answer, END included
     last_choice: int  # length of the longest prefix that leaves a choice; -1 where none does
-    forced: dict[str, str]  # prefix of an answer -> the characters that follow without a choice
+
+    def completed(self, text: str) -> str:
+        """``text`` and the characters that follow it without a choice."""
+        while len(follow := self.follow.get(text, "")) == 1:
+            text += follow
+        return text
 
     def choices_after(self, text: str) -> list[str]:
-        """What may be written after ``text`` until another choice is left."""
+        """The continuations of ``text`` that end at another choice."""
         return [
             p[len(text) :] for p, chars in self.follow.items() if len(chars) > 1 and p != text and p.startswith(text)
         ]
 
     def passes(self, answer: str, ahead: int) -> int:
-        """Passes that choosing ``answer`` takes, where up to ``ahead`` places that leave a choice are read at once."""
+        """Forward passes that sampling ``answer`` takes where up to ``ahead`` choices are read in one pass."""
         known, passes = set[str](), 0
         for text in (answer[:i] for i in range(len(answer) + 1)):
             if len(self.follow[text]) > 1 and text not in known:
@@ -199,7 +203,7 @@ class AnswerTrie:
         return passes
 
 
-@lru_cache(maxsize=1024)  # of 289 actions: 67 KB
+@lru_cache(maxsize=1024)  # a trie of 289 actions takes 23 KB
 def answer_trie(legal: tuple[int, ...]) -> AnswerTrie:
     """The trie of the legal action ids."""
     follow: dict[str, set[str]] = {}
@@ -209,8 +213,4 @@ def answer_trie(legal: tuple[int, ...]) -> AnswerTrie:
             follow.setdefault(text[:i], set()).add(char)
     choices = [len(prefix) for prefix, chars in follow.items() if len(chars) > 1]
     ordered = {prefix: "".join(sorted(chars)) for prefix, chars in follow.items()}
-    forced: dict[str, str] = {}
-    for prefix in sorted((p + char for p, chars in ordered.items() for char in chars), key=len, reverse=True):
-        only = ordered.get(prefix, "")
-        forced[prefix] = only + forced[prefix + only] if len(only) == 1 else ""
-    return AnswerTrie(ordered, max(map(len, follow)) + 1, max(choices, default=-1), forced)
+    return AnswerTrie(ordered, max(map(len, follow)) + 1, max(choices, default=-1))

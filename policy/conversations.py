@@ -1,7 +1,7 @@
-"""The one bookkeeping of conversations, whoever answers: what a question adds to what was read, what an answer leaves.
+"""Conversations as token sequences, for local and vLLM players alike: a query opens a turn, an answer closes it.
 
-A sequence that was handed out never changes. Each turn makes a new one, which begins with the one before: copying some
-hundred numbers costs microseconds, and nobody has to know who else holds a list.
+A sequence never changes once it has been handed out. Each turn makes a new one that begins with a copy of the one
+before: copying some hundred numbers costs microseconds, and nobody has to know who else holds a list.
 """
 
 from collections.abc import Sequence as Seq
@@ -14,38 +14,39 @@ from policy.chat import END, AnswerTrie, ChatFormat, answer_trie
 
 @dataclass(eq=False, slots=True)
 class Turn:
-    """A question, and its answer as far as it is written; nobody else holds its lists before it is closed."""
+    """A query and its answer so far; nobody else holds its lists until it is closed."""
 
     query: Query
     trie: AnswerTrie | None  # None: the answer is free
-    before: Sequence  # what this turn goes on from; without tokens where the conversation is read for the first time
-    ids: list[int]  # all of the conversation
-    made: Decision  # the answer as training will see it, as far as it is written
-    cached: Any = None  # what the player keeps of the tokens it has read
+    before: Sequence  # what this turn continues; empty where the conversation is read for the first time
+    ids: list[int]  # the whole conversation
+    decision: Decision  # the answer so far, as training will see it
+    cached: Any = None  # keys and values of the tokens read so far
     text: str = ""  # of a legal answer, END included
-    known: dict[str, Any] = field(default_factory=dict)  # what the player has read after such beginnings of it
+    known: dict[str, Any] = field(default_factory=dict)  # beginning of ``text`` -> hidden state after it
     value: float = 0.0
 
     @property
     def written(self) -> int:
         """Tokens of the answer so far."""
-        return len(self.ids) - self.made.start
+        return len(self.ids) - self.decision.start
 
     @property
     def stays(self) -> bool:
-        """Whether the next question may extend this conversation: the same seat's next turn, or a second attempt."""
+        """Whether the next query may extend this conversation: the same seat's next turn, or a second attempt."""
         return self.query.continues or self.trie is None
 
     def record(self, chosen: int, logprob: float, allowed: list[int] | None = None) -> None:
-        """Note a choice, before its token is added."""
-        self.made.positions.append(len(self.ids) - 1)
-        self.made.chosen.append(chosen)
-        self.made.token_logprobs.append(logprob)
-        if self.made.allowed is not None:
-            self.made.allowed.append(allowed or [])
+        """Note a choice; to be called before its token is added to ``ids``."""
+        decision = self.decision
+        decision.positions.append(len(self.ids) - 1)
+        decision.chosen.append(chosen)
+        decision.token_logprobs.append(logprob)
+        if decision.allowed is not None:
+            decision.allowed.append(allowed or [])
 
 
-_Held = tuple[list[Message], Sequence, Any]  # the messages, their tokens, and what the player keeps of those
+_Held = tuple[list[Message], Sequence, Any]  # messages, their tokens, and keys and values of those
 
 
 class Conversations:
@@ -63,7 +64,7 @@ class Conversations:
 
         Args:
             max_seq_length: tokens that prompt and longest answer must fit into; None is returned where they do not.
-            free_tokens: the most that a free answer may have; None: the answer is one of the legal ids.
+            free_tokens: length limit of a free answer; None: the answer is one of the legal ids.
         """
         trie = answer_trie(tuple(query.legal)) if free_tokens is None else None
         messages, before, cached = self._held.pop((query.episode, query.seat), ([], Sequence([]), None))
@@ -75,15 +76,11 @@ class Conversations:
         start = len(before.ids) + len(prompt)
         if start + (trie.longest if trie else free_tokens or 0) > max_seq_length:
             return None
-        made = Decision(start, allowed=[] if trie else None, ply=len(query.history))
-        return Turn(query, trie, before, [*before.ids, *prompt], made, cached)
+        decision = Decision(start, allowed=[] if trie else None, ply=len(query.history))
+        return Turn(query, trie, before, [*before.ids, *prompt], decision, cached)
 
     def write(self, turn: Turn, tokens: list[int], logprobs: Seq[float]) -> None:
-        """Write a whole answer, from its tokens and their log-probabilities in nats.
-
-        Raises:
-            ValueError: it is no legal answer; nothing has been written.
-        """
+        """Write a whole answer, log-probabilities in nats; ValueError: it is not legal, and nothing is written."""
         choices: dict[int, list[int]] = {}
         if turn.trie:
             text, choices = self.chat.legal_answer(turn.trie, tokens)
@@ -94,22 +91,22 @@ class Conversations:
             turn.ids.append(token)
 
     def close(self, turn: Turn, version: int | None = None, learn: bool = True) -> Action:
-        """The written answer as an action; remembered where the seat's next question may extend the conversation.
+        """The answer as an action; the conversation is kept where the seat's next query may extend it.
 
-        ``version``: of the adapter that answered. ``learn``: whether the answer is a decision to train on.
+        ``version``: of the adapter that answered. ``learn``: whether to train on this decision.
         """
-        tokens, text = turn.ids[turn.made.start :], turn.text.removesuffix(END)
+        tokens, text = turn.ids[turn.decision.start :], turn.text.removesuffix(END)
         if turn.trie is None:
             text, ended = self.chat.answer_text(tokens)
-            if not ended:  # cut at the limit: the conversation still needs the end of the turn
+            if not ended:  # cut off at the limit: the conversation still needs the end of the turn
                 turn.ids.append(self.chat.end_id)
-        query, logprob = turn.query, sum(turn.made.token_logprobs)
-        decision = replace(turn.made, stop=len(turn.ids), logprob=logprob, value=turn.value, version=version)
+        query, logprob = turn.query, sum(turn.decision.token_logprobs)
+        decision = replace(turn.decision, stop=len(turn.ids), logprob=logprob, value=turn.value, version=version)
         decisions = [*turn.before.decisions, *([decision] if learn else [])]
         sequence = Sequence(turn.ids, decisions, turn.before.shared)
         if turn.stays:
             messages = [*query.conversation, {"role": "assistant", "content": text}]
-            cached = turn.cached if query.continues else None  # a second attempt is too rare to keep it for
+            cached = turn.cached if query.continues else None  # not for a second attempt, which is rare
             self._held[query.episode, query.seat] = (messages, sequence, cached)
         return Action(text, tokens, decision.logprob, decision.value, sequence, extends=bool(turn.before.ids))
 
@@ -119,5 +116,5 @@ class Conversations:
         self._held = {seat: held for seat, held in self._held.items() if seat[0] not in ended}
 
     def clear(self) -> None:
-        """Forget all."""
+        """Forget all conversations."""
         self._held.clear()

@@ -1,4 +1,4 @@
-"""Memory of a process on a CPU: what glibc keeps of what is freed, and oneDNN of the kernels that it compiles."""
+"""CPU memory: how much of what is freed glibc keeps, and how many compiled kernels oneDNN caches."""
 
 import ctypes
 import os
@@ -7,11 +7,11 @@ from typing import Any
 
 import psutil
 
-IDLE = 1 << 30  # bytes that the process may grow by before what is free goes back to the kernel
-KERNELS = 128  # products of one shape each that oneDNN and torch keep; a pass has 46 to 81, and no two passes the same
-KERNEL_BYTES = 1.2e6  # of one, its code and its tables, measured with SmolLM2-135M
+IDLE = 1 << 30  # bytes that the process may grow by before freed memory goes back to the system
+KERNELS = 128  # cached matrix products, each of one shape; a pass has 46 to 81, and no two passes have the same
+KERNEL_BYTES = 1.2e6  # code and tables of one, measured with SmolLM2-135M
 
-_least = 1 << 62  # bytes in memory before the smallest pass since memory was given back for the last time
+_least = 1 << 62  # smallest resident size at the start of a pass since memory was last given back
 
 
 @cache
@@ -22,11 +22,11 @@ def _libc() -> Any:
 
 
 def keep_freed() -> bool:
-    """Let glibc keep what is freed; else each minibatch gets its activations page by page from the kernel again.
+    """Let glibc keep freed memory, else each minibatch gets its activations page by page from the system again.
 
-    Worth 2 to 6 % of a step. Of kernels only the latest are kept: of 1,024, their number, SmolLM2-135M holds
-    0.7 GB after a step that no pass asks for. Both libraries read theirs before the first product, and not again.
-    Returns whether there was a glibc that took it. Sources: https://man7.org/linux/man-pages/man3/mallopt.3.html,
+    Worth 2 to 6 % of a step. Also limits the cached kernels: with the default of 1,024 SmolLM2-135M holds 0.7 GB of
+    unused ones after a step. Both libraries read their limit before the first product only. Returns whether glibc
+    accepted the setting. Sources: https://man7.org/linux/man-pages/man3/mallopt.3.html,
     https://uxlfoundation.github.io/oneDNN/dev_guide_primitive_cache.html
     """
     for name in ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY"):
@@ -37,10 +37,10 @@ def keep_freed() -> bool:
 
 
 def give_back() -> None:
-    """Give free memory back where the process has grown by more than ``IDLE`` since the first pass after that was done.
+    """Give freed memory back to the system where the process has grown by more than ``IDLE`` since the last time.
 
-    What that pass left is what the next one needs: given back each time, it cost 10 % of SmolLM2-135M's update. Batches
-    of ever other shapes leave holes between what is in use: an hour of it held 8.0 GB, of which 5.6 were free. Source:
+    Not after every pass, whose memory the next one needs: that cost 10 % of SmolLM2-135M's update. Batches of varying
+    shapes fragment the heap: after an hour a process held 8.0 GB, of which 5.6 were free. Source:
     https://man7.org/linux/man-pages/man3/malloc_trim.3.html
     """
     global _least

@@ -1,4 +1,4 @@
-"""The MLP's gate; norm and rotary embedding with gradients of their own: fewer passes over memory, less kept.
+"""The MLP's gate, and norm and rotary embedding with hand-written gradients: less memory traffic, less kept.
 
 Shapes: N tokens, D inputs, H heads, E head size.
 """
@@ -11,17 +11,17 @@ from torch import Tensor
 
 from policy.lora import linears
 
-BLOCK = 1 << 17  # numbers that stay in a core's cache from one pass over them to the next
+BLOCK = 1 << 17  # numbers that fit into a core's cache
 
 
 def gated(mlp: Any, x_ND: Tensor) -> Tensor:
-    """The MLP's gate and its other branch, multiplied."""
+    """The activated gate times the up projection: what enters ``down_proj``."""
     gate, up = linears((mlp.gate_proj, mlp.up_proj), x_ND)
     return mlp.act_fn(gate) * up
 
 
 def _blocks(*tensors: Tensor) -> zip:
-    """Rows of several tensors, as many at a time as stay in the cache."""
+    """Rows of several tensors, as many at a time as fit into the cache."""
     return zip(*(t.split(max(1, BLOCK // tensors[0].shape[-1])) for t in tensors), strict=True)
 
 
@@ -44,7 +44,7 @@ class _Norm(torch.autograd.Function):
         by_x_ND, weight_D = torch.empty_like(x_ND), weight_D.to(inverse_N1.dtype)
         for g, x, inverse, by_x in _blocks(grads[0], x_ND, inverse_N1, by_x_ND):
             g, x = g * weight_D, x.to(inverse.dtype)
-            along = torch.linalg.vecdot(g, x)[:, None] * inverse**3 / -x.shape[-1]
+            along = torch.linalg.vecdot(g, x)[:, None] * inverse**3 / -x.shape[-1]  # through the mean square
             by_x.copy_(g.mul_(inverse).addcmul_(x, along))
         return by_x_ND, None, None
 
@@ -53,7 +53,7 @@ def norm(module: Any, x_ND: Tensor) -> Tensor:
     """Root mean square normalisation over the last axis; its weight is frozen."""
     if module.weight.requires_grad and torch.is_grad_enabled():
         return module(x_ND)
-    if x_ND.device.type != "cpu":  # one launch there; it rounds once, at the end, where the library rounds twice
+    if x_ND.device.type != "cpu":  # one launch; it rounds once, where the library's module rounds twice
         return F.rms_norm(x_ND, module.weight.shape, module.weight, module.variance_epsilon)
     return _Norm.apply(x_ND.flatten(0, -2), module.weight, module.variance_epsilon).view_as(x_ND)
 
@@ -75,5 +75,5 @@ class _Rotate(torch.autograd.Function):
 
 
 def rotate(x_NHE: Tensor, cos_N1E: Tensor, sin_N1E: Tensor) -> Tensor:
-    """Rotary position embedding; both halves of ``cos`` and of ``sin`` are alike."""
+    """Rotary position embedding; in ``cos`` and ``sin`` both halves are equal."""
     return _Rotate.apply(x_NHE, cos_N1E, sin_N1E)

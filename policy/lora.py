@@ -1,6 +1,6 @@
-"""Linear layers with their adapters, forwards and backwards: the products that LoRA costs, and no others.
+"""Linear layers with LoRA adapters, forward and backward, with no more matrix products than LoRA needs.
 
-An adapter is added into its base's output in the dtype of the computation, whatever the base's weights are held in.
+The adapter's output is added to the base's in the dtype of the computation, whatever dtype the base's weights have.
 
 Shapes: N tokens, D inputs, O outputs, R rank of an adapter.
 """
@@ -15,7 +15,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 
 def _count_the_write(optimizer: torch.optim.Optimizer, *_: Any) -> None:
-    """Count a step as a write to what was trained, which a fused one is not: ``_Adapted.cast`` goes by that count."""
+    """Increase the parameters' versions, as fused optimizers do not: ``_Adapted.cast`` relies on them."""
     torch.autograd.graph.increment_version([p for group in optimizer.param_groups for p in group["params"]])
 
 
@@ -23,7 +23,7 @@ register_optimizer_step_post_hook(_count_the_write)
 
 
 def _weight(base: Any, dtype: torch.dtype) -> Tensor:
-    """The weights of a linear layer (O, D); of one in 4 bits, what they stand for."""
+    """The weights of a linear layer (O, D), dequantised where they are in 4 bits."""
     if not hasattr(base.weight, "quant_state"):
         return base.weight
     from bitsandbytes.functional import dequantize_4bit
@@ -32,7 +32,7 @@ def _weight(base: Any, dtype: torch.dtype) -> Tensor:
 
 
 class _Adapted:
-    """Frozen linear layers of one input; those that have an adapter, with it: x W^T + bias + x A^T (s B)^T."""
+    """Frozen linear layers that share an input, with their adapters: x W^T + bias + x A^T (s B)^T."""
 
     def __init__(self, modules: Seq[Any]) -> None:
         self.bases, self.scales, self.factors = [], [], []
@@ -45,9 +45,9 @@ class _Adapted:
                 self.factors += [module.lora_A[name].weight, module.lora_B[name].weight]
 
     def cast(self, dtype: torch.dtype) -> tuple[Tensor, list[Tensor | None]]:
-        """All A below each other (R, D), and of each layer s B (O, its R), in ``dtype``.
+        """The A of all layers stacked (R, D), and each layer's s B (O, its rank) or None, in ``dtype``.
 
-        On GPUs, where each launch costs, they are kept until a factor is another one or has been written to.
+        Cached on GPUs, where each launch costs, until a factor is replaced or written to.
         """
         state = [dtype, *((id(x), x._version) for x in self.factors)]
         if (kept := self._kept.get("_cast")) and kept[0] == state:
@@ -56,16 +56,12 @@ class _Adapted:
         scaled = [None if s is None else (next(pairs) * s).to(dtype) for s in self.scales]
         result = torch.cat(tuple(self.factors[0::2])).to(dtype), scaled
         if result[0].device.type != "cpu":
-            self._kept["_cast"] = state, result, self.factors  # held: no other factor can get the id of one of these
+            self._kept["_cast"] = state, result, self.factors  # kept alive, so that their ids are not reused
         return result
 
 
 def adapter_of(module: Any) -> str | None:
-    """The adapter that is added to a layer; None: none is.
-
-    Raises:
-        NotImplementedError: something else than one plain adapter is.
-    """
+    """The name of a layer's active adapter, None where there is none; NotImplementedError: not one plain adapter."""
     if not hasattr(module, "base_layer") or module.disable_adapters:
         return None
     names = [name for name in module.active_adapters if name in module.lora_A]
@@ -112,7 +108,7 @@ class _Linears(torch.autograd.Function):
 
 
 def linears(modules: Seq[Any], x_ND: Tensor) -> tuple[Tensor, ...]:
-    """Linear layers of one input, each with its adapter."""
+    """Linear layers that share an input, each with its adapter."""
     try:
         layers = _Adapted(modules)
     except NotImplementedError:

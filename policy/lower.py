@@ -1,6 +1,6 @@
-"""What the layers below all adapters make of each token: no update moves it, so updates need not compute it again.
+"""A cache of the hidden states below the first adapted layer: no update changes them, so they are computed once.
 
-A rollout leaves it behind, and each pass over what was played begins with the first layer that has an adapter.
+The rollout fills it, and every later pass over the same tokens starts at the first layer that has an adapter.
 
 Shapes: N tokens of a pass, D hidden size, C tokens there is room for.
 """
@@ -14,28 +14,28 @@ from torch import Tensor
 
 from policy.tree import Ints, Row, Tree
 
-NOWHERE = -1  # the place of a token that there was no memory for
+NOWHERE = -1  # the place of a token whose hidden state is not held
 
 
 class LowerLayers:
-    """Hidden states that enter layer ``count``, each held once at a token's place in the tree of all that was read.
+    """Inputs of layer ``count``, one for each node of the prefix tree of all tokens read.
 
-    The tree is ``_next``: from a token's place and the token after it to that one's place; 0 is before the first.
+    The tree is ``_next``: (place of a token, next token) -> place of that one; place 0 is the root.
     """
 
     def __init__(self, trunk: Any, count: int) -> None:
         self.count, self._trunk = count, trunk
         self._next: dict[tuple[int, int], int] = {}
         self._hidden_CD = trunk.embed_tokens.weight.new_empty(0, trunk.config.hidden_size)
-        self._of_slots = np.full(0, NOWHERE)  # of each slot of the store for keys and values: its token's place
+        self._of_slots = np.full(0, NOWHERE)  # place of the token in each slot of the key-value store
 
     def are_plain(self) -> bool:
-        """Whether no adapter in use is in these layers: another run's, loaded to be played against, may be."""
+        """Whether the active adapter leaves these layers alone; that of another run, an opponent's, may not."""
         adapted = (m for layer in self._trunk.layers[: self.count] for m in layer.modules() if hasattr(m, "lora_A"))
         return not any(not m.disable_adapters and {*m.active_adapters} & {*m.lora_A} for m in adapted)
 
     def find(self, rows: Seq[Row], tree: Tree) -> Tensor | None:
-        """What enters layer ``count`` (N, D), where all of it is held; ``rows`` have no past."""
+        """The inputs of layer ``count`` (N, D) if all of them are held, else None; ``rows`` have no past."""
         places_N = np.empty(len(tree.ids_N), np.int64)
         for row, flat in zip(rows, tree.flat, strict=True):
             place, path = 0, []
@@ -48,9 +48,9 @@ class LowerLayers:
         return self._hidden_CD[torch.from_numpy(places_N).to(self._hidden_CD.device)]
 
     def hold(self, rows: Seq[Row], tree: Tree, stored: bool, hidden_ND: Tensor) -> None:
-        """Hold what enters layer ``count``, where memory allows.
+        """Keep the inputs of layer ``count``, where memory allows.
 
-        ``stored``: keys and values of the tokens are at the tree's slots, where later rows may go on from them.
+        ``stored``: keys and values of the tokens are in the tree's slots, so that later rows may continue them.
         """
         places_N, new = np.full(len(tree.ids_N), NOWHERE), dict[tuple[int, int], int]()
         for row, flat in zip(rows, tree.flat, strict=True):
@@ -63,7 +63,7 @@ class LowerLayers:
         try:
             self._write(places_N, hidden_ND.detach(), 1 + len(self._next) + len(new))
             self._next |= new
-        except torch.OutOfMemoryError:  # of these tokens nothing is held: what reads them asks all layers
+        except torch.OutOfMemoryError:  # later passes run these tokens through all layers
             places_N[:] = NOWHERE
         if stored:
             if (most := int(tree.slots_N.max()) + 1) > len(self._of_slots):
@@ -75,7 +75,7 @@ class LowerLayers:
             grown_CD = self._hidden_CD.new_empty(room + room // 4, self._hidden_CD.shape[1])
             grown_CD[: len(self._hidden_CD)] = self._hidden_CD
             self._hidden_CD = grown_CD
-        places, first = np.unique(places_N, return_index=True)  # equal rows may go on from keys held twice
+        places, first = np.unique(places_N, return_index=True)  # the same tokens may follow keys that are stored twice
         known = places != NOWHERE
         to, of = (torch.from_numpy(x[known]).to(hidden_ND.device) for x in (places, first))
         self._hidden_CD[to] = hidden_ND[of]

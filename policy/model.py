@@ -1,4 +1,4 @@
-"""The base model and its adapter: which, how they are held in memory, and what must be true of them."""
+"""The base model and its adapter: which ones, how they are loaded and held in memory, and what is refused."""
 
 import functools
 import importlib.util
@@ -25,20 +25,20 @@ from utils import bounded, fingerprint, in_threads, verify_checkpoint
 
 LINEARS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 ARCHITECTURES = ("qwen2", "qwen3", "llama")
-TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json")  # one of them makes a tokenizer
-SIZES = {  # of an architecture -> the most of them: larger ones fill the memory before anything is refused
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json")  # a tokenizer has at least one of them
+SIZES = {  # upper bounds: a forged configuration must not fill the memory before anything is refused
     "hidden_size": 2**17, "intermediate_size": 2**19, "num_hidden_layers": 1000, "num_attention_heads": 2**12,
     "num_key_value_heads": 2**12, "vocab_size": 2**22,
 }  # fmt: skip
 INDEX = "https://download.pytorch.org/whl/"
-ON_CPU: Any = {"torch_device": "cpu"}  # PEFT reads a file onto the first card, whatever the model is on
-ADAPTER_SECONDS, ADAPTER_BYTES = 60.0, 2**35  # for PEFT to put an adapter on, whose names of layers may be regexes
-TEXTS = (".json", ".jinja", ".txt", ".model")  # what libraries read whole
+ON_CPU: Any = {"torch_device": "cpu"}  # else PEFT reads a file onto the first GPU, whatever device the model is on
+ADAPTER_SECONDS, ADAPTER_BYTES = 60.0, 2**35  # limits on PEFT loading an adapter: it may name layers by regexes
+TEXTS = (".json", ".jinja", ".txt", ".model")  # files that libraries read whole
 HUB_SECONDS = 5.0  # until the Hub counts as out of reach
 ROOT = Path(__file__).parents[1]
-REWRITES_BASE = ("pissa", "olora", "loftq", "corda", "lora_ga")  # ``init_lora_weights`` that begin so
-LORA = re.compile(r"\.lora_([AB]\.weight|B\.bias|magnitude_vector)$")  # how the name of a tensor in a file of LoRA ends
-ROPE_TYPES = ("default", "linear", "yarn", "llama3")  # others turn with the length of what is read: no caching
+REWRITES_BASE = ("pissa", "olora", "loftq", "corda", "lora_ga")  # such ``init_lora_weights`` change the base
+LORA = re.compile(r"\.lora_([AB]\.weight|B\.bias|magnitude_vector)$")  # how names of LoRA tensors end in a file
+ROPE_TYPES = ("default", "linear", "yarn", "llama3")  # others depend on the sequence length, so keys cannot be cached
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ class LoraConfig:
 
 
 def why_no_cuda() -> str:
-    """What keeps torch from an NVIDIA card that is there; "" where none is."""
+    """Why torch cannot use the NVIDIA card of this machine; "" where there is no card."""
     ask = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
     try:
         found = subprocess.run(ask, capture_output=True, text=True, timeout=10, check=True).stdout.splitlines()[0]
@@ -90,10 +90,10 @@ def why_no_cuda() -> str:
 
 
 def device_of(config: ModelConfig) -> str:
-    """The device to use; refuses a 4-bit base on a CPU unless it was asked for by name.
+    """The device to use; a 4-bit base runs on a CPU only where ``model.device`` says so.
 
     Raises:
-        ConfigError: no CUDA device for what the configuration needs, or without its arithmetic, or no bitsandbytes.
+        ConfigError: bitsandbytes or a CUDA device is needed and missing, or the device does not support the dtype.
     """
     if config.use_4bit and importlib.util.find_spec("bitsandbytes") is None:
         raise ConfigError(
@@ -129,14 +129,14 @@ def device_of(config: ModelConfig) -> str:
 
 @functools.cache
 def _hub_problem() -> str:
-    """Why the Hub cannot be reached, "" if it can. Asked once: its library would try half a minute for each file."""
+    """Why the Hub cannot be reached, "" if it can. Tried once: its library would try half a minute for each file."""
     from huggingface_hub import constants, get_session
 
     if constants.HF_HUB_OFFLINE:
         return "offline mode is on"
     try:
         get_session().head(constants.ENDPOINT, timeout=HUB_SECONDS)
-    except Exception as error:  # no network, no name, no answer in time, a proxy: the client's errors are its own
+    except Exception as error:  # no network, no DNS, a timeout, a proxy: the client has its own exceptions for each
         constants.HF_HUB_OFFLINE = True
         return f"{constants.ENDPOINT} cannot be reached: {str(error) or type(error).__name__}"
     return ""
@@ -149,14 +149,10 @@ def folder_of(name: str) -> Path | None:
 
 
 def _located(name: str) -> str:
-    """The folder of a base model, from wherever the program was started; else its name on the Hub.
-
-    Raises:
-        ConfigError: a folder that is not there.
-    """
+    """The folder of a base model, wherever the program was started, or its name on the Hub; ConfigError: no folder."""
     if folder := folder_of(name):
-        return name if ROOT not in folder.parents or Path(os.path.expanduser(name)).is_dir() else str(folder)
-    if name.startswith((".", "/", "~", "models/")):  # no name for the Hub
+        return str(folder)
+    if name.startswith((".", "/", "~", "models/")):  # cannot be a name on the Hub
         raise ConfigError(
             f"model.model_name: there is no folder {Path(name)} (scripts/make_tiny_model.py makes a tiny one)"
         )
@@ -165,10 +161,9 @@ def _located(name: str) -> str:
 
 
 def check_folder(key: str, name: str) -> None:
-    """Look through a folder before libraries read it: they would wait for a pipe, or read a device without end.
+    """Raise ConfigError where a folder holds a text that is too large or a file that is not a regular one.
 
-    Raises:
-        ConfigError: it holds something else than files and folders, or more text than belongs there.
+    Libraries would wait for a pipe, or read a device without end.
     """
     folder = Path(os.path.expanduser(name))
     if folder.is_file():
@@ -184,13 +179,13 @@ def check_folder(key: str, name: str) -> None:
 
 
 def check_adapter(config: ModelConfig) -> None:
-    """Raise ConfigError where ``model.adapter`` is no folder with an adapter, and can be none of the Hub either."""
+    """Raise ConfigError where ``model.adapter`` is neither a usable adapter folder nor an adapter on the Hub."""
     if config.adapter is None:
         return
     check_folder("adapter", config.adapter)
     folder = Path(os.path.expanduser(config.adapter))
     if folder.is_dir() and not (folder / "adapter_config.json").is_file():
-        raise ConfigError(f"model.adapter: {config.adapter!r} holds no adapter_config.json; expected such as RUN/final")
+        raise ConfigError(f"model.adapter: {config.adapter!r} holds no adapter_config.json; expected e.g. RUN/final")
     if (folder / "manifest.json").exists() and (problems := verify_checkpoint(folder)):
         raise ConfigError(f"model.adapter: {config.adapter!r}: {'; '.join(problems)}")
     if not folder.is_dir() and (folder.is_absolute() or config.adapter.startswith(".") or _hub_problem()):
@@ -199,23 +194,24 @@ def check_adapter(config: ModelConfig) -> None:
 
 
 def check_kind(name: str) -> None:
-    """Read which kind of adapter a folder, or a name on the Hub, holds, before PEFT changes the base for it.
+    """Check what an adapter (a folder or a name on the Hub) contains before PEFT loads it.
 
-    PEFT copies what a file holds under the names of the model over it: base and other adapters, which all share.
+    PEFT copies every tensor whose name the model knows, so a file could overwrite the base that all adapters share.
 
     Raises:
-        ConfigError: it is no LoRA, one that PEFT subtracts from the base each time it is put on, or more than is
-            trained: biases, embeddings, copies of layers.
+        ConfigError: it is not LoRA, its initialisation changes the base, or it holds more than LoRA's factors
+            (biases, embeddings, copies of layers).
     """
     import peft
 
     try:
-        made = peft.PeftConfig.from_pretrained(name)
+        peft_config = peft.PeftConfig.from_pretrained(name)
         with bounded(ADAPTER_SECONDS, ADAPTER_BYTES):
-            held = peft.load_peft_weights(name, **ON_CPU)
-    except Exception as error:  # somebody's file
+            tensors = peft.load_peft_weights(name, **ON_CPU)
+    except Exception as error:  # the file may be anything
         raise _cannot_load("adapter", name, error) from error
-    kind, init = getattr(made.peft_type, "value", None), str(getattr(made, "init_lora_weights", "")).lower()
+    kind = getattr(peft_config.peft_type, "value", None)
+    init = str(getattr(peft_config, "init_lora_weights", "")).lower()
     if kind != "LORA":
         raise ConfigError(f"model.adapter: {name!r} is of PEFT's type {kind}; allowed: LORA")
     if init.startswith(REWRITES_BASE):
@@ -223,9 +219,9 @@ def check_kind(name: str) -> None:
             f"model.adapter: {name!r} changes the base (init_lora_weights {init!r}); allowed: LoRA that does not "
             "(convert it first: PEFT's path_initial_model_for_weight_conversion)"
         )
-    if others := [key for key in held if not LORA.search(key) or "lm_head" in key]:
-        told = f"holds more than LoRA on linear layers below the output layer: {others[0]}"
-        raise ConfigError(f"model.adapter: {name!r} {told}")
+    if others := [key for key in tensors if not LORA.search(key) or "lm_head" in key]:
+        more = "holds more than LoRA on linear layers below the output layer"
+        raise ConfigError(f"model.adapter: {name!r} {more}: {others[0]}")
 
 
 def _cannot_load(key: str, name: str, error: Exception) -> ConfigError:
@@ -236,10 +232,10 @@ def _cannot_load(key: str, name: str, error: Exception) -> ConfigError:
 
 
 def load_architecture(config: ModelConfig, **files: str) -> Any:
-    """The base model's configuration (no weights); ``files``: the library's names for where it is, e.g. ``gguf_file``.
+    """The base model's configuration, without weights; ``files`` are passed on to transformers (``gguf_file``).
 
     Raises:
-        ConfigError: it cannot be read, or is not of a supported architecture.
+        ConfigError: it cannot be read, or the architecture is not supported.
     """
     from transformers import AutoConfig
 
@@ -247,7 +243,7 @@ def load_architecture(config: ModelConfig, **files: str) -> Any:
     check_folder("model_name", name)
     try:
         architecture = AutoConfig.from_pretrained(name, revision=config.revision, trust_remote_code=False, **files)
-    except Exception as error:  # whatever is wrong with somebody's files
+    except Exception as error:  # the files may be anything
         raise _cannot_load("model_name", config.model_name, error) from error
     sliding = "sliding_attention" in (getattr(architecture, "layer_types", None) or [])
     if architecture.model_type not in ARCHITECTURES or sliding:
@@ -255,8 +251,8 @@ def load_architecture(config: ModelConfig, **files: str) -> Any:
             f"model.model_name: architecture {architecture.model_type!r} of {config.model_name} is not supported; "
             f"allowed: {', '.join(ARCHITECTURES)} without sliding windows"
         )
-    kept = getattr(architecture, "quantization_config", None)
-    if kept and not (config.use_4bit and kept.get("load_in_4bit")):
+    quantised = getattr(architecture, "quantization_config", None)
+    if quantised and not (config.use_4bit and quantised.get("load_in_4bit")):
         raise ConfigError(
             f"model.model_name: {config.model_name} is kept quantised; allowed: weights that are not, and with "
             "model.use_4bit those in bitsandbytes' 4 bits"
@@ -284,14 +280,16 @@ def load_tokenizer(config: ModelConfig) -> Any:
         tokenizer = AutoTokenizer.from_pretrained(name, revision=config.revision, trust_remote_code=False)
     except Exception as error:  # a tokenizer's files fail in as many ways as they have formats
         raise _cannot_load("model_name", config.model_name, error) from error
-    if isinstance(tokenizer.chat_template, dict):  # of several, the one that is used where none is named
+    if isinstance(tokenizer.chat_template, dict):  # several templates: the one that libraries use by default
         tokenizer.chat_template = tokenizer.chat_template.get("default")
     rows, template = load_architecture(config).vocab_size, str(tokenizer.chat_template)
     unused = {str(word) for word in tokenizer.added_tokens_decoder.values() if str(word) not in template}
     beyond = sorted(i for word, i in tokenizer.get_vocab().items() if i >= rows and word not in unused)
     if beyond:
-        told = f"has words up to {beyond[-1]}, and the model rows for {rows}: they are not of one model"
-        raise ConfigError(f"model.model_name: the tokenizer of {config.model_name} {told}")
+        raise ConfigError(
+            f"model.model_name: the tokenizer of {config.model_name} has token ids up to {beyond[-1]}, but the model "
+            f"embeds only {rows}: they do not belong together"
+        )
     return tokenizer
 
 
@@ -301,7 +299,7 @@ def _not_of_optional_kernels(record: logging.LogRecord) -> bool:
 
 @contextmanager
 def quietly() -> Iterator[None]:
-    """Keep from the user what the libraries tell each other while loading; errors and downloads still show."""
+    """Silence what libraries log while a model loads; errors and download progress still show."""
     import huggingface_hub.utils
     from transformers.utils import logging as transformers_logging
 
@@ -309,7 +307,7 @@ def quietly() -> Iterator[None]:
     bars = transformers_logging.is_progress_bar_enabled()
     transformers_logging.disable_progress_bar()
     if bars:
-        huggingface_hub.utils.enable_progress_bars()  # which went out with it: eight gigabytes would come in silence
+        huggingface_hub.utils.enable_progress_bars()  # transformers disabled these too: 8 GB would come in silence
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", FutureWarning)
@@ -320,9 +318,9 @@ def quietly() -> Iterator[None]:
 
 
 def load_model(config: ModelConfig, lora: LoraConfig, seed: int) -> tuple[Any, Any]:
-    """Load base and tokenizer, and put the trainable adapter ``default`` on (from ``config.adapter`` or fresh).
+    """Load base and tokenizer, and add the trainable adapter ``default`` (``config.adapter``, or a fresh one).
 
-    A given adapter is loaded a second time, frozen, as ``reference``: the KL is taken to where training began.
+    A given adapter is also loaded frozen, as ``reference``: the KL penalty is taken to where training began.
 
     Raises:
         ConfigError: one line that names the key.
@@ -336,9 +334,9 @@ def load_model(config: ModelConfig, lora: LoraConfig, seed: int) -> tuple[Any, A
         base = _load_base(config, device)
         guard_4bit_on_cpu(base)
         base.requires_grad_(False)
-        torch.manual_seed(seed)  # the adapter's random half
+        torch.manual_seed(seed)  # for LoRA's A, which is drawn; B is zero
         model = _put_adapter_on(base, config, lora)
-    for peft_config in model.peft_config.values():  # as written into checkpoints: no order of a set, no local path
+    for peft_config in model.peft_config.values():  # checkpoints must not depend on a set's order or a local path
         peft_config.base_model_name_or_path, peft_config.revision = config.model_name, config.revision
         if not isinstance(peft_config.target_modules, str):
             peft_config.target_modules = sorted(peft_config.target_modules)
@@ -348,7 +346,7 @@ def load_model(config: ModelConfig, lora: LoraConfig, seed: int) -> tuple[Any, A
 def _load_base(config: ModelConfig, device: str) -> Any:
     from transformers import AutoModelForCausalLM, BitsAndBytesConfig
 
-    # By number: threads copy the weights, and to each of them "cuda" is the first card, whatever this process uses.
+    # By number: weights are copied in threads, where plain "cuda" is the first GPU, not the current one.
     place = torch.cuda.current_device() if device == "cuda" else device
     kwargs: dict[str, Any] = {"dtype": getattr(torch, config.dtype), "device_map": {"": place}}
     if config.use_4bit:
@@ -373,24 +371,25 @@ def _load_base(config: ModelConfig, device: str) -> Any:
 
 
 def whole(loaded: Any, source: str) -> Any:
-    """The model of ``from_pretrained(..., output_loading_info=True)``; ConfigError where weights would be made up."""
+    """The model of ``from_pretrained(..., output_loading_info=True)``; ConfigError where weights were missing."""
     model, info = loaded
     must_lack_nothing(info["missing_keys"], source)
     return model
 
 
 def must_lack_nothing(missing: Iterable[str], source: str) -> None:
-    """Raise ConfigError where names of weights are missing from what was loaded."""
+    """Raise ConfigError where weights are missing from what was loaded: libraries initialise them at random."""
     if names := sorted(missing):
         others = f" and {len(names) - 1} more" if names[1:] else ""
         raise ConfigError(f"{source} lacks weights: {names[0]}{others}")
 
 
 def check_layers(config: ModelConfig, lora: LoraConfig, architecture: Any) -> None:
-    """Raise ConfigError where no layer would get an adapter: PEFT would put one on each."""
+    """Raise ConfigError where no layer would get an adapter: PEFT would then put one on every layer."""
     if lora.first_layer >= (layers := architecture.num_hidden_layers):
-        found = f"{config.model_name} has {layers}: expected an integer < {layers}"
-        raise ConfigError(f"lora.first_layer = {lora.first_layer}: {found}")
+        raise ConfigError(
+            f"lora.first_layer = {lora.first_layer}: {config.model_name} has {layers}: expected an integer < {layers}"
+        )
 
 
 def _put_adapter_on(base: Any, config: ModelConfig, lora: LoraConfig) -> Any:
@@ -409,16 +408,16 @@ def _put_adapter_on(base: Any, config: ModelConfig, lora: LoraConfig) -> Any:
         with bounded(ADAPTER_SECONDS, ADAPTER_BYTES):
             model = peft.PeftModel.from_pretrained(base, config.adapter, is_trainable=True, **ON_CPU)
             found = model.load_adapter(config.adapter, adapter_name="reference", is_trainable=False, **ON_CPU)
-    except Exception as error:  # of another base, of another shape, damaged, not there
+    except Exception as error:  # for another base, of another shape, damaged, missing
         raise _cannot_load("adapter", config.adapter, error) from error
     must_lack_nothing(found.missing_keys, f"model.adapter: {config.adapter!r}")
     return model
 
 
 def identity(config: ModelConfig, base: Any, tokenizer: Any) -> dict[str, str | None]:
-    """What a run's adapter belongs to: names, and digests of weights, tokenizer, first adapter, games.
+    """What a run's adapter belongs to: names, and digests of weights, tokenizer, initial adapter and games.
 
-    Of a folder every byte of the weights counts, 0.75 s of CPU a GB. A model of the Hub is known by its commit.
+    In a local folder all weights are hashed (0.75 s of CPU per GB); a model on the Hub is identified by its commit.
     """
     words = tokenizer.backend_tokenizer.to_str() + (tokenizer.chat_template or "")
     commit = f"commit {getattr(base.config, '_commit_hash', None)}"
@@ -430,7 +429,7 @@ def identity(config: ModelConfig, base: Any, tokenizer: Any) -> dict[str, str | 
 
 
 def _digest(folder: str) -> str:
-    """Of the weights in a folder, shards at the same time; "" where there are none."""
+    """Digest of the weights in a folder, whose shards are hashed in parallel; "" where there are none."""
     files = sorted(Path(os.path.expanduser(folder)).glob("*.safetensors"))
     found = zip(files, in_threads(fingerprint, files, None), strict=True)
     digests = [f"{path.name} {file['sha256']}" for path, file in found]
@@ -440,8 +439,8 @@ def _digest(folder: str) -> str:
 def guard_4bit_on_cpu(model: nn.Module) -> None:
     """Keep bitsandbytes from repacking 4-bit weights for inference on CPUs with AVX512-BF16.
 
-    The repacked form has no gradient: after the first rollout a base without biases would go on training
-    with a normal looking loss and not one LoRA gradient. Must run before the first forward pass.
+    The repacked form has no gradient: after the first rollout a base without biases would go on training with a
+    loss that looks normal and no LoRA gradient at all. Call it before the first forward pass.
     """
     for layer in (m for m in model.modules() if hasattr(m, "support_avx512bf16_for_cpu")):
         layer.support_avx512bf16_for_cpu = False  # type: ignore[assignment]

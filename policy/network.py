@@ -1,7 +1,7 @@
-"""Tokens through the layers: the trunk of a model run layer by layer, and what is read with it, in batches.
+"""Forward passes: the model's layers run one by one (``run_trunk``), and the batching around them (``Reader``).
 
-The layers are the library's own modules, run one by one here so that what several rows begin with is computed once
-(gradients included), cached keys are gone on with, and the last layer runs only where it is read.
+The layers are the library's own modules, called here so that a beginning that several rows share is computed once
+(gradients included), cached keys can be extended, and the last layer runs only where its output is read.
 
 Shapes: N tokens computed in a pass, U of them read, D hidden size, H heads, E head size.
 """
@@ -28,13 +28,13 @@ from policy.tree import Cut, Row, Tree, grow, new_tokens
 
 SHARED_PREFIX_MIN = 32  # tokens; a shorter system message costs less to read again than to keep
 CUTS = Cut(128, 1.05, 1 << 14), Cut(256, 1.25, 1 << 19)  # on CPUs, and on GPUs, where a launch costs more
-RESERVE = 2 << 30  # bytes of a GPU that no layer's activations take: the output layer's turn, and what is not foreseen
-AGAIN: Any = {"use_reentrant": False, "preserve_rng_state": False}  # of what is computed again: nothing is random
-ATTENDED = 16  # tokens attended to cost about as much as one that is computed
+RESERVE = 2 << 30  # bytes of GPU memory kept free of activations: for the output layer, and for what is not foreseen
+AGAIN: Any = {"use_reentrant": False, "preserve_rng_state": False}  # options of checkpoint(); no layer is random
+ATTENDED = 16  # tokens attended to cost about as much as one token computed
 
 
 class _Pass(NamedTuple):
-    """What the layers of a pass share; ``reads``: None but in the last layer."""
+    """What the layers of a pass share; ``reads_U`` is set for the last layer only."""
 
     cos_N1E: Tensor
     sin_N1E: Tensor
@@ -43,10 +43,10 @@ class _Pass(NamedTuple):
     slots_N: Tensor
 
 
-def _run_layer(layer: Any, h_ND: Tensor, common: _Pass, held: tuple[Tensor, Tensor] | None) -> Tensor:
+def _run_layer(layer: Any, h_ND: Tensor, common: _Pass, stored: tuple[Tensor, Tensor] | None) -> Tensor:
     """One decoder layer: keys and values of all tokens, everything else only where it is read.
 
-    ``held``: the layer's part of the store, into which they are written.
+    ``stored``: keys and values of this layer in the store; the new ones are written into it.
     """
     attn = layer.self_attn
     cos, sin, x_ND = common.cos_N1E, common.sin_N1E, norm(layer.input_layernorm, h_ND)
@@ -61,41 +61,43 @@ def _run_layer(layer: Any, h_ND: Tensor, common: _Pass, held: tuple[Tensor, Tens
         q, k = norm(attn.q_norm, q), norm(attn.k_norm, k)
     k = rotate(k, cos, sin)
     q = rotate(q, cos, sin) if common.reads_U is None else rotate(q, cos[common.reads_U], sin[common.reads_U])
-    if held is not None:
-        for x, new in zip(held, (k, v), strict=True):
+    if stored is not None:
+        for x, new in zip(stored, (k, v), strict=True):
             x.index_copy_(0, common.slots_N, new)
-        k, v = held
+        k, v = stored
     out = attend(q, k, v, common.runs, attn.scaling).flatten(1)
     h_ND = h_ND + linear(attn.o_proj, out)
     return h_ND + linear(layer.mlp.down_proj, gated(layer.mlp, norm(layer.post_attention_layernorm, h_ND)))
 
 
 def head_size(architecture: Any) -> int:
-    """Of one attention head."""
+    """Numbers per attention head."""
     return getattr(architecture, "head_dim", None) or architecture.hidden_size // architecture.num_attention_heads
 
 
 def activation_bytes(architecture: Any, targets: Collection[str], size: int) -> int:
-    """Bytes that one token leaves behind in one layer for the backward pass, the base frozen.
+    """Bytes that autograd keeps per token and layer of ``run_trunk``, for the backward pass with a frozen base.
 
-    What autograd keeps of ``run_trunk``: the inputs of both norms and their scales (fp32), the input of each group of
-    linears that has an adapter (o_proj's is the attention's output), queries, keys, values and output of the attention,
-    and in the MLP both branches, one of them before and after its activation. ``targets``: the linears with one;
-    ``size``: of a number.
+    Kept are the inputs of both norms and their scales (fp32), the input of each group of linears that has an adapter
+    (o_proj's is the attention's output), queries, keys, values and output of the attention, and in the MLP both
+    branches, one of them before and after its activation.
+
+    Args:
+        targets: names of the linears with an adapter.
+        size: bytes per number.
     """
     h, f = architecture.hidden_size, architecture.intermediate_size
     heads, kv_heads = architecture.num_attention_heads, architecture.num_key_value_heads
     q, k = heads * head_size(architecture), kv_heads * head_size(architecture)
-    groups: dict[tuple[str, ...], int] = {("q_proj", "k_proj", "v_proj"): h, ("gate_proj", "up_proj"): h}
-    groups |= {("down_proj",): f}
+    groups = {("q_proj", "k_proj", "v_proj"): h, ("gate_proj", "up_proj"): h, ("down_proj",): f}
     inputs = sum(width for names, width in groups.items() if set(names) & set(targets))
-    normed = architecture.model_type == "qwen3"  # of queries and keys
+    normed = architecture.model_type == "qwen3"  # queries and keys are
     scales = 4 * (2 + heads + normed * (heads + kv_heads))  # and, on CPUs, each head's sum over the keys
     return scales + size * (2 * h + inputs + (2 + normed) * (q + k) + 3 * f)
 
 
 def layers_kept(free: float, tokens: int, architecture: Any, layer: int, size: int) -> int:
-    """How many layers may keep the activations of a pass in so many bytes; ``layer``: ``activation_bytes``."""
+    """How many layers can keep the activations of a pass in ``free`` bytes; ``layer``: ``activation_bytes``."""
     layers, entry = architecture.num_hidden_layers, architecture.hidden_size * size
     room = free - RESERVE - tokens * (layers * entry + 2 * layer)
     return min(max(int(room / (tokens * (layer - entry))), 0), layers)
@@ -114,11 +116,10 @@ def run_trunk(
     Args:
         model: the trunk (``Qwen2Model``, ``Qwen3Model`` or ``LlamaModel``).
         tree: the tokens, and which of them are read.
-        store: where the tree's slots lie, for the new keys and values and for those of the past (no gradients);
-            None: the pass has no past, and nothing of it is kept.
-        recompute: how many layers, the first ones, keep only their input and are computed again in the backward pass.
-        start: the layer to begin with, and what enters it (N, D); None: the first one, and the embedding.
-        seen: a layer, and who is told what enters it (N, D).
+        store: holds keys and values at the tree's slots, past and new ones (no gradients); None: no past, none kept.
+        recompute: how many of the first layers keep only their input and are computed again in the backward pass.
+        start: the layer to begin with and its input (N, D); None: the first layer and the embedding.
+        seen: a layer, and a function that is called with its input (N, D).
 
     Returns:
         Normed hidden states of the tokens that are read (U, D), in the order of ``tree.reads_U``.
@@ -143,19 +144,19 @@ def run_trunk(
 
 
 def batches(rows: Seq[Row], budget: int) -> Iterator[slice]:
-    """Cut sorted rows where a pass would compute more than ``budget`` tokens, attention counted in."""
+    """Split sorted rows into passes of at most ``budget`` tokens, counting ``ATTENDED`` attended ones as one token."""
     start = cost = 0
     for i, (row, (_, own)) in enumerate(zip(rows, new_tokens(rows), strict=True)):
         attention = (len(row.past) + len(row.ids)) // ATTENDED
         if i > start and cost + own + attention > budget:
             yield slice(start, i)
-            start, cost, own = i, 0, len(row.ids)  # with the pass before it shares nothing
+            start, cost, own = i, 0, len(row.ids)  # a new pass shares nothing with the one before
         cost += own + attention
     yield slice(start, len(rows))
 
 
 class Read(NamedTuple):
-    """Tokens to read, of which the first are held by ``kv``; ``keep``: keys and values of all are wanted."""
+    """Tokens to read; ``kv`` holds the first ones already, ``keep`` asks for the keys and values of all of them."""
 
     ids: Seq[int]
     kv: Kept | None
@@ -163,64 +164,64 @@ class Read(NamedTuple):
 
 
 class Reader:
-    """Reads rows of tokens with one model, as many at a time as ``tokens_per_batch`` allows.
+    """Runs tokens through one model, as many at a time as ``tokens_per_batch`` allows.
 
-    Rollouts ``read`` what comes next after cached keys and values; updates read whole sequences, ``hidden_at``.
-    Where memory runs out and nothing is lost by it, batches are halved and what is missing is done again.
-    ``layer_bytes``: what a token leaves behind in a layer that is not computed again; 0: none is.
+    Rollouts ``read`` on after cached keys and values; updates read whole sequences (``hidden_at``). Where memory runs
+    out in a pass without gradients, batches are halved and the rest is done again.
+    ``layer_bytes``: ``activation_bytes`` where layers are computed again in the backward pass; 0: they are not.
     """
 
     def __init__(self, trunk: Any, device: torch.device, tokens_per_batch: int, layer_bytes: int) -> None:
         self.trunk, self.device, self._layer_bytes, self._longest_row = trunk, device, layer_bytes, 0
-        self._kept = 0  # layers that kept their activations in the last training pass, by choice
+        self._kept = 0  # layers that kept their activations in the last pass although they could be computed again
         self.set_limits(tokens_per_batch)
         self.store = Store(trunk)
-        self.lower: LowerLayers | None = None  # while what they make of each token is held
+        self.lower: LowerLayers | None = None  # set while the outputs of the lower layers are cached
 
     def set_limits(self, tokens_per_batch: int) -> None:
-        """So many tokens a pass from now on; as many layers as there is memory for may keep their activations again."""
+        """Set the tokens per pass; all layers may keep their activations again, if there is memory."""
         self.tokens_per_batch, self._most_kept = tokens_per_batch, len(self.trunk.layers)
 
     def _recomputed(self, tokens: int) -> int:
-        """How many layers of a pass are computed again; what comes out of them is the same.
+        """How many layers of a pass are computed again in the backward pass; results do not depend on it.
 
-        On a GPU as few as its free memory, and what the allocator holds in reserve, allow.
+        On a GPU as few as the free memory, including what torch's allocator has reserved, allows.
         """
         layers, self._kept = len(self.trunk.layers), 0
         if not self._layer_bytes or not torch.is_grad_enabled():
             return 0
         if self.device.type == "cuda":
-            held = torch.cuda.memory_reserved(self.device) - torch.cuda.memory_allocated(self.device)
-            free, size = torch.cuda.mem_get_info(self.device)[0] + held, self.trunk.embed_tokens.weight.itemsize
+            reserved = torch.cuda.memory_reserved(self.device) - torch.cuda.memory_allocated(self.device)
+            free, size = torch.cuda.mem_get_info(self.device)[0] + reserved, self.trunk.embed_tokens.weight.itemsize
             most = layers_kept(free, tokens, self.trunk.config, self._layer_bytes, size)
             self._kept = min(most, self._most_kept)
         return layers - self._kept
 
     def halve_batches(self) -> bool:
-        """After memory ran out: halve what keeps activations, then ``tokens_per_batch``; False: it was a single row."""
+        """After memory ran out: halve the layers that keep activations, else ``tokens_per_batch``; False: it cannot."""
         if self._kept:
             self._most_kept, self._kept = self._kept // 2, 0
             return True
         if self.tokens_per_batch <= max(self._longest_row, 64):
             return False
         self.tokens_per_batch //= 2
-        gc.collect()  # what cycles still hold
+        gc.collect()  # tensors in reference cycles
         return True
 
     def _run(self, rows: list[Row], tree: Tree, store: Store | None = None, recompute: int = 0) -> Tensor:
-        """``run_trunk``, which begins above the layers that have read the same before."""
+        """``run_trunk``, which skips the lower layers where their outputs for these tokens are cached."""
         lower = self.lower
         if lower is None or not lower.are_plain():
             return run_trunk(self.trunk, tree, store, recompute)
-        if not store and (held_ND := lower.find(rows, tree)) is not None:
-            return run_trunk(self.trunk, tree, None, recompute, start=(lower.count, held_ND))
+        if not store and (cached_ND := lower.find(rows, tree)) is not None:
+            return run_trunk(self.trunk, tree, None, recompute, start=(lower.count, cached_ND))
         hold = partial(lower.hold, rows, tree, store is not None)
         return run_trunk(self.trunk, tree, store, recompute, seen=(lower.count, hold))
 
     # -- rollouts ------------------------------------------------------------------------------------------------
 
     def read(self, reads: list[Read]) -> tuple[Tensor, list[Any]]:
-        """Hidden state after the last token of each read (N, D), and keys and values; equal reads happen once."""
+        """Hidden state after the last token of each read (N, D), and keys and values; equal reads are computed once."""
         rank: dict[int, int] = {}
         rows: dict[tuple[int, tuple[int, ...]], list[int]] = {}
         own = [Row(r.ids[len(r.kv.path) :], r.kv.path) if r.kv else Row(r.ids) for r in reads]
@@ -247,19 +248,16 @@ class Reader:
         return torch.stack([hidden_D for hidden_D, _ in results]), [kv for _, kv in results]
 
     def forward(self, reads: list[Read], rows: list[Row]) -> list[tuple[Tensor, Kept | None]]:
-        """``read`` for one batch, sorted, as ``rows``: hidden state, and keys and values where wanted, of each."""
-        kvs: list[Kept | None] = [None] * len(reads)
-        ends, cut = [[len(row.ids) - 1] for row in rows], CUTS[self.device.type != "cpu"]
-        if not any(read.keep or read.kv for read in reads):
-            tree = grow(rows, ends, None, cut)
-            hidden_UD = self._run(rows, tree)
-        else:
-            tree = grow(rows, ends, self.store.take, cut)
-            try:
-                hidden_UD = self._run(rows, tree, self.store)
-                kvs = [Kept(self.store, path) if r.keep else None for r, path in zip(reads, tree.paths, strict=True)]
-            finally:
-                self.store.hold(tree.slots_N, -1)
+        """``read`` for one batch of sorted ``rows``: the hidden state of each, and keys and values where asked for."""
+        store = self.store if any(read.keep or read.kv for read in reads) else None
+        ends = [[len(row.ids) - 1] for row in rows]
+        tree = grow(rows, ends, store.take if store else None, CUTS[self.device.type != "cpu"])
+        try:
+            hidden_UD = self._run(rows, tree, store)
+            kvs = [Kept(store, path) if store and r.keep else None for r, path in zip(reads, tree.paths, strict=True)]
+        finally:
+            if store:
+                store.hold(tree.slots_N, -1)
         at = np.searchsorted(tree.reads_U, [flat[-1] for flat in tree.flat])
         return list(zip(hidden_UD[torch.from_numpy(at).to(self.device)], kvs, strict=True))
 
@@ -267,7 +265,7 @@ class Reader:
 
     def micro_batches(self, sequences: Seq[Sequence]) -> list[list[int]]:
         """Split sequences into groups that fit ``tokens_per_batch``; those that begin alike lie together."""
-        if not sequences:  # of a minibatch with fewer sequences than there are processes
+        if not sequences:  # a minibatch may have fewer sequences than there are processes
             return []
         members: dict[tuple[int, ...], list[int]] = {}
         for i, sequence in enumerate(sequences):
@@ -280,8 +278,8 @@ class Reader:
             [i for row in rows[part] for i in members[tuple(row.ids)]] for part in batches(rows, self.tokens_per_batch)
         ]
 
-    def in_micro_batches(self, score: Callable[[list[Sequence]], tuple[Tensor, ...]], sequences: Seq[Sequence]) -> list:
-        """Score in micro-batches and put the decisions back in order; without gradients it survives lack of memory."""
+    def in_micro_batches(self, score: Callable[[list[Sequence]], Seq[Tensor]], sequences: Seq[Sequence]) -> list:
+        """Score in micro-batches, restoring the decisions' order. Without gradients it retries when memory runs out."""
         parts, order, todo = [], [], list(range(len(sequences)))
         while todo:
             try:
@@ -298,14 +296,14 @@ class Reader:
         return [torch.cat(column)[back] for column in zip(*parts, strict=True)]
 
     def hidden_at(self, sequences: list[Sequence], positions: list[list[int]]) -> Tensor:
-        """Hidden states (sum of positions, D) of sequences; what several begin with is computed once."""
+        """Hidden states of sequences at ``positions`` (their total number, D); shared beginnings are computed once."""
         ends = [tuple(s.ids[: max(at) + 1]) for s, at in zip(sequences, positions, strict=True)]
         index = {row: r for r, row in enumerate(sorted(set(ends)))}
-        reads: list[set[int]] = [set() for _ in index]
+        reads: list[list[int]] = [[] for _ in index]
         for row, at in zip(ends, positions, strict=True):
-            reads[index[row]].update(at)
+            reads[index[row]] += at
         rows = [Row(row) for row in index]
-        tree = grow(rows, [sorted(at) for at in reads], None, CUTS[self.device.type != "cpu"])
+        tree = grow(rows, reads, None, CUTS[self.device.type != "cpu"])
         hidden_UD = self._run(rows, tree, recompute=self._recomputed(len(tree.ids_N)))
         wanted = [tree.flat[index[row]][at] for row, at in zip(ends, positions, strict=True)]
         return hidden_UD[torch.from_numpy(np.searchsorted(tree.reads_U, np.concatenate(wanted))).to(self.device)]

@@ -6,7 +6,7 @@ Shapes: D hidden size, V columns of the output layer, N rows of hidden states, M
 from collections.abc import Iterable, Iterator, Mapping
 from collections.abc import Sequence as Seq
 from contextlib import contextmanager
-from functools import lru_cache, partial
+from functools import lru_cache
 from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -32,16 +32,16 @@ from policy.vocabulary import draw, invert, score
 from utils import RuinedWeightsError, uniform
 
 SAMPLE = "Game 0123456789: your move, x(1,1) -> bet?"  # many kinds of tokens
-AHEAD = 0, 12  # places of an answer read at once, on CPUs, and on GPUs, where a pass costs more than some tokens
+AHEAD = 0, 12  # choices of an answer read in one pass, on CPUs and on GPUs, where a pass costs more than a few tokens
 HEAD_ROWS = 256  # rows of whole-vocabulary logits in memory at a time, where their gradient allows it
 
 
 class Evaluation(NamedTuple):
     """Per decision (M), with gradients: log-probability and entropy in nats (sums over its tokens), value.
 
-    ``legal_mass``, where it was asked for: log of the unrestricted, untempered probability that the answer stays
-    legal. The product runs over all its tokens, the end of the turn and those that left no choice included.
-    ``prompts``, of ``evaluate_batch``: the hidden states (M, D) where values are read, at the prompts' last tokens.
+    ``legal_mass``, on request: log of the probability, without constraint or temperature, that the answer stays legal,
+    over all its tokens, including the end of the turn and those that left no choice.
+    ``prompts``, of ``evaluate_batch`` only: hidden states (M, D) at the prompts' last tokens, where values are read.
     """
 
     logprobs: Tensor
@@ -57,15 +57,15 @@ def _may_follow(follow: str) -> np.ndarray:
     return np.array([char in follow for char in ANSWER_CHARS])
 
 
-def _must_be_finite(read: Tensor) -> None:
-    if not bool(torch.isfinite(read).all()):
-        raise RuinedWeightsError("the weights are ruined: what they make of a prompt is not finite")
+def _must_be_finite(x: Tensor) -> None:
+    if not bool(torch.isfinite(x).all()):
+        raise RuinedWeightsError("the weights are ruined: what the model computes for a prompt is not finite")
 
 
 class Policy(Adapters):
-    """Answers queries (``act``) and scores what was answered (``evaluate_decisions``), with one set of weights.
+    """Answers queries (``act``) and scores the answers (``evaluate_decisions``), with one set of weights.
 
-    The weights are those of ``Adapters``; ``reader`` reads tokens, and ``conversations`` holds what was said.
+    ``Adapters`` holds the weights, ``reader`` runs tokens through them, ``conversations`` holds each seat's history.
     """
 
     def __init__(self, peft_model: Any, tokenizer: Any, config: Any) -> None:
@@ -94,12 +94,12 @@ class Policy(Adapters):
         self.release = self.conversations.release
 
     def learn_states(self, shapes: Mapping[str, Iterable[int]]) -> None:
-        """Train a ``state_head`` too, for these sizes of games' tensors."""
+        """Add a ``state_head``, trained too; ``shapes``: game -> the sizes of its information state tensors."""
         self.state_head = self.heads["state_head"] = StateHead(self.base.config.hidden_size, shapes, self.device)
 
     @property
     def tokens_per_batch(self) -> int:
-        """The most tokens that are read at a time."""
+        """The most tokens computed in one forward pass."""
         return self.reader.tokens_per_batch
 
     @tokens_per_batch.setter
@@ -108,22 +108,22 @@ class Policy(Adapters):
 
     @property
     def card(self) -> str:
-        """What computes: a GPU's name, or ``cpu``."""
+        """The GPU's name, or ``cpu``."""
         return torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else "cpu"
 
     @property
     def average(self) -> str | None:
-        """The name of the adapter that follows the trained one, where ``follow`` keeps one."""
+        """The name of the moving average's adapter, None where ``follow`` has made none."""
         return "average" if "average" in self.peft_model.peft_config else None
 
     def load(self, folder: Path) -> None:
-        """As ``Adapters.load``; what was read with other weights is forgotten."""
+        """As ``Adapters.load``; also clears what was cached with the previous weights."""
         super().load(folder)
         self.forget()
 
     @torch.no_grad()
     def check(self) -> None:
-        """Read a short prompt, as a game would; RuinedWeightsError: the weights can no longer play."""
+        """Read a short prompt, as a game would; RuinedWeightsError: weights or results are not finite."""
         for parameter in self.trainable().values():
             _must_be_finite(parameter)
         ids, _ = self.chat.first_prompt([{"role": "system", "content": SAMPLE}, {"role": "user", "content": SAMPLE}])
@@ -132,9 +132,9 @@ class Policy(Adapters):
         _must_be_finite(self.value_head(hidden_D.to(self.value_head.weight.dtype)))
 
     def forget(self) -> None:
-        """Forget all that was read; to be called with every update, whose weights are others, and around a rollout.
+        """Clear caches and conversations; to be called before every update, whose weights differ, and around rollouts.
 
-        What an evaluation had read would save a rollout work, and cost it its bits: a resumed run has not read it.
+        A rollout could use what an evaluation has cached, but a resumed run, which lacks it, would round differently.
         """
         self._prefixes.clear()
         self.conversations.clear()
@@ -142,10 +142,10 @@ class Policy(Adapters):
 
     @contextmanager
     def lower_layers_once(self, processes: int = 1) -> Iterator[None]:
-        """What is played inside goes through the layers below ``lora.first_layer`` once, not again in updates inside.
+        """Inside, run the layers below ``lora.first_layer`` once per token, in the rollout, and not again in updates.
 
-        To be entered with nothing read (``forget``). Of several processes each updates with games of the others, too:
-        there, all layers read them.
+        Call ``forget`` before entering. With several ``processes`` it does nothing: each updates with games that
+        others have played.
         """
         if self.first_layer and processes == 1:
             self.reader.lower = LowerLayers(self.trunk, self.first_layer)
@@ -174,32 +174,32 @@ class Policy(Adapters):
             turn.cached = kept
         active = [turn for turn in turns if turn]
         while active:
-            if todo := [turn for turn in active if turn.text not in turn.known]:
-                self._read(todo)
+            if unread := [turn for turn in active if turn.text not in turn.known]:
+                self._read(unread)
             hidden_ND = torch.stack([turn.known[turn.text] for turn in active])
             (self._choose_legal if self.constrained else self._choose_free)(active, hidden_ND)
             active = [turn for turn in active if not self._finished(turn)]
         if self._read_whole and (rest := [t for t in turns if t and len(t.cached.path) < len(t.ids) - 1]):
-            self._read(rest, unread=1)  # after which nothing was drawn, but an update asks what would have been
+            self._read(rest, but_last=1)  # nothing was sampled there, but updates read the legal mass
         return [self.conversations.close(turn) if turn else Action("", truncated=True) for turn in turns]
 
     @property
     def _read_whole(self) -> bool:
-        """Whether answers are read to their end, as updates will: those of past selves are never trained on."""
+        """Whether answers are read to their end, for the update to use: not those of past selves, never trained on."""
         return self.reader.lower is not None and self.active == "default" and self.reader.lower.are_plain()
 
-    def _read(self, turns: list[Turn], unread: int = 0) -> None:
-        """Read on in each conversation, but for the last ``unread`` tokens; ``known``: the hidden states (D) there.
+    def _read(self, turns: list[Turn], but_last: int = 0) -> None:
+        """Read each conversation up to its last ``but_last`` tokens; the hidden state (D) there goes into ``known``.
 
-        Where the answer leaves a choice at few places from there on, all of them are read.
+        Where few choices remain in the answer, the hidden states of all of them are read in the same pass.
         """
         whole, reads, owners = self._read_whole, list[Read](), list[tuple[Turn, str]]()
         for turn in turns:
-            later = turn.trie.choices_after(turn.text) if turn.trie and self._ahead and not unread else []
-            room = self.reader.tokens_per_batch / 4 > len(later) * len(turn.ids) / ATTENDED  # else passes are cut by it
+            later = turn.trie.choices_after(turn.text) if turn.trie and self._ahead and not but_last else []
+            room = self.reader.tokens_per_batch / 4 > len(later) * len(turn.ids) / ATTENDED  # else it splits passes
             later = later if len(later) <= self._ahead and room else []
             goes_on = turn.trie is None or (not later and turn.trie.last_choice > len(turn.text))
-            ids = turn.ids[: len(turn.ids) - unread]
+            ids = turn.ids[: len(turn.ids) - but_last]
             reads.append(Read(ids, turn.cached, whole or turn.stays or goes_on))
             reads += [Read(ids + self.chat.answers_of(more), turn.cached, False) for more in later]
             owners += [(turn, turn.text + more) for more in ("", *later)]
@@ -211,8 +211,7 @@ class Policy(Adapters):
     def _begin(self, prompts: list[tuple[list[int], int]]) -> list[Kept | None]:
         """Keys and values of the system messages, each read once for all conversations that begin with it.
 
-        Args:
-            prompts: (tokens, how many of them are the system message).
+        ``prompts``: (tokens, how many of them are the system message). None where that is too short to be worth it.
         """
         keys = [(self.active, tuple(ids[:n])) if n >= SHARED_PREFIX_MIN else None for ids, n in prompts]
         if missing := list(dict.fromkeys(key for key in keys if key and key not in self._prefixes)):
@@ -234,7 +233,7 @@ class Policy(Adapters):
         if self.greedy:
             picks_N = logp_NV.argmax(-1)
         else:
-            picks_N = invert(logp_NV.double().exp().cumsum(-1), self._uniform(turns))[0]
+            picks_N = invert(logp_NV.exp().cumsum(-1), self._uniform(turns))[0]
         self._note_values(turns, hidden_ND)
         logprobs = logp_NV.gather(1, picks_N[:, None])[:, 0].tolist()
         for turn, follow, pick, logprob in zip(turns, follows, picks_N.tolist(), logprobs, strict=True):
@@ -242,9 +241,8 @@ class Policy(Adapters):
             char = ANSWER_CHARS[pick]
             if len(follow) > 1:
                 turn.record(self.chat.answer_ids[char], logprob, self.chat.answers_of(follow))
-            chars = char + turn.trie.forced[turn.text + char]  # what follows without a choice is not asked for
-            turn.text += chars
-            turn.ids += self.chat.answers_of(chars)
+            before, turn.text = turn.text, turn.trie.completed(turn.text + char)
+            turn.ids += self.chat.answers_of(turn.text[len(before) :])
 
     def _choose_free(self, turns: list[Turn], hidden_ND: Tensor) -> None:
         """Sample the next token of each answer from the whole vocabulary."""
@@ -260,12 +258,12 @@ class Policy(Adapters):
                 turn.known = {}
 
     def _uniform(self, turns: list[Turn]) -> Tensor:
-        """A uniform number of the decision's own for each next token (fp64, CPU)."""
+        """A uniform random number for each turn's next token, from the decision's own stream (fp64, CPU)."""
         keys = [(self.seed, *turn.query.rng_key, turn.written) for turn in turns]
         return torch.tensor([uniform(*key) for key in keys], dtype=torch.float64)
 
     def _note_values(self, turns: list[Turn], hidden_ND: Tensor) -> None:
-        """The value of a decision is read at the last token of its prompt."""
+        """Note the values of turns whose answer has not begun: they are read at the last token of the prompt."""
         for turn, value in zip(turns, self.value_head(hidden_ND.float())[:, 0].tolist(), strict=True):
             if not turn.written:
                 turn.value = value
@@ -282,26 +280,26 @@ class Policy(Adapters):
         Raises:
             PromptTooLongError: a prompt and its longest answer do not fit into ``max_seq_length``.
         """
-        reads, nodes = [], []
         prompts = [self.chat.first_prompt(query.conversation) for query in queries]
-        answers = [answer_trie(tuple(query.legal)).longest for query in queries]
-        if any(len(ids) + most > self.max_seq_length for (ids, _), most in zip(prompts, answers, strict=True)):
+        tries = [answer_trie(tuple(query.legal)) for query in queries]
+        if any(len(ids) + trie.longest > self.max_seq_length for (ids, _), trie in zip(prompts, tries, strict=True)):
             raise PromptTooLongError
-        for i, (query, (ids, _), kv) in enumerate(zip(queries, prompts, self._begin(prompts), strict=True)):
-            for text, follow in answer_trie(tuple(query.legal)).follow.items():
-                if len(follow) > 1:
-                    answer = [self.chat.answer_ids[c] for c in text]
-                    reads.append(Read(ids + answer, kv, False))
-                    nodes.append((i, text, follow))
         probs = [dict.fromkeys(query.legal, 1.0) for query in queries]
+        reads, choices = [], []
+        for found, trie, (ids, _), kv in zip(probs, tries, prompts, self._begin(prompts), strict=True):
+            for text, follow in trie.follow.items():
+                if len(follow) > 1:
+                    reads.append(Read(ids + self.chat.answers_of(text), kv, False))
+                    choices.append((found, text, follow))
         if not reads:
             return probs
-        probs_NV = self._answer_logprobs(self.reader.read(reads)[0], [follow for _, _, follow in nodes]).exp().tolist()
-        for (i, text, _), probs_V in zip(nodes, probs_NV, strict=True):
-            for action in queries[i].legal:
-                answer_text = str(action) + END
-                if answer_text.startswith(text):
-                    probs[i][action] *= probs_V[ANSWER_CHARS.index(answer_text[len(text)])]
+        hidden_ND, _ = self.reader.read(reads)
+        probs_NV = self._answer_logprobs(hidden_ND, [follow for _, _, follow in choices]).exp().tolist()
+        for (found, text, _), probs_V in zip(choices, probs_NV, strict=True):
+            for action in found:
+                answer = str(action) + END
+                if answer.startswith(text):
+                    found[action] *= probs_V[ANSWER_CHARS.index(answer[len(text)])]
         return probs
 
     # -- scoring -------------------------------------------------------------------------------------------------
@@ -314,20 +312,21 @@ class Policy(Adapters):
         Args:
             sequences: what was answered; read in micro-batches of ``tokens_per_batch``.
             adapter: score with another adapter (``"base"``: none) and without gradients.
-            legal_mass: read it too, which needs ``answer_mode: constrained``.
+            legal_mass: whether to compute it too; needs ``answer_mode: constrained``.
         """
-        with self.using(adapter), in_fixed_order(self.device):
-            return Evaluation(*self.reader.in_micro_batches(partial(self._columns, legal_mass=legal_mass), sequences))
 
-    def _columns(self, sequences: list[Sequence], legal_mass: bool) -> tuple[Tensor, ...]:
-        return tuple(x for x in self.evaluate_batch(sequences, True, legal_mass)[:4] if x is not None)
+        def score_micro_batch(part: list[Sequence]) -> list[Tensor]:
+            return [x for x in self.evaluate_batch(part, legal_mass=legal_mass)[:4] if x is not None]
+
+        with self.using(adapter), in_fixed_order(self.device):
+            return Evaluation(*self.reader.in_micro_batches(score_micro_batch, sequences))
 
     def evaluate_batch(
         self, sequences: list[Sequence], entropy_grad: bool = True, legal_mass: bool = False
     ) -> Evaluation:
-        """``evaluate_decisions`` of sequences that are one micro-batch already, a group of ``micro_batches``: one pass.
+        """``evaluate_decisions`` of one micro-batch (a group of ``micro_batches``), in a single pass.
 
-        ``entropy_grad``: whether gradients flow from the entropies too, which costs time over a whole vocabulary.
+        ``entropy_grad``: whether entropies have gradients too, which costs time where answers are free.
         """
         decisions = [d for s in sequences for d in s.decisions]
 
@@ -345,7 +344,7 @@ class Policy(Adapters):
         values_M = self.value_head(prompts_MD)[:, 0]
         answers_ND = hidden_ND[is_answer.nonzero()[:, 0].to(self.device)]
         mass_M = self._log_masses(answers_ND, sequences, lengths) if legal_mass else None
-        if legal_mass:  # tokens that left no choice are no part of the log-probability
+        if legal_mass:  # read at all tokens; log-probabilities count only those that were a choice
             is_choice = torch.tensor([p in d.positions for d in decisions for p in answer(d)])
             answers_ND = answers_ND[is_choice.nonzero()[:, 0].to(self.device)]
         zeros_M = torch.zeros(len(decisions), device=self.device)
@@ -358,7 +357,7 @@ class Policy(Adapters):
         return Evaluation(logp_M, entropy_M, values_M, mass_M, prompts_MD)
 
     def _choices(self, hidden_ND: Tensor, decisions: list[Decision], entropy_grad: bool) -> tuple[Tensor, Tensor]:
-        """Log-probability of what was chosen and entropy, per token-level choice (N)."""
+        """Log-probability of the chosen token, and entropy, at each choice (N)."""
         chosen_N = torch.tensor([c for d in decisions for c in d.chosen], device=self.device)
         if decisions[0].allowed is None:
             return score(hidden_ND, self.lm_head.weight, chosen_N, self.temperature, entropy_grad)
@@ -369,14 +368,14 @@ class Policy(Adapters):
         return logp_NV.gather(1, torch.searchsorted(columns_V, chosen_N)[:, None])[:, 0], entropy_N
 
     def _allowed(self, allowed: list[list[int]]) -> tuple[Tensor, Tensor]:
-        """The ids that occur in ``allowed`` in order (V), and which of them each row allows (N, V)."""
+        """The sorted ids that occur in ``allowed`` (V), and a mask of those that each row allows (N, V)."""
         columns_V, at = np.unique(np.fromiter(chain.from_iterable(allowed), np.int64), return_inverse=True)
         mask_NV = np.zeros((len(allowed), len(columns_V)), dtype=bool)
         mask_NV[np.repeat(np.arange(len(allowed)), [len(a) for a in allowed]), at] = True
         return torch.from_numpy(columns_V).to(self.device), torch.from_numpy(mask_NV).to(self.device)
 
     def _log_masses(self, hidden_ND: Tensor, sequences: list[Sequence], lengths: Tensor) -> Tensor:
-        """Log legal mass (M) from the hidden states before each token of the answers, ``lengths`` to a decision."""
+        """Log legal mass (M) from the hidden states before every token of the answers, ``lengths`` of them each."""
         allowed = []
         for s in sequences:
             for d in s.decisions:
@@ -396,14 +395,14 @@ class Policy(Adapters):
 
 
 def load_policy(config: Any) -> Policy:
-    """Load base model, adapter and tokenizer; the value head says 0 of everything.
+    """Load base model, adapter and tokenizer; the value head is zero.
 
     Args:
         config: an object with the sections ``model`` (ModelConfig), ``lora`` (LoraConfig), ``ppo`` (temperature,
             max_seq_length, max_new_tokens), ``env`` (answer_mode) and ``run`` (seed).
 
     Raises:
-        ConfigError: model, adapter or tokenizer cannot be loaded or used; one line, with the key.
+        ConfigError: model, adapter or tokenizer cannot be loaded or used; one line that names the key.
     """
     peft_model, tokenizer = load_model(config.model, config.lora, config.run.seed)
     policy = Policy(peft_model, tokenizer, config)

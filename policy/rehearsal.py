@@ -1,8 +1,7 @@
-"""Text that the base model wrote itself, and how far the policy has moved from reading it as the base does.
+"""Rehearsal against forgetting: the KL divergence of policy and base model on text that the base sampled itself.
 
-Games teach nothing of what else a model is used for, and updates of an adapter shift that too. Rehearsing what the old
-weights say themselves (https://doi.org/10.1080/09540099550039318; by distributions, https://arxiv.org/abs/1606.09282)
-needs no data set.
+Training on games also shifts what else the model is used for. Rehearsing samples of the old weights
+(https://doi.org/10.1080/09540099550039318; by distributions, https://arxiv.org/abs/1606.09282) needs no data set.
 """
 
 from collections.abc import Sequence as Seq
@@ -18,14 +17,14 @@ from policy.vocabulary import draw
 from utils import uniform
 
 TEXTS, TOKENS = 64, 64
-AT_ONCE = 2  # texts a step
+AT_ONCE = 2  # texts per step
 
 
 class Rehearsal:
-    """Texts for each step, never seen before and the same after a resume; a round of ``TEXTS`` is written at a time.
+    """New texts for each step, the same after a resume; ``TEXTS`` of them are sampled at a time.
 
-    A text that was rehearsed once is read worse later than one that never was: Adam's steps along what only that text
-    says go too far (docs/log.md).
+    No text is used twice: a rehearsed text drifts further afterwards than one that never was, because Adam overshoots
+    along what is peculiar to it (docs/log.md).
     """
 
     def __init__(self, policy: Any, seed: int) -> None:
@@ -33,7 +32,7 @@ class Rehearsal:
         self._round, self._texts = -1, list[list[int]]()
 
     def texts(self, step: int) -> list[list[int]]:
-        """Those of a step."""
+        """The texts of a step."""
         number, place = divmod(AT_ONCE * step, TEXTS)
         if number != self._round:
             self._round, self._texts = number, write(self.policy, (self.seed, number))
@@ -42,7 +41,7 @@ class Rehearsal:
 
 @torch.no_grad()
 def write(policy: Any, key: Seq[int]) -> list[list[int]]:
-    """``TEXTS`` texts of ``TOKENS`` tokens: any token, and what the base draws after it at temperature 1."""
+    """``TEXTS`` texts of ``TOKENS`` tokens: a uniformly drawn one, continued by the base at temperature 1."""
     vocabulary = min(len(policy.tokenizer), len(policy.lm_head.weight))
     texts = [[int(uniform(*key, i, 0) * vocabulary)] for i in range(TEXTS)]
     kept: list[Any] = [None] * TEXTS
@@ -59,12 +58,12 @@ def write(policy: Any, key: Seq[int]) -> list[list[int]]:
 def divergence(policy: Any, texts: Seq[list[int]]) -> Tensor:
     """KL(base || policy) of the next token, in nats, summed over all tokens of the texts; with gradients.
 
-    At most ``AT_ONCE * TOKENS`` rows of whole-vocabulary logits, when no other activations are held any more.
+    At most ``AT_ONCE * TOKENS`` rows of whole-vocabulary logits, computed when no other activations are held.
     """
-    sequences, every = [Sequence(text) for text in texts], [list(range(len(text))) for text in texts]
+    sequences, positions = [Sequence(text) for text in texts], [list(range(len(text))) for text in texts]
 
     def logprobs() -> Tensor:
-        return policy.lm_head(policy.reader.hidden_at(sequences, every)).float().log_softmax(-1)
+        return policy.lm_head(policy.reader.hidden_at(sequences, positions)).float().log_softmax(-1)
 
     with policy.using("base"):
         base_NV = logprobs()

@@ -1,8 +1,8 @@
-"""What a position is, told from the hidden state that an answer is drawn from: a task beside the game, for training.
+"""An auxiliary training task: predict what the seat knows of the position from the hidden state at the prompt's end.
 
-A value is one noisy number a decision. OpenSpiel's tensor of what the seat knows (cards, board, bets) is dozens of
-exact ones, and a model that was never shown such a board has to learn to read it before it can play. Features that the
-program knows, told from layers that the policy shares: https://arxiv.org/abs/1609.05521, section 4.2.
+A return gives one noisy number per decision. OpenSpiel's tensor of what the seat knows (cards, board, bets) gives
+dozens of exact ones, and a model that has never seen such a board must learn to read it before it can play. Predicting
+known game features from layers that the policy shares: https://arxiv.org/abs/1609.05521, section 4.2.
 """
 
 from collections.abc import Iterable, Mapping
@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-GAIN = 10.0  # length of a hidden number, at which Adam's steps of the adapter's rate move a logit far enough
+GAIN = 10.0  # RMS of the scaled hidden states: at the adapter's learning rate, Adam then moves logits far enough
 
 State = tuple[str, Tensor]  # game, and what the seat knows: numbers in [0, 1]
 
@@ -32,18 +32,18 @@ class StateHead(nn.Module):
         self.layers = nn.ModuleDict(layers)
 
     def forward(self, hidden_MD: Tensor, states: Seq[State]) -> Tensor:
-        """KL of each decision's state (M) to what is told of it, in nats, number by number; 0 where none is known.
+        """KL(state || prediction) of each decision (M), in nats, summed over the state's numbers.
 
-        For numbers that are 0 or 1 that is -log P of the state; what lies between counts as a probability.
-        ``hidden_MD``: the hidden states at the last tokens of the prompts.
+        For numbers that are 0 or 1 that is -log P of the state; others count as probabilities. A state without a layer
+        counts 0. ``hidden_MD``: the hidden states at the last tokens of the prompts.
         """
         hidden_MD = hidden_MD * (self.length / hidden_MD.norm(dim=1, keepdim=True))
         nats_M, names = hidden_MD.new_zeros(len(states)), [f"{game}-{len(x)}" for game, x in states]
         for name in sorted({*names} & {*self.layers}):
             at_K = torch.tensor([i for i, other in enumerate(names) if other == name], device=hidden_MD.device)
-            wanted = torch.stack([states[i][1] for i in at_K.tolist()]).to(hidden_MD)
-            told = self.layers[name](hidden_MD[at_K])
-            nats_K = F.binary_cross_entropy_with_logits(told, wanted, reduction="none").sum(1)
-            nats_K = nats_K + (torch.xlogy(wanted, wanted) + torch.xlogy(1 - wanted, 1 - wanted)).sum(1)
+            target = torch.stack([states[i][1] for i in at_K.tolist()]).to(hidden_MD)
+            logits = self.layers[name](hidden_MD[at_K])
+            nats_K = F.binary_cross_entropy_with_logits(logits, target, reduction="none").sum(1)
+            nats_K = nats_K + (torch.xlogy(target, target) + torch.xlogy(1 - target, 1 - target)).sum(1)
             nats_M = nats_M.index_add(0, at_K, nats_K)
         return nats_M

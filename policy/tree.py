@@ -1,7 +1,7 @@
-"""Rows of tokens as a tree: what several rows begin with is one run of tokens, in one flat list without padding.
+"""Rows of tokens as a prefix tree: a beginning that several rows share occurs once, in one flat list without padding.
 
-Rows are sorted, so that each shares its beginning with the row before it: of every row only what is new becomes tokens
-of the pass, and its path says where the keys and values of all its tokens lie. Numbers only; no model here.
+Rows are sorted, so that each shares its beginning with the row before it. Only a row's new tokens are computed, and its
+path says in which slots the keys and values of all its tokens lie. Index arithmetic only; no model here.
 
 Shapes: N tokens computed in a pass, U of them read, R runs of queries in a bucket, T queries and S keys of a run.
 """
@@ -14,31 +14,31 @@ import numpy as np
 
 Ints = np.ndarray  # of int64
 NOTHING: Ints = np.zeros(0, dtype=np.int64)
-ALIGNED = 16  # keys of a bucket come in such numbers: CUDA's kernels want masks with such rows, CPUs take half the time
+ALIGNED = 16  # keys of a bucket are padded to multiples of this: CUDA's kernels need it, CPUs take half the time
 
 
 class Row(NamedTuple):
-    """What one row adds to a pass: its ids from ``len(past)`` on; ``past``: slots of the keys of those before."""
+    """One row of a pass: the ids after its cached beginning; ``past``: slots of the keys of that beginning."""
 
     ids: Seq[int]
     past: Ints = NOTHING
 
 
 class Cut(NamedTuple):
-    """How queries come into buckets: the more of them, the fewer scores are computed for nothing."""
+    """How queries are cut into buckets: more buckets launch more kernels and compute fewer useless scores."""
 
-    most: int  # queries of a run; longer ones are cut, so that less is computed of what a causal mask hides
-    waste: float  # of a bucket's scores, padding included, to those that are wanted
-    small: int  # scores that cost less than a bucket of their own
+    most: int  # queries of a run; longer ones are cut, so that fewer masked scores are computed
+    waste: float  # the most scores of a bucket, padding included, for each useful one
+    small: int  # useless scores that cost less than another bucket
 
 
 class Bucket(NamedTuple):
     """Runs of queries that attend to about as many keys, side by side; ``keys`` are right-padded to 16, 32, ..."""
 
     queries: Ints  # (total queries) which of the pass's queries, run by run
-    places: Ints  # (total queries) where they stand in (R, T), flat
-    positions: Ints  # (R, T) of each query in its path: it sees the keys up to there; 0 where there is none
-    keys: Ints  # (R, S) slots; beyond a run's own, those again
+    places: Ints  # (total queries) their flat indices in (R, T)
+    positions: Ints  # (R, T) of each query in its path: it attends to keys up to there; 0 where there is no query
+    keys: Ints  # (R, S) slots; a shorter run's own are repeated as padding
 
 
 class Tree(NamedTuple):
@@ -48,34 +48,27 @@ class Tree(NamedTuple):
     positions_N: Ints
     slots_N: Ints  # where keys and values of each token go
     reads_U: Ints  # the tokens that are read, in order
-    flat: list[Ints]  # of each row: which of the N its own tokens are
-    paths: list[Ints]  # of each row: the slots of all its tokens, those of its past first
-    full: list[Bucket]  # every token attends
-    last: list[Bucket]  # only those that are read do
-
-
-def common(a: Seq[int], b: Seq[int]) -> int:
-    """Length of the common beginning."""
-    for i, (x, y) in enumerate(zip(a, b, strict=False)):
-        if x != y:
-            return i
-    return min(len(a), len(b))
+    flat: list[Ints]  # for each row, indices of its tokens among the N
+    paths: list[Ints]  # for each row, slots of all its tokens, its past first
+    full: list[Bucket]  # all tokens as queries
+    last: list[Bucket]  # only the tokens that are read, for the last layer
 
 
 def new_tokens(rows: Seq[Row]) -> Iterator[tuple[int, int]]:
-    """Of each row, sorted: how many of its tokens the row before has computed already, and how many are its own."""
-    before: Row | None = None
+    """For each of the sorted rows: how many of its tokens it shares with the row before, and how many are new."""
+    before = Row(())
     for row in rows:
-        shared = common(before.ids, row.ids) if before is not None and before.past is row.past else 0
+        shared = 0
+        if before.past is row.past:
+            differing = (i for i, (x, y) in enumerate(zip(before.ids, row.ids, strict=False)) if x != y)
+            shared = next(differing, min(len(before.ids), len(row.ids)))
         yield shared, len(row.ids) - shared
         before = row
 
 
 class _QueryRun(NamedTuple):
-    """Queries of one row, side by side, and the keys that the last of them sees."""
+    """Consecutive queries of one row (T), and the keys that the last of them attends to (S)."""
 
-    T: int
-    S: int
     queries: Ints
     positions: Ints
     keys: Ints
@@ -85,31 +78,31 @@ def _cut(queries: Ints, positions: Ints, path: Ints, most: int) -> Iterator[_Que
     """The runs of a row, of at most ``most`` queries."""
     for i in range(0, len(queries), most):
         at = positions[i : i + most]
-        seen = int(at[-1]) + 1
-        yield _QueryRun(len(at), seen, queries[i : i + most], at, path[:seen])
+        yield _QueryRun(queries[i : i + most], at, path[: at[-1] + 1])
 
 
 def _buckets(runs: list[_QueryRun], cut: Cut) -> list[Bucket]:
     """Runs in buckets of similar size."""
-    buckets, wanted, tallest, widest = [], 0, 0, 0
+    buckets, useful, most_T, most_S = [], 0, 0, 0
     group: list[_QueryRun] = []
-    for run in sorted(runs, key=lambda run: run[:2]):
-        T, S = run[:2]
-        tallest, widest, wanted = max(tallest, T), max(widest, S), wanted + T * S
-        if group and (len(group) + 1) * tallest * widest > cut.waste * wanted + cut.small:
+    for run in sorted(runs, key=lambda run: (len(run.queries), len(run.keys))):
+        T, S = len(run.queries), len(run.keys)
+        most_T, most_S, useful = max(most_T, T), max(most_S, S), useful + T * S
+        if group and (len(group) + 1) * most_T * most_S > cut.waste * useful + cut.small:
             buckets.append(_bucket(group))
-            group, wanted, tallest, widest = [], T * S, T, S
+            group, useful, most_T, most_S = [], T * S, T, S
         group.append(run)
     return [*buckets, _bucket(group)] if group else buckets
 
 
 def _bucket(runs: list[_QueryRun]) -> Bucket:
-    T_R, S_R, queries, positions, keys = zip(*runs, strict=True)
-    real_RT = np.arange(max(T_R)) < np.array(T_R)[:, None]
-    at_RS = np.arange(-(-max(S_R) // ALIGNED) * ALIGNED) % np.array(S_R)[:, None]
+    queries, positions, keys = zip(*runs, strict=True)
+    T_R, S_R = np.array([*map(len, queries)]), np.array([*map(len, keys)])
+    real_RT = np.arange(T_R.max()) < T_R[:, None]
+    at_RS = np.arange(-(-S_R.max() // ALIGNED) * ALIGNED) % S_R[:, None]
     positions_RT = np.zeros(real_RT.shape, np.int64)
     positions_RT[real_RT] = np.concatenate(positions)
-    # Beyond its end a path begins again: were one key in all those places, a GPU would add its gradients one by one.
+    # Padding repeats the whole path: with one key in all those places a GPU would add their gradients one by one.
     keys_RS = np.concatenate(keys)[at_RS + np.cumsum([0, *S_R[:-1]])[:, None]]
     return Bucket(np.concatenate(queries), np.flatnonzero(real_RT), positions_RT, keys_RS)
 
@@ -119,9 +112,9 @@ def grow(rows: Seq[Row], reads: Seq[Seq[int]], take: Callable[[int], Ints] | Non
 
     Args:
         rows: none of them empty or equal.
-        reads: of each row the positions that are read, counted from its first token after ``past``.
-        take: gives as many slots, for keys and values of the tokens computed; None: each goes to its place in the pass.
-        cut: how queries come into buckets.
+        reads: for each row, the positions that are read, counted from its first token after ``past``.
+        take: allocates so many slots for keys and values; None: a token's slot is its index in the pass.
+        cut: how queries are cut into buckets.
     """
     sizes = list(new_tokens(rows))
     total = sum(own for _, own in sizes)

@@ -1,7 +1,7 @@
-"""Rollouts through vLLM servers: prompts and answers travel as token ids, adapters are swapped after every update.
+"""Rollouts through vLLM servers: prompts and answers are sent as token ids, and each update publishes a new adapter.
 
-What plays is always a published adapter with a version in its name, never one that is overwritten in place. Servers
-that do not answer are left out and tried again; see ``docs/scaling.md`` for how to start them.
+Adapters have a version in their names and are never overwritten in place. Servers that do not answer are left out and
+tried again later; ``docs/scaling.md`` says how to start them.
 """
 
 import asyncio
@@ -23,11 +23,11 @@ from policy.vllm_server import FIRST_WAIT, LONGEST_WAIT, PLAIN, Server, addresse
 from utils import ConfigError, uniform, write_directory
 
 T = TypeVar("T")
-LISTEN_SECONDS = 0.5  # between two looks whether the run is to stop
-CALLS_AT_ONCE = 512  # questions under way; what servers cannot take yet waits there
-FAULTS_AT_MOST = 5  # answers that are errors or make no sense, to one question; then its episode has failed
-LEAST_LOGPROB = -1e4  # of a token that was sampled: no server tells less
-ATTEMPTS_IN_TIME = 3  # a server that keeps silent has this part of ``env_timeout``, so that another can be asked
+LISTEN_SECONDS = 0.5  # between checks whether the run is to stop
+CALLS_AT_ONCE = 512  # requests in flight; servers queue what they cannot take yet
+FAULTS_AT_MOST = 5  # errors or malformed answers to a query, after which its episode has failed
+LEAST_LOGPROB = -1e4  # lowest plausible log-probability of a sampled token
+ATTEMPTS_IN_TIME = 3  # a request times out after this fraction of ``env_timeout``, so that another server can be asked
 
 
 class EngineError(RuntimeError):
@@ -35,35 +35,36 @@ class EngineError(RuntimeError):
 
 
 class Engine:
-    """Answers queries through the servers of ``env.vllm_base_url``; other adapters' are answered by ``policy``.
+    """Answers queries through the servers of ``env.vllm_base_url``; ``policy`` answers those for other adapters.
 
-    Every answer is asked for with a seed of its own, so it depends on query, weights and server, not on which other
-    requests are under way. ``stop`` is asked between repetitions whether to leave.
+    Every request has its own seed, so that an answer depends on query, weights and server but not on other requests in
+    flight. ``stop()`` says whether the run is to stop; it is called between attempts.
     """
 
     def __init__(self, policy: Policy, env: EnvConfig, folder: Path, stop: Callable[[], Any] = lambda: False) -> None:
         self.policy, self.env, self.stop = policy, env, stop
         self.folder, self.run = folder.resolve() / "adapters", secrets.token_hex(3)
         self.version, self._kept = -1, list[Path]()
-        self.stale = env.max_staleness  # updates by which who plays may be behind; none in evaluations
+        self.stale = env.max_staleness  # updates by which a server may be behind; 0 in evaluations
         self._runner = asyncio.Runner()
         self.servers = [Server(url) for url in addresses(env)]
         self._slots = asyncio.Semaphore(CALLS_AT_ONCE)
         self._loads = set[asyncio.Future[Any]]()  # adapters that are being loaded while games go on
-        self._heard = 0.0  # when the last good answer came, or the first question was asked
+        self._heard = 0.0  # time of the last good answer, or of the first request
         self.conversations = Conversations(policy.chat)
+        self.action_probs = policy.action_probs  # the learner has the weights that were published
 
     def name(self, version: int) -> str:
-        """Of an adapter: no other run on the same servers uses it, nor this one before it was resumed."""
+        """An adapter's name, unique among runs on the same servers and across resumes of this one."""
         return f"policy-{version:06d}-{self.run}"
 
     # -- weights -------------------------------------------------------------------------------------------------
 
     def publish(self, version: int) -> None:
-        """Write the policy's adapter as it is now and load it into the servers; nothing where that version plays.
+        """Write the policy's adapter and load it into the servers, unless that version is published already.
 
         Raises:
-            ConfigError: the first adapter is refused. Later ones are tried again until ``env_timeout``, in ``act``.
+            ConfigError: a server refuses the first adapter. Loading later ones is retried in ``act``.
             InterruptedRolloutError: the run is to stop.
         """
         if version == self.version:
@@ -86,18 +87,14 @@ class Engine:
         await server.load(name, self.folder / name, self.version, seconds)
 
     def check_age(self, sequences: Iterable[Sequence]) -> None:
-        """Make sure that no decision is older than ``max_staleness`` updates.
-
-        Raises:
-            EngineError: one is, or nobody knows.
-        """
+        """Raise EngineError where a decision is more than ``max_staleness`` updates old, or of unknown age."""
         for version in {decision.version for sequence in sequences for decision in sequence.decisions}:
             if version is None or self.version - version > self.env.max_staleness:
                 raise EngineError(f"a decision was made by adapter {version}, the current one is {self.version}: more "
                                   f"than env.max_staleness {self.env.max_staleness} updates old")  # fmt: skip
 
     def close(self) -> None:
-        """Unload this run's adapters where a server still answers, and end all connections."""
+        """Unload this run's adapters from servers that still answer, and close all connections."""
         self._runner.run(_together(server.close() for server in self.servers))
         self._runner.close()
 
@@ -108,12 +105,8 @@ class Engine:
         self.conversations.release(episodes)
         self.policy.release(episodes)
 
-    def action_probs(self, queries: Seq[Query]) -> list[dict[int, float]]:
-        """The learner's, whose weights those of the servers are."""
-        return self.policy.action_probs(queries)
-
     def act(self, queries: Seq[Query]) -> list[Action]:
-        """Answer all queries, as many at once as servers take. What gets no usable answer fails its episode.
+        """Answer all queries concurrently. A query without a usable answer fails its episode.
 
         Raises:
             EngineError: no query got an answer.
@@ -129,19 +122,19 @@ class Engine:
         actions |= zip(mine, answers, strict=True)
         return [actions[i] for i in range(len(queries))]
 
-    def _request(self, turn: Turn, bad: int) -> dict[str, Any]:
-        again = (bad,) if bad else ()  # the same seed would bring the same bad answer
+    def _request(self, turn: Turn, version: int, bad: int) -> dict[str, Any]:
+        again = (bad,) if bad else ()  # the same seed would give the same bad answer
         seed = int(2**31 * uniform(self.policy.seed, *turn.query.rng_key, *again))
-        body = {"prompt": turn.ids, "seed": seed, "logprobs": 0, "return_token_ids": True, **PLAIN,
+        body = {"model": self.name(version), "prompt": turn.ids, "seed": seed, "logprobs": 0, "return_token_ids": True,
                 "temperature": 0.0 if self.policy.greedy else self.policy.temperature,
-                "stop_token_ids": self.policy.chat.ends}  # fmt: skip
+                "stop_token_ids": self.policy.chat.ends, **PLAIN}  # fmt: skip
         if turn.trie is None:
             return body | {"max_tokens": self.policy.max_new_tokens}
         return body | {"max_tokens": turn.trie.longest,
                        "structured_outputs": {"choice": [str(action) for action in turn.query.legal]}}  # fmt: skip
 
     async def _answer(self, query: Query) -> Action:
-        """Ask until there is an answer, time is over, or the answers are bad too often."""
+        """Ask until there is an answer, time is up, or too many answers are bad."""
         free_tokens = None if self.policy.constrained else self.policy.max_new_tokens
         turn = self.conversations.open(query, self.policy.max_seq_length, free_tokens)
         if turn is None:
@@ -154,7 +147,7 @@ class Engine:
                     raise InterruptedRolloutError
                 if server := await self._choose():
                     version = server.version or 0
-                    body = self._request(turn, bad)
+                    body = self._request(turn, version, bad)
                     status, answer = await self._ask(server, body, left)
                     try:
                         self._write(turn, answer, version, body["max_tokens"])
@@ -165,8 +158,8 @@ class Engine:
                         server.pause, server.problem, self._heard = FIRST_WAIT, "", time.monotonic()
                         return self.conversations.close(turn, version)
                     if status != 429:
-                        server.later(problem)  # 404: it has been started anew, and lacks the adapter
-                    faults += status > 0 and status not in (404, 429, 503)  # those are waited for
+                        server.later(problem)  # 404: it has been restarted and lacks the adapter
+                    faults += status > 0 and status not in (404, 429, 503)  # these pass with time
                 await asyncio.sleep(min(wait, left))
                 wait = min(2 * wait, LONGEST_WAIT)
             problem = "; ".join(f"{server.url}: {server.problem or problem}" for server in self.servers)
@@ -176,14 +169,13 @@ class Engine:
     async def _ask(self, server: Server, body: dict[str, Any], left: float) -> tuple[int, Any]:
         seconds = min(left, self.env.env_timeout / ATTEMPTS_IN_TIME)
         server.in_flight += 1
-        body = body | {"model": self.name(server.version or 0)}
         try:
             return await self._unless_stopped(server.call("completions", body, seconds))
         finally:
             server.in_flight -= 1
 
     async def _unless_stopped(self, work: Awaitable[T]) -> T:
-        """Wait for it, asking now and then whether the run is to stop."""
+        """Wait for it, checking now and then whether the run is to stop."""
         task = asyncio.ensure_future(work)
         while not (await asyncio.wait({task}, timeout=LISTEN_SECONDS))[0]:
             if self.stop():
@@ -191,13 +183,13 @@ class Engine:
         return task.result()
 
     async def _choose(self) -> Server | None:
-        """The server with the fewest requests; those left out or behind are tried again when their pause is over.
+        """The usable server with the fewest requests. Starts loading where one is out or behind and its pause is over.
 
-        Nobody waits for that while others may play.
+        Waits for that only where no server is usable.
         """
         for server in self.servers:
             if (server.out or server.version != self.version) and server.may_be_tried:
-                server.retry_at = math.inf  # by nobody else meanwhile
+                server.retry_at = math.inf  # so that no other query tries at the same time
                 load = asyncio.ensure_future(self._load(server))
                 self._loads.add(load)
                 load.add_done_callback(self._loads.discard)
@@ -206,15 +198,10 @@ class Engine:
         return min((s for s in self.servers if self._may_play(s)), key=lambda s: s.in_flight, default=None)
 
     def _may_play(self, server: Server) -> bool:
-        return not server.out and server.version is not None and (
-            self.version - server.version <= self.stale)  # fmt: skip
+        return not server.out and server.version is not None and self.version - server.version <= self.stale
 
     def _write(self, turn: Turn, answer: Any, version: int, most: int) -> None:
-        """Write a server's answer, of so many tokens at most, into the conversation.
-
-        Raises:
-            ValueError: it is none, or not one that was asked for; nothing has been written.
-        """
+        """Write a server's answer of at most ``most`` tokens; ValueError: it is malformed, and nothing is written."""
         tokens, logprobs = _sampled(answer, self.name(version), self.policy.base.config.vocab_size)
         if len(tokens) > most or not set(self.policy.chat.ends).isdisjoint(tokens[:-1]):
             raise ValueError(f"too many tokens, or some after the end: {len(tokens)} where {most} were asked for")
@@ -226,15 +213,15 @@ async def _together(work: Iterable[Awaitable[Any]]) -> list[Any]:
 
 
 def _sampled(answer: Any, model: str, vocabulary: int) -> tuple[list[int], list[float]]:
-    """Token ids and log-probabilities of an answer to /v1/completions. ValueError: it is none."""
+    """Token ids and log-probabilities of a response to /v1/completions; ValueError: it is malformed."""
     try:
         choice = answer["choices"][0]
         tokens, logprobs = choice["token_ids"], choice["logprobs"]["token_logprobs"]
-        sound = answer["model"] == model and len(tokens) == len(logprobs) > 0
-        sound = sound and all(type(t) is int and 0 <= t < vocabulary for t in tokens)
-        sound = sound and all(is_number(p) and LEAST_LOGPROB <= p <= 1e-3 for p in logprobs)
+        valid = answer["model"] == model and len(tokens) == len(logprobs) > 0
+        valid = valid and all(type(t) is int and 0 <= t < vocabulary for t in tokens)
+        valid = valid and all(is_number(p) and LEAST_LOGPROB <= p <= 1e-3 for p in logprobs)
     except (TypeError, KeyError, IndexError):
-        sound = False
-    if not sound:
+        valid = False
+    if not valid:
         raise ValueError(f"not an answer with token ids and log-probabilities: {one_line(str(answer))}")
     return tokens, logprobs

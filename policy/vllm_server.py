@@ -1,4 +1,4 @@
-"""A vLLM server as training uses it: what it can do, which adapters it holds, and calls that never raise."""
+"""A vLLM server as training uses it: its capabilities, the adapters it holds, and calls that never raise."""
 
 import asyncio
 import logging
@@ -14,17 +14,13 @@ from utils import ConfigError
 
 log = logging.getLogger(__name__)
 
-FIRST_WAIT, LONGEST_WAIT = 0.25, 30.0  # seconds before a repetition; doubled each time
-PLAIN = {"top_p": 1.0, "top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0}  # else a model's own defaults hold
+FIRST_WAIT, LONGEST_WAIT = 0.25, 30.0  # seconds before another attempt, doubled each time
+PLAIN = {"top_p": 1.0, "top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0}  # overrides the model's own defaults
 PROBE_CHOICE = "73"
 
 
 def addresses(env: EnvConfig) -> list[str]:
-    """The servers of a configuration.
-
-    Raises:
-        ConfigError: one that is no plain http(s) address; keys belong into the environment.
-    """
+    """The addresses of a configuration's servers; ConfigError: not plain http(s) addresses, or one occurs twice."""
     urls = [env.vllm_base_url] if isinstance(env.vllm_base_url, str) else env.vllm_base_url
     if not urls or len(set(urls)) < len(urls) or not all(map(ADDRESS.fullmatch, urls)):
         raise ConfigError("env.vllm_base_url: an address like http://127.0.0.1:8000/v1 or a list of different ones, "
@@ -34,26 +30,26 @@ def addresses(env: EnvConfig) -> list[str]:
 
 @dataclass(eq=False)
 class Server:
-    """One address, and what it is known to hold. Times are of ``time.monotonic``."""
+    """One server and its state, as far as it is known. Times are of ``time.monotonic``."""
 
     url: str
-    version: int | None = None  # of the newest adapter it holds
+    version: int | None = None  # of its newest adapter
     loaded: list[str] = field(default_factory=list)
     in_flight: int = 0
-    out: bool = False  # left out until an adapter could be loaded again
+    out: bool = False  # not used until an adapter has been loaded again
     retry_at: float = 0.0
     pause: float = FIRST_WAIT
     problem: str = ""
     headers: dict[str, str] = field(default_factory=bearer)
-    idle: list[Any] = field(default_factory=list)  # a pool a connection: one looks through all of its own
+    idle: list[Any] = field(default_factory=list)  # one pool per connection: a shared pool searches all its connections
 
     @property
     def may_be_tried(self) -> bool:
-        """Whether its pause is over, and nobody is at it."""
+        """Whether its pause is over and no attempt is under way."""
         return time.monotonic() >= self.retry_at
 
     async def call(self, path: str, body: Any = None, seconds: float = CONNECT_SECONDS) -> tuple[int, Any]:
-        """POST (GET without a body) below the address; (HTTP status, object or text), see ``envs.client.exchange``."""
+        """POST (GET without a body) to a path; (HTTP status, object or text), see ``envs.client.exchange``."""
         pool = self.idle.pop() if self.idle else connections()
         try:
             status, text = await exchange(pool, f"{self.url}/{path}", body, seconds, self.headers)
@@ -65,18 +61,18 @@ class Server:
             return status, text
 
     async def close(self) -> None:
-        """Unload what was loaded, if it still answers, and end all connections."""
+        """Unload its adapters, if it still answers, and close all connections."""
         for name in self.loaded if not self.out else ():
             await self.call("unload_lora_adapter", {"lora_name": name})
         for client in self.idle:
             await client.aclose()
 
     def later(self, problem: str, out: bool = True) -> None:
-        """Try to load its adapter after a pause; meanwhile it may play with an older one, unless it is ``out``."""
+        """Note a problem: an adapter is loaded again after a pause. Until then the old one plays, unless ``out``."""
         waiting, self.out = self.out and time.monotonic() < self.retry_at, out
-        if waiting:  # many questions fail together, and are one failure
+        if waiting:  # many requests fail together: one failure
             return
-        if problem.partition(":")[0] != self.problem.partition(":")[0]:  # what is quoted is another each time
+        if problem.partition(":")[0] != self.problem.partition(":")[0]:  # what it quotes differs each time
             log.warning("%s: %s", self.url, problem)
         self.problem = problem
         self.retry_at = time.monotonic() + self.pause
@@ -87,9 +83,9 @@ class Server:
         self.retry_at = math.inf
         status, answer = await self.call("load_lora_adapter", {"lora_name": name, "lora_path": str(path)}, seconds)
         if status != 200 and name in _models((await self.call("models"))[1]):
-            status = 200  # an earlier attempt, whose answer was lost
+            status = 200  # an earlier attempt succeeded, and its response was lost
         if status != 200:
-            self.retry_at = 0.0  # this try is over, and its failure not one of those that are waited out
+            self.retry_at = 0.0  # this attempt is over: ``later`` must count it as a new failure
             self.later(f"it does not load {path}: {problem_of(status, answer)}", self.out or status <= 0)
             return
         old, self.loaded = self.loaded, [name]
@@ -99,7 +95,7 @@ class Server:
 
 
 def _models(answer: Any) -> dict[str, dict[str, Any]]:
-    """Name -> card, of an answer of /v1/models."""
+    """Name -> card, from a response of /v1/models."""
     try:
         return {card["id"]: card for card in answer["data"] if isinstance(card["id"], str)}
     except (TypeError, KeyError):
@@ -108,7 +104,7 @@ def _models(answer: Any) -> dict[str, dict[str, Any]]:
 
 # ----------------------------------------------------------------------------------------------------- capabilities
 
-COSTS = {  # of what a server lacks
+COSTS = {  # capability -> what happens without it
     "token ids": "text would have to be tokenised again, not always as it was sampled",
     "log-probabilities": "answers that are off-policy could not be weighted",
     "log-probabilities under temperature and constraint": "start it with --logprobs-mode processed_logprobs",
@@ -119,7 +115,7 @@ COSTS = {  # of what a server lacks
 
 
 async def probe(server: Server, model: str, seconds: float) -> list[str]:
-    """What a server lacks, each with what that costs: seen from a short completion and an adapter without a name."""
+    """The capabilities that a server lacks, found by a short completion and by loading an adapter without a name."""
     body = {"model": model, "prompt": [0, 1], "max_tokens": len(PROBE_CHOICE) + 1, "temperature": 1.0, "logprobs": 0,
             "return_token_ids": True, "structured_outputs": {"choice": [PROBE_CHOICE]}, **PLAIN}  # fmt: skip
     status, answer = await server.call("completions", body, seconds)
@@ -129,18 +125,18 @@ async def probe(server: Server, model: str, seconds: float) -> list[str]:
         logprobs = [p for p in (choice.get("logprobs") or {}).get("token_logprobs") or [] if is_number(p)]
     except (TypeError, KeyError, IndexError, AttributeError):
         choice, logprobs = {}, []
-    lacks = [not choice.get("token_ids"), not logprobs, False, choice.get("text") != PROBE_CHOICE,
-             adapters not in (400, 422)]  # fmt: skip
-    lacks[2] = not lacks[1] and not lacks[3] and abs(sum(logprobs)) > 1e-3  # the only choice has log-probability 0
+    free = choice.get("text") != PROBE_CHOICE
+    raw = bool(logprobs) and not free and abs(sum(logprobs)) > 1e-3  # the only choice has log-probability 0
+    lacks = [not choice.get("token_ids"), not logprobs, raw, free, adapters not in (400, 422)]
     refused = [] if status == 200 else [f"an answer to /v1/completions ({problem_of(status, answer)})"]
     return refused + [f"{name} ({cost})" for (name, cost), lack in zip(COSTS.items(), lacks, strict=True) if lack]
 
 
 def check_servers(config: Any, processes: int = 1) -> None:
-    """Make sure, before any model is loaded, that every server can be trained through, by one process.
+    """Make sure, before any model is loaded, that all servers can be used for training, by a single process.
 
     Raises:
-        ConfigError: names the server, what it lacks and what that costs.
+        ConfigError: names the server, what it lacks and what happens without it.
     """
     if processes > 1:
         raise ConfigError("env.use_vllm: one process trains beside the servers; start it without torchrun")
@@ -161,7 +157,7 @@ async def _unfit(server: Server, config: Any, seconds: float) -> str:
     if status != 200:
         return f"{problem_of(status, answer)}; start it with scripts/serve_vllm.sh, or set env.use_vllm to false"
     fits = [m for m, c in models.items() if Path(wanted).name in (Path(m).name, Path(str(c.get("root"))).name)]
-    if not models:  # some list none until they are asked
+    if not models:  # some servers list no model before the first request
         fits, models = [wanted], {wanted: {}}
     if not fits:
         return f"it serves {one_line(', '.join(models)) or 'nothing'}, not model.model_name {wanted}"

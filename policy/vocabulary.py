@@ -1,8 +1,7 @@
-"""The output layer over a whole vocabulary, a slice of its columns at a time: what was chosen is scored, or drawn.
+"""The output layer over a whole vocabulary, a slice of columns at a time: scoring tokens, and sampling them.
 
-Neither keeps more than needed: scoring nothing of size N x V, drawing that once. With gradients, those of the
-log-probability (and of the entropy, where asked for) by the hidden state are made along the way, so that the backward
-pass computes nothing again.
+Scoring holds nothing of size N x V, sampling one such tensor. With gradients, the derivatives of the log-probability
+(and of the entropy, on request) by the hidden state are computed along the way: the backward pass repeats nothing.
 
 Shapes: N rows, D hidden size, V tokens of the vocabulary, C columns of a slice, S slices.
 """
@@ -13,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-COLUMNS = 4096  # a slice of the logits of some hundred rows stays in the cache of a CPU
+COLUMNS = 4096  # of a slice: its logits, for some hundred rows, fit into a CPU's cache
 
 
 def _logits(hidden_ND: Tensor, weight_CD: Tensor, temperature: float) -> Tensor:
@@ -22,9 +21,9 @@ def _logits(hidden_ND: Tensor, weight_CD: Tensor, temperature: float) -> Tensor:
 
 
 class _Sums:
-    """Sums over the vocabulary of exp(z), z exp(z), W exp(z), W z exp(z), for logits z that come slice by slice.
+    """Running sums over the vocabulary of exp(z), z exp(z), W exp(z), W z exp(z), for logits z given slice by slice.
 
-    They are of z less the largest logit so far, ``peak_N``, so that differences of them lose no digits.
+    z is relative to the largest logit so far, ``peak_N``, for numerical stability.
     """
 
     def __init__(self, like_N: Tensor) -> None:
@@ -32,7 +31,7 @@ class _Sums:
         self.sums: list[Tensor] = []
 
     def add(self, logits_NC: Tensor, weight_CD: Tensor, pulls: int) -> None:
-        """Add a slice; ``pulls``: how many of the two sums of W are wanted."""
+        """Add a slice; ``pulls``: how many of the two sums with W are needed."""
         before_N, self.peak_N = self.peak_N, torch.maximum(self.peak_N, logits_NC.amax(1))
         below_NC = logits_NC - self.peak_N[:, None]
         exp_NC = below_NC.exp()
@@ -94,7 +93,7 @@ def score(
 
 
 def invert(cdf_NV: Tensor, u_N: Tensor) -> tuple[Tensor, Tensor]:
-    """The column in which a share u of each row's total falls, and how far into that column (of 1); fp64."""
+    """The column in which a share u of each row's total falls, and how far into that column, from 0 to 1; fp64."""
     total_N = cdf_NV[:, -1]
     below_N = torch.nextafter(total_N, torch.zeros_like(u_N))  # rounding must not reach past the last column
     aim_N1 = torch.minimum(u_N * total_N, below_N)[:, None]
@@ -104,10 +103,10 @@ def invert(cdf_NV: Tensor, u_N: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def draw(hidden_ND: Tensor, weight_VD: Tensor, u_N: Tensor | None, temperature: float) -> tuple[Tensor, Tensor]:
-    """Tokens drawn from softmax(hidden W^T / temperature) and their log-probabilities (fp64).
+    """Tokens sampled from softmax(hidden W^T / temperature), and their log-probabilities (fp64).
 
-    ``u_N``: one uniform number a row (fp64), inverted through the distribution function in the order of the tokens:
-    first the slice, then the token in it. None: the likeliest token.
+    ``u_N``: one uniform number per row (fp64), for inverse transform sampling: first the slice, then the token in it.
+    None: the likeliest token.
     """
     pieces = [_logits(hidden_ND, weight_CD, temperature) for weight_CD in weight_VD.split(COLUMNS)]
     mass_NS = torch.stack([piece_NC.logsumexp(1) for piece_NC in pieces], 1).double()

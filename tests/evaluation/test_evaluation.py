@@ -687,7 +687,7 @@ def test_english_that_a_device_fails_to_read_costs_nothing_else(monkeypatch, cap
     policy = SimpleNamespace(tokenizer=[], temperature=1.0, greedy=False, constrained=True, max_new_tokens=1,
                              max_seq_length=1)  # fmt: skip
     assert english.measure(policy) is None
-    assert caplog.messages == ["what became of the English is not known: CUDA out of memory"]
+    assert caplog.messages == ["perplexity and answers in English could not be measured: CUDA out of memory"]
     assert policy.constrained
 
 

@@ -389,7 +389,7 @@ def test_a_rate_that_ruins_the_weights_leaves_the_last_checkpoint_that_plays(tmp
     assert "Traceback" not in told
     line = told.splitlines()[-1]
     assert line.startswith("training failed: after step ")
-    assert ": the weights are ruined: what they make of a prompt is not finite; checkpoint: " in line
+    assert ": the weights are ruined: what the model computes for a prompt is not finite; checkpoint: " in line
     assert f"{tmp_path / 'run' / 'checkpoint-000000'} " in line
     assert train(tmp_path, "--resume") == 0
 

@@ -371,6 +371,13 @@ def test_a_missing_folder_is_told_in_one_line(name):
     assert f"no folder {name.removeprefix('./')}" in refusal(ModelConfig(name))
 
 
+def test_a_base_in_the_users_home_is_found_where_no_shell_wrote_its_path_out(tiny_models, monkeypatch):
+    folder = Path(tiny_models["qwen2"])
+    monkeypatch.setenv("HOME", str(folder.parent))  # as after --set model.model_name=~/qwen2
+    assert load_architecture(ModelConfig(f"~/{folder.name}")).model_type == "qwen2"
+    assert load_tokenizer(ModelConfig(f"~/{folder.name}")).chat_template
+
+
 def test_a_tokenizer_of_another_model_is_refused_and_a_word_that_nobody_says_is_not(tiny_models, tmp_path):
     folder = shutil.copytree(tiny_models["qwen2"], tmp_path / "odd")
     tokenizer = load_tokenizer(ModelConfig(str(folder)))
@@ -380,7 +387,7 @@ def test_a_tokenizer_of_another_model_is_refused_and_a_word_that_nobody_says_is_
     (folder / "config.json").write_text(
         json.dumps(json.loads((folder / "config.json").read_text()) | {"vocab_size": 99})
     )
-    with pytest.raises(ConfigError, match=f"words up to {len(tokenizer) - 2}, and the model rows for 99"):
+    with pytest.raises(ConfigError, match=f"ids up to {len(tokenizer) - 2}, but the model embeds only 99"):
         load_tokenizer(ModelConfig(str(folder)))
 
 
@@ -559,11 +566,11 @@ def test_what_the_next_pass_needs_is_not_given_back_before_it():
 
 
 def test_what_follows_without_a_choice_is_known_to_its_end():
-    forced = answer_trie((3, 12, 140, 141)).forced
-    assert {prefix: forced[prefix] for prefix in ("3", "1", "12", "14", "140")} == {
-        "3": ".", "1": "", "12": ".", "14": "", "140": "."
-    }  # fmt: skip
-    assert answer_trie((3, 120)).forced["1"] == "20."
+    trie = answer_trie((3, 12, 140, 141))
+    assert [trie.completed(prefix) for prefix in ("3", "1", "12", "14", "140", "12.")] == [
+        "3.", "1", "12.", "14", "140.", "12."
+    ]  # fmt: skip
+    assert answer_trie((3, 120)).completed("1") == "120."
 
 
 def test_a_base_is_made_anew_when_the_texts_it_reads_change(tmp_path, monkeypatch, capsys):

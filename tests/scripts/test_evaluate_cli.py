@@ -1239,7 +1239,7 @@ def test_models_that_were_taught_different_prompts_do_not_meet(run, checkpoint, 
     config["env"]["prompt"] = "full"
     (other / "run_config.json").write_text(json.dumps(config))
     assert evaluate.main(command("--checkpoint", checkpoint, "--opponent", str(other), games=["kuhn_poker"])) == 2
-    told = "env.prompt of their run_config.json differ, and one table has one kind of prompts and answers"
+    told = "env.prompt of their run_config.json differ: both must have the same prompts and answers"
     assert told in capsys.readouterr().err
     assert evaluate.main(command("--ladder", checkpoint, "random", str(other), games=["kuhn_poker"])) == 2
     error = capsys.readouterr().err
