@@ -15,24 +15,24 @@ from envs.opponents import parse_opponent
 from envs.types import Task
 from utils import uniform
 
-# The environment derives seat, deal and opponent from the seed. Half of the seeds NumPy takes are for training; the
-# other half is for evaluation only (its last few thousand are left out: offsets of the seed must stay below 2^32).
+# The environment derives seat, deal and opponent from the seed. The lower half of NumPy's seeds is for training, the
+# upper half for evaluation (except for the last few thousand: offsets of the seed must stay below 2^32).
 TRAIN_SEEDS = range(0, 2**31)
 EVAL_SEEDS = range(2**31, 2**32 - 4096)
 
 SUCCESS = 0.5  # a score above it is a success: a draw is not
-WINDOW, LONGEST = 100, 10_000  # last games that success rates are taken over; where some games are rare, more of them
-GATE_GAMES = 5  # that a game counts as, at least, of a stage that asks for a success rate: one lucky game is none
+WINDOW, LONGEST = 100, 10_000  # games that success rates are computed from: at least, and with rare games at most
+GATE_GAMES = 5  # least denominator of a game's success rate at the gate: one lucky game does not pass it
 BUFFER_SIZE = 1000  # failed tasks that are remembered; the oldest makes room
 LEARNABILITY_FLOOR = 0.05  # least weight of a game; p(1 - p) is at most 0.25
-FORGIVEN_AFTER = 2  # successes in a row that take a task out of the failure buffer
+FORGIVEN_AFTER = 2  # consecutive successes that remove a task from the failure buffer
 RATE_STEP = 0.05  # of the moving success rate behind learnability: about the last 20 games count
 CHANGING = "self", "past"  # opponents that change with the policy
 PAST_SIZE = 5  # past selves that are kept; the one beaten most makes room
-LEAST = 1e-9  # weight of a game or opponent; the largest is one over it
+LEAST = 1e-9  # weight of a game or opponent; the largest is its reciprocal
 PAST_STEP = 0.01  # of the moving mean score against each past self: about the last 100 games count
 
-# First keys of random streams, so that no two uses share numbers.
+# First keys of the random streams, so that no two purposes share numbers.
 _REPLAY, _ENTRY, _CELL, _TASK, _SEED, _EVAL, _PAST = range(101, 108)
 
 TaskRange = tuple[int, int]  # first and last task id, both included
@@ -76,12 +76,12 @@ class Stage:
 
     @property
     def weights(self) -> dict[int, float]:
-        """Game index -> how often it is drawn, in proportion."""
+        """Game index -> its relative frequency."""
         return {game: sum(weights) if weights else 1.0 for game, weights in self.range_weights.items()}
 
     @property
     def range_weights(self) -> dict[int, list[float]]:
-        """Game index -> how often each of its ranges is drawn, in proportion; []: by how many tasks it holds."""
+        """Game index -> relative frequency of each of its ranges; []: in proportion to their numbers of tasks."""
         found: dict[int, list[float]] = {game: [] for game in pool(self.games)}
         for item, weight in self.games.items() if isinstance(self.games, dict) else ():
             for game, ranges in pool([item]).items():
@@ -90,7 +90,7 @@ class Stage:
 
     @property
     def gate(self) -> str | None:
-        """The fixed opponent whose games count; None: no games count."""
+        """The fixed opponent whose games count towards the threshold; None: no games count."""
         if self.gate_opponent or not isinstance(self.opponent, str):
             return self.gate_opponent
         return None if self.opponent in CHANGING else self.opponent
@@ -107,7 +107,7 @@ class CurriculumConfig:
 
     @property
     def opponents(self) -> set[str]:
-        """Those of all stages; ``self`` is the policy as it is, ``past`` as it was."""
+        """The opponents of all stages; ``self`` is the current policy, ``past`` an earlier one."""
         return {opponent for stage in self.stages for opponent in stage.mixture}
 
     def __post_init__(self) -> None:
@@ -122,7 +122,7 @@ class CurriculumConfig:
 
 
 def pool(game_set: GameSet) -> dict[int, list[TaskRange]]:
-    """Return game index -> ranges of task ids, as named or ranged in ``game_set``.
+    """Return game index -> ranges of task ids that ``game_set`` selects.
 
     An item is a game's name (all its configurations), ``NAME#CONFIG`` or ``NAME#FIRST-LAST``, a task id or
     ``FIRST-LAST`` as text, or a pair of task ids; a range may span games.
@@ -141,7 +141,7 @@ def pool(game_set: GameSet) -> dict[int, list[TaskRange]]:
 
 
 def _ids(item: str) -> TaskRange:
-    """First and last task id of an item of a ``GameSet`` that is text."""
+    """First and last task id of a textual item of a ``GameSet``."""
     name, marked, configs = item.partition("#")
     numbers = None if item in games.NAMES else re.fullmatch(r"(\d+)(?:-(\d+))?", configs if marked else name)
     if numbers and not marked:
@@ -154,15 +154,15 @@ def _ids(item: str) -> TaskRange:
 
 
 def eval_tasks(game_set: GameSet, n_per_seat: int, seed: int, opponent: str = "random") -> list[Task]:
-    """Return ``2 * n_per_seat`` tasks a game, on seeds that training never uses.
+    """Return ``2 * n_per_seat`` tasks per game, on seeds that training never uses.
 
-    They come in pairs of the same task id and neighbouring seeds, even then odd, so that each pair covers both
-    seats (seat = seed % 2 % players). The same arguments give the same tasks, whatever else is evaluated.
+    They come in pairs of one task id and two neighbouring seeds, even then odd, so that each pair covers both seats
+    (seat = seed % 2 % players). A game's tasks do not depend on which other games are evaluated.
     """
     tasks: list[Task] = []
     for game, ranges in pool(game_set).items():
         start, taken = ranges[0][0], set[int]()
-        key = _EVAL, seed, game if start == game * games.CONFIGS_PER_GAME else -start  # each level of trace has its own
+        key = _EVAL, seed, game if start == game * games.CONFIGS_PER_GAME else -start  # levels of trace share a game
         for k in range(n_per_seat):
             pair, attempt = 0, 0
             while not pair or pair in taken:
@@ -175,7 +175,7 @@ def eval_tasks(game_set: GameSet, n_per_seat: int, seed: int, opponent: str = "r
 
 
 def first_tasks(config: CurriculumConfig, env_type: str = "openspiel") -> list[int]:
-    """The first task id of every game, or level of trace, in the stages: what evaluations are made on."""
+    """The first task id of every game, or level of trace, in the stages: the tasks that are evaluated."""
     played = [ranges for stage in config.stages for ranges in pool(stage.games).values()]
     if env_type == "trace":
         from envs.trace import level_starts
@@ -185,7 +185,7 @@ def first_tasks(config: CurriculumConfig, env_type: str = "openspiel") -> list[i
 
 
 def deals_of(task_id: int, env_config: EnvConfig) -> TaskRange:
-    """The task ids that the deals of one have: of programs the rest of its level, since their seeds choose no row."""
+    """First and last task id that deals of a task have: its own; of programs, whose seed deals nothing, its level."""
     from envs.trace import TASKS_PER_LEVEL
 
     level = TASKS_PER_LEVEL if env_config.env_type == "trace" else 1
@@ -193,10 +193,10 @@ def deals_of(task_id: int, env_config: EnvConfig) -> TaskRange:
 
 
 class Curriculum:
-    """Draws tasks and learns from their scores.
+    """Draws tasks and adapts to their scores.
 
-    ``next`` changes nothing: it is a function of (run_seed, index) and of what ``update`` was told. All of that is
-    in ``state_dict``, so a resumed run draws the tasks that the undisturbed one would have drawn.
+    ``next`` has no side effects: it depends on (run_seed, index) and on the calls of ``update``, whose effects are all
+    in ``state_dict``. A resumed run therefore draws the tasks that the uninterrupted one would have drawn.
 
     Attributes:
         past: name of each past self -> moving mean of the score against it, oldest first.
@@ -222,19 +222,19 @@ class Curriculum:
 
     @property
     def success_rate(self) -> float:
-        """Share of successes in the window; 0 while it is empty."""
+        """Share of successes in the window; 0 if it is empty."""
         return sum(success for _, success in self._window) / max(1, len(self._window))
 
     @property
     def settled(self) -> bool:
-        """Whether the stage has had the games after which its success rate counts."""
+        """Whether the stage has had enough games for its success rate to count."""
         return self._episodes >= self.stage.min_episodes
 
     @property
     def gate_rate(self) -> float:
-        """What the stage's threshold is compared with: the success rate of the game won least.
+        """The success rate of the game won least, which is compared with the stage's threshold.
 
-        A mean lets games that are won outvote those that are not: docs/log.md, 2026-11-21.
+        In a mean, games that are won would outvote those that are not: docs/log.md, 2026-11-21.
         """
         by_game: dict[int, list[int]] = {game: [] for game in self._pools[self._stage]}
         for game, success in self._window:
@@ -243,20 +243,20 @@ class Curriculum:
         return min(sum(won) / max(GATE_GAMES, len(won)) for won in by_game.values())
 
     def _windowed(self, results: Iterable[tuple[int, int]]) -> deque[tuple[int, int]]:
-        """Results, (game index, 1 for a success), as many as hold twice ``GATE_GAMES`` of the stage's rarest game."""
+        """The latest (game index, 1 for a success), long enough for 2 * ``GATE_GAMES`` of the stage's rarest game."""
         weights = self._weights[self._stage].values()
         size = min(math.ceil(2 * GATE_GAMES * sum(weights) / min(weights)), LONGEST)
         return deque(results, maxlen=max(WINDOW, size))
 
     @property
     def rates(self) -> dict[str, float | None]:
-        """Both as metrics; None where no game has counted yet, as in self-play or right after a change of stage."""
-        counts = bool(self._window)
-        return {"window_success": self.success_rate if counts else None,
-                "gate_success": self.gate_rate if counts else None}  # fmt: skip
+        """Both rates as metrics; None if no game has counted yet, as in self-play or after a change of stage."""
+        if not self._window:
+            return dict.fromkeys(("window_success", "gate_success"))
+        return {"window_success": self.success_rate, "gate_success": self.gate_rate}
 
     def announcement(self, env_type: str = "openspiel") -> str:
-        """The current stage in a line: number, name, games (of trace: levels) and opponent."""
+        """One line about the current stage: number, name, games (or levels of trace) and opponents."""
         played: list[str] = [games.NAMES[game] for game in self._pools[self._stage]]
         against = f" against {', '.join(self.stage.mixture)}"
         if env_type == "trace":
@@ -269,7 +269,7 @@ class Curriculum:
 
     @property
     def buffer_size(self) -> int:
-        """Tasks in the failure buffer."""
+        """Number of tasks in the failure buffer."""
         return len(self._buffer)
 
     def next(self, index: int) -> Task:
@@ -289,7 +289,7 @@ class Curriculum:
         return Task(task_id, fresh_seed, self._past_self(index) if opponent == "past" else opponent, index)
 
     def _past_self(self, index: int) -> str:
-        """Choose among the past selves, those that still win first; itself while there is none.
+        """Choose a past self, preferring those that still win; the current policy while there is none.
 
         The weight (1 - score)^2 is that of prioritised fictitious self-play
         (https://doi.org/10.1038/s41586-019-1724-z, "hard" opponents), with a floor.
@@ -300,24 +300,24 @@ class Curriculum:
         return f"past:{_choose(list(self.past), weights, uniform(_PAST, self.run_seed, index))}"
 
     def add_past(self, name: str) -> list[str]:
-        """Take in a past self; return those that had to make room for it, the most beaten ones."""
-        gone = []
+        """Add a past self; return those that had to make room for it, the most beaten ones."""
+        removed = []
         while len(self.past) >= PAST_SIZE:
-            gone.append(max(self.past, key=lambda known: self.past[known]))
-            del self.past[gone[-1]]
+            removed.append(max(self.past, key=self.past.__getitem__))
+            del self.past[removed[-1]]
         self.past[name] = 0.5
-        return gone
+        return removed
 
     def update(self, task: Task, score: float, drawn_in: str | None = None) -> str | None:
-        """Take the result of a game, its task as ``next`` gave it. Truncated and failed games are not for here.
+        """Take in the result of a task that ``next`` returned. Truncated and failed games must be left out.
 
-        ``drawn_in``: the stage it was drawn in; None: the present one.
+        ``drawn_in``: the stage it was drawn in; None: the current one.
 
-        Replays move only their entry in the failure buffer. Of the others, those against the gate opponent feed
-        the window, and the buffer when they fail; replays would draw the success rate towards the hard deals.
+        A replay updates only its entry in the failure buffer, since replays would bias the success rate towards hard
+        deals. Other games against the gate opponent enter the window, and the buffer if they fail.
 
         Returns:
-            Why the stage was left with this result; None where it was not.
+            Why the stage was left with this result; None if it was not.
 
         Raises:
             ValueError: the score is not in [0, 1].
@@ -335,7 +335,7 @@ class Curriculum:
         cell = (task.task_id // games.CONFIGS_PER_GAME, "past" if kind == "past" else task.opponent)
         rate = self._rates.get(cell, 0.5)
         self._rates[cell] = rate + RATE_STEP * (success - rate)
-        # The rest of a step that was drawn before the stage changed says nothing about what the new one plays.
+        # A game drawn before the stage changed, in the same step, says nothing about the new stage.
         if counts and drawn_in in (None, self.stage.name) and _holds(self._pools[self._stage], task.task_id):
             self._window.append((cell[0], int(success)))
             self._episodes += 1
@@ -343,7 +343,7 @@ class Curriculum:
         return None
 
     def state_dict(self) -> dict[str, Any]:
-        """Return everything that ``update`` changed, JSON-able and exact."""
+        """Return everything that ``update`` changes, JSON-able and exact."""
         return {
             "stage": self.stage.name,
             "episodes": self._episodes,
@@ -354,23 +354,24 @@ class Curriculum:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from ``state_dict``'s result, without failures that no stage plays.
+        """Restore a ``state_dict``, except for failed tasks that no stage plays any more.
 
         Raises:
-            ConfigError: it is malformed, holds numbers that cannot be, or is of a stage that is not configured.
+            ConfigError: it is malformed, holds impossible numbers, or names a stage that is not configured.
         """
         names = [stage.name for stage in self.config.stages]
         if isinstance(state, dict) and state.get("stage") not in names:
-            told = f"the run was in stage {state.get('stage')!r}, which is none of {', '.join(names)}"
-            raise ConfigError(f"curriculum.stages: {told}: give the one to go on in that name")
+            problem = f"the run was in stage {state.get('stage')!r}, which is none of {', '.join(names)}"
+            raise ConfigError(f"curriculum.stages: {problem}: give the one to go on in that name")
         try:
             stage = names.index(state["stage"])
             episodes = int(state["episodes"])
             window = [(int(game), int(success)) for game, success in state["window"]]
             buffer: dict[Key, Entry] = {}
             for task_id, _, opponent, seed, score, streak in state["failure_buffer"]:
-                key = self._key(int(task_id), _seed(seed), str(opponent))  # a resume may ask for other replays
-                buffer[key] = (_seed(seed), float(score), int(streak))
+                seed = None if seed is None else int(seed)
+                key = self._key(int(task_id), seed, str(opponent))  # curriculum.replay_seed may have changed
+                buffer[key] = (seed, float(score), int(streak))
             rates = {(int(game), str(opponent)): float(rate) for game, opponent, rate in state["rates"]}
             past = {str(name): float(score) for name, score in state.get("past", [])}
             shares = [*rates.values(), *past.values(), *(success for _, success in window)]
@@ -382,7 +383,7 @@ class Curriculum:
             raise ConfigError(f"curriculum state does not fit the stages {', '.join(names)}: {exc!r}") from exc
         self._stage, self._episodes, self._rates, self.past = stage, episodes, rates, past
         self._window = self._windowed(window)
-        # A step in which a stage was left can leave a failure that the one before drew and the next one counted.
+        # After a change of stage within a step, the buffer can hold a failure that no stage would draw.
         gates, stages = {s.gate for s in self.config.stages}, list(zip(self.config.stages, self._pools, strict=True))
         self._buffer = {
             key: entry for key, entry in buffer.items()
@@ -391,7 +392,7 @@ class Curriculum:
         self._trim_buffer()
 
     def count_anew(self) -> None:
-        """Begin the stage's success rate again, where its games are other ones."""
+        """Restart the stage's success rate."""
         self._episodes, self._window = 0, self._windowed([])
 
     def _weight(self, game: int, opponent: str) -> float:
@@ -411,7 +412,7 @@ class Curriculum:
             if entry or may_enter:
                 self._buffer[key] = (task.seed, float(score), 0)
         elif entry:
-            # The priority stays that of the last failure: 1 - score would be 0 after a win, and the entry stuck.
+            # Keep the priority of the last failure: after a win 1 - score is 0, and it would never be drawn again.
             seed, failed_score, streak = entry
             self._buffer[key] = (seed, failed_score, streak + 1)
             if streak + 1 >= FORGIVEN_AFTER:
@@ -426,13 +427,9 @@ class Curriculum:
         last, threshold, episodes = self._stage == len(self.config.stages) - 1, self.stage.threshold, self._episodes
         if last or not self.settled or (rate := self.gate_rate) < threshold:
             return None
-        self._stage, self._episodes = self._stage + 1, 0
-        self._window = self._windowed([])
+        self._stage += 1
+        self.count_anew()
         return f"success of the game won least {rate:.2f}, threshold {threshold:g}, after {episodes} games"
-
-
-def _seed(value: Any) -> int | None:
-    return None if value is None else int(value)
 
 
 def _holds(ranges: Mapping[int, Iterable[TaskRange]], task_id: int) -> bool:
@@ -440,7 +437,7 @@ def _holds(ranges: Mapping[int, Iterable[TaskRange]], task_id: int) -> bool:
 
 
 def _draw_task(ranges: Sequence[TaskRange], u: float, weights: Sequence[float] = ()) -> int:
-    """Return the task id at fraction ``u`` of all ids in ``ranges``; ``weights``: of these, where there are several."""
+    """Return the task id at fraction ``u`` of all ids in ``ranges``, each as long as its weight if there are any."""
     if len(weights) > 1:
         ends = list(accumulate(weights))
         i = next((i for i, end in enumerate(ends) if u * ends[-1] < end), len(ends) - 1)

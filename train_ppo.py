@@ -4,10 +4,10 @@
     python train_ppo.py                                        # Qwen3-4B in 4 bits, one GPU
     python train_ppo.py --resume                               # go on exactly where the last checkpoint was
 
-A decision (one answer of the model, whole) is the unit of credit: generalised advantage estimation runs over a
+A decision (one whole answer of the model) is the unit of credit: generalised advantage estimation runs over a
 seat's own decisions, and the ratio is exp(sum of new - sum of old log-probabilities over the answer's tokens).
 
-Shapes: S trajectories (a seat of an episode each), T decisions of the longest, M decisions of the batch in a row.
+Shapes: S trajectories (one seat of an episode each), T decisions of the longest, M decisions of the batch in a row.
 References: PPO https://arxiv.org/abs/1707.06347, GAE https://arxiv.org/abs/1506.02438,
 adaptive KL https://arxiv.org/abs/1909.08593, magnetic mirror descent https://arxiv.org/abs/2206.05825.
 """
@@ -26,7 +26,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")  # torch reads it when it is imported
+os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")  # torch reads it on import
 
 import numpy as np
 import torch
@@ -63,11 +63,11 @@ GAPS = ("logprob_gap_mean", "logprob_gap_max")  # |learner's - sampler's| log-pr
 STATS = ("policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction", "legal_mass", "rehearsal_kl",
          "state_loss", "ratio_max", *GAPS)  # fmt: skip
 OPTIONAL = {"legal_mass": "legal_mass_coef", "rehearsal_kl": "rehearsal_coef", "state_loss": "state_coef"}
-UNCLIPPED = "state_head."  # its gradient would be most of the norm, and Adam does not mind its length
+UNCLIPPED = "state_head."  # its gradient would dominate the norm, and Adam does not depend on its scale
 LONE = Ranks()
 Key = tuple[int, ...]  # of a stream of random numbers
-MAX_FAILED_SHARE = 0.2  # of the games of a step or an evaluation, of which one may always fail
-MAX_BAD_UPDATES = 5  # minibatches in a row without a finite loss and gradient, after which the run ends
+MAX_FAILED_SHARE = 0.2  # of the games of a step or an evaluation; a single one may always fail
+MAX_BAD_UPDATES = 5  # minibatches in a row without a finite loss and gradient before the run ends
 
 
 # ------------------------------------------------------------------------------------------------------ advantages
@@ -107,7 +107,7 @@ def whiten(x_M: Tensor, groups_M: Tensor | None = None) -> Tensor:
     """Shift and scale to mean 0 and standard deviation 1 (population), per group; group -1 by the statistics of all."""
     if not len(x_M):
         return x_M
-    if x_M.std(correction=0) <= 1e-6 * x_M.abs().max():  # equal but for rounding, which is not to be blown up
+    if x_M.std(correction=0) <= 1e-6 * x_M.abs().max():  # equal up to rounding errors, which must not be amplified
         return torch.zeros_like(x_M)
     out_M = (x_M - x_M.mean()) / (x_M.std(correction=0) + 1e-8)
     for group in [] if groups_M is None else groups_M.unique():
@@ -124,10 +124,10 @@ def collate(
     moments: Moments | None = None,
     ranks: Ranks = LONE,
 ) -> Batch:
-    """Turn episodes into decisions with advantages. Failed episodes must have been taken out.
+    """Turn episodes, without failed ones, into decisions with advantages.
 
-    A trajectory is paid its reward, standardised where ``moments`` are given, after its last decision, and after each
-    the KL penalty. The last decision of one that was cut off is not trained. The magnet's pull is a decision's own.
+    A trajectory receives its reward, standardised if ``moments`` are given, after its last decision, and the KL penalty
+    after each. If it was truncated, its last decision is not trained. The magnet's pull is not propagated by GAE.
     """
     rows = [Trajectory(n, e, seat) for n, e in enumerate(episodes) for seat in sorted(e.sequences) if e.sequences[seat]]
     if not rows:
@@ -166,7 +166,7 @@ def collate(
 def advantages(
     rewards_M: Tensor, values_M: Tensor, trained_M: Tensor, lengths_S: Tensor, bootstrap_S: Tensor, ppo: PPOConfig
 ) -> tuple[Tensor, Tensor]:
-    """``turn_gae`` of trajectories that lie one after the other, ``lengths_S`` decisions each."""
+    """``turn_gae`` of concatenated trajectories, ``lengths_S`` decisions each."""
     real_ST = torch.arange(int(lengths_S.max()))[None] < lengths_S[:, None]
 
     def grid(x_M: Tensor) -> Tensor:
@@ -193,9 +193,9 @@ def ppo_loss(
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Clipped surrogate, value loss and entropy bonus (https://arxiv.org/abs/1707.06347, eqs. 7 and 9).
 
-    Every term is a sum over decisions weighted by ``weights_M``: the caller divides by the number of decisions
-    of the whole optimizer step, so that the gradient does not depend on how it was cut into micro-batches. The clip of
-    the value loss is not the paper's but that of OpenAI Baselines.
+    Every term is a sum over decisions weighted by ``weights_M``: the caller divides by the number of decisions of the
+    whole optimizer step, so that the gradient does not depend on the micro-batches. The value loss is clipped as in
+    OpenAI Baselines, not as in the paper.
 
     Returns:
         The loss (scalar) and the detached sums of its parts.
@@ -222,24 +222,24 @@ def ppo_loss(
     return loss, stats
 
 
-def minibatches(units: int, ppo: PPOConfig, key: Key) -> list[list[int]]:
-    """Shuffle the games of a step, by a stream of their own, and cut them into optimizer steps of 1/2 to 3/2 size."""
+def minibatches(games: int, ppo: PPOConfig, key: Key) -> list[list[int]]:
+    """Shuffle the games of a step, seeded with ``key``, and cut them into optimizer steps of 1/2 to 3/2 size."""
     size = ppo.mini_batch_size * ppo.gradient_accumulation_steps
-    cuts = range(size, units - size // 2, size)  # a small rest would move the weights as far as a whole one
-    return [part.tolist() for part in np.split(np.random.default_rng(key).permutation(units), cuts)]
+    cuts = range(size, games - size // 2, size)  # a small remainder would move the weights as far as a full step
+    return [part.tolist() for part in np.split(np.random.default_rng(key).permutation(games), cuts)]
 
 
 def _backward(
     policy: Policy, batch: Batch, members: list[int], ppo: PPOConfig, ranks: Ranks = LONE
 ) -> tuple[Tensor, dict[str, Any]]:
-    """Add the gradient of this process's share of one optimizer step's sequences, micro-batch by micro-batch.
+    """Accumulate the gradient of this process's share of one optimizer step's sequences, micro-batch by micro-batch.
 
     Returns:
         The loss, and the sums of the statistics over the decisions.
     """
     count = batch.weights_M[torch.cat([batch.spans[i] for i in members])].sum()
     loss_sum = torch.zeros((), device=policy.device)
-    sums: dict[str, Any] = dict.fromkeys(STATS, 0.0) | {"decisions": count / ranks.world}  # ranks' shares are added up
+    sums: dict[str, Any] = dict.fromkeys(STATS, 0.0) | {"decisions": count / ranks.world}  # summed over processes later
     members = ranks.share(members)
     for micro in policy.micro_batches([batch.sequences[i] for i in members]):
         sequences = [batch.sequences[members[j]] for j in micro]
@@ -273,10 +273,10 @@ def ppo_update(
 ) -> dict[str, float]:
     """Run the epochs of one step; return means over the decisions seen.
 
-    A minibatch whose loss or gradient is not finite changes nothing and is counted (``skipped``); after
-    ``MAX_BAD_UPDATES`` of them in a row, ``bad`` before this step included, the step is over (``bad_updates``: so many
-    in a row at its end). When memory runs out the minibatch is done again with half as many tokens at a time. ``key``
-    seeds the shuffling. The first minibatch is read with the weights that played: the gap of sampler and learner.
+    A minibatch whose loss or gradient is not finite changes nothing and is counted as ``skipped``. The step ends after
+    ``MAX_BAD_UPDATES`` of them in a row, ``bad`` of which came before it; ``bad_updates`` is that count at its end. When
+    memory runs out, the minibatch is repeated with half as many tokens at a time. ``key`` seeds the shuffling. ``GAPS``
+    are those of the first minibatch, which is evaluated with the weights that played.
     """
     named, games, first = policy.trainable(), batch.games, dict[str, Any]()
     totals: dict[str, Any] = dict.fromkeys((*STATS, "decisions"), 0.0)
@@ -289,13 +289,13 @@ def ppo_update(
             with in_fixed_order(policy.device):
                 loss, sums = with_less_memory(policy, optimizer, partial(_backward, policy, batch, members, ppo, ranks))
             ranks.add_up_gradients(named.values(), loss, sums)
-            if not sums["decisions"]:  # all its games were cut off: momentum alone would move the weights
+            if not sums["decisions"]:  # all of its games were truncated: only momentum would move the weights
                 optimizer.zero_grad(set_to_none=True)
                 continue
             first = first or sums
-            got: dict[str, Any] = {n: p for n, p in named.items() if p.grad is not None}
-            norm = clip_grad_norm_([p for n, p in got.items() if not n.startswith(UNCLIPPED)], ppo.max_grad_norm)
-            sound = bool(torch.isfinite(loss + get_total_norm([p.grad for p in got.values()])))
+            reached: dict[str, Any] = {n: p for n, p in named.items() if p.grad is not None}
+            norm = clip_grad_norm_([p for n, p in reached.items() if not n.startswith(UNCLIPPED)], ppo.max_grad_norm)
+            sound = bool(torch.isfinite(loss + get_total_norm([p.grad for p in reached.values()])))
             if sound:
                 optimizer.step()
                 add_up(totals, sums)
@@ -316,14 +316,14 @@ def ppo_update(
 
 
 def decay(ppo: PPOConfig, step: int, final: float) -> float:
-    """Linear from 1 at the first step (0) to ``final`` at the last."""
+    """Linear decay from 1 at the first step (0) to ``final`` at the last."""
     return 1 - (1 - final) * step / max(ppo.num_train_steps - 1, 1)
 
 
 def adapt_kl_coef(kl_coef: float, kl: float, decisions: int, ppo: PPOConfig) -> float:
     """Proportional controller of the KL penalty (https://arxiv.org/abs/1909.08593, section 2.2).
 
-    More decisions than ``horizon`` in a step move it no further: five horizons would make the penalty a reward.
+    Decisions beyond ``horizon`` in a step have no effect: five horizons would turn the penalty into a reward.
     """
     if not ppo.adap_kl_ctrl or not kl_coef:
         return kl_coef
@@ -332,7 +332,7 @@ def adapt_kl_coef(kl_coef: float, kl: float, decisions: int, ppo: PPOConfig) -> 
 
 
 def too_many_failed(failed: int, games: int) -> bool:
-    """Whether infrastructure lost so many games of a step or an evaluation that the run ends."""
+    """Whether infrastructure lost so many games of a step or an evaluation that the run must end."""
     return failed > max(MAX_FAILED_SHARE * games, games > 1)
 
 
@@ -340,7 +340,7 @@ def too_many_failed(failed: int, games: int) -> bool:
 
 
 class Trainer(Checkpointed):
-    """One run: the objects of a configuration, one method a chapter of a step; the rest is in training/state.py."""
+    """A training run, with a method for each part of a step; its objects and checkpoints are in training/state.py."""
 
     def __init__(self, config: SimpleNamespace, run_dir: Path, ranks: Ranks = LONE) -> None:
         super().__init__(config, run_dir, ranks)
@@ -348,7 +348,7 @@ class Trainer(Checkpointed):
         self.rehearsal = Rehearsal(self.policy, config.run.seed)
 
     def step(self, stop: StopSignal) -> dict[str, Any]:
-        """Draw tasks, play them, update, tell the curriculum; return the row of metrics."""
+        """Draw tasks, play them, update the policy and the curriculum; return the row of metrics."""
         state, ppo, started = self.state, self.ppo, time.perf_counter()
         tasks = [self.curriculum.next(state.drawn + i) for i in range(ppo.batch_size)]
         texts = self.rehearsal.texts(state.step) if ppo.rehearsal_coef else []
@@ -387,7 +387,7 @@ class Trainer(Checkpointed):
         return row
 
     def update(self, batch: Batch) -> dict[str, float]:
-        """PPO with the step's learning rate and entropy bonus."""
+        """Run PPO with the step's learning rate and entropy bonus."""
         step = self.state.step
         rate = self.ppo.learning_rate * decay(self.ppo, step, self.ppo.lr_final)
         self.optimizer.param_groups[0]["lr"] = rate * self.state.lr_scale
@@ -396,7 +396,7 @@ class Trainer(Checkpointed):
         return ppo_update(self.policy, self.optimizer, batch, ppo, key, self.state.bad_updates, self.ranks)
 
     def without_failed(self, episodes: list[Episode]) -> list[Episode]:
-        """Leave out what infrastructure lost; too much of it ends the run, and so do answers of outdated weights."""
+        """Drop episodes that failed; too many of them end the run, and so do answers by outdated weights."""
         failed = [e for e in episodes if e.outcome == "failed"]
         if too_many_failed(len(failed), len(episodes)):
             cause = failed[0].info.get("error", "unknown")
@@ -407,7 +407,7 @@ class Trainer(Checkpointed):
         return valid
 
     def refuse_to_go_on(self, row: dict[str, Any]) -> None:
-        """Raise TrainingError where updates stay without finite numbers, or an alarm that may act says stop."""
+        """Raise SharedError if updates are persistently not finite, or an alarm ends the run."""
         if self.state.bad_updates >= MAX_BAD_UPDATES:
             raise SharedError(f"{self.state.bad_updates} minibatches in a row gave a loss or gradient that is not "
                                 f"finite; the last are in {self.run_dir / 'bad_batch.json'}")  # fmt: skip
@@ -417,7 +417,7 @@ class Trainer(Checkpointed):
     def evaluate(self, stop: StopSignal, tell: Progress) -> list[GameResult]:
         """Evaluate against uniform random on the games of the curriculum's stages, on reserved seeds.
 
-        What learns to answer legally unconstrained (``legal_mass_coef``) plays the same games so, too.
+        With ``legal_mass_coef``, which teaches legal answers, the same games are also played without constraint.
         """
         nash, games = not self.config.curriculum.opponents.isdisjoint(("past", "self")), self.ppo.eval_games
         measure = partial(evaluate, self.player(stop), self.config.env, self.evaluated, games, progress=tell, nash=nash)
@@ -434,15 +434,15 @@ class Trainer(Checkpointed):
                 raise TrainingError(f"{r.failed} of {r.failed + r.episodes} games of {r.game} failed in an evaluation")
         if not free:
             return results
-        found = [{"value": f.value, "legal_rate": f.legal_rate or 0.0} for f in free]
-        return [replace(r, free_play=f) for r, f in zip(results, found, strict=True)]
+        free_play = [{"value": f.value, "legal_rate": f.legal_rate or 0.0} for f in free]
+        return [replace(r, free_play=f) for r, f in zip(results, free_play, strict=True)]
 
 
 # --------------------------------------------------------------------------------------------------------- the run
 
 
 def train(config: Any, resume: str | None, force_config: bool = False, ranks: Ranks = LONE, seen: Any = None) -> int:
-    """Run the training loop; return the exit code. ``seen``: the run's checkpoints when ``resume`` was chosen."""
+    """Set up a run, train and close it; return the exit code. ``seen``: its checkpoints when ``resume`` was chosen."""
     run_dir = Path(config.run.output_dir)
     resolved = config_dict(vars(config))
     locks: list[Any] = []
@@ -457,16 +457,16 @@ def train(config: Any, resume: str | None, force_config: bool = False, ranks: Ra
     trainer = Trainer(config, run_dir, ranks)
     trainer.lock = next(iter(locks), None)
     if start and trainer.load(start, force_config):
-        trainer.save_if_possible()  # else a run that dies before its next checkpoint goes on as if nothing had changed
+        trainer.save_if_possible()  # otherwise a crash before the next checkpoint would lose what has changed
     if ranks.first:
         utils.write_file(run_dir / "run_config.json", trainer.shown_config)
     trainer.about = begin(run_dir, config, start is not None) if ranks.first else {}
     console.say(headline(trainer.about))
     process.rest_collector()
-    step = trainer.state.step - bool(trainer.state.row) if start else None  # its row was not sent before it was whole
+    step = trainer.state.step - bool(trainer.state.row) if start else None  # a row that awaits evaluation was not sent
     trainer.loggers = Loggers(config.run.logger if ranks.first else "none", run_dir, resolved, step)
     code = 1
-    with StopSignal() as stop:  # until all is closed: the launcher of others ends whoever is left
+    with StopSignal() as stop:  # until everything is closed: launchers signal the processes that are left
         try:
             return (code := training_loop(trainer, stop, console))
         finally:
@@ -483,19 +483,20 @@ def train(config: Any, resume: str | None, force_config: bool = False, ranks: Ra
 
 
 def training_loop(trainer: Trainer, stop: StopSignal, console: Console) -> int:
-    """Step until done, interrupted or unable to go on; checkpoint between steps only."""
+    """Step until done, interrupted or unable to continue; checkpoint between steps only."""
     ppo, state, results, trainer.saved_at = trainer.ppo, trainer.state, None, time.monotonic()
+    evaluate_once = partial(trainer.ranks.alone, partial(trainer.evaluate, stop, console.progress))
     try:
         if not state.before:
-            state.before = [r.row for r in trainer.ranks.alone(lambda: trainer.evaluate(stop, console.progress))]
-            trainer.save_if_possible()  # what was measured once is not measured again
+            state.before = [r.row for r in evaluate_once()]
+            trainer.save_if_possible()  # a resumed run need not repeat the evaluation
         announcement = partial(trainer.curriculum.announcement, trainer.config.env.env_type)
         console.say(announcement())
         while state.step < ppo.num_train_steps or state.row:
-            row = state.row = state.row or trainer.step(stop)  # a resumed run may have a step left to evaluate
+            row = state.row = state.row or trainer.step(stop)  # a resumed run may begin with a step to evaluate
             results = None
             if ppo.eval_freq and state.step % ppo.eval_freq == 0:
-                results = trainer.ranks.alone(lambda: trainer.evaluate(stop, console.progress))
+                results = evaluate_once()
                 trainer.scored = state.step, float(np.mean([r.grade for r in results]))
                 row |= {f"eval/{r.game}": r.grade for r in results}
             state.row = None
@@ -509,7 +510,7 @@ def training_loop(trainer: Trainer, stop: StopSignal, console: Console) -> int:
             trainer.refuse_to_go_on(row)
             if trainer.is_due():
                 trainer.save_if_possible()
-            if agreed := int(trainer.ranks.largest(stop.received)):  # what comes meanwhile counts the next time
+            if agreed := int(trainer.ranks.largest(stop.received)):  # a signal from now on counts after the next step
                 stop.received = agreed
                 raise InterruptedRolloutError
         trainer.ranks.alone(lambda: finish(trainer, stop, console, results))
@@ -517,21 +518,21 @@ def training_loop(trainer: Trainer, stop: StopSignal, console: Console) -> int:
     except InterruptedRolloutError:
         console.say(f"interrupted after step {state.step}; checkpoint: {trainer.ranks.alone(trainer.save_at_the_end)}")
         return 128 + stop.received  # as a shell reports it
-    except RuntimeError as error:  # ours, and whatever torch, a device or a server has to say
+    except RuntimeError as error:  # our own, and those of torch, a device or a server
         when = f"in step {state.step + 1}" if trainer.midway else f"after step {state.step}"
         cause, ranks = " ".join(str(error).split()), trainer.ranks if isinstance(error, SharedError) else LONE
-        told = TrainingError(f"{when}: {cause}; checkpoint: {ranks.alone(trainer.save_at_the_end)}")
-        raise (told if ranks.first else SystemExit(1)) from error
+        failure = TrainingError(f"{when}: {cause}; checkpoint: {ranks.alone(trainer.save_at_the_end)}")
+        raise (failure if ranks.first else SystemExit(1)) from error
 
 
 def finish(trainer: Trainer, stop: StopSignal, console: Console, results: list[GameResult] | None) -> None:
-    """Save, evaluate and write the summary; what is shown of it comes when nothing can be lost any more."""
+    """Save, evaluate and write the summary; then ``show``, when no result can be lost any more."""
     checkpoint = trainer.save()
     final = trainer.save_players()
     table, summary = result_table(trainer.state.before, results or trainer.evaluate(stop, console.progress))
     summary |= {"steps": trainer.state.step, "seed": trainer.config.run.seed, "checkpoint": checkpoint.name}
     process.check_lock(trainer.run_dir, trainer.lock)
-    with suppress(OSError):  # of an earlier end
+    with suppress(OSError):  # from before the run was extended
         (trainer.run_dir / "episodes.jsonl").unlink()
     utils.write_file(trainer.run_dir / "summary.json", json.dumps(summary, indent=1).encode())
     console.close()
@@ -540,20 +541,20 @@ def finish(trainer: Trainer, stop: StopSignal, console: Console, results: list[G
         show(trainer, stop, console, summary)
     except InterruptedRolloutError:
         raise
-    except Exception as error:  # a device, a disk, a server, a game: the results are safe
+    except Exception as error:  # of a device, a disk, a server or a game: the results are safe
         console.say(f"nothing is shown of it: {type(error).__name__}: {' '.join(str(error).split())}")
 
 
 def show(trainer: Trainer, stop: StopSignal, console: Console, summary: dict[str, Any]) -> None:
-    """See what became of the model's English, keep games for the replay viewer (that is the end), draw the curves."""
+    """Record games for the replay viewer (which marks the run as finished), measure the model's English, plot."""
     run_dir = trainer.run_dir
     tasks = [task for t in trainer.evaluated for task in eval_tasks([deals_of(t, trainer.config.env)], 3, 1)]
     rows = record(trainer.player(stop), trainer.config.env, tasks, trainer.state.step)
     trainer.loggers.games(rows)
     process.check_lock(run_dir, trainer.lock)
-    if found := english.measure(trainer.policy):
-        utils.write_file(run_dir / "summary.json", json.dumps(summary | {"english": found}, indent=1).encode())
-        console.say(english.line(found))
+    if perplexity := english.measure(trainer.policy):
+        utils.write_file(run_dir / "summary.json", json.dumps(summary | {"english": perplexity}, indent=1).encode())
+        console.say(english.line(perplexity))
     utils.write_file(run_dir / "episodes.jsonl", "".join(json.dumps(utils.redact(r)) + "\n" for r in rows).encode())
     script = Path(__file__).parent / "scripts" / "visualize.py"
     end(run_dir, trainer.about)
@@ -584,7 +585,7 @@ def main(argv: list[str] | None = None) -> int:
     except ConfigError as error:
         print(f"error: {one_line(utils.redact(str(error)))}", file=sys.stderr)
         return 2
-    except KeyboardInterrupt:  # before there is anything to save
+    except KeyboardInterrupt:  # before training, when there is nothing to save yet
         print("error: interrupted", file=sys.stderr)
         return 130
     except (TrainingError, utils.CheckpointError, *process.device_errors(), OSError) as error:

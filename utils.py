@@ -1,4 +1,4 @@
-"""What survives a crash: checkpoints. And for every program: random numbers without state, logs without secrets."""
+"""Checkpoints that survive a crash; for every program, stateless random numbers and the redaction of secrets."""
 
 import fcntl
 import glob
@@ -27,18 +27,18 @@ from typing import Any, SupportsIndex
 
 import psutil
 
-from config.reader import ConfigError, load_config, read_file, read_json  # noqa: F401, load_config is handed on
+from config.reader import ConfigError, load_config, read_file, read_json  # noqa: F401, load_config is re-exported
 from games import NAMES
 
 log = logging.getLogger(__name__)
-PATIENCE = 30.0  # seconds that a program waits for another one to write into the same folder
-POLL_SECONDS = 0.5  # between looks at whether a signal has come, while threads are waited for
+PATIENCE = 30.0  # seconds to wait while another program writes into the same folder
+POLL_SECONDS = 0.5  # between checks for a signal while waiting for threads
 
 # ------------------------------------------------------------------------------------------------------- randomness
 
 
 def uniform(*key: SupportsIndex) -> float:
-    """Return a number in [0, 1) that is a function of the integers ``key`` alone (64 bits each, signed).
+    """Return a number in [0, 1) that depends on the integers ``key`` (signed, 64 bits each) and nothing else.
 
     Keys of different lengths are independent streams. About 1 µs; the same on every platform.
     """
@@ -53,21 +53,21 @@ SECRET_NAME = re.compile(
     r"(_|^)TOKENS?(_|$)|(_|^)(PASS|PW|PAT|KEY|AUTH|JWT|COOKIE)(_B64|_?\d+)?$",
     re.IGNORECASE,
 )
-# USER:SECRET@ with a scheme or none, and HTTP's SECRET@; neither ssh://USER@ nor an image's NAME:TAG@sha256:
+# USER:SECRET@ with or without a scheme, and SECRET@ over HTTP; not ssh://USER@, nor NAME:TAG@sha256: of an image.
 SECRET_IN_ADDRESS = re.compile(r"(?:(?:://|^)[^/:@\s]*:|https?://(?=[^/:@\s]+:?@))([^/@\s]+?):?@(?!sha256:)")
-SECRET_LENGTH = 6  # shorter values are words that occur everywhere
+SECRET_LENGTH = 6  # shorter values would match everywhere
 WORD = re.compile(r"[a-z]{1,11}")
 
 
 def redact(value: Any, words: bool = True) -> Any:
-    """Return text, or the strings within dicts and lists, without the secrets that the environment holds.
+    """Replace the secrets found in environment variables, in a text or in all strings of nested dicts and lists.
 
-    ``words``: also where they are short plain words or names of games. What is read again keeps those: else a secret
-    "random" would rename an opponent.
+    ``words=False`` spares secrets that are short plain words or names of games. It is for files that are read back,
+    where a password "random" must not rename an opponent.
     """
-    held = [text for name, text in os.environ.items() if SECRET_NAME.search(name)]
-    held += [text for place in os.environ.values() for text in SECRET_IN_ADDRESS.findall(place)]
-    secrets = {text for text in held if len(text) >= SECRET_LENGTH}
+    found = [text for name, text in os.environ.items() if SECRET_NAME.search(name)]
+    found += [text for value in os.environ.values() for text in SECRET_IN_ADDRESS.findall(value)]
+    secrets = {text for text in found if len(text) >= SECRET_LENGTH}
     if not words:
         secrets = {text for text in secrets if not WORD.fullmatch(text) and text not in NAMES}
     return _redact(value, sorted(secrets, key=len, reverse=True)) if secrets else value
@@ -84,25 +84,25 @@ def _redact(value: Any, secrets: list[str]) -> Any:
     return value
 
 
-# ---------------------------------------------------------------------------------------------- files that are whole
+# ----------------------------------------------------------------------------------------------------- atomic files
 
 
 class CheckpointError(RuntimeError):
-    """A checkpoint could not be written or read. One line that names the file."""
+    """A checkpoint cannot be written or read. The message is one line that names the file."""
 
 
 class RuinedWeightsError(CheckpointError):
-    """What the weights make of a prompt is not finite: they cannot play, and are no checkpoint to go on from."""
+    """The weights turn a prompt into numbers that are not finite: they cannot play, and training cannot resume."""
 
 
 def in_threads(function: Callable[[Any], Any], items: Iterable[Any], at_once: int | None) -> list[Any]:
-    """What the function makes of the items, in order, by so many threads at a time; a signal ends the wait."""
+    """Map the function over the items in ``at_once`` threads (None: the default), in order; a signal ends the wait."""
     pool = ThreadPoolExecutor(at_once)
     try:
         results = []
         for future in [pool.submit(function, item) for item in items]:
             while wait([future], POLL_SECONDS).not_done:
-                pass  # in turns: a wait for good would hear of a signal that comes just before it at its end
+                pass  # a wait without a timeout would not notice a signal that arrives just before it
             results.append(future.result())
         return results
     finally:
@@ -111,9 +111,9 @@ def in_threads(function: Callable[[Any], Any], items: Iterable[Any], at_once: in
 
 @contextmanager
 def bounded(seconds: float, spare_bytes: int) -> Iterator[None]:
-    """End what a stranger's file makes a library do, once it takes too long (TimeoutError) or too much (MemoryError).
+    """Limit the time (TimeoutError) and the memory (MemoryError) a library may spend on an untrusted file.
 
-    A thread that is not the main one cannot be bounded so, and is not.
+    Has no effect outside of the main thread, where signals are not delivered.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -124,7 +124,7 @@ def bounded(seconds: float, spare_bytes: int) -> Iterator[None]:
 
     limits, held = resource.getrlimit(resource.RLIMIT_AS), psutil.Process().memory_info().vms
     room = min(size for size in (held + spare_bytes, *limits) if size != resource.RLIM_INFINITY)
-    room = room if sys.platform == "linux" else limits[0]  # others count address space that nobody uses
+    room = room if sys.platform == "linux" else limits[0]  # other systems count reserved address space
     before = signal.signal(signal.SIGALRM, late)
     resource.setrlimit(resource.RLIMIT_AS, (room, limits[1]))
     signal.setitimer(signal.ITIMER_REAL, seconds)
@@ -137,23 +137,23 @@ def bounded(seconds: float, spare_bytes: int) -> Iterator[None]:
 
 
 def write_directory(target: Path, fill: Callable[[Path], object]) -> Path:
-    """Make ``target`` hold what ``fill(temporary directory)`` writes, wholly or not at all.
+    """Replace ``target`` atomically with what ``fill(temporary directory)`` writes.
 
-    An existing target is replaced. Whatever goes wrong, ``target`` is as before; after a crash ``sweep`` (which
-    ``lock_run`` calls) makes it so. Programs that write into one folder wait for each other, half a minute.
+    If anything fails, ``target`` stays as it was; after a crash ``sweep`` (called by ``lock_run``) restores it.
+    Programs that write into the same folder wait for each other, for up to ``PATIENCE`` seconds.
 
     Raises:
         CheckpointError: names the file that could not be written.
     """
     tmp, old = target.with_name(f".tmp-{target.name}"), target.with_name(f".old-{target.name}")
     with naming(f"{target.name}: "), _alone_in(target.parent):
-        sweep(target.parent, glob.escape(target.name))  # others there may be anybody's
+        sweep(target.parent, glob.escape(target.name))  # and nothing else: the folder may hold other people's files
         try:
             tmp.mkdir(parents=True)
             fill(tmp)
             os.umask(mask := os.umask(0o077))
             for path in [*sorted(tmp.rglob("*")), tmp]:
-                if path.is_file():  # safetensors lets nobody else read what it writes
+                if path.is_file():  # safetensors writes files that only their owner may read
                     path.chmod(0o666 & ~mask)
                 _fsync(path)
             if target.exists():
@@ -167,7 +167,7 @@ def write_directory(target: Path, fill: Callable[[Path], object]) -> Path:
 
 @contextmanager
 def _alone_in(folder: Path) -> Iterator[None]:
-    """Wait while another program writes into a folder, where its disk has locks; but not for one that has stopped."""
+    """Wait while another program writes into a folder, if its disk supports locks; give up after ``PATIENCE``."""
     with ExitStack() as stack:
         with suppress(OSError):
             descriptor, until = os.open(folder, os.O_RDONLY), time.monotonic() + PATIENCE
@@ -183,21 +183,21 @@ def _alone_in(folder: Path) -> Iterator[None]:
 
 
 def need_space(folder: Path, size: int) -> None:
-    """Make sure that so many bytes are free on the disk of a folder, which need not be there; else CheckpointError."""
+    """Raise CheckpointError unless ``size`` bytes are free on the disk of a folder, which need not exist yet."""
     with naming(f"{folder}: "):
         place = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.is_dir())
         disk = shutil.disk_usage(place)
-    if disk.free < size and disk.total:  # what is no disk has 0 of both
+    if disk.free < size and disk.total:  # virtual file systems report 0 for both
         raise CheckpointError(f"{folder}: {size / 1e6:,.0f} MB are needed, its disk has {disk.free / 1e6:,.0f} MB free")
 
 
 def write_file(target: Path, content: bytes) -> None:
-    """Make the file ``target`` hold ``content``, wholly or not at all; CheckpointError names it where that fails."""
+    """Replace the file ``target`` atomically; CheckpointError names it if that fails."""
     tmp = target.with_name(f".tmp-{target.name}")
     with naming(f"{target.name}: "), _alone_in(target.parent):
         try:
-            _remove(tmp)  # also what is a link to another file
-            tmp.touch(exist_ok=False)  # where that failed
+            _remove(tmp)  # it may be a link to another file
+            tmp.touch(exist_ok=False)  # fails if it could not be removed
             tmp.write_bytes(content)
             _fsync(tmp)
             tmp.replace(target)
@@ -206,7 +206,7 @@ def write_file(target: Path, content: bytes) -> None:
 
 
 def sweep(directory: Path, name: str) -> None:
-    """Undo what an interrupted ``write_directory`` or ``write_file`` left in ``directory``; of ``name`` alone."""
+    """Undo what an interrupted ``write_directory`` or ``write_file`` of ``name`` (a glob) left in ``directory``."""
     for path in sorted(directory.glob(f".old-{name}")):
         if not (target := path.with_name(path.name.removeprefix(".old-"))).exists():
             path.rename(target)
@@ -221,7 +221,7 @@ def _remove(path: Path, renamed: Path | None = None) -> None:
         path = path.rename(renamed) if renamed else path
         (shutil.rmtree if path.is_dir() and not path.is_symlink() else os.unlink)(path)
     except OSError as exc:
-        if os.path.lexists(path):  # whoever needs its name will tell
+        if os.path.lexists(path):  # if the name is needed, its next use fails
             log.warning("%s cannot be deleted: %s", path, exc.strerror)
 
 
@@ -236,12 +236,12 @@ def _fsync(path: Path) -> None:
 
 @contextmanager
 def naming(what: str) -> Iterator[None]:
-    """Prefix a failure with where it happened, keeping the cause."""
+    """Turn any exception into a CheckpointError that begins with ``what``, keeping the cause."""
     try:
         yield
-    except ConfigError:  # a line of its own
+    except ConfigError:  # its message says where already
         raise
-    except Exception as exc:  # files of strangers fail in as many ways as they have formats
+    except Exception as exc:  # each format of an untrusted file fails in its own ways
         text = str(exc) if isinstance(exc, CheckpointError) else f"{type(exc).__name__}: {exc}"
         cause = exc.__cause__ if isinstance(exc, CheckpointError) else exc
         raise CheckpointError(what + " ".join(redact(text).split())) from cause
@@ -251,28 +251,28 @@ def naming(what: str) -> Iterator[None]:
 
 SCHEMA = 1
 MANIFEST = "manifest.json"
-MOST_FILES = 1000  # of a checkpoint; a forged manifest could have one hashed without end
+MOST_FILES = 1000  # in a checkpoint: a forged manifest could keep the hashing busy for ever
 LIBRARIES = ("numpy", "open_spiel", "peft", "safetensors", "tokenizers", "torch", "transformers")
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A verified checkpoint directory. Its contents are read when asked for."""
+    """A verified checkpoint directory, whose contents are read on demand."""
 
     path: Path
     manifest: dict[str, Any]
 
     @property
     def step(self) -> int:
-        """Steps done when it was written."""
+        """Steps completed when it was written."""
         return self.manifest["step"]
 
     def json(self, name: str) -> Any:
-        """Return the document saved as ``name``."""
+        """Read the document saved as ``name``."""
         return read_json(self.path / f"{name}.json")
 
     def tensors(self, name: str) -> dict[str, Any]:
-        """Return the tensors saved as ``name``, on the CPU."""
+        """Read the tensors saved as ``name``, onto the CPU."""
         from safetensors.torch import load_file
 
         with naming(f"{self.path.name}: {name}.safetensors: "):
@@ -292,18 +292,18 @@ def save_checkpoint(
     keep_last: int = 0,
     keep_best: int = 1,
 ) -> Path:
-    """Write ``checkpoint-NNNNNN/`` atomically, then delete those that are no longer to be kept; return its folder.
+    """Write ``checkpoint-NNNNNN/`` atomically, then delete superseded checkpoints; return the folder.
 
     Args:
         run_dir: the run's directory, locked by this process.
-        step: steps done. An existing checkpoint of the same step is replaced.
+        step: steps completed. An existing checkpoint of the same step is replaced.
         write: writes adapter, value head and tokenizer into the directory it is given (``policy.save``).
         documents: name -> JSON-able object, written to ``<name>.json`` (trainer_state, curriculum, run_config).
         tensors: name -> flat dict of tensors, written to ``<name>.safetensors`` (optimizer).
         base: what the adapter belongs to, for the manifest (model, revision).
-        score, scale: at this step, higher is better, and what it is of (JSON-able); each scale has a best of its own.
+        score, scale: score at this step (higher is better), and what it measures (JSON-able).
         keep_last: newest verified checkpoints to keep; 0 keeps all.
-        keep_best: checkpoints with the highest scores to keep besides.
+        keep_best: checkpoints with the highest scores to keep besides, on each scale.
 
     Raises:
         CheckpointError: names the file. Nothing is left behind and older checkpoints are untouched.
@@ -322,7 +322,7 @@ def save_checkpoint(
 
 
 def write_manifest(folder: Path, step: int, base: Mapping[str, Any], **more: Any) -> None:
-    """Note what a folder holds, by which ``verify_checkpoint`` finds what has changed since."""
+    """Record the size and hash of each file in a folder, for ``verify_checkpoint`` to compare."""
     with naming(f"{MANIFEST}: "):
         manifest = {"schema": SCHEMA, "step": step, "base": dict(base), **more, "versions": versions()}
         manifest["files"] = {p.relative_to(folder).as_posix(): fingerprint(p) for p in folder.rglob("*") if p.is_file()}
@@ -334,42 +334,37 @@ def _write_state(tmp: Path, documents: Mapping[str, Any], tensors: Mapping[str, 
 
     for name, document in documents.items():
         with naming(f"{name}.json: "):
-            shown = redact(document, words=False) if name == "run_config" else document  # the others hold no texts
-            text = json.dumps(shown, indent=1, allow_nan=False)
+            safe = redact(document, words=False) if name == "run_config" else document  # the others hold no free text
+            text = json.dumps(safe, indent=1, allow_nan=False)
             (tmp / f"{name}.json").write_text(text, encoding="utf-8")
     for name, flat in tensors.items():
         with naming(f"{name}.safetensors: "):
-            whole = {key: tensor.detach().cpu().contiguous() for key, tensor in flat.items()}
-            save_file(whole, tmp / f"{name}.safetensors")
+            contiguous = {key: tensor.detach().cpu().contiguous() for key, tensor in flat.items()}
+            save_file(contiguous, tmp / f"{name}.safetensors")
 
 
 def load_checkpoint(path: str | Path) -> Checkpoint:
-    """Verify every byte of the checkpoint in ``path`` and return it; CheckpointError: what is wrong, in one line."""
+    """Verify every byte of the checkpoint in ``path``; CheckpointError says in one line what is wrong with it."""
     if problems := verify_checkpoint(path):
         raise CheckpointError(f"{path}: {'; '.join(problems)}")
     return Checkpoint(Path(path), json.loads(read_file(Path(path) / MANIFEST)))
 
 
 def latest_checkpoint(run_dir: str | Path, before: float = math.inf) -> Path | None:
-    """Return the newest checkpoint of a step ``before`` this one that verifies, None where there is none.
-
-    Warns of each that is passed over.
-    """
+    """Return the newest checkpoint that verifies, of a step smaller than ``before``; warn about each one skipped."""
     for path in checkpoints_in(Path(run_dir)):
-        if step_of(path) >= before:
-            continue
-        problems = verify_checkpoint(path)
-        if not problems:
-            return path
-        log.warning("%s is skipped: %s", path, "; ".join(problems))
+        if step_of(path) < before:
+            if not (problems := verify_checkpoint(path)):
+                return path
+            log.warning("%s is skipped: %s", path, "; ".join(problems))
     return None
 
 
 def verify_checkpoint(path: str | Path) -> list[str]:
-    """Return what is wrong with the checkpoint in ``path``, an empty list if nothing is.
+    """Return the problems of the checkpoint in ``path``; an empty list if it is sound.
 
-    Its files are untrusted: names that lead out of the directory are refused, and nothing is interpreted before
-    its size and sha256 agree with the manifest, whose own digest guards it.
+    Its files are untrusted: names that lead out of the directory are refused, and no file is parsed before its size
+    and sha256 match the manifest, which carries its own digest.
     """
     path = Path(path)
     try:
@@ -391,9 +386,9 @@ def verify_checkpoint(path: str | Path) -> list[str]:
 
 
 def pack_optimizer(optimizer: Any, names: Sequence[str]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return AdamW's state as flat tensors (``exp_avg/<parameter>``) and a JSON-able rest.
+    """Return AdamW's state as flat tensors (``exp_avg/<parameter>``) and a JSON-able remainder.
 
-    ``names`` are those of its parameters, in the order of its groups.
+    ``names`` are the parameters' names, in the order of the optimizer's groups.
     """
     state = optimizer.state_dict()["state"]
     flat = {f"{key}/{names[i]}": value for i, part in state.items() for key, value in part.items()}
@@ -401,10 +396,10 @@ def pack_optimizer(optimizer: Any, names: Sequence[str]) -> tuple[dict[str, Any]
 
 
 def unpack_optimizer(optimizer: Any, tensors: Mapping[str, Any], rest: Mapping[str, Any], names: Sequence[str]) -> None:
-    """Load what ``pack_optimizer`` returned; settings such as the learning rate stay the optimizer's own.
+    """Load what ``pack_optimizer`` returned; the optimizer keeps its own settings, such as the learning rate.
 
     Raises:
-        CheckpointError: the parameters are not those that were saved, or their moments are none.
+        CheckpointError: other parameters were saved, or tensors that cannot be their moments.
     """
     with naming("optimizer: "):
         if list(names) != rest["names"]:
@@ -425,14 +420,14 @@ def unpack_optimizer(optimizer: Any, tensors: Mapping[str, Any], rest: Mapping[s
 
 
 def _seal(manifest: dict[str, Any]) -> str:
-    """Return the manifest as text, its own digest included."""
+    """Serialise the manifest together with its own digest."""
     body = json.dumps(manifest, sort_keys=True)
     return json.dumps(manifest | {"digest": hashlib.sha256(body.encode()).hexdigest()}, indent=1, sort_keys=True)
 
 
 @cache
 def versions() -> dict[str, str]:
-    """Of Python and of those ``LIBRARIES`` that are installed."""
+    """Versions of Python and of the installed ``LIBRARIES``."""
     installed = {dist.name.lower().replace("-", "_"): dist.version for dist in metadata.distributions()}
     return {"python": sys.version.split()[0], **{name: installed[name] for name in LIBRARIES if name in installed}}
 
@@ -445,7 +440,7 @@ def fingerprint(path: Path) -> dict[str, Any]:
 
 def _compare(directory: Path, name: str, size: Any, sha256: Any) -> str:
     try:
-        path, root = (directory / name).resolve(), directory.resolve()  # in the Hub's cache: a link to ../../blobs
+        path, root = (directory / name).resolve(), directory.resolve()  # files of the Hub's cache link to ../../blobs
         root = root.parents[1] if root.parent.name == "snapshots" and ".." not in Path(name).parts else root
         if not path.is_relative_to(root):
             return "leads out of the checkpoint"
@@ -464,7 +459,7 @@ def step_of(path: Path) -> int:
 
 
 def checkpoints_in(run_dir: Path) -> list[Path]:
-    """Return the directories named as checkpoints, newest first."""
+    """Return the directories named like checkpoints, newest first."""
     found = []
     for path in run_dir.glob("checkpoint-*"):
         if re.fullmatch(r"checkpoint-[0-9]{6,18}", path.name):
@@ -475,8 +470,8 @@ def checkpoints_in(run_dir: Path) -> list[Path]:
 
 
 def _score_of(path: Path) -> tuple[str, float]:
-    """What a checkpoint's score is of, and the score; "", 0: it has none."""
-    with suppress(ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError):  # damaged, or forged
+    """The scale and the value of a checkpoint's score; ("", 0) if it has none."""
+    with suppress(ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError):  # damaged or forged
         manifest = json.loads(read_file(path / MANIFEST))
         if type(score := manifest["score"]) in (int, float) and score == score:
             return json.dumps(manifest.get("scale")), float(score)
@@ -484,16 +479,17 @@ def _score_of(path: Path) -> tuple[str, float]:
 
 
 def _retain(run_dir: Path, keep_last: int, keep_best: int) -> None:
-    """Delete all but the newest and, on each scale, the best verified checkpoints; without a verified one, nothing."""
+    """Keep the newest verified checkpoints and the best ones on each scale; if none verifies, delete nothing."""
     paths = checkpoints_in(run_dir)
-    scores = {path: _score_of(path) for path in paths}
-    ranked, best = sorted(paths, key=lambda path: scores[path][1], reverse=True), list[Path]()
+    if not (kept := _first_verified(paths, keep_last)):
+        return
+    newest, scores = step_of(kept[0]), {path: _score_of(path) for path in paths}
+    ranked = sorted(paths, key=lambda path: scores[path][1], reverse=True)
     for scale in {scale for scale, _ in scores.values() if scale}:
-        best += _first_verified([path for path in ranked if scores[path][0] == scale], keep_best)
-    newest = _first_verified(paths, keep_last)
+        kept += _first_verified([path for path in ranked if scores[path][0] == scale], keep_best)
     for path in paths:
-        if newest and path not in newest + best and step_of(path) < step_of(newest[0]):
-            _remove(path, path.with_name(f".tmp-{path.name}"))  # under its own name, half of it would look damaged
+        if path not in kept and step_of(path) < newest:
+            _remove(path, path.with_name(f".tmp-{path.name}"))  # half deleted under its own name, it would look damaged
 
 
 def _first_verified(paths: list[Path], count: int) -> list[Path]:

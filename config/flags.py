@@ -1,4 +1,4 @@
-"""Command lines, read alike by every program."""
+"""The command-line parser that all programs share."""
 
 import argparse
 import errno
@@ -7,18 +7,16 @@ import sys
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-# One meaning, whichever of them a program declares and help shows.
+# Synonymous flags: a program declares one of a group, which its help shows, and accepts the others.
 ALIKE = (
     ("--run", "--checkpoint", "--checkpoint-dir", "--adapters"), ("--episodes", "--num-episodes"),
     ("--games", "--game"), ("--output", "--output-dir"),
 )  # fmt: skip
-
-
 LONGEST = 1000  # characters of a message
 
 
 def one_line(message: object) -> str:
-    """A message without line ends, and without the middle where what it quotes is long."""
+    """Join the lines of a message, and cut out its middle where it is too long."""
     line = " ".join(str(message).split())
     return line if len(line) <= LONGEST else f"{line[: LONGEST // 2]} ... {line[-LONGEST // 2 :]}"
 
@@ -26,18 +24,18 @@ def one_line(message: object) -> str:
 class FlagParser(argparse.ArgumentParser):
     """``--output_dir`` and ``--output-dir`` are the same flag, whichever was declared; so are those of ``ALIKE``.
 
-    A flag that takes a list adds to it when it is given again. ``~`` is the home directory in ``--flag=~/x``, too,
-    where a shell leaves it alone. No word may be empty.
+    A repeated flag that takes a list extends the list. ``~`` is the home directory in ``--flag=~/x`` too, which shells
+    do not expand. Empty words are refused.
     """
 
     def add_argument(self, *names: str, **options: Any) -> argparse.Action:  # type: ignore[override]
-        """As argparse's."""
+        """As in argparse."""
         if options.get("nargs") in ("+", "*") and names[0].startswith("-"):
             options.setdefault("action", "extend")
         return super().add_argument(*names, **options)
 
     def parse_known_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> Any:  # type: ignore[override]
-        """As argparse's, the flags written as they were declared."""
+        """As in argparse, after renaming flags to their declared spelling."""
         declared = {flag.replace("_", "-"): flag for flag in self._option_string_actions}
 
         def as_declared(word: str) -> str:
@@ -59,12 +57,12 @@ class FlagParser(argparse.ArgumentParser):
         return super().parse_known_args(words, namespace)
 
     def error(self, message: str) -> NoReturn:
-        """Say in one line what is wrong with the command line, and leave with 2."""
+        """Print one line about a wrong command line and exit with 2."""
         self.exit(2, f"error: {one_line(message)}\n")
 
 
 def _refuse_loop(parser: FlagParser, path: str) -> None:
-    """Links that lead to each other, which Python up to 3.12 meets with another error than all that cannot be read."""
+    """Refuse links that lead to each other: Python up to 3.12 raises no OSError when it resolves them."""
     try:
         os.stat(path)
     except OSError as error:

@@ -1,4 +1,4 @@
-"""Configuration: JSON files laid over each other and checked, in one line an error, against frozen dataclasses."""
+"""Layered JSON configuration, checked against frozen dataclasses; every mistake is reported in one line."""
 
 from __future__ import annotations
 
@@ -21,30 +21,30 @@ from typing import Any
 from config import synonyms
 
 log = logging.getLogger(__name__)
-MOST_BYTES = 2**26  # of a file of settings or state
-MOST_LEVELS = 100  # of lists and objects in one: what is deeper breaks whatever walks it
-LARGEST = 2**53  # integer: the last up to which floating point numbers tell all apart
-LIKE = 0.65  # least likeness of a key's last part to one that is named as the nearest
+MOST_BYTES = 2**26  # in a file of settings or state
+MOST_LEVELS = 100  # of nested lists and objects: deeper ones break recursive functions
+LARGEST = 2**53  # integer: larger ones are not all exact in floating point
+LIKE = 0.65  # similarity from which on the last part of a key is suggested as the nearest
 
 
 class ConfigError(ValueError):
-    """A mistake of the user's, told in one line. Programs print it and exit with 2."""
+    """A mistake of the user's, explained in one line. Programs print it and exit with 2."""
 
 
 @contextlib.contextmanager
 def blaming(
     where: str = "", kinds: Any = ValueError, raising: Callable[[str], Exception] = ConfigError
 ) -> Iterator[None]:
-    """Raise anew, with where it was, what is raised inside: exceptions of these ``kinds``."""
+    """Re-raise exceptions of these ``kinds`` as ``raising``, with ``where`` before their message."""
     try:
         yield
     except kinds as error:
-        line = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in f"{where}{error}")  # of files' names, say
+        line = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in f"{where}{error}")  # in file names, say
         raise raising(line) from error
 
 
 def knob(default: Any, *, min: Any = None, max: Any = None, above: Any = None, choices: Iterable[str] = ()) -> Any:
-    """A dataclass field with limits (``choices``: of text) that hold for the value or each item of a list or object."""
+    """A dataclass field with limits (``choices``: for text) on its value or on each item of its list or object."""
     limits = {"min": min, "max": max, "above": above, "choices": tuple(choices)}
     return dataclasses.field(default=default, metadata=limits)
 
@@ -59,15 +59,15 @@ def load_config(
     """Lay ``files``, then ``sets`` (``"ppo.learning_rate=2e-5"``) over the defaults of the sections' dataclasses.
 
     A file is an object of sections (or a pair of a name and such an object); later files and sets win, key by key. A
-    key that stands outside of its section, or is a known synonym, is taken where the meaning is plain, and one line
-    tells as which. A ``ValueError`` of a dataclass's ``__post_init__`` (checks across keys) is reported like any other
-    mistake. ``skip_unknown_sections`` is for programs that need only a part of a run's configuration.
+    key outside of its section, or a known synonym, is accepted where it is unambiguous, and logged. A ``ValueError``
+    of a dataclass's ``__post_init__`` (checks across keys) is reported like any other mistake.
+    ``skip_unknown_sections`` is for programs that need only a part of a run's configuration.
 
     Returns:
         Section name -> instance of its dataclass.
 
     Raises:
-        ConfigError: names the file or ``--set``, the key path, the value, what is allowed, the nearest valid key.
+        ConfigError: names the file or ``--set``, the key path, the value, what is allowed or the nearest valid key.
     """
     layers: list[tuple[_Checker, dict[str, Any]]] = []
     for file in files:
@@ -77,7 +77,7 @@ def load_config(
         layers.append(_Checker(f"{file}: ", sections).placed(data))
     layers += [_Checker("--set: ", sections).placed(_parse_set(item)) for item in sets]
     found = {}
-    for section, cls in sections.items():  # what one makes known (env.games_path: games) the next may name
+    for section, cls in sections.items():  # in order: making env registers games, which curriculum may name
         values: dict[str, Any] = {}
         for checker, given in layers:
             for path, value in given.items():
@@ -89,12 +89,12 @@ def load_config(
 
 def make(cls: type, data: Any, path: str) -> Any:
     """Return the dataclass that ``data`` describes; ConfigError names the key below ``path``."""
-    reader = _Checker("", {path: cls})
-    return reader.make(cls, reader.arguments(cls, data, path), path)
+    checker = _Checker("", {path: cls})
+    return checker.make(cls, checker.arguments(cls, data, path), path)
 
 
 def check_values(config: Any, path: str) -> None:
-    """Raise ConfigError where a dataclass that was made in Python holds what its knobs do not allow."""
+    """Raise ConfigError for values that a dataclass created in Python holds against the limits of its knobs."""
     _Checker("", {}).arguments(type(config), vars(config), path)
 
 
@@ -104,7 +104,7 @@ def config_dict(configs: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def config_diff(old: Mapping[str, Any], new: Mapping[str, Any], path: str = "") -> list[str]:
-    """Return ``"ppo.gamma: 0.99 -> 1.0"`` for each key in which two results of ``config_dict`` differ."""
+    """Return a line like ``"ppo.gamma: 0.99 -> 1.0"`` for each difference of two results of ``config_dict``."""
     lines = []
     for key in [*old, *(key for key in new if key not in old)]:
         where, a, b = f"{path}{key}", old.get(key), new.get(key)
@@ -116,13 +116,13 @@ def config_diff(old: Mapping[str, Any], new: Mapping[str, Any], path: str = "") 
 
 
 def read_file(path: str | Path, most: int = MOST_BYTES) -> bytes:
-    """Return what a file holds, at most so many bytes.
+    """Read a file of at most ``most`` bytes.
 
     Raises:
-        ConfigError: it is missing, unreadable, longer, or a pipe, device or folder, which may have no end.
+        ConfigError: it is missing, unreadable, longer, or no regular file (a pipe or device may never end).
     """
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # else a pipe waits for whoever writes to it
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # opening a pipe would wait for its writer
         with open(descriptor, "rb") as file:
             if not stat.S_ISREG(os.fstat(descriptor).st_mode):
                 raise ConfigError(f"{path}: cannot be read: is no regular file")
@@ -137,7 +137,7 @@ def read_file(path: str | Path, most: int = MOST_BYTES) -> bytes:
 
 
 def read_text(path: str | Path, most: int = MOST_BYTES, encoding: str = "utf-8-sig") -> str:
-    """A text file as ``read_file`` reads it, its lines ended by "\\n"; ConfigError also where it is not UTF-8."""
+    """Read a UTF-8 file with lines that end in "\\n"; ConfigError as for ``read_file``, and for other encodings."""
     try:
         return io.StringIO(read_file(path, most).decode(encoding), newline=None).read()
     except UnicodeDecodeError as exc:
@@ -148,13 +148,13 @@ def read_json(path: str | Path) -> Any:
     """Parse a JSON file strictly: no duplicate key, no NaN or infinity.
 
     Raises:
-        ConfigError: the file is missing, unreadable, or not such JSON (with the line number where there is one).
+        ConfigError: the file is missing, unreadable, or not such JSON (with the line number, if it is known).
     """
     return parse_json(read_text(path), f"{path}: ")
 
 
 def parse_json(text: str, source: str) -> Any:
-    """JSON as ``read_json`` takes it; ConfigError, which begins with ``source``: it is none."""
+    """Parse JSON as strictly as ``read_json``; the message of a ConfigError begins with ``source``."""
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         found: dict[str, Any] = {}
@@ -183,7 +183,7 @@ def parse_json(text: str, source: str) -> Any:
 
 
 def deeper_than(value: Any, depth: int) -> bool:
-    """Return whether lists and objects are nested more than so deep, without descending any further."""
+    """Whether lists and objects are nested more than ``depth`` levels deep. Descends no further than that."""
     level = [value]
     for _ in range(depth):
         inner = (v.values() if isinstance(v, dict) else v for v in level if isinstance(v, dict | list))
@@ -207,22 +207,22 @@ def _word(text: str, source: str = "--set: ") -> Any:
     except ConfigError as exc:
         if not isinstance(exc.__cause__, json.JSONDecodeError):
             raise
-        return text  # a word needs no quotes on a command line
+        return text  # on the command line, strings need no quotes
 
 
 @dataclasses.dataclass(frozen=True)
 class _Checker:
-    """Turns parsed JSON into dataclass instances; ``source`` begins each error."""
+    """Turns parsed JSON into dataclass instances; every error message begins with ``source``."""
 
     source: str
     sections: Mapping[str, type]
 
     def placed(self, data: Any) -> tuple[_Checker, dict[str, Any]]:
-        """This, and path -> value of what an object of sections holds."""
+        """Return this checker, and path -> value of everything in an object of sections."""
         if not isinstance(data, dict):
             raise ConfigError(f"{self.source}expected an object with the keys {', '.join(self.sections)}")
         found: dict[str, Any] = {}
-        laid: dict[str, str] = {}  # path -> as it was typed
+        typed_as: dict[str, str] = {}  # path -> the key that the user wrote
         for name, part in data.items():
             section = name if name in self.sections else synonyms.SECTIONS.get(_plain(name), "")
             if section in self.sections and not isinstance(part, dict):
@@ -230,20 +230,20 @@ class _Checker:
             outside = section not in self.sections
             for key, value in ({name: part} if outside else part).items():
                 typed = name if outside else f"{name}.{key}"
-                told, why = synonyms.GONE.get(typed, ((), ""))
-                if told is None or value in told:
-                    log.info("%s%s is left out: %s", self.source, typed, why)
+                ignored, reason = synonyms.GONE.get(typed, ((), ""))
+                if ignored is None or value in ignored:
+                    log.info("%s%s is left out: %s", self.source, typed, reason)
                     continue
                 path = self.place(typed, value, section)
-                if path in laid:
-                    raise self.twice(path, laid[path], typed)
-                laid[path], found[path] = typed, value
-        if moved := [f"{_name(typed)} is read as {path}" for path, typed in laid.items() if typed != path]:
+                if path in typed_as:
+                    raise self.twice(path, typed_as[path], typed)
+                typed_as[path], found[path] = typed, value
+        if moved := [f"{_name(typed)} is read as {path}" for path, typed in typed_as.items() if typed != path]:
             log.info("%s%s", self.source, ", ".join(moved))
         return self, found
 
     def place(self, typed: str, value: Any, section: str) -> str:
-        """The path that a key, as typed, stands for: in its section, else in the only one that knows it."""
+        """The path meant by a key as it was typed: in the section given, else in the only one that has such a key."""
         key = typed.rpartition(".")[2]
         for name in dict.fromkeys((key, _plain(key), synonyms.KEYS.get(_plain(key), key))):
             homes = [home for home, cls in self.sections.items() if name in _knobs(cls)]
@@ -253,27 +253,27 @@ class _Checker:
         raise self.unknown(typed, value, siblings or self.sections)
 
     def lay(self, values: dict[str, Any], path: str, value: Any) -> None:
+        """Set the knob at ``path`` among the ``values`` of its section. ``--set`` may write a list as ``a,b``."""
         section, _, key = path.partition(".")
         hint, limits = _knobs(self.sections[section])[key]
         lists = [kind for kind in (hint, *typing.get_args(hint)) if typing.get_origin(kind) in (list, tuple)]
-        several = hint in lists or (isinstance(value, str) and "," in value)  # of a list, or of one or a list
+        several = hint in lists or (isinstance(value, str) and "," in value)  # "a" may stay one string, "a,b" may not
         if self.source == "--set: " and lists and several and not isinstance(value, list):
             value = [_word(item) for item in value.split(",")] if isinstance(value, str) else [value]
         value = self.convert(value, hint, limits, path)
-        settings = hint == dict[str, Any]  # they too are laid key by key
-        values[key] = values.get(key, {}) | value if settings else value
+        values[key] = values.get(key, {}) | value if hint == dict[str, Any] else value  # env.trace: key by key
 
     def arguments(self, cls: type, data: Any, path: str) -> dict[str, Any]:
-        knobs, found, laid = _knobs(cls), {}, dict[str, str]()  # key -> as it was typed
+        knobs, found, typed_as = _knobs(cls), {}, dict[str, str]()  # key -> as the user wrote it
         if not isinstance(data, dict):
             raise self.wrong(path, data, cls, {})
         for typed, value in data.items():
             key = typed if typed in knobs else synonyms.KEYS.get(_plain(typed), typed)
             if key not in knobs:
                 raise self.unknown(f"{path}.{typed}", value, [f"{path}.{name}" for name in knobs])
-            if key in laid:
-                raise self.twice(f"{path}.{key}", laid[key], typed)
-            laid[key], found[key] = typed, self.convert(value, *knobs[key], f"{path}.{key}")
+            if key in typed_as:
+                raise self.twice(f"{path}.{key}", typed_as[key], typed)
+            typed_as[key], found[key] = typed, self.convert(value, *knobs[key], f"{path}.{key}")
         return found
 
     def make(self, cls: type, arguments: Mapping[str, Any], path: str) -> Any:
@@ -321,9 +321,9 @@ class _Checker:
     def unknown(self, path: str, value: Any, siblings: Iterable[str]) -> ConfigError:
         everywhere = [f"{name}.{key}" for name, cls in self.sections.items() for key in _knobs(cls)]
         nearest = max([*siblings, *everywhere], key=lambda known: _likeness(path[:99], known))
-        last, its = path[:99].rpartition(".")[2], nearest.rpartition(".")[2]
-        part = last in its.split("_") and path.partition(".")[0] == nearest.partition(".")[0]
-        near = part or difflib.SequenceMatcher(None, last, its).ratio() >= LIKE
+        last, suggested = path[:99].rpartition(".")[2], nearest.rpartition(".")[2]
+        word_of = last in suggested.split("_") and path.partition(".")[0] == nearest.partition(".")[0]
+        near = word_of or difflib.SequenceMatcher(None, last, suggested).ratio() >= LIKE
         hint = f"the nearest is {nearest}" if near else "docs/configuration.md lists them"
         hint = synonyms.HINTS.get(_plain(last), hint)
         return ConfigError(f"{self.source}{_name(path)} = {_show(value)}: no such key; {hint}")
@@ -346,25 +346,22 @@ def _likeness(path: str, known: str) -> float:
 def _is_a(value: Any, hint: Any) -> bool:
     if hint is float:
         return type(value) in (float, int)
-    return hint is Any or (type(value) is hint and (hint is not str or _is_text(value)))
-
-
-def _is_text(value: str) -> bool:
-    """Whether files can hold it, and be called so: no zero characters, no halves of one."""
-    return "\0" not in value and value == value.encode(errors="replace").decode()
+    if type(value) is str and ("\0" in value or value != value.encode(errors="replace").decode()):
+        return hint is Any  # null characters and lone surrogates can be neither written to files nor name them
+    return hint is Any or type(value) is hint
 
 
 def _within(value: Any, limits: Mapping[str, Any]) -> bool:
     low, high, above, choices = (limits.get(name) for name in ("min", "max", "above", "choices"))
-    if choices and isinstance(value, str) and value not in choices:
-        return False
+    if isinstance(value, str):
+        return not choices or value in choices
     if type(value) not in (int, float):
         return True
     return (low is None or value >= low) and (high is None or value <= high) and (above is None or value > above)
 
 
 def describe_field(hint: Any, limits: Mapping[str, Any]) -> str:
-    """What a field of this type and these limits (a ``knob``'s) allows, in words."""
+    """Describe the values that a field of this type and with these limits (of a ``knob``) accepts."""
     origin, kinds = typing.get_origin(hint), typing.get_args(hint)
     if origin in (typing.Union, types.UnionType):
         return " or ".join(describe_field(kind, limits) for kind in kinds)

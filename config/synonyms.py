@@ -1,4 +1,4 @@
-"""Other names that people know our keys by: those of TRL, Stable-Baselines3, CleanRL, verl, PEFT and transformers."""
+"""What other libraries call our keys: TRL, Stable-Baselines3, CleanRL, verl, PEFT and transformers."""
 
 _SYNONYMS = {
     "learning_rate": "lr actor_lr step_size",
@@ -43,13 +43,13 @@ SECTIONS = {"train": "ppo", "training": "ppo", "trainer": "ppo", "environment": 
 
 _STAGES = "a stage has it: curriculum.stages, a list of objects"
 _GAMES = "a run plays ppo.num_train_steps * ppo.batch_size games"
-# In configurations of older runs: what may be left out (None: whatever it was), and why.
+# Keys of older runs that no longer exist: the values that are ignored (None: all), and the reason given.
 GONE: dict[str, tuple[tuple[object, ...] | None, str]] = {
     "run.keep_best": ((True, False), "the best is always kept"), "lora.lora_dropout": ((0.0,), "there is none"),
     "ppo.lr_target_kl": ((None,), "it was off"), "ppo.critic_warmup_steps": ((0,), "it was off"),
     "curriculum.past_every": (None, "it is a twentieth of the run, 100 steps at most"),
 }  # fmt: skip
-# What has no key of its own here.
+# Hints for well-known keys that have no counterpart.
 HINTS = dict.fromkeys(("progression_threshold", "success_threshold", "threshold", "min_episodes", "min_games"), _STAGES)
 HINTS |= dict.fromkeys(("total_timesteps", "total_episodes", "num_episodes", "num_games"), _GAMES)
 _DROPOUT = "there is no dropout: with it the ratio is not 1 before the first update"

@@ -1,8 +1,7 @@
-"""What keeps a run alive around the algorithm in ``train_ppo.py``.
+"""Everything around the algorithm in ``train_ppo.py`` that keeps a run alive.
 
-``config`` knobs and command line · ``preflight`` what a run would take, before it starts (``token_counts`` of random
-games, ``memory``) · ``trajectories`` what a step is trained on, ``positions`` what its seats knew · ``state`` what is
-adaptive, in and out of checkpoints · ``process`` lock, signals, log lines · ``ranks`` several processes, and how
-statistics add up · ``metrics``, ``console``, ``loggers`` what is written, shown, sent · ``about`` what a run is, for
-later · ``alarms`` signs that a run goes wrong.
+``config`` knobs and command line · ``preflight`` checks and estimates before the start (``token_counts`` of random
+games, ``memory``) · ``trajectories`` what a step is trained on, ``positions`` what its seats knew · ``state`` adaptive
+state and its checkpoints · ``process`` lock, signals, logging · ``ranks`` several processes · ``metrics`` written,
+``console`` shown, ``loggers`` sent · ``about`` the record of a run · ``alarms`` signs that training goes wrong.
 """

@@ -1,4 +1,4 @@
-"""What a run is and what it runs on, for whoever looks at it later: its first lines, ``about.json``, its report."""
+"""The record of what a run is and what it runs on: its first lines on the terminal, ``about.json``, its report."""
 
 import contextlib
 import json
@@ -22,13 +22,14 @@ ROOT = Path(__file__).parents[1]
 
 
 def begin(run_dir: Path, config: SimpleNamespace, resumed: bool) -> dict[str, Any]:
-    """Write and return what is known when a run starts; one that goes on keeps its start and the time it took."""
-    played = [NAMES[i] for stage in config.curriculum.stages for i in pool(stage.games)]
-    against = [opponent for stage in config.curriculum.stages for opponent in stage.mixture]
+    """Write and return the record of a run that starts; a resumed one keeps its start and the time it has taken."""
+    games, opponents = ["trace"], list[str]()
+    if config.env.env_type == "openspiel":
+        games = list(dict.fromkeys(NAMES[i] for stage in config.curriculum.stages for i in pool(stage.games)))
+        opponents = list(dict.fromkeys(name for stage in config.curriculum.stages for name in stage.mixture))
     about = {
         "model": config.model.model_name, "adapter": config.model.adapter, "folder": str(run_dir),
-        "games": list(dict.fromkeys(played)) if config.env.env_type == "openspiel" else ["trace"],
-        "opponents": list(dict.fromkeys(against)) if config.env.env_type == "openspiel" else [],
+        "games": games, "opponents": opponents,
         "seed": config.run.seed, "steps": config.ppo.num_train_steps, "games_per_step": config.ppo.batch_size,
         "commit": commit(), "hardware": hardware(), "versions": versions(),
         "started": datetime.now(UTC).isoformat(timespec="seconds"), "seconds": 0.0,
@@ -42,19 +43,19 @@ def begin(run_dir: Path, config: SimpleNamespace, resumed: bool) -> dict[str, An
 
 
 def end(run_dir: Path, about: dict[str, Any]) -> None:
-    """Add the time this process took."""
+    """Add the time that this process took to the record."""
     if about:
         _write(run_dir, about | {"seconds": about["seconds"] + time.monotonic() - about["since"]})
 
 
 def _write(run_dir: Path, about: dict[str, Any]) -> None:
     kept = {key: value for key, value in about.items() if key != "since"}
-    with contextlib.suppress(OSError, CheckpointError):  # a luxury: the run itself tells where it cannot write
+    with contextlib.suppress(OSError, CheckpointError):  # not worth a run, which reports itself where it cannot write
         write_file(run_dir / "about.json", json.dumps(redact(kept, words=False), indent=1).encode())
 
 
 def headline(about: dict[str, Any]) -> str:
-    """Two lines that say which run this is."""
+    """Two lines that identify the run."""
     if not about:
         return ""
     games = about["games"]
@@ -66,18 +67,18 @@ def headline(about: dict[str, Any]) -> str:
 
 
 def commit() -> str:
-    """The version of this program, "+" where files differ from it; "unknown" outside of a repository or without git."""
-    words = ["git", "-C", str(ROOT), "describe", "--always", "--abbrev=7", "--exclude=*", "--dirty=+"]
+    """This program's commit, followed by "+" if files differ; "unknown" outside of a repository or without git."""
+    command = ["git", "-C", str(ROOT), "describe", "--always", "--abbrev=7", "--exclude=*", "--dirty=+"]
     try:
-        told = subprocess.run(words, capture_output=True, text=True)
+        return subprocess.run(command, capture_output=True, text=True).stdout.strip() or "unknown"
     except OSError:  # there is no git
         return "unknown"
-    return told.stdout.strip() or "unknown"
 
 
 def hardware() -> str:
-    """The machine in words."""
+    """Describe the machine."""
     machine = f"{os.cpu_count()} CPU cores, {psutil.virtual_memory().total / 2**30:.0f} GiB"
-    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    names = torch.cuda.get_device_name(0) if count else ""
-    return f"{f'{count} x ' * (count > 1)}{names}, {machine}" if count else machine
+    if not torch.cuda.is_available():
+        return machine
+    count = torch.cuda.device_count()
+    return f"{f'{count} x ' * (count > 1)}{torch.cuda.get_device_name(0)}, {machine}"

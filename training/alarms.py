@@ -1,7 +1,7 @@
-"""Signs that a run is going wrong: what each looks like in the metrics, what it means, and what the run does then.
+"""Signs that a run is going wrong: how each shows in the metrics, what it means, and what the run does about it.
 
-Every alarm has to hold for ``patience`` steps in a row; it is raised once and again only after it has been quiet.
-What an alarm remembers is a flat dict of numbers that belongs into the checkpoint.
+A sign must hold for ``patience`` steps in a row; its alarm is then raised once, and again only after it has ceased.
+What alarms remember is a flat dict of numbers, which checkpoints hold.
 """
 
 import logging
@@ -13,18 +13,18 @@ from training.config import PPOConfig
 
 log = logging.getLogger(__name__)
 
-SLOWER = 0.5  # factor on the learning rate when an alarm asks for it
-LEAST_SCALE = 0.05  # of the configured learning rate; below that slowing down is no longer an answer
+SLOWER = 0.5  # factor on the learning rate for an alarm with action slow
+LEAST_SCALE = 0.05  # of the configured learning rate: slowing down further would not help
 SMOOTHING = 0.05  # of the running score and gradient norm: about the last 20 steps count
-LUCK = 10  # standard deviations between the running score and its best in 100,000 steps of equal play, at the most
-COUNT = "_steps"  # in a row, that an alarm's sign has been there
+LUCK = 10  # standard deviations: the most that 100,000 steps of equal play put between the running score and its best
+COUNT = "_steps"  # suffix of the number of steps in a row that show an alarm's sign
 
 Row = Mapping[str, Any]
 Memory = dict[str, Any]
 
 
 class Alarm(NamedTuple):
-    """``sign`` looks at a row of metrics and what is remembered; ``action`` is warn, slow (halve the rate) or stop."""
+    """``sign`` gets a row of metrics and the memory; ``action`` is warn, slow (halve the learning rate) or stop."""
 
     name: str
     meaning: str
@@ -59,9 +59,9 @@ ALARMS = (
 
 
 def respond(row: dict[str, Any], memory: Memory, lr_scale: float, ppo: PPOConfig) -> float:
-    """Raise the alarms of a step, which are noted in ``row``; return the learning rate's scale after it.
+    """Raise the alarms of a step and note them in ``row``; return the new scale of the learning rate.
 
-    With ``ppo.alarms`` off they are remembered for, and counted anew once they are on again.
+    With ``ppo.alarms`` off the memory is still updated, but the counts of steps start again when alarms are on.
     """
     raised = watch(row, memory)
     if ppo.alarms == "off":
@@ -77,15 +77,15 @@ def respond(row: dict[str, Any], memory: Memory, lr_scale: float, ppo: PPOConfig
 
 
 def fatal(row: Row, ppo: PPOConfig) -> Alarm | None:
-    """The alarm of this step that ends the run, if one does."""
+    """The alarm of this step that ends the run, or None."""
     raised = (a for a in ALARMS if a.name in row.get("alarms", ()) and a.action == "stop")
     return next(raised, None) if ppo.alarms == "act" else None
 
 
 def watch(row: Row, memory: Memory) -> list[Alarm]:
-    """Take one step's metrics, update ``memory`` in place, and return the alarms that this step raises.
+    """Update ``memory`` in place with a step's metrics, and return the alarms that the step raises.
 
-    A change of stage starts score, entropy and legal mass anew: another opponent or game is no collapse.
+    A change of stage resets score, entropy and legal mass: another opponent or game is no collapse.
     """
     raised, trained = [], bool(row["updates"])
     if trained:
@@ -95,7 +95,7 @@ def watch(row: Row, memory: Memory) -> list[Alarm]:
         memory[count] = memory.get(count, 0) + 1 if alarm.sign(row, memory) else 0
         if memory[count] == alarm.patience:
             raised.append(alarm)
-    if trained:  # not before: an outlier must not be part of what it is compared with
+    if trained:  # only now: an outlier must not be compared with an average that includes it
         usual = memory["grad_norm_usual"] or row["grad_norm"]
         memory["grad_norm_usual"] = usual + SMOOTHING * (min(row["grad_norm"], 2 * usual) - usual)
     if "stage_change" in row:
@@ -108,28 +108,28 @@ def _remember(row: Row, memory: Memory) -> None:
     memory.setdefault("grad_norm_usual", 0.0)
     if "legal_mass" in row:
         memory["legal_mass_best"] = max(memory.get("legal_mass_best", 0.0), row["legal_mass"])
-    if any(opponent.startswith("past:") for opponent in row["opponents"]):  # who grow stronger as the policy does
+    if any(opponent.startswith("past:") for opponent in row["opponents"]):  # they grow stronger with the policy
         forget(memory, "score")
         return
-    rows, now = memory.get("score_rows", 0) + 1, memory.get("score_now", 0.0)
-    # Equal weights first: with few games a step the first may be lucky, and what follows looks a collapse.
-    memory["score_now"] = now + max(1 / rows, SMOOTHING) * (row["score_mean"] - now)
+    score, rows, now = row["score_mean"], memory.get("score_rows", 0) + 1, memory.get("score_now", 0.0)
+    # Equal weights at first: with few games a step, a lucky first step would make the next ones look like a collapse.
+    memory["score_now"] = now + max(1 / rows, SMOOTHING) * (score - now)
     memory["score_rows"] = rows
-    change, noise = row["score_mean"] - memory.get("score_last", row["score_mean"]), memory.get("score_noise", 0.0)
-    memory["score_last"] = row["score_mean"]
-    # Of a step, half the squared difference of neighbours: a collapse is in it once, and does not hide itself.
+    change, noise = score - memory.get("score_last", score), memory.get("score_noise", 0.0)
+    memory["score_last"] = score
+    # Variance of a step, from differences of neighbours: a collapse enters it only once and cannot hide itself.
     memory["score_noise"] = noise + (change * change / 2 - noise) / rows
     if rows >= 1 / SMOOTHING:
         memory["score_best"] = max(memory.get("score_best", 0.0), memory["score_now"])
 
 
 def _luck(memory: Memory) -> float:
-    """How far the running score may fall below its best before it is more than the luck of few games a step."""
+    """How far the running score may fall below its best by chance alone, with so few games a step."""
     return max(0.2, LUCK * math.sqrt(max(0.0, memory.get("score_noise", 0.0)) * SMOOTHING / (2 - SMOOTHING)))
 
 
 def forget(memory: Memory, *signs: str) -> None:
-    """Forget what these are compared with; none named: all that hangs on who plays what."""
+    """Forget the references of these signs; by default of all that depend on games and opponents."""
     signs = signs or ("score", "entropy", "legal_mass")
     for name in [name for name in memory if name.startswith(signs)]:
         del memory[name]

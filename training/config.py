@@ -1,8 +1,8 @@
-"""The knobs of a run and the command line that sets them; ``train_ppo.py`` and the scripts read both from here.
+"""The knobs of a run and the command line that sets them, for ``train_ppo.py`` and the scripts.
 
-Sections have their dataclasses beside their owners: model and lora in ``policy/model.py``, env in ``envs/config.py``,
-curriculum in ``curriculum.py``; ppo and run, which belong to the trainer, stand below so that the scripts can read a
-run's configuration without the trainer.
+Dataclasses of sections are defined beside their users: model and lora in ``policy/model.py``, env in
+``envs/config.py``, curriculum in ``curriculum.py``. Those of the trainer, ppo and run, are defined here, so that
+scripts can read a run's configuration without importing the trainer.
 """
 
 import argparse
@@ -103,7 +103,7 @@ SECTIONS: dict[str, type] = {
     "run": RunConfig,
 }  # fmt: skip
 ROOT = Path(__file__).parents[1]
-OLD_GAMES_PATH = "OPENSPIEL_AGENTS_PATH"  # in the environment: env.games_path of a run that begins without its own
+OLD_GAMES_PATH = "OPENSPIEL_AGENTS_PATH"  # environment variable: default of env.games_path for a fresh run
 DEFAULT_FILES = [ROOT / "config" / f"{name}_config.json" for name in ("train", "env", "curriculum")]
 
 
@@ -125,13 +125,10 @@ def parse_args(argv: Sequence[str] | None, doc: str | None) -> argparse.Namespac
 
 
 def read_config(args: argparse.Namespace) -> SimpleNamespace:
-    """Lay the configuration together from files and command line, and check it.
+    """Read the configuration from files and command line, and check it; ConfigError explains mistakes in one line.
 
-    That of a run that goes on lies in its checkpoint; ``args.resume`` becomes the checkpoint's path. ``args.seen`` are
-    the run's checkpoints before one was chosen, where it goes on in its own folder: nobody had locked it.
-
-    Raises:
-        ConfigError: one line.
+    A resumed run reads it from its checkpoint, whose path ``args.resume`` becomes. If the run continues in its own
+    folder, ``args.seen`` lists the checkpoints found in it, which was not locked at that time.
     """
     sets = [*args.set]
     sets += [f"run.output_dir={json.dumps(args.output_dir)}"] if args.output_dir is not None else []
@@ -144,7 +141,7 @@ def read_config(args: argparse.Namespace) -> SimpleNamespace:
     if args.resume is not None:
         place = Path(expanduser(args.resume or load_config(SECTIONS, [*files, *args.config], sets)["run"].output_dir))
         if any(place.glob(".old-checkpoint-*")) and not args.dry_run:  # killed between two renames
-            with suppress(ConfigError):  # whoever has the run puts that right
+            with suppress(ConfigError):  # then another process holds the run, and repairs it
                 lock_run(place).close()
         seen = [path.name for path in checkpoints_in(place)]
         checkpoint = checkpoint_in(place)
@@ -153,10 +150,10 @@ def read_config(args: argparse.Namespace) -> SimpleNamespace:
     config = load_sections([*files, *args.config], sets)
     if args.resume is not None and "[redacted]" in json.dumps(config_dict(vars(config))):
         raise ConfigError(f"--resume: {args.resume} keeps no secrets: give what held one again, with --config or --set")
-    _from_anywhere(config)
-    if args.resume is not None and Path(config.run.output_dir).resolve() == place.resolve() == checkpoint.parent:
-        args.seen = seen
+    _make_paths_absolute(config)
     if args.resume is not None:
+        if Path(config.run.output_dir).resolve() == place.resolve() == checkpoint.parent:
+            args.seen = seen
         _refuse_to_widen(config, read_json(files[0]))
     config.curriculum = narrowed(config.curriculum, config.env)
     return config
@@ -165,24 +162,16 @@ def read_config(args: argparse.Namespace) -> SimpleNamespace:
 def load_sections(
     files: Iterable[str | Path | tuple[str, Any]], sets: Sequence[str] = (), **options: bool
 ) -> SimpleNamespace:
-    """All sections of a configuration, as ``load_config`` reads them; games of the user's own are known and checked.
-
-    Raises:
-        ConfigError: one line.
-    """
+    """All sections of a configuration, as ``load_config`` reads them; also registers and checks the user's games."""
     config = SimpleNamespace(**load_config(SECTIONS, files, sets, **options))
-    if config.env.answer_mode == "free":  # nothing constrains, so there is nothing to do without
+    if config.env.answer_mode == "free":  # the legal mass matters only for answers that are constrained in training
         config.ppo = replace(config.ppo, legal_mass_coef=0.0)
     check_games()
     return config
 
 
 def checkpoint_in(place: Path) -> Path:
-    """The checkpoint that ``--resume`` means: this one, or the newest of this run that verifies.
-
-    Raises:
-        ConfigError: there is none, or it is damaged.
-    """
+    """The checkpoint in ``place``, or the newest of the run there that verifies; ConfigError if there is none."""
     if not place.is_dir():
         raise ConfigError(f"--resume: there is no folder {place}")
     place = place.resolve()  # "." and links have other parents than the run
@@ -194,11 +183,11 @@ def checkpoint_in(place: Path) -> Path:
         return load_checkpoint(path).path
 
 
-def _from_anywhere(config: SimpleNamespace) -> None:
-    """Name folders so that a resume from another folder finds them; a model of the project's own stays relative."""
+def _make_paths_absolute(config: SimpleNamespace) -> None:
+    """Let a resume in another folder find models and programs; models of the project itself stay relative."""
     config.run = replace(config.run, output_dir=expanduser(config.run.output_dir))
     with blaming("run.output_dir: ", OSError), suppress(FileNotFoundError, NotADirectoryError):
-        os.stat(config.run.output_dir)  # a name too long, say, or a link to itself
+        os.stat(config.run.output_dir)  # fails for a name too long, say, or a link to itself
     model, source = config.model, config.env.trace.get("source")
     name = Path(expanduser(model.model_name))
     if name.is_dir() and not ((ROOT / name).is_dir() and name.samefile(ROOT / name)):
@@ -210,11 +199,11 @@ def _from_anywhere(config: SimpleNamespace) -> None:
 
 
 def _refuse_to_widen(config: SimpleNamespace, saved: dict[str, Any]) -> None:
-    """Raise ConfigError where a knob that ``narrowed`` a checkpoint's stages is given up, which gives none back."""
+    """Raise ConfigError if a knob that ``narrowed`` the checkpoint's stages is reset: that cannot be undone."""
     env, stages = saved.get("env", {}), saved.get("curriculum", {}).get("stages")
     for key in ("allowed_game_indices", "opponent"):
-        given_up = env.get(key) and not getattr(config.env, key)
-        if given_up and config_dict(vars(config))["curriculum"]["stages"] == stages:
+        reset = env.get(key) and not getattr(config.env, key)
+        if reset and config_dict(vars(config))["curriculum"]["stages"] == stages:
             raise ConfigError(f"env.{key}: the checkpoint's stages are narrowed to it already: give curriculum.stages")
 
 
@@ -222,28 +211,28 @@ def narrowed(curriculum: CurriculumConfig, env: EnvConfig) -> CurriculumConfig:
     """The curriculum with ``env.allowed_game_indices`` and ``env.opponent`` applied to every stage.
 
     Every stage plays all the games named and no other: its own tasks of a game, else those of the first stage that
-    plays it, else all there are.
+    plays it, else all tasks of the game.
 
     Raises:
         ConfigError: no such game, or a stage that cannot be played against that opponent.
     """
     named = _named_games(env)
     opponent: dict[str, Any] = {"opponent": env.opponent, "gate_opponent": None} if env.opponent else {}
-    homes = pool([NAMES[i] for i in named])
+    first_ranges = pool([NAMES[i] for i in named])
     for stage in reversed(curriculum.stages):
-        homes |= pool(stage.games)
+        first_ranges |= pool(stage.games)
 
     def narrow(stage: Stage) -> Stage:
-        own, weights = homes | pool(stage.games), stage.weights
-        usual = sum(weights.values()) / len(weights)  # of a game that the stage does not name
-        games: Any = [list(part) for i in named for part in own[i]]
+        ranges, weights = first_ranges | pool(stage.games), stage.weights
+        mean = sum(weights.values()) / len(weights)  # for games that the stage does not name
+        games: Any = [list(part) for i in named for part in ranges[i]]
         if isinstance(stage.games, dict):
             games = defaultdict(float)
             for i in named:
-                split = stage.range_weights.get(i, [usual / len(own[i])] * len(own[i]))
-                for (a, b), weight in zip(own[i], split, strict=True):
-                    games[f"{a}-{b}"] += weight
-            games = dict(games)  # dataclasses.asdict cannot copy the other kind before Python 3.12
+                split = stage.range_weights.get(i, [mean / len(ranges[i])] * len(ranges[i]))
+                for (first, last), weight in zip(ranges[i], split, strict=True):
+                    games[f"{first}-{last}"] += weight
+            games = dict(games)  # dataclasses.asdict cannot copy a defaultdict before Python 3.12
         with blaming(f"stage {stage.name!r}: ", raising=ValueError):
             return replace(stage, games=games if named else stage.games, **opponent)
 

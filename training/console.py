@@ -9,12 +9,12 @@ from typing import IO, Any
 
 from utils import redact
 
-QUIET_SECONDS = 10.0  # between two lines of progress where nothing is drawn
-RECENT = 20  # steps whose mean time says how long the next ones take
+QUIET_SECONDS = 10.0  # between two plain lines of progress
+RECENT = 20  # steps whose mean time predicts that of the next ones
 ROWS = 8  # steps in the table
 WIDE = 110  # terminal columns from which on the table has all of COLUMNS
 BLOCKS = "▁▂▃▄▅▆▇█"
-# Head, key of the row, format (z: a zero has no sign), whether narrow terminals show it too.
+# Heading, key of the row, format (z: zero without a sign), whether narrow terminals show it too.
 COLUMNS = (
     ("step", "step", "d", True), ("score", "score_mean", "z.3f", True), ("success", "success_rate", "z.0%", True),
     ("entropy", "entropy", "z.2f", True), ("kl", "update_kl", "z.4f", True),
@@ -28,13 +28,13 @@ log = logging.getLogger(__name__)
 
 
 class Console:
-    """A live picture of the run on a terminal, plain lines elsewhere and with ``NO_COLOR``; all without secrets."""
+    """A live picture of the run on a terminal; plain lines elsewhere and with ``NO_COLOR``. Secrets are redacted."""
 
     def __init__(self, total: int, stream: IO[str] | None = None, eval_freq: int = 0) -> None:
         self._stream, self.total, self.done, self.eval_freq = stream or sys.stdout, total, 0, eval_freq
-        self._steps: list[float] = []  # seconds of the latest
-        self._evaluation: list[float] = []  # when the one since the last step began, and when it was heard of
-        self._evaluated = 0.0  # seconds of the latest
+        self._steps: list[float] = []  # seconds of the latest steps
+        self._evaluation: list[float] = []  # start and latest progress of the evaluation since the last step
+        self._evaluated = 0.0  # seconds of the latest evaluation
         self._live: Any = None
         plain = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
         self._drawn = self._stream.isatty() and not plain
@@ -49,14 +49,14 @@ class Console:
             self._rich = RichConsole(file=self._stream, markup=False, highlight=False)
 
     def step(self, row: Mapping[str, Any]) -> None:
-        """Show a step of training, from its row of metrics."""
+        """Show a training step, given its row of metrics."""
         self._rows = [*self._rows, row][-ROWS:]
         self._scores.append(row["score_mean"])
         left = duration(self._seconds_left(row["step"], row["time_total"]))
         self._show(row["step"], progress_line(row, self.total, left), left, "")
 
     def _seconds_left(self, step: int, seconds: float) -> float:
-        """Of steps as fast as the latest and evaluations as long as the latest. The first step seen warms up."""
+        """Time left with steps and evaluations as long as the latest. The first step is slow and does not count."""
         self._steps = [*self._steps, seconds][-RECENT:] if len(self._scores) > 2 else [seconds]
         if self._evaluation:
             self._evaluated, self._evaluation = self._evaluation[-1] - self._evaluation[0], []
@@ -65,7 +65,7 @@ class Console:
         return (self.total - step) * sum(self._steps) / len(self._steps) + (1 + between) * self._evaluated
 
     def update(self, done: int, line: str) -> None:
-        """Show how far another program is, in its own words."""
+        """Show the progress of another program than the trainer, which words the line."""
         left = duration((self.total - done) * (time.monotonic() - self._since) / max(done, 1))
         self._show(done, line if self._drawn else f"{line} | ETA {left}", left, line)
 
@@ -78,7 +78,7 @@ class Console:
             self.say(line)
 
     def progress(self, what: str, done: int, total: int) -> None:
-        """Show how far something is (0 at its beginning) and how long it still takes; in lines, now and then."""
+        """Show how much of something is done (0 when it begins) and the time left; as plain lines only now and then."""
         now = time.monotonic()
         self._evaluation = [*self._evaluation[:1], now]
         self._began = self._began if done else now
@@ -92,23 +92,20 @@ class Console:
             self.say(self._note)
 
     def say(self, text: str) -> None:
-        """Print a lasting line; above the picture, where there is one."""
+        """Print a permanent line, above the picture if there is one."""
         log.debug("%s", text)
-        try:
-            if self._drawn:
-                self._rich.print(redact(text))  # which breaks lines at words
-            else:
-                print(redact(text), file=self._stream, flush=True)
-        except OSError:  # whoever read it is gone (a pipe into head, a closed terminal); the run goes on
-            os.dup2(os.open(os.devnull, os.O_WRONLY), self._stream.fileno())
+        if self._drawn:
+            self._rich.print(redact(text))  # which breaks lines between words
+        else:
+            print(redact(text), file=self._stream, flush=True)
 
     def close(self) -> None:
-        """Leave the picture as it is: what is said from here on stands beneath it."""
+        """Stop updating the picture; later lines are printed below it."""
         if self._live:
             self._note, self._left = "", f"took {duration(time.monotonic() - self._since)}"
-            above = sys.stderr
+            during = sys.stderr
             self._live.stop()
-            _turn_logs(above, sys.stderr)
+            _turn_logs(during, sys.stderr)
         self._live, self._drawn = None, False
 
     # -- the picture ---------------------------------------------------------------------------------------------
@@ -121,7 +118,7 @@ class Console:
         before = sys.stderr
         self._live = Live(console=self._rich, get_renderable=self._picture, refresh_per_second=4)
         self._live.start()
-        _turn_logs(before, sys.stderr)  # which now writes above the picture
+        _turn_logs(before, sys.stderr)  # which rich has replaced by one that writes above the picture
 
     def _picture(self) -> Any:
         from rich.console import Group
@@ -132,14 +129,13 @@ class Console:
         width, parts = self._rich.width, []
         if self._rows:
             parts.append(self._table(width))
-        if len(self._scores) > 1:
-            seen = list(self._scores)
-            ends = Text(f" {seen[0]:.3f} → {seen[-1]:.3f}", style="dim")
-            parts.append(Text("score ").append(sparkline(seen, width - 24), style="cyan").append(ends))
+        if len(scores := list(self._scores)) > 1:  # a copy: rich draws in a thread of its own
+            ends = Text(f" {scores[0]:.3f} → {scores[-1]:.3f}", style="dim")
+            parts.append(Text("score ").append(sparkline(scores, width - 24), style="cyan").append(ends))
         line = Table.grid(padding=(0, 1))
         bar = ProgressBar(total=max(self.total, 1), completed=self.done, width=20 if width >= WIDE else 8)
-        told = [text for text in (redact(self._note), self._left) if text]
-        line.add_row(bar, f"{self.done:,}/{self.total:,}", Text(" · ".join(told), overflow="ellipsis", no_wrap=True))
+        note = " · ".join(filter(None, (redact(self._note), self._left)))
+        line.add_row(bar, f"{self.done:,}/{self.total:,}", Text(note, overflow="ellipsis", no_wrap=True))
         return Group(*parts, line)
 
     def _table(self, width: int) -> Any:
@@ -162,19 +158,19 @@ class Console:
 
 
 def _turn_logs(old: Any, new: Any) -> None:
-    """Let log lines that went to one stream go to another."""
+    """Redirect log lines from one stream to another."""
     for handler in logging.getLogger().handlers:
         if isinstance(handler, logging.StreamHandler) and handler.stream is old:
             handler.setStream(new)
 
 
 def number(value: Any, form: str) -> str:
-    """A number as tables show it; "-" where there is none."""
+    """Format a number for a table; "-" for None and NaN."""
     return "-" if value is None or value != value else format(value, form)
 
 
 def sparkline(values: Sequence[float], width: int) -> str:
-    """Blocks for the means of at most ``width`` parts of the values, from their least to their greatest."""
+    """Draw the means of at most ``width`` equal parts of the values as blocks, scaled from their least to greatest."""
     size = max(1, -(-len(values) // max(width, 1)))
     parts = [values[i : i + size] for i in range(0, len(values), size)]
     means = [sum(part) / len(part) for part in parts]
@@ -183,13 +179,13 @@ def sparkline(values: Sequence[float], width: int) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Hours where there are any, minutes and seconds."""
+    """Format seconds as hours and minutes, or as minutes and seconds."""
     minutes, seconds = divmod(int(seconds), 60)
     return f"{minutes // 60}h{minutes % 60:02d}m" if minutes >= 60 else f"{minutes}m{seconds:02d}s"
 
 
 def progress_line(row: Mapping[str, Any], total: int, left: str) -> str:
-    """One line a step, from its row of metrics."""
+    """One line about a step, given its row of metrics."""
     return (
         f"Step {row['step']}/{total} | score {row['score_mean']:.3f} | success {row['success_rate']:.0%} | "
         f"kl {number(row['update_kl'], 'z.4f')} | entropy {number(row['entropy'], '.2f')} | stage {row['stage']} | "

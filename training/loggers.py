@@ -1,4 +1,4 @@
-"""Where a run is sent besides its own files: Weights & Biases, TensorBoard, trackio. None of them may cost the run."""
+"""Trackers that a run is sent to: Weights & Biases, TensorBoard, trackio. None of them may end the run."""
 
 import contextlib
 import io
@@ -17,14 +17,14 @@ from utils import CheckpointError, ConfigError, read_file, redact, write_file
 
 log = logging.getLogger(__name__)
 
-NAMES = ("auto", "wandb", "offline", "tensorboard", "trackio", "none", "online", "disabled")  # the last two: once so
+NAMES = ("auto", "wandb", "offline", "tensorboard", "trackio", "none", "online", "disabled")  # the last two: old names
 PROJECT = "chat-games-ppo"
 GAMES_SENT = 20
 Row = Mapping[str, Any]
 
 
 class Sink(NamedTuple):
-    """Where rows go. ``takes_back``: a run that goes on from a step replaces what was sent of later ones."""
+    """Where rows go. ``takes_back``: a resumed run replaces what was sent of steps after the one it resumes from."""
 
     log: Callable[[Row], Any]
     games: Callable[[Sequence[Row]], Any]
@@ -33,11 +33,11 @@ class Sink(NamedTuple):
 
 
 class Loggers:
-    """Every logger that is wanted and possible. One that fails is told once, in a line, and left out from there.
+    """All trackers that are configured and available. One that fails is switched off with a warning.
 
-    ``names``: of ``NAMES``. "auto": W&B where one is logged in; "offline": W&B without a network, as by WANDB_MODE.
-    ``step``: after which the run goes on, None for a fresh one. TensorBoard takes back what came after it, W&B and
-    trackio cannot: there a step stays as it was first sent.
+    ``names``: of ``NAMES``. "auto": W&B if one is logged in; "offline": W&B without a network, as by WANDB_MODE.
+    ``step``: the step that the run resumes from, None for a fresh run. TensorBoard discards later steps; W&B and
+    trackio cannot, so there a step stays as it was first sent.
     """
 
     def __init__(self, names: str | Sequence[str], run_dir: Path, config: Row, step: int | None = None) -> None:
@@ -46,9 +46,9 @@ class Loggers:
         self._open: dict[str, Sink] = {}
         self._kept, settings = Path(run_dir) / "wandb_id", redact(dict(config))
         self._id, self._sent = secrets.token_hex(4), step or 0
-        with contextlib.suppress(ConfigError):  # there is none: another run there
-            if step is not None and (told := re.fullmatch(rb"(\w{1,64})(?: (\d{1,9}))?", read_file(self._kept, 100))):
-                self._id, self._sent = told[1].decode(), max(step, int(told[2] or 0))
+        with contextlib.suppress(ConfigError):  # without the file a new run begins there
+            if step is not None and (kept := re.fullmatch(rb"(\w{1,64})(?: (\d{1,9}))?", read_file(self._kept, 100))):
+                self._id, self._sent = kept[1].decode(), max(step, int(kept[2] or 0))
         for name in dict.fromkeys([names] if isinstance(names, str) else names):
             mode = "offline" if name == "offline" else os.environ.get("WANDB_MODE") or "online"
             if name == "tensorboard":
@@ -62,7 +62,7 @@ class Loggers:
         self._keep(self._sent)
 
     def log(self, row: Row) -> None:
-        """Send one row of metrics under its ``step``, with the stage as a number too."""
+        """Send one row of metrics under its ``step``, with the number of its stage."""
         number = {"stage_number": self._stages[row["stage"]]} if row.get("stage") in self._stages else {}
         sent = redact(dict(row) | number) if self._open else {}
         self._each(lambda logger: logger.log(sent) if row["step"] > self._sent or logger.takes_back else None)
@@ -74,7 +74,7 @@ class Loggers:
         self._each(lambda logger: logger.games(kept))
 
     def close(self, exit_code: int = 0) -> None:
-        """Finish everywhere."""
+        """Close all trackers."""
         self._each(lambda logger: logger.close(exit_code))
 
     def _keep(self, sent: int) -> None:
@@ -99,7 +99,7 @@ class Loggers:
         except ModuleNotFoundError:
             self._open.pop(name, None)
             log.warning("%s is off: it is not installed (pip install %s)", name, name)
-        except Exception as exc:  # of a library or the network, neither of which may cost the run
+        except Exception as exc:  # neither a library nor the network may end the run
             self._open.pop(name, None)
             log.warning("%s is off from here: %s", name, redact(" ".join(f"{type(exc).__name__}: {exc}".split())))
 
@@ -113,7 +113,7 @@ def _wandb(run_dir: Path, config: Row, run_id: str, mode: Any) -> Sink:
                           settings=settings, project=project)  # fmt: skip
 
     def games(rows: Sequence[Row]) -> None:
-        run.log({"games": wandb.Table(columns=["game"], data=[[_told(row)] for row in rows])})
+        run.log({"games": wandb.Table(columns=["game"], data=[[_as_text(row)] for row in rows])})
 
     return Sink(lambda row: run.log(row, step=row["step"]), games, lambda code: run.finish(exit_code=code))
 
@@ -130,7 +130,7 @@ def _tensorboard(run_dir: Path, config: Row, step: int | None) -> Sink:
 
     def games(rows: Sequence[Row]) -> None:
         for number, row in enumerate(rows):
-            writer.add_text(f"games/{number}", f"```\n{_told(row)}\n```", row.get("step"))
+            writer.add_text(f"games/{number}", f"```\n{_as_text(row)}\n```", row.get("step"))
 
     return Sink(send, games, lambda code: writer.close(), takes_back=True)
 
@@ -140,12 +140,12 @@ def _trackio(run_dir: Path, config: Row, run_id: str) -> Sink:
 
     name = f"{run_dir.resolve().name}-{run_id}"
     project = os.environ.get("TRACKIO_PROJECT", PROJECT)
-    with contextlib.redirect_stdout(io.StringIO()):  # it says how its own dashboard is started
+    with contextlib.redirect_stdout(io.StringIO()):  # it prints how to start its dashboard
         run: Any = trackio.init(project=project, name=name, config=dict(config), resume="allow", embed=False,
                                 auto_log_gpu=False, auto_log_cpu=False)  # fmt: skip
 
     def games(rows: Sequence[Row]) -> None:
-        text = "\n".join(f"```\n{_told(row)}\n```" for row in rows)
+        text = "\n".join(f"```\n{_as_text(row)}\n```" for row in rows)
         run.log({"games": trackio.Markdown(text)}, step=rows[-1].get("step") if rows else None)
 
     def close(exit_code: int) -> None:
@@ -156,15 +156,15 @@ def _trackio(run_dir: Path, config: Row, run_id: str) -> Sink:
 
 
 def _numbers(row: Row) -> dict[str, float]:
-    """The numbers of a row, those of nested ones by path."""
+    """The numbers of a row; those of nested rows are named by their path."""
     found = {key: value for key, value in row.items() if isinstance(value, int | float) and key != "step"}
     for key, part in row.items():
         found |= {f"{key}/{k}": v for k, v in _numbers(part).items()} if isinstance(part, Mapping) else {}
     return found
 
 
-def _told(row: Row) -> str:
-    """A sample game as text: what the model was shown last, and all it answered."""
+def _as_text(row: Row) -> str:
+    """A sample game as text: the last prompt and all of the model's answers."""
     turns = row.get("turns") or []
     answers = ", ".join(str(turn.get("legal", {}).get(turn.get("action"), turn.get("answer"))) for turn in turns)
     last = str(turns[-1].get("user", "")) if turns else ""
@@ -174,11 +174,11 @@ def _told(row: Row) -> str:
 
 
 def _logged_in() -> bool:
-    """Whether wandb would find a key: in the environment or, after ``wandb login``, in the netrc file."""
+    """Whether wandb would find a key, in the environment or (after ``wandb login``) in the netrc file."""
     if os.environ.get("WANDB_API_KEY"):
         return True
     try:
         host = urllib.parse.urlsplit(os.environ.get("WANDB_BASE_URL", "https://api.wandb.ai")).hostname or ""
         return netrc.netrc(os.environ.get("NETRC")).authenticators(host) is not None
-    except (OSError, ValueError, netrc.NetrcParseError):  # ValueError: no address, or no text in UTF-8
+    except (OSError, ValueError, netrc.NetrcParseError):  # ValueError: an invalid address, or text that is not UTF-8
         return False

@@ -1,6 +1,6 @@
-"""What a run will take of memory and disk, estimated before it starts (docs/results.md, "Memory estimates").
+"""Estimates of the memory and disk space of a run, before it starts (docs/results.md, "Memory estimates").
 
-First how large things are: a model's numbers, its weights, activations, checkpoints; then what is held at once.
+First the sizes of parameters, weights and checkpoints; then what is held at the same time.
 """
 
 from collections.abc import Callable
@@ -24,22 +24,22 @@ T = TypeVar("T")
 GB = 1e9
 QUANT_BLOCK = 64  # weights that share a scale in bitsandbytes' 4-bit formats
 NESTED_BLOCK = 256  # scales that share a scale when they are quantised themselves
-CODE_BYTES = 16 * 4  # the table of the 16 values, kept with every layer
+CODE_BYTES = 16 * 4  # the table of the 16 values, stored with every layer
 NESTED_BYTES = 256 * 4 + 4  # the table of the scales' values and their offset, likewise
 TOKENIZER_BYTES = 2**24  # with its template, the states and the manifest
 ADAM_BYTES = 16  # a trained fp32 weight, its gradient and Adam's two moments
-TURNS = "rollout", "evaluation", "update: layers", "update: logits"  # what is never there at the same time
+TURNS = "rollout", "evaluation", "update: layers", "update: logits"  # parts that never coexist
 LIBRARY_BYTES = 0.5 * GB  # torch, transformers, PEFT and OpenSpiel on a CPU: 0.48 to 0.53 measured
 CONTEXT_BYTES = 0.8 * GB  # CUDA context, kernels and the allocator's rounding: an assumption
 SPARE = 1.25  # slots for keys and values to those in use, after the store has grown
-LOGITS_BYTES = 36  # at the fullest moment of the legal mass's backward pass, eight copies in fp32 and two in bf16
+LOGITS_BYTES = 36  # a logit at the peak of the legal mass's backward pass: eight copies in fp32 and two in bf16
 
 
 @dataclass(frozen=True)
 class Parameters:
-    """How many numbers the network has, by how they are held."""
+    """Numbers of parameters, by how they are stored."""
 
-    linears: tuple[int, ...]  # weights of each linear layer of the trunk: what 4 bits apply to
+    linears: tuple[int, ...]  # weights of each linear layer of the trunk: those that are quantised to 4 bits
     other: int  # embedding, output layer (once if tied), norms, biases
     adapter: int
     value_head: int
@@ -47,17 +47,17 @@ class Parameters:
 
     @property
     def trainable(self) -> int:
-        """What PPO moves."""
+        """Parameters that PPO trains."""
         return self.adapter + self.value_head + self.state_head
 
     @property
     def total(self) -> int:
-        """What there is."""
+        """All parameters, frozen ones included."""
         return sum(self.linears) + self.other + self.trainable
 
 
 def count_parameters(lora: LoraConfig, architecture: Any) -> Parameters:
-    """Count on the meta device, where tensors have shapes and no bytes.
+    """Count parameters on the meta device, where tensors take no memory.
 
     LoRA (https://arxiv.org/abs/2106.09685, section 4.1) adds ``r * (inputs + outputs)`` to a linear layer.
     """
@@ -93,25 +93,26 @@ def weight_bytes(parameters: Parameters, model: ModelConfig) -> int:
 
 
 def checkpoint_bytes(trained: int, frozen: int = 0) -> int:
-    """Bytes of a checkpoint, at least: what is trained, Adam's moments, frozen adapters beside it, the tokenizer."""
+    """Least bytes of a checkpoint: trained parameters, Adam's moments, frozen adapters, the tokenizer."""
     return 12 * trained + 4 * frozen + TOKENIZER_BYTES
 
 
 def frozen_adapters(config: SimpleNamespace) -> int:
-    """How many adapters a run comes to hold beside the trained one: past selves, the average."""
+    """The most adapters that a run holds besides the trained one: past selves, the average."""
     return PAST_SIZE * ("past" in config.curriculum.opponents) + bool(config.ppo.magnet_coef)
 
 
 def estimate(
     config: SimpleNamespace, parameters: Parameters, architecture: Any, measured: dict[int, Prompts]
 ) -> dict[str, float]:
-    """Bytes by part. Rollout, evaluation and update take turns; the other parts are always there.
+    """Bytes by part. Rollout, evaluation and update (``TURNS``) alternate; the other parts are permanent.
 
-    What a rollout holds is counted in games of a step of each stage, played at random: keys and values of all
-    conversations, the spare slots of ``policy.cache.Store``, one layer's while it grows, and one layer's activations.
-    An evaluation holds as much a game. The update runs the fullest micro-batch of those games: first the output layer
-    goes back, with the activations of all layers kept, then one layer after the other. Both hold what the layers below
-    the adapters made of the step's tokens. On a CPU half of the fullest turn comes on top: what stays of it when freed.
+    A rollout holds keys and values of all conversations, the spare slots of ``policy.cache.Store``, one layer's keys
+    and values while the store grows, and one layer's activations; tokens are counted in a step of each stage, played at
+    random. An evaluation holds as much per game. The update runs the fullest micro-batch of those games: first the
+    backward pass of the output layer, with the activations of all layers kept, then that of one layer after the other.
+    Rollout and update hold the step's hidden states at the first adapted layer. On a CPU, freed memory that is not
+    returned to the system comes on top: up to half of the largest turn.
     """
     model, ppo, layers = config.model, config.ppo, architecture.num_hidden_layers
     size, trained = getattr(torch, model.dtype).itemsize, layers - config.lora.first_layer
@@ -123,9 +124,9 @@ def estimate(
     evaluated = ppo.eval_games * len(first_tasks(config.curriculum, config.env.env_type))
     at_once = config.env.games_at_once
 
-    def reading(games: int) -> float:
-        more = max(min(games, at_once or games) / min(ppo.batch_size, at_once or ppo.batch_size), 1)
-        return max(more * SPARE * p.slots * kv * (layers + 1) + min(more * p.at_work, model.tokens_per_batch) * layer
+    def playing(games: int) -> float:
+        scale = max(min(games, at_once or games) / min(ppo.batch_size, at_once or ppo.batch_size), 1)
+        return max(scale * SPARE * p.slots * kv * (layers + 1) + min(scale * p.at_work, model.tokens_per_batch) * layer
                    for p in played)  # fmt: skip
 
     tokens = max(
@@ -140,8 +141,8 @@ def estimate(
     below = (1 + SPARE) * max(p.distinct for p in played) * architecture.hidden_size * size
     below *= config.lora.first_layer > 0
     turns = {
-        "rollout": below + reading(ppo.batch_size),
-        "evaluation": reading(evaluated),
+        "rollout": below + playing(ppo.batch_size),
+        "evaluation": playing(evaluated),
         "update: layers": below + tokens * (kept * trained + 2 * layer),
         "update: logits": below + tokens * kept * trained + choices * columns * LOGITS_BYTES,
     }
@@ -150,7 +151,7 @@ def estimate(
 
 
 def held(config: SimpleNamespace, parameters: Parameters) -> dict[str, float]:
-    """Bytes of what is always there, by part."""
+    """Bytes of the permanent parts."""
     model = config.model
     process = CONTEXT_BYTES
     if model.device == "cpu":
@@ -165,15 +166,15 @@ def held(config: SimpleNamespace, parameters: Parameters) -> dict[str, float]:
 
 
 def peak(parts: dict[str, float]) -> float:
-    """Bytes needed at once, of the parts that ``estimate`` returns."""
+    """Most bytes needed at the same time, given the parts that ``estimate`` returns."""
     return sum(parts[name] for name in {*parts} - {*TURNS}) + max(parts[name] for name in TURNS)
 
 
 def with_less_memory(policy: Any, optimizer: torch.optim.Optimizer, work: Callable[[], T]) -> T:
-    """What ``work`` returns, which adds up gradients; where memory runs out it is done again in smaller batches.
+    """Return ``work()``, which accumulates gradients; each time memory runs out, repeat it with smaller batches.
 
     Raises:
-        TrainingError: one sequence at a time is too much.
+        TrainingError: even one sequence at a time is too much.
     """
     while True:
         try:

@@ -1,4 +1,4 @@
-"""The numbers of a step and of a process, and the file of JSON lines they go to. Other places are in loggers.py."""
+"""The metrics of a step, and the file of JSON lines they are written to. Other destinations are in loggers.py."""
 
 import contextlib
 import json
@@ -21,15 +21,15 @@ from utils import naming, read_file, redact, write_file
 
 log = logging.getLogger(__name__)
 
-MOST_BYTES = 2**30  # of a run's metrics
-ALIKE = 16  # decisions in one game with the same legal actions, at least, that can be compared
-STATUS, PEAK = Path("/proc/self/status"), re.compile(r"VmHWM:\s+(\d+) kB")  # of memory, where Linux says it
+MOST_BYTES = 2**30  # in a file of metrics
+ALIKE = 16  # least number of decisions in one game with the same legal actions to estimate information from
+STATUS, PEAK = Path("/proc/self/status"), re.compile(r"VmHWM:\s+(\d+) kB")  # of memory, on Linux
 
 
 class MetricsLog:
     """A file of JSON lines, each with its ``step``, in the order of steps. Numbers that are not finite become null.
 
-    Rows that cannot be written, the disk being full, are kept in memory and written with a later one.
+    Rows that cannot be written, because the disk is full, say, wait in memory for the next one.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -40,8 +40,8 @@ class MetricsLog:
     def truncate_to(self, step: int) -> int:
         """Keep the rows up to ``step``; return the step of the last one (0: none).
 
-        Lines that are no rows, or not in their order, are set aside in ``damaged-<name>`` and named, and so are the
-        steps without a row. A torn last line, which a kill leaves, is dropped: it is written again.
+        Lines that are no rows, or out of order, are moved to ``damaged-<name>``; a warning names them, and the steps
+        without a row. An incomplete last line, left by a kill, is dropped: its step is repeated.
         """
         self.close()
         self._waiting = b""
@@ -56,24 +56,24 @@ class MetricsLog:
             aside = self.path.with_name(f"damaged-{self.path.name}")
             with aside.open("ab") as file:
                 file.writelines(damaged.values())
-            told = reprlib.repr(list(damaged))
-            log.warning("%s: lines %s are no rows in their order: set aside in %s", self.path, told, aside)
-        if content != (whole := b"".join(kept.values())):
-            write_file(self.path, whole)
+            lines_named = reprlib.repr(list(damaged))
+            log.warning("%s: lines %s are no rows in their order: set aside in %s", self.path, lines_named, aside)
+        if content != (sound := b"".join(kept.values())):
+            write_file(self.path, sound)
         if content and (lost := [n for n in range(1, step + 1) if n not in kept]):
             log.warning("%s: there are no rows of %d steps: %s", self.path, len(lost), reprlib.repr(lost))
-        with blaming("run.output_dir: ", OSError):  # a file that the run cannot go on in
+        with blaming("run.output_dir: ", OSError):  # fail now if the run cannot append to it
             self.path.open("ab").close()
         return max(kept, default=0)
 
     def append(self, row: Mapping[str, Any]) -> None:
-        """Hand one row (with an integer ``step``) to the operating system."""
-        told = bool(self._waiting)
+        """Write one row (with an integer ``step``), without forcing it to disk."""
+        warned = bool(self._waiting)
         self._waiting += json.dumps(finite(redact(dict(row), words=False)), allow_nan=False).encode() + b"\n"
         try:
             self._write()
         except OSError as error:
-            if not told:
+            if not warned:
                 log.warning("%s cannot be written, its rows wait in memory: %s", self.path, error)
 
     def _write(self) -> None:
@@ -82,7 +82,7 @@ class MetricsLog:
             self._waiting = self._waiting[self._file.write(self._waiting) :]
 
     def sync(self) -> None:
-        """Force the rows to disk: before the checkpoint of their step, so that a resume finds no gap.
+        """Force the rows to disk. Done before the checkpoint of their step, so that a resumed run has no gap.
 
         Raises:
             CheckpointError: they cannot be written.
@@ -110,8 +110,8 @@ def _step_of(line: bytes) -> int | None:
 
 
 def _in_order(steps: Mapping[int, int]) -> list[int]:
-    """The lines of the most rows whose steps rise, of line -> step: one wrong digit takes no other row with it."""
-    last, place = list[int](), dict[int, int]()  # least step that ends so many rising rows; how many a row follows
+    """The longest increasing subsequence of line -> step, as lines: a wrong digit in one row costs no other row."""
+    last, place = list[int](), dict[int, int]()  # [n]: least step with n increasing ones before it; line -> that n
     for line, step in steps.items():
         place[line] = bisect_left(last, step)
         last[place[line] : place[line] + 1] = [step]
@@ -123,22 +123,22 @@ def _in_order(steps: Mapping[int, int]) -> list[int]:
 
 
 def finite(value: Any) -> Any:
-    """Return what JSON can hold with None for every number that is not finite, as strict JSON wants it."""
+    """Return a JSON-able value with None for every number that is not finite, which strict JSON cannot hold."""
     return json.loads(json.dumps(value), parse_constant=lambda name: None)
 
 
 def peak_memory_mb() -> float:
-    """Peak memory so far: what the allocator holds of the GPU where one is used, else of the process."""
+    """Peak memory so far: reserved by the allocator if a GPU is used, else resident memory of the process."""
     torch = sys.modules.get("torch")
     if torch and torch.cuda.is_available() and (held := torch.cuda.max_memory_reserved()):
         return held / 2**20
     if peak := PEAK.search(STATUS.read_text() if STATUS.exists() else ""):
         return int(peak[1]) / 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024  # which starts at the peak of whoever started it
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024  # includes the peak of the parent process
 
 
 def summarise(episodes: Sequence[Episode]) -> dict[str, Any]:
-    """What a step's episodes were: means over those that did not fail, per game too, and counts of outcomes."""
+    """Metrics of a step's episodes: means over those that did not fail, also per game, and counts of outcomes."""
     valid = [e for e in episodes if e.outcome != "failed"]
     by_game: dict[str, list[float]] = {}
     for episode in valid:
@@ -157,12 +157,11 @@ def summarise(episodes: Sequence[Episode]) -> dict[str, Any]:
 
 
 def mutual_information(episodes: Sequence[Episode]) -> float | None:
-    """What an answer's first choice tells about the position, nats: I(A; S) = H(A) - H(A | S).
+    """Mutual information of an answer's first choice and the position, in nats: I(A; S) = H(A) - H(A | S).
 
-    0 is a player that answers alike whatever it sees, surely or at random. Only decisions of one game with the same
-    choice are compared, ``ALIKE`` of them at least; None: there are none, as of free answers, which have too many first
-    tokens to be counted. H(A) is counted and corrected as Miller's
-    "Note on the bias of information estimates" (1955) says; H(A | S) is the mean of -log p of what was chosen.
+    0 is a player that ignores the position. Only decisions of one game with the same choices are compared, at least
+    ``ALIKE`` of them; None: there are none, as with free answers, which have too many first tokens. H(A) is counted,
+    and corrected as in Miller's "Note on the bias of information estimates" (1955); H(A | S) is the mean of -log p.
     """
     groups: dict[tuple[Any, ...], list[tuple[int, float]]] = {}
     for episode in episodes:
@@ -182,7 +181,7 @@ def mutual_information(episodes: Sequence[Episode]) -> float | None:
 
 
 def timing(started: float, played: float, ended: float, games: int, decisions: int) -> dict[str, float]:
-    """What a step took, in seconds and megabytes."""
+    """Seconds, rates and megabytes of a step; arguments are times of ``time.perf_counter`` and counts."""
     total = ended - started
     return {"time_rollout": played - started, "time_update": ended - played, "time_total": total,
             "games_per_s": games / total, "decisions_per_s": decisions / total,

@@ -1,7 +1,7 @@
-"""What a run would take, told before it starts: parameters, prompts, evaluation, memory, search. Loads no weights.
+"""Checks before a run starts, and what it would take: parameters, prompts, evaluation, memory, search. No weights.
 
-Parameters and the bytes of the weights are exact, tokens are counted in a few random games, the rest of the memory
-and the time of the search are estimates (docs/results.md, "Memory estimates").
+Numbers of parameters and bytes of weights are exact, tokens are counted in a few random games; other memory and the
+time of searches are estimates (docs/results.md, "Memory estimates").
 """
 
 import contextlib
@@ -46,21 +46,21 @@ from training.token_counts import Prompts, count_tokens, evaluation_work
 from utils import CheckpointError, load_checkpoint, need_space
 
 log = logging.getLogger(__name__)
-SEARCH_SECONDS = 0.02  # that a search is measured for, at least, or all of its simulations
-MATMUL_SECONDS = 0.2  # spent on measuring this machine's matrix products
-EXACT_OPERATIONS = 3e13  # for a game's exact values, with eval_exact auto: minutes of a CPU, a second of a GPU
+SEARCH_SECONDS = 0.02  # least time to measure a search for, unless all of its simulations take less
+MATMUL_SECONDS = 0.2  # to measure this machine's matrix products for
+EXACT_OPERATIONS = 3e13  # most for a game's exact values, with eval_exact auto: minutes of a CPU, a second of a GPU
 MAX_CUT = 0.05  # share of a level's programs that may print more than an answer can hold
-MAX_UNKNOWN = 0.2  # share of a level's programs that may meet a limit: their episodes fail
-ANSWER_SAMPLE = 100  # programs of each level whose output is counted
+MAX_UNKNOWN = 0.2  # share of a level's programs that may exceed a limit of the sandbox: their episodes fail
+ANSWER_SAMPLE = 100  # programs of each level whose output is measured
 CONTAINER_MEMORY = Path("/sys/fs/cgroup/memory.max")  # bytes, or "max"
-EXACT_SAMPLE = 64  # information states that their tokens are counted in
+EXACT_SAMPLE = 64  # information states whose tokens are counted, of each game
 
 
 # --------------------------------------------------------------------------------------------------------- prompts
 
 
 def measure_prompts(config: SimpleNamespace, chat: ChatFormat, peek: bool = False) -> dict[int, Prompts]:
-    """Game index -> token counts from four random games (``peek``: from their first prompts).
+    """Game index -> token counts of four random games (``peek``: of their first prompts only).
 
     Raises:
         ConfigError: ``ppo.max_seq_length`` cannot hold a game's first prompt and answer, a game failed, or a bot
@@ -74,7 +74,7 @@ def measure_prompts(config: SimpleNamespace, chat: ChatFormat, peek: bool = Fals
     for task in eval_tasks(everything, 2, config.run.seed, opponent):
         tasks[task.task_id // CONFIGS_PER_GAME].append(task)
     measured = {index: count_tokens(config, chat, tasks[index], peek) for index in tasks}
-    if config.env.env_type == "openspiel" and config.env.env_mode != "local":  # what it cannot play only it knows
+    if config.env.env_type == "openspiel" and config.env.env_mode != "local":  # only a server knows its opponents
         stages = {name: stage for stage in config.curriculum.stages for name in stage.mixture}
         for name, stage in stages.items():
             if name != opponent:
@@ -86,16 +86,16 @@ def measure_prompts(config: SimpleNamespace, chat: ChatFormat, peek: bool = Fals
             f"tokens; expected at least {needed}, a shorter env.prompt, or other games in curriculum.stages"
         )
     again = chat.later([{"role": "user", "content": RETRY.format(attempt=1, attempts=ATTEMPTS)}])
-    asked = needed + (ATTEMPTS - 1) * (1 + len(again) + config.ppo.max_new_tokens)  # 1: what ends an answer
+    retried = needed + (ATTEMPTS - 1) * (1 + len(again) + config.ppo.max_new_tokens)  # 1: the end of an answer
     free = config.env.env_type == "openspiel" and config.env.answer_mode == "free"
-    if free and asked > config.ppo.max_seq_length:
+    if free and retried > config.ppo.max_seq_length:
         log.warning("ppo.max_seq_length = %d: the %d answers that %s allows to a decision may take %d tokens; games "
-                    "that are cut off have no result", config.ppo.max_seq_length, ATTEMPTS, game, asked)  # fmt: skip
+                    "that are cut off have no result", config.ppo.max_seq_length, ATTEMPTS, game, retried)  # fmt: skip
     return measured
 
 
 def check_opponents(curriculum: CurriculumConfig) -> None:
-    """Raise ConfigError where a bot of a stage cannot play one of its games; ``cfr`` shows it in one iteration."""
+    """Raise ConfigError if a bot of a stage cannot play one of its games. ``cfr`` needs only one iteration for that."""
     for stage in curriculum.stages:
         names = [*stage.mixture, stage.gate_opponent or "random"]
         specs = [parse_opponent(name) for name in names if name != "past"]
@@ -106,7 +106,7 @@ def check_opponents(curriculum: CurriculumConfig) -> None:
 
 
 def check_disk(config: SimpleNamespace, parameters: Parameters) -> None:
-    """Raise ConfigError where there is no room for a run's checkpoints, one being written and the final adapter."""
+    """Raise ConfigError if the disk has no room for a run's checkpoints, one being written and the final adapter."""
     run_dir, kept = Path(config.run.output_dir), min(config.run.keep_last, config.ppo.num_train_steps + 1) + 3
     size = checkpoint_bytes(parameters.trainable, parameters.adapter * memory.frozen_adapters(config))
     with blaming("run.output_dir: ", CheckpointError):
@@ -114,7 +114,7 @@ def check_disk(config: SimpleNamespace, parameters: Parameters) -> None:
 
 
 def check_card(config: SimpleNamespace, parameters: Parameters) -> None:
-    """Raise ConfigError where the GPU has no room for what is always there, before any of it is downloaded."""
+    """Raise ConfigError if the GPU has no room for a run's permanent parts, before any of them is downloaded."""
     if device_of(config.model) != "cuda":
         return
     free, total = torch.cuda.mem_get_info()
@@ -128,9 +128,9 @@ def check_card(config: SimpleNamespace, parameters: Parameters) -> None:
 
 
 def check_lora(config: SimpleNamespace, resumed: bool = False) -> None:
-    """Raise ConfigError where ``lora`` is not what ``model.adapter``, a folder, was made with: that is what trains.
+    """Raise ConfigError if ``model.adapter``, a folder, was made with another ``lora``, for its own would be trained.
 
-    A run that goes on trains it already, and is told.
+    A resumed run trains it already, so it is only warned.
     """
     if config.model.adapter is None or not Path(os.path.expanduser(config.model.adapter)).is_dir():
         return
@@ -143,23 +143,25 @@ def check_lora(config: SimpleNamespace, resumed: bool = False) -> None:
 
 
 def _other_lora(config: SimpleNamespace, adapter: str) -> list[str]:
-    """In which keys, a line each, the adapter in a folder was made with another ``lora``."""
+    """A line for each key in which ``lora`` differs from that of the adapter in a folder."""
     made, differ = read_json(Path(os.path.expanduser(adapter)) / "adapter_config.json"), []
+    if not isinstance(made, dict):
+        return []
     for key, value in dataclasses.asdict(config.lora).items():
-        held = made.get(key, value) if isinstance(made, dict) else value
-        if key == "first_layer" and isinstance(made, dict):
+        held = made.get(key, value)
+        if key == "first_layer":
             held = _first_layer(made.get("layers_to_transform"), config)
         try:
-            said = getattr(make(LoraConfig, {key: held}, "lora"), key)
-        except ConfigError:  # the section cannot say it: patterns, say, and single layers, which PEFT takes too
+            theirs = getattr(make(LoraConfig, {key: held}, "lora"), key)
+        except ConfigError:  # the section cannot express it: patterns, say, or single layers, which PEFT accepts too
             continue
-        if (sorted(said) != sorted(value)) if key == "target_modules" else said != value:
+        if (sorted(theirs) != sorted(value)) if key == "target_modules" else theirs != value:
             differ.append(f"lora.{key} = {json.dumps(value)}: {adapter} was made with {json.dumps(held)}")
     return differ
 
 
 def _first_layer(layers: Any, config: SimpleNamespace) -> int | None:
-    """PEFT's ``layers_to_transform`` as ``lora.first_layer``; None: it cannot say that."""
+    """PEFT's ``layers_to_transform`` as ``lora.first_layer``; None if that cannot express it."""
     if layers is None:
         return 0
     last = load_architecture(config.model).num_hidden_layers
@@ -171,29 +173,28 @@ def look(config: SimpleNamespace) -> tuple[Any, Parameters, ChatFormat]:
     """The base's architecture, parameters and chat format.
 
     Raises:
-        ConfigError: it cannot read as much as it is to read, or the disk is too small for its checkpoints.
+        ConfigError: it cannot read ``ppo.max_seq_length`` tokens, or the disk is too small for its checkpoints.
     """
-    architecture = load_architecture(config.model)  # first: it tells a folder that is missing from a name on the Hub
+    architecture = load_architecture(config.model)  # first, since it reports a folder that is missing
     most = architecture.max_position_embeddings
     if config.ppo.max_seq_length > most:
         raise ConfigError(f"ppo.max_seq_length = {config.ppo.max_seq_length}: {config.model.model_name} reads {most} "
                           "tokens at most")  # fmt: skip
     check_layers(config.model, config.lora, architecture)
-    counted, shapes = count_parameters(config.lora, architecture), dict[str, set[int]]()
+    parameters = count_parameters(config.lora, architecture)
     if config.ppo.state_coef:
-        shapes = state_shapes(config.curriculum)
-    states = (architecture.hidden_size + 1) * sum(map(sum, shapes.values()))
-    parameters = replace(counted, state_head=states)
+        outputs = sum(map(sum, state_shapes(config.curriculum).values()))
+        parameters = replace(parameters, state_head=(architecture.hidden_size + 1) * outputs)
     check_disk(config, parameters)
     return architecture, parameters, ChatFormat(load_tokenizer(config.model))
 
 
 def say_answers(config: SimpleNamespace, chat: ChatFormat) -> list[str]:
-    """How much of what the programs of each level print an answer can hold; nothing to say of games and servers.
+    """Lines on how much of the output of each level's programs fits an answer; none for games and servers.
 
     Raises:
-        ConfigError: more than ``MAX_CUT`` of a level's programs print more than ``ppo.max_new_tokens``, or of more
-            than ``MAX_UNKNOWN`` nobody can know what they print.
+        ConfigError: more than ``MAX_CUT`` of a level's programs print more than ``ppo.max_new_tokens``, or the output
+            of more than ``MAX_UNKNOWN`` cannot be determined.
     """
     if config.env.env_type != "trace" or config.env.env_mode != "local":
         return []
@@ -226,9 +227,9 @@ def say_answers(config: SimpleNamespace, chat: ChatFormat) -> list[str]:
 
 
 def exact_operations(task_id: int, env: EnvConfig, chat: ChatFormat, weights: int) -> float:
-    """Operations that a game's exact values take at most: two a weight and token of each position, less what all share.
+    """Most operations of a game's exact values: two per weight and token of each position, without the shared prefix.
 
-    Positions that begin alike are read together: nine tenths (kuhn_poker) to a sixth are left of that. Infinite where
+    Positions that begin alike are read together, which leaves nine tenths (kuhn_poker) to a sixth of that. Infinite if
     the game is too large.
     """
     if not exact.feasible(load_game(task_id)):
@@ -244,9 +245,9 @@ def exact_operations(task_id: int, env: EnvConfig, chat: ChatFormat, weights: in
 
 
 def exact_tasks(config: SimpleNamespace, chat: ChatFormat) -> dict[int, float]:
-    """The tasks of the evaluation whose exact values ``ppo.eval_exact`` asks for -> operations they take.
+    """The tasks of the evaluation whose exact values ``ppo.eval_exact`` asks for -> their operations.
 
-    "auto" goes by operations, not by seconds, so that what is computed does not depend on the machine.
+    "auto" limits operations, not seconds, so that what is computed does not depend on the machine.
     """
     env, limit = config.env, {"auto": EXACT_OPERATIONS, "always": 1e99, "never": -1.0}[config.ppo.eval_exact]
     if env.env_type == "trace" or env.answer_mode == "free" or env.env_mode != "local" or limit < 0:
@@ -257,20 +258,20 @@ def exact_tasks(config: SimpleNamespace, chat: ChatFormat) -> dict[int, float]:
 
 
 def _matmul_speed(config: SimpleNamespace, architecture: Any, rows: int) -> float:
-    """Operations a second of products of so many rows with a matrix of the model's MLP, here; ConfigError: cannot."""
+    """Operations per second of multiplying ``rows`` rows by a matrix of the model's MLP; ConfigError if it cannot."""
     kind = {"dtype": getattr(torch, config.model.dtype), "device": device_of(config.model)}
     x_BD = torch.ones(rows, architecture.hidden_size, **kind)
     w_DF = torch.ones(architecture.hidden_size, architecture.intermediate_size, **kind)
-    done, start = -1, time.perf_counter()
-    while done < 1 or time.perf_counter() - start < MATMUL_SECONDS:
+    float((x_BD @ w_DF)[0, 0])  # the first product is slow
+    done, start = 0, time.perf_counter()
+    while not done or time.perf_counter() - start < MATMUL_SECONDS:
         float((x_BD @ w_DF)[0, 0])
         done += 1
-        start = start if done else time.perf_counter()  # the first one is slow
     return 2 * done * rows * w_DF.numel() / (time.perf_counter() - start)
 
 
 def say_evaluation(config: SimpleNamespace, chat: ChatFormat, parameters: Parameters, architecture: Any) -> list[str]:
-    """What is evaluated before and after, and how long its products of matrices take."""
+    """What is evaluated before and after the run, and how long its matrix products take."""
     work, free = [evaluation_work(config, chat)], replace(config.env, answer_mode="free")
     exactly, played = exact_tasks(config, chat), first_tasks(config.curriculum, config.env.env_type)
     names = ", ".join(GAMES[task // CONFIGS_PER_GAME].name for task in exactly) or "no game"
@@ -283,7 +284,7 @@ def say_evaluation(config: SimpleNamespace, chat: ChatFormat, parameters: Parame
         work.append(evaluation_work(SimpleNamespace(**vars(config) | {"env": free}), chat))
         lines.append(f"and as many games with free answers (ppo.legal_mass_coef > 0), about {work[1][0]:.0f} forward "
                      f"passes and {work[1][1]:,.0f} tokens where each takes ppo.max_new_tokens")  # fmt: skip
-    with contextlib.suppress(ConfigError):  # told below
+    with contextlib.suppress(ConfigError):  # of a missing device, which ``check`` reports
         speeds = [_matmul_speed(config, architecture, max(round(tokens / passes), 1)) for passes, tokens in work]
         products = sum(2 * sum(parameters.linears) * w[1] / speed for w, speed in zip(work, speeds, strict=True))
         seconds = products + sum(exactly.values()) / speeds[0]
@@ -296,7 +297,7 @@ def say_evaluation(config: SimpleNamespace, chat: ChatFormat, parameters: Parame
 
 
 def search_seconds(config: SimpleNamespace, measured: dict[int, Prompts]) -> dict[tuple[str, int], tuple[float, float]]:
-    """(opponent, game index) -> CPU seconds of search a move and a game, from a move of each random game."""
+    """(opponent, game index) -> CPU seconds of search per move and per game, from one move of each random game."""
     pairs = {(o, i) for stage in config.curriculum.stages for o in stage.mixture for i in pool(stage.games)}
     seconds = {}
     for opponent, index in sorted((o, i) for o, i in pairs if o != "past" and parse_opponent(o).searches):
@@ -307,13 +308,13 @@ def search_seconds(config: SimpleNamespace, measured: dict[int, Prompts]) -> dic
 
 
 def _replies(episode: Episode) -> list[int]:
-    """Where in the history an opponent moved."""
-    nobodies = (-1, episode.info["seat"])
-    return [i for i, (player, _) in enumerate(episode.info["history"]) if player not in nobodies]
+    """Indices of the opponents' moves in the history."""
+    others = (-1, episode.info["seat"])  # chance and the policy
+    return [i for i, (player, _) in enumerate(episode.info["history"]) if player not in others]
 
 
 def _move_seconds(opponent: str, episode: Episode, place: float) -> float:
-    """CPU seconds of one move, ``place`` of the way through its game, scaled from fewer simulations; 0: no search."""
+    """CPU seconds of a move at the fraction ``place`` of a game, scaled up from fewer simulations; 0: no search."""
     shared, spec, replies = table(episode.task.task_id), parse_opponent(opponent), _replies(episode)
     limit, history = spec.budget_in(shared.game), episode.info["history"]
     if limit is None or not replies or isinstance(make_bot(shared.game, shared.spiel, spec, 0, 0), RandomBot):
@@ -336,12 +337,12 @@ def _move_seconds(opponent: str, episode: Episode, place: float) -> float:
 def check(
     config: SimpleNamespace, processes: int = 1, dry_run: bool = False, resume: str | None = None, force: bool = False
 ) -> None:
-    """Look for what would stop the run at its start, or make a game useless; ``dry_run``: print what it would take.
+    """Look for whatever would stop the run early or make a game useless; ``dry_run``: also print what it would take.
 
-    ``resume``, and ``force`` in a dry run, are as ``find_checkpoint`` takes them.
+    ``resume``, and ``force`` in a dry run, are as for ``find_checkpoint``.
 
     Raises:
-        ConfigError: programs, servers, prompts or a card that cannot be played with.
+        ConfigError: programs, servers, prompts or a GPU that the run cannot use.
     """
     if config.env.env_type == "trace":
         _check_programs(config)
@@ -367,7 +368,7 @@ def check(
 
 
 def _check_programs(config: SimpleNamespace) -> None:
-    """Raise ConfigError for settings that programs cannot be played with."""
+    """Raise ConfigError for settings that do not suit programs."""
     if config.env.answer_mode != "free":
         raise ConfigError(f'env.answer_mode = "{config.env.answer_mode}": expected "free" with env_type trace')
     tasks, end = first_tasks(config.curriculum, "trace"), LEVELS * TASKS_PER_LEVEL
@@ -387,37 +388,37 @@ def _check_programs(config: SimpleNamespace) -> None:
 
 
 def _check_run_folder(config: SimpleNamespace, resume: str | None, force: bool) -> None:
-    """Raise ConfigError for a folder that the run could not start in, or go on from; nothing is made or set aside."""
+    """Raise ConfigError for a folder that the run cannot start in or resume from, without changing anything in it."""
     folder = Path(config.run.output_dir).absolute()
-    there = next(path for path in (folder, *folder.parents) if path.exists())
-    if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
-        raise ConfigError(f"run.output_dir: {there} is no folder that can be written into")
+    existing = next(path for path in (folder, *folder.parents) if path.exists())
+    if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
+        raise ConfigError(f"run.output_dir: {existing} is no folder that can be written into")
     path = find_checkpoint(folder, resume, config_dict(vars(config)), force, look_only=True)
     if path is None:
         return
-    with blaming("--resume: ", CheckpointError):  # what --force-config lets pass, and weights cannot follow
+    with blaming("--resume: ", CheckpointError):  # even with --force-config, saved state must fit
         saved = load_checkpoint(path)
         Curriculum(config.curriculum, config.run.seed).load_state_dict(saved.json("curriculum"))
     if config.ppo.state_coef and "state_head.safetensors" not in saved.manifest["files"]:
         raise ConfigError(f"ppo.state_coef: {path} was trained without it; expected 0")
     differ = [] if config.model.adapter else _other_lora(config, str(path))
-    if differ := [line for line in differ if not line.startswith("lora.lora_alpha")]:  # of which no shape depends
+    if differ := [line for line in differ if not line.startswith("lora.lora_alpha")]:  # which changes no shape
         raise ConfigError(f"{'; '.join(differ)}; expected the same")
 
 
 def describe(config: SimpleNamespace) -> str:
-    """What ``--dry-run`` prints; ConfigError for what would stop the run at its start or make a game useless."""
+    """What ``--dry-run`` prints; ConfigError for what would stop the run early or make a game useless."""
     architecture, parameters, chat = look(config)
     measured = measure_prompts(config, chat)
     here = SimpleNamespace(**vars(config))
-    with contextlib.suppress(ConfigError):  # which is told at the end
+    with contextlib.suppress(ConfigError):  # of a missing device, which ``check`` reports
         here.model = replace(config.model, device=device_of(config.model))
     parts = memory.estimate(here, parameters, architecture, measured)
     sections = [f"{name}: {json.dumps(dataclasses.asdict(part))}" for name, part in vars(config).items()]
-    told = f", state head {parameters.state_head:,}" if parameters.state_head else ""
+    state_head = f", state head {parameters.state_head:,}" if parameters.state_head else ""
     counts = (
         f"{parameters.trainable:,} trainable parameters (adapter {parameters.adapter:,}, value head "
-        f"{parameters.value_head:,}{told}) of {parameters.total:,} in all"
+        f"{parameters.value_head:,}{state_head}) of {parameters.total:,} in all"
     )
     search = say_search(config, search_seconds(config, measured), os.cpu_count() or 1)
     evaluation = say_evaluation(config, chat, parameters, architecture)
@@ -427,7 +428,7 @@ def describe(config: SimpleNamespace) -> str:
 
 
 def say_prompts(config: SimpleNamespace, measured: dict[int, Prompts]) -> list[str]:
-    """What each game's prompts take, and which outgrow the limit."""
+    """Tokens of each game's prompts, and the games that exceed the limit."""
     limit = config.ppo.max_seq_length
     lines = [(p.game, max(p.first), max(p.later, default=0), max(p.longest), len(p.passes) / len(p.first))
              for p in measured.values()]  # fmt: skip
@@ -443,7 +444,7 @@ def _aligned(lines: Seq[Seq[Any]], head: Seq[str], form: str) -> str:
 
 
 def machine_memory() -> int:
-    """Bytes that this machine has, or that its container may use."""
+    """Bytes of this machine's memory, or the limit of its container."""
     room = psutil.virtual_memory().total
     with contextlib.suppress(OSError, ValueError):  # "max"
         room = min(room, int(CONTAINER_MEMORY.read_text()))
@@ -464,7 +465,7 @@ def _say_memory(config: SimpleNamespace, parts: dict[str, float]) -> list[str]:
 
 
 def say_search(config: SimpleNamespace, seconds: dict[tuple[str, int], tuple[float, float]], threads: int) -> list[str]:
-    """What each opponent's search takes in each game, and on so many threads in a step of each stage."""
+    """Time of each opponent's search in each game, and in a step of each stage on ``threads`` threads."""
     if not seconds:
         return []
     spent = [(f"{GAMES[index].name} against {opponent}", *found) for (opponent, index), found in seconds.items()]

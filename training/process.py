@@ -1,4 +1,4 @@
-"""The process of a program: its one line of failure, log lines, the lock on a run's directory, signals that end it."""
+"""What programs share as processes: error messages, logging, the lock on a run's directory, signals."""
 
 from __future__ import annotations
 
@@ -28,20 +28,18 @@ from config.flags import one_line
 from envs.types import Action, InterruptedRolloutError, Query
 from utils import CheckpointError, ConfigError, checkpoints_in, redact, sweep
 
-# What a run writes into its folder; whatever else is there may be anybody's.
+# What a run writes into its folder, which may hold other people's files as well.
 OWN = ("checkpoint-*", "final", "average", "metrics.jsonl", "episodes.jsonl", "summary.json", "about.json",
        "run_config.json", "abandoned-*")  # fmt: skip
-
-
-TOGETHER = 0.5  # seconds between two signals that are one
+TOGETHER = 0.5  # seconds within which two signals count as one
 
 
 class ProgramError(RuntimeError):
-    """A program cannot do what it was asked to; the message is its last line."""
+    """A program cannot do what it was asked to; the message is the last line that it prints."""
 
 
 class TrainingError(ProgramError):
-    """Training cannot go on; the message is the last line of the program."""
+    """Training cannot continue."""
 
 
 class _Redacted(logging.Formatter):
@@ -50,12 +48,10 @@ class _Redacted(logging.Formatter):
 
 
 class _RunLog(logging.FileHandler):
-    """``run.log``: what was logged and shown, with its time. Whatever is wrong with it, the run goes on."""
+    """``run.log``: what was logged and shown, with timestamps. Its failures do not end the run."""
 
     def _open(self) -> Any:
-        # A link would lead to another file, a pipe wait for a reader.
-        how = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK
-        return os.fdopen(os.open(self.baseFilename, how, 0o666), "a", encoding="utf-8")
+        return os.fdopen(_open_own(self.baseFilename, os.O_WRONLY | os.O_APPEND), "a", encoding="utf-8")
 
     def emit(self, record: logging.LogRecord) -> None:
         with contextlib.suppress(OSError):
@@ -65,8 +61,13 @@ class _RunLog(logging.FileHandler):
         pass
 
 
+def _open_own(path: str | Path, flags: int) -> int:
+    """Open or create a file, without following a link to another one or waiting for the reader of a pipe."""
+    return os.open(path, flags | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
+
+
 def log_into(run_dir: Path) -> None:
-    """Also write what is logged, and the lines of the console, to the run's ``run.log``; until the next program."""
+    """Also write log records and lines of the console to the run's ``run.log``, until ``setup_logging`` is called."""
     handler = _RunLog(run_dir / "run.log", delay=True)
     handler.setFormatter(_Redacted("%(asctime)s %(message)s"))
     logging.getLogger().addHandler(handler)
@@ -74,44 +75,40 @@ def log_into(run_dir: Path) -> None:
 
 
 def say_how_to_go_on(program: str, run_dir: str, processes: int, stream: IO[str]) -> None:
-    """Print what is typed to go on with a run from here, where there is a checkpoint to go on from."""
+    """Print the command that resumes the run, if it has a checkpoint."""
     try:
         if not any(Path(run_dir).glob("checkpoint-*")):
             return
-    except OSError:  # no such place
+    except OSError:  # the folder does not exist
         return
-
-    def short(path: str) -> str:
-        return shlex.quote(path.removeprefix(f"{Path.cwd()}{os.sep}"))
-
-    launcher = f"-m torch.distributed.run --standalone --nproc_per_node={processes}".split() if processes > 1 else []
-    words = [short(sys.executable), *launcher, short(program), "--resume", short(str(Path(run_dir)))]
-    print(f"go on with: {' '.join(words)}", file=stream)
+    launcher = f"-m torch.distributed.run --standalone --nproc_per_node={processes}" if processes > 1 else ""
+    words = [sys.executable, *launcher.split(), program, "--resume", str(Path(run_dir))]
+    print(f"go on with: {shlex.join(word.removeprefix(f'{Path.cwd()}{os.sep}') for word in words)}", file=stream)
 
 
 def setup_logging() -> None:
-    """Log to stderr and print uncaught exceptions, both without secrets; what the terminal cannot show becomes "?".
+    """Log to stderr and print uncaught exceptions, both without secrets; unprintable characters become "?".
 
-    A program whose reader leaves (``| head``) goes on: its tables may be wanted, its files are.
+    A program continues when nobody reads its output any more (``| head``): its files are still wanted.
     """
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         stream = getattr(sys, name)
-        if stream is None:  # closed: nobody answers, which is told, and nobody reads
+        if stream is None:  # closed: reading ends at once, output is lost
             setattr(sys, name, open(os.devnull, mode, errors="replace"))  # noqa: SIM115, as long as the program
         elif isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
             if "write" not in vars(stream):
                 _go_on_unread(stream)
     handler = logging.StreamHandler()
-    handler.setLevel(logging.INFO)  # lower ones are for the run's own file
+    handler.setLevel(logging.INFO)  # lower levels are for run.log
     handler.setFormatter(_Redacted("%(levelname)s: %(message)s"))
     logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
-    logging.getLogger("httpx").setLevel(logging.WARNING)  # it tells every single request
+    logging.getLogger("httpx").setLevel(logging.WARNING)  # it logs every single request
     sys.excepthook = lambda *exc: print(redact("".join(traceback.format_exception(*exc))), end="", file=sys.stderr)
 
 
 def _go_on_unread(stream: io.TextIOWrapper) -> None:
-    """Let a stream lead to nowhere from the moment that nobody reads it, or that it leads to a full disk."""
+    """Discard what is written to a stream as soon as nobody reads it, or its disk is full."""
 
     def going_on(do: Callable[..., Any], *args: Any) -> Any:
         try:
@@ -126,17 +123,17 @@ def _go_on_unread(stream: io.TextIOWrapper) -> None:
         setattr(stream, name, partial(going_on, getattr(stream, name)))
 
 
-def device_errors() -> Any:  # a tuple of them, which mypy takes for no exceptions in an ``except``
-    """What a device raises that has too little memory, or has failed; () where nobody has loaded torch."""
+def device_errors() -> Any:  # a tuple of exceptions, which mypy does not accept in an ``except``
+    """The exceptions of a device that is out of memory or has failed; () as long as torch is not imported."""
     torch = sys.modules.get("torch")
     return (torch.OutOfMemoryError, torch.AcceleratorError) if torch else ()
 
 
 def run_program(body: Callable[[], int | None]) -> int:
-    """Run the body of a program, tell what ended it in one line without secrets, and return the exit code.
+    """Run the body of a program, print in one line what failed, without secrets, and return the exit code.
 
-    0, or what the body returns; 1 after a ProgramError, or where a device has too little memory or fails; 2 after bad
-    usage or a file that cannot be used; 130 after an interrupt or the end of the input.
+    0, or what the body returns; 1 after a ProgramError, or if a device is out of memory or fails; 2 after bad usage or
+    a file that cannot be used; 130 after an interrupt or the end of the input.
     """
     setup_logging()
     try:
@@ -154,7 +151,7 @@ def run_program(body: Callable[[], int | None]) -> int:
 
 
 def at_least(least: float, most: float = 2**31 - 1) -> Callable[[str], float]:
-    """An argparse type: finite numbers from ``least`` to ``most``, whole ones where ``least`` is an int."""
+    """An argparse type: finite numbers from ``least`` to ``most``, integers if ``least`` is one."""
 
     def number(text: str) -> float:
         try:
@@ -172,10 +169,10 @@ def at_least(least: float, most: float = 2**31 - 1) -> Callable[[str], float]:
 
 
 def rest_collector() -> None:
-    """Leave garbage collection to what a program makes from now on, and let it come a hundred times more rarely.
+    """Exempt all present objects from garbage collection, and collect a hundred times less often.
 
-    Else each full collection walks all objects of the libraries, for longer than a tiny rollout takes, and each of the
-    young ones the decisions of a step that is being played: together a third of a tiny rollout.
+    Otherwise full collections walk all objects of the libraries, which takes longer than a tiny rollout, and young ones
+    the decisions of the step being played: together a third of a tiny rollout.
     """
     gc.unfreeze()
     gc.collect()
@@ -184,7 +181,7 @@ def rest_collector() -> None:
 
 
 def must_be_writable(folder: Path) -> None:
-    """Make a folder, and sure that files can be written into it; else ConfigError."""
+    """Create a folder; ConfigError if that fails or no file can be written into it."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=folder).close()
@@ -193,16 +190,15 @@ def must_be_writable(folder: Path) -> None:
 
 
 def lock_run(run_dir: str | Path, seen: list[str] | None = None) -> IO[str]:
-    """Create the run's directory, take it for this process until the returned file is closed, and sweep it.
+    """Create the run's directory, lock it until the returned file is closed, and sweep it.
 
     Raises:
-        ConfigError: another process has it, or it cannot be written, or its checkpoints are no longer those ``seen``.
+        ConfigError: another process holds it, it cannot be written, or its checkpoints are no longer those ``seen``.
     """
     path = Path(run_dir) / ".lock"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        # A link would lead to another file, a pipe wait for somebody.
-        file = os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666), "r+")
+        file = os.fdopen(_open_own(path, os.O_RDWR), "r+")
     except OSError as exc:
         raise ConfigError(f"{run_dir}: cannot be written: {exc.strerror}") from exc
     try:
@@ -212,7 +208,7 @@ def lock_run(run_dir: str | Path, seen: list[str] | None = None) -> IO[str]:
         owner = file.read().strip() or "unknown"
         file.close()
         raise ConfigError(f"{run_dir}: in use by another run (process {owner})") from exc
-    except OSError as exc:  # some network disks have none
+    except OSError as exc:  # some network disks have no locks
         file.close()
         raise ConfigError(f"{run_dir}: cannot be locked: {exc.strerror}; choose a folder on another disk") from exc
     file.truncate(0)
@@ -227,21 +223,21 @@ def lock_run(run_dir: str | Path, seen: list[str] | None = None) -> IO[str]:
 
 
 def check_lock(run_dir: Path, lock: IO[str] | None) -> None:
-    """Make sure, before something is written into a run's folder, that it is still the one that ``lock`` was taken on.
+    """Make sure, before writing into a run's folder, that it is still the one that was locked.
 
     Raises:
-        TrainingError: it was moved, deleted or replaced by another, which may be another run's.
+        TrainingError: it was moved or deleted, or replaced by a folder that may be another run's.
     """
     try:
         held = lock is None or os.path.samestat(os.fstat(lock.fileno()), os.stat(run_dir / ".lock"))
-    except OSError as error:  # of a disk that fails for a moment whoever writes will tell
+    except OSError as error:  # other errors of a disk are left to whatever writes next
         held = not isinstance(error, FileNotFoundError | NotADirectoryError)
     if not held:
         raise TrainingError(f"{run_dir}: the run's folder was moved, deleted or replaced; nothing more is written")
 
 
 def leave(code: int) -> NoReturn:
-    """End the process; after a signal at once: the interpreter would wait for searches that nobody awaits."""
+    """End the process; after a signal at once, since the interpreter would wait for the threads of searches."""
     if code > 128:
         atexit._run_exitfuncs()
         sys.stdout.flush()
@@ -253,8 +249,8 @@ def leave(code: int) -> NoReturn:
 class StopSignal:
     """While entered, the first SIGTERM, SIGINT or SIGHUP only sets ``received``; the second ends the process at once.
 
-    A terminal that is closed sends SIGHUP, which stays ignored under ``nohup``. Shells and service managers send it
-    twice, or beside SIGTERM: what comes within ``TOGETHER`` seconds is one.
+    Closing a terminal sends SIGHUP, which stays ignored under ``nohup``. Shells and service managers send it twice, or
+    together with SIGTERM: signals within ``TOGETHER`` seconds of the first count as one.
     """
 
     def __init__(self) -> None:
@@ -262,9 +258,9 @@ class StopSignal:
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> StopSignal:
-        heard = [signal.SIGTERM, signal.SIGINT]
-        heard += [signal.SIGHUP] if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN else []
-        self._before = {number: signal.signal(number, self._handle) for number in heard}
+        handled = [signal.SIGTERM, signal.SIGINT]
+        handled += [signal.SIGHUP] if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN else []
+        self._before = {number: signal.signal(number, self._handle) for number in handled}
         return self
 
     def __exit__(self, *exc: object) -> None:
@@ -273,7 +269,7 @@ class StopSignal:
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         now = time.monotonic()
-        if not self._at:  # ``received`` may be another process's
+        if not self._at:  # not ``received``, which may be set by a signal to another process
             self.received, self._at = self.received or number, now
         elif now - self._at > TOGETHER:
             os._exit(128 + number)
@@ -281,18 +277,18 @@ class StopSignal:
 
 @dataclass
 class StoppablePlayer:
-    """The policy, leaving the rollout or the evaluation when a signal has arrived: it has changed nothing so far."""
+    """The policy, which ends a rollout or an evaluation once a signal has arrived: nothing has changed by then."""
 
     policy: Any
     stop: StopSignal
 
     def leave_if_stopped(self) -> None:
-        """Raise InterruptedRolloutError once the run is to stop; ``play`` asks while it waits for searches."""
+        """Raise InterruptedRolloutError if the run is to stop; ``play`` calls this while it waits for searches."""
         if self.stop.received:
             raise InterruptedRolloutError
 
     def act(self, queries: Sequence[Query]) -> list[Action]:
-        """Answer, unless the run is to stop."""
+        """Answer the queries, unless the run is to stop."""
         self.leave_if_stopped()
         return self.policy.act(queries)
 
@@ -302,5 +298,5 @@ class StoppablePlayer:
         return self.policy.action_probs(queries)
 
     def release(self, episodes: list[int]) -> None:
-        """Pass on which episodes ended."""
+        """Tell the policy which episodes have ended."""
         self.policy.release(episodes)

@@ -1,8 +1,8 @@
-"""Several processes training one policy: each plays its share of the games, all hold the same batch and weights.
+"""Several processes that train one policy: each plays its share of the games, all hold the same batch and weights.
 
 Started by ``torchrun`` or ``accelerate launch`` (which sets WORLD_SIZE); without it everything here is the identity.
-The base model is whole in every process, and only the adapter's gradients travel (data parallelism): sharding a
-4-bit base saves nothing where it fits one GPU.
+This is data parallelism: each process holds the whole base model, and only the adapter's gradients are exchanged.
+Sharding a 4-bit base would save nothing, since it fits one GPU.
 """
 
 from __future__ import annotations
@@ -27,26 +27,26 @@ from training.process import TrainingError
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
-PATIENCE = timedelta(hours=12)  # the first process evaluates and draws alone while the others wait
+PATIENCE = timedelta(hours=12)  # the first process evaluates and plots alone while the others wait
 
 
 def add_up(sums: dict[str, Any], stats: dict[str, Any]) -> None:
-    """Add statistics of a part of a minibatch to its sums; of those called ``_max`` the larger."""
-    for name, value in stats.items():  # as tensors: nobody waits for a GPU
+    """Add the statistics of a part of a minibatch to its sums; of those called ``_max`` keep the larger."""
+    for name, value in stats.items():  # as tensors, without waiting for a GPU
         join = torch.maximum if name.endswith("_max") else torch.add
         sums[name] = join(*map(torch.as_tensor, (sums[name], value)))
 
 
 def means(totals: dict[str, Any]) -> dict[str, float]:
-    """Sums over ``totals["decisions"]`` decisions as means; what is called ``_max`` as it is."""
+    """Divide the sums by ``totals["decisions"]``, except for those called ``_max``."""
     device = getattr(totals["decisions"], "device", "cpu")
-    values = torch.stack([torch.as_tensor(total, device=device) for total in totals.values()]).tolist()  # one wait
-    count = (read := dict(zip(totals, values, strict=True))).pop("decisions")
-    return {n: x if n.endswith("_max") else x / count if count else float("nan") for n, x in read.items()}
+    values = torch.stack([torch.as_tensor(total, device=device) for total in totals.values()]).tolist()  # one transfer
+    count = (sums := dict(zip(totals, values, strict=True))).pop("decisions")
+    return {n: x if n.endswith("_max") else x / count if count else float("nan") for n, x in sums.items()}
 
 
 class SharedError(TrainingError):
-    """Every process learns that they cannot go on; those that are not the first wait for what it does ``alone``."""
+    """Training cannot continue, as every process knows; the others still wait for what the first does ``alone``."""
 
 
 class Ranks:
@@ -57,13 +57,13 @@ class Ranks:
 
     @classmethod
     def join(cls, device: str) -> Ranks:
-        """The place that the launcher gave this process; messages travel over NCCL between GPUs, gloo between CPUs.
+        """The place that the launcher gave this process. Communicates over NCCL between GPUs, gloo between CPUs.
 
         Raises:
-            ConfigError: a launcher that started fewer processes than it was asked for.
+            ConfigError: the launcher started fewer processes than it was asked for, or more than there are GPUs.
         """
         launched = {"ACCELERATE_MIXED_PRECISION", "MASTER_PORT"} <= os.environ.keys()
-        if launched and "WORLD_SIZE" not in os.environ:  # accelerate launch --cpu --num_processes 2 does so in silence
+        if launched and "WORLD_SIZE" not in os.environ:  # accelerate launch --cpu --num_processes 2 silently does that
             raise ConfigError(
                 "accelerate launch --cpu has started one process, not several: use "
                 "torchrun --standalone --nproc_per_node 2 train_ppo.py ..."
@@ -89,11 +89,11 @@ class Ranks:
         return self.rank == 0
 
     def share(self, items: Seq[T]) -> list[T]:
-        """This process's part of what all processes list: every ``world``-th."""
+        """This process's share of a list that all processes hold: every ``world``-th item."""
         return list(items[self.rank :: self.world])
 
     def gather(self, mine: list[T]) -> list[T]:
-        """The parts that ``share`` made of a list, put together again in its order, in every process."""
+        """Undo ``share``: return the whole list, in its order, in every process."""
         if self.world == 1:
             return mine
         parts: list[Any] = [None] * self.world
@@ -101,7 +101,7 @@ class Ranks:
         return [part[i] for i in range(len(parts[0])) for part in parts if i < len(part)]
 
     def together(self, work: Callable[[], list[T]]) -> list[T]:
-        """``gather`` of what each process makes of its share; where one fails, all end, the first of them last.
+        """``gather`` the results of all processes; if one fails, all end, the first of them last.
 
         Raises:
             SharedError: in the first process, which may do something alone before the others end.
@@ -111,20 +111,20 @@ class Ranks:
         mine, cause, failed = list[T](), ("", ""), None
         try:
             mine = work()
-        except Exception as error:  # whatever it is, the others wait for this process
+        except Exception as error:  # of any kind: the others wait for this process
             failed = error
             cause = f"process {self.rank}: {error or type(error).__name__}", traceback.format_exc()
-            traceback.clear_frames(error.__traceback__)  # which hold what a rollout had read when memory ran out
-        if not (causes := [told for told in self.gather([cause]) if told[0]]):
+            traceback.clear_frames(error.__traceback__)  # they hold the tensors of a rollout that ran out of memory
+        if not (causes := [cause for cause in self.gather([cause]) if cause[0]]):
             return self.gather(mine)
-        log.debug("what failed in a %s", "\n".join(map(": ".join, causes)))  # of all, in the first one's file
+        log.debug("what failed in a %s", "\n".join(map(": ".join, causes)))  # all, in the log of the first process
         if not self.first:
             self.alone(lambda: None)
             raise SystemExit(1)
         raise SharedError(causes[0][0]) from failed
 
     def add_up(self, tensors: Iterable[Tensor]) -> None:
-        """Sum each tensor over the processes, in place and in one message."""
+        """Sum each tensor over the processes, in place, with a single message."""
         tensors = list(tensors)
         if self.world == 1 or not tensors:
             return
@@ -135,10 +135,10 @@ class Ranks:
 
     def largest(self, number: float) -> float:
         """The largest of the processes' numbers, in every process."""
-        return float(np.max(self.gather([number]))) if self.world > 1 else number  # NaN is the largest
+        return float(np.max(self.gather([number]))) if self.world > 1 else number  # NaN wins
 
     def alone(self, work: Callable[[], T]) -> T:
-        """Do something in the first process only and give every process the result; where it fails, all end."""
+        """Work in the first process only and give every process the result; if it fails, all end."""
         if self.world == 1:
             return work()
         result: list[Any] = [None, None]
@@ -154,30 +154,27 @@ class Ranks:
         return result[0]
 
     def add_up_gradients(self, parameters: Iterable[torch.nn.Parameter], loss: Tensor, sums: dict[str, Any]) -> None:
-        """Put together what the processes found for their shares of a minibatch: gradients, loss and statistics.
-
-        All are sums over the processes, in place, but for those called ``_max``, which are the largest.
-        """
+        """Sum a minibatch's gradients, loss and statistics over the processes, in place; take the largest ``_max``."""
         if self.world == 1:
             return
         trained = [p for p in parameters if p.requires_grad]
         reached = torch.tensor([p.grad is not None for p in trained], dtype=torch.float32, device=loss.device)
         for parameter in trained:
-            if parameter.grad is None:  # this process had no share, or none that reaches it
+            if parameter.grad is None:  # not reached by this process's share
                 parameter.grad = torch.zeros_like(parameter)
         largest = {name: self.largest(float(sums.pop(name))) for name in [*sums] if name.endswith("_max")}
         for name, value in sums.items():
             sums[name] = torch.as_tensor(value, device=loss.device, dtype=torch.float32).clone()
         self.add_up([*(p.grad for p in trained if p.grad is not None), reached, loss, *sums.values()])
         for parameter, shares in zip(trained, reached.tolist(), strict=True):
-            if not shares:  # as in one process: a gradient of zero would let momentum move it
+            if not shares:  # reached by no process: with a gradient of zero, momentum would still move it
                 parameter.grad = None
         sums |= largest
 
     def score(
         self, policy: Policy, sequences: Seq[Sequence], adapter: str | None = None, legal_mass: bool = False
     ) -> Evaluation:
-        """``policy.evaluate_decisions`` without gradients, on the CPU; each process reads its share."""
+        """``policy.evaluate_decisions`` without gradients, on the CPU; each process computes its share."""
         mine, rows = self.share(sequences), []
         with torch.no_grad():
             read = policy.evaluate_decisions(mine, adapter=adapter, legal_mass=legal_mass) if mine else None
@@ -191,6 +188,6 @@ class Ranks:
         return Evaluation(*(torch.tensor([x for part in column for x in part]) for column in gathered))
 
     def close(self) -> None:
-        """Leave the group, so that the processes end without complaint."""
+        """Leave the process group, so that the processes end without warnings."""
         if self.world > 1:
             torch.distributed.destroy_process_group()

@@ -1,4 +1,4 @@
-"""Token counts of a few random games: what a model would read, write and hold, counted without it."""
+"""Token counts of a few random games: what a model would read, write and cache, without a model."""
 
 import math
 from collections import defaultdict
@@ -17,31 +17,31 @@ from policy.network import ATTENDED, batches
 from policy.tree import Row, new_tokens
 from utils import ConfigError, uniform
 
-PLAYED = 128  # games of a step that its memory is counted in; of more, in proportion
-PASSED_OVER = 20  # programs in a row that have no answer, before that is taken for a mistake
+PLAYED = 128  # most games of a step that are played to estimate its memory; the rest is extrapolated
+SKIPPED = 20  # programs without an answer, in a row, that are skipped before that is an error
 
 
 @dataclass
 class Prompts:
-    """Plays one game at random, as a player of ``play``, and counts the tokens a model would have read and written."""
+    """A random player of one game for ``play``, which counts the tokens that a model would have read and written."""
 
     chat: ChatFormat
     free_answer: int  # tokens of an answer; 0: those of the longest legal action
     peek: bool  # end each game after its first prompt
     ahead: int = 0  # places of an answer that are read at once
-    first: list[int] = field(default_factory=list)  # of the first prompt of each conversation
-    later: list[int] = field(default_factory=list)  # read anew at each later turn
+    first: list[int] = field(default_factory=list)  # tokens of the first prompt of each conversation
+    later: list[int] = field(default_factory=list)  # tokens added by each later prompt
     shared: int = 0  # tokens of the system message
-    answer: int = 0  # of the longest answer
-    passes: list[int] = field(default_factory=list)  # of each answer given
+    answer: int = 0  # tokens of the longest answer
+    passes: list[int] = field(default_factory=list)  # forward passes of each answer
     episodes: list[Episode] = field(default_factory=list)
-    slots: int = 0  # tokens whose keys and values are held at once, those that games begin alike with once
-    at_work: int = 0  # tokens read in one round, likewise
+    slots: int = 0  # most tokens whose keys and values are held at once, with common beginnings counted once
+    at_work: int = 0  # most tokens read in one round, likewise
     distinct: int = 0  # tokens of the training sequences of a step, likewise
     rows: dict[int, list[list[int]]] = field(default_factory=lambda: defaultdict(list))  # training sequences of a game
     _last: dict[tuple[int, int], tuple[int, list[int]]] = field(default_factory=dict)  # messages and ids of a prompt
-    _rows: dict[tuple[int, int], list[int]] = field(default_factory=dict)  # the same with room for a free answer
-    _open: set[tuple[int, int]] = field(default_factory=set)  # conversations that go on, whoever's turn it is
+    _rows: dict[tuple[int, int], list[int]] = field(default_factory=dict)  # the ids, with room for a free answer
+    _open: set[tuple[int, int]] = field(default_factory=set)  # conversations that continue
     _longest: dict[tuple[int, int], int] = field(default_factory=dict)
 
     @property
@@ -51,16 +51,16 @@ class Prompts:
 
     @property
     def longest(self) -> list[int]:
-        """Tokens of the longest prompt of each conversation, and its answer."""
+        """Tokens of the longest prompt of each conversation, with its answer."""
         return list(self._longest.values())
 
     @property
     def read(self) -> int:
-        """Tokens of the training sequences, of all games."""
+        """Tokens of the prompts of all games, each read once."""
         return sum(self.first) + sum(self.later)
 
     def act(self, queries: Seq[Query]) -> list[Action]:
-        """Count, and answer at random."""
+        """Count tokens and answer at random."""
         keys = [(query.episode, query.seat) for query in queries]
         known = _distinct(
             self._last[key][1] for key, q in zip(keys, queries, strict=True) if q.continues and key in self._last
@@ -72,11 +72,11 @@ class Prompts:
         return actions
 
     def release(self, episodes: Seq[int]) -> None:
-        """Of games that have ended nothing is held."""
+        """Games that have ended hold no keys and values."""
         self._open = {key for key in self._open if key[0] not in episodes}
 
     def micro_batch(self, games: int, budget: int) -> int:
-        """Tokens of the fullest forward pass of updates on so many games at a time."""
+        """Tokens of the fullest forward pass of updates on ``games`` games, in batches of ``budget`` tokens."""
         fullest, played = 0, [*self.rows.values()]
         for i in range(0, len(played), games):
             rows = [Row(ids) for ids in sorted({tuple(ids) for some in played[i : i + games] for ids in some})]
@@ -105,17 +105,17 @@ class Prompts:
 
 
 def _distinct(rows: Iterable[Seq[int]]) -> int:
-    """Tokens of rows, what several begin with counted once."""
+    """Number of tokens in the rows, with common beginnings counted once."""
     return sum(own for _, own in new_tokens([Row(row) for row in sorted(map(tuple, rows))]))
 
 
 def count_tokens(config: SimpleNamespace, chat: ChatFormat, tasks: list[Task], peek: bool) -> Prompts:
-    """Token counts of these tasks played at random; a program without an answer is passed over for the next.
+    """Play these tasks at random and count tokens; a program without an answer is replaced by the next.
 
     Raises:
-        ConfigError: a game failed, or one program after the other.
+        ConfigError: a game failed, or too many programs in a row.
     """
-    for _ in range(PASSED_OVER):
+    for _ in range(SKIPPED):
         free = config.ppo.max_new_tokens if config.env.answer_mode == "free" else 0
         prompts = Prompts(chat, free, peek, player.AHEAD[config.model.device != "cpu"])
         prompts.episodes = play(replace(config.env, games_at_once=0), prompts, tasks)
@@ -129,10 +129,10 @@ def count_tokens(config: SimpleNamespace, chat: ChatFormat, tasks: list[Task], p
 
 
 def play_step(config: SimpleNamespace, chat: ChatFormat, stage: Stage) -> Prompts:
-    """The games of a step of a stage, played at random against whatever does not search; at most ``PLAYED`` of them."""
+    """Count the tokens of a stage's step, played at random without searching opponents; at most ``PLAYED`` games."""
     env, games = config.env, config.ppo.batch_size
     curriculum = Curriculum(replace(config.curriculum, stages=(stage,), failure_replay_prob=0.0), config.run.seed)
-    opponent = "self" if {"self", "past"} & {*stage.mixture} else "random"  # before there is a past, it is the policy
+    opponent = "self" if {"self", "past"} & {*stage.mixture} else "random"  # the first past self is the policy itself
     tasks = [replace(curriculum.next(i), opponent=opponent) for i in range(min(games, PLAYED))]
     opened, whole = min(games, env.games_at_once or games), count_tokens(config, chat, [], False)
     at_once = min(opened, len(tasks))
@@ -148,7 +148,7 @@ def play_step(config: SimpleNamespace, chat: ChatFormat, stage: Stage) -> Prompt
 def evaluation_work(config: SimpleNamespace, chat: ChatFormat) -> tuple[float, float]:
     """Forward passes and tokens of the games of one evaluation, estimated from random games."""
     passes = tokens = 0.0
-    rounds: list[tuple[int, list[float]]] = []  # of each game: decisions, shares of answers of at most 0, 1, ... passes
+    rounds: list[tuple[int, list[float]]] = []  # per game: decisions, shares of answers with at most 0, 1, ... passes
     games, tasks = config.ppo.eval_games, first_tasks(config.curriculum, config.env.env_type)
     deals = [eval_tasks([deals_of(task, config.env)], 2, 0) for task in tasks]
     opened = min(config.env.games_at_once or games * len(tasks), games * len(tasks))
@@ -174,7 +174,7 @@ def evaluation_work(config: SimpleNamespace, chat: ChatFormat) -> tuple[float, f
 
 
 def _waited_for(rounds: Seq[tuple[int, list[float]]]) -> float:
-    """Passes of games played at once, however small they are: each turn waits for the longest of its answers."""
+    """Least passes of games played at once, however few their tokens: a turn waits for the longest of its answers."""
     passes = 0.0
     for turn in range(max(length for length, _ in rounds)):
         asked = [within for length, within in rounds if length > turn]

@@ -1,4 +1,4 @@
-"""What a step is trained on: who decided what, what it was paid, and what the policy that played thought of it.
+"""The training data of a step: decisions, their rewards, and their log-probabilities and values under the policy.
 
 Shapes: S trajectories (a seat of an episode each), M decisions of the batch in a row.
 """
@@ -24,20 +24,19 @@ from utils import CheckpointError, write_file
 
 log = logging.getLogger(__name__)
 
-MAX_GAP = 0.2  # nats: a server whose answers are further from the learner's, in the median, has other weights
+MAX_GAP = 0.2  # nats: a larger median difference of sampler and learner means that the server has other weights
 IMPORTANCE_CAP = 2.0  # truncated importance sampling, https://doi.org/10.1198/106186008X320456
 MOMENTS_RATE = 0.05  # of the running moments of rewards: about the last 20 steps count
-MOMENTS_GAMES = 8  # in a step that may replace the moments; fewer move them by their share of it
-WHITEN_ALONE = 9  # trajectories of a game in a step, at least, whose advantages are whitened by themselves
-
-SAMPLE = 64  # sequences of a step that are read again after its updates, at most an eighth of them
+MOMENTS_GAMES = 8  # games of a step that may replace the moments; fewer change them in proportion
+WHITEN_ALONE = 9  # trajectories of a game in a step from which on its advantages are whitened separately
+SAMPLE = 64  # sequences of a step that are scored again after its updates, at most an eighth of them
 
 Moments = dict[str, tuple[float, float, float]]  # key -> (updates, mean, variance) of terminal rewards
 
 
 @dataclass(frozen=True)
 class Trajectory:
-    """What one seat of an episode decided. ``unit`` is the episode's place in the step."""
+    """The decisions of one seat of an episode. ``unit`` is the episode's index in the step."""
 
     unit: int
     episode: Episode
@@ -45,12 +44,12 @@ class Trajectory:
 
     @property
     def sequences(self) -> list[Sequence]:
-        """The seat's sequences, in their order."""
+        """The seat's sequences, in order."""
         return self.episode.sequences[self.seat]
 
     @property
     def decisions(self) -> list[Decision]:
-        """The seat's decisions, in their order."""
+        """The seat's decisions, in order."""
         return [d for sequence in self.sequences for d in sequence.decisions]
 
     @property
@@ -60,12 +59,12 @@ class Trajectory:
 
     @property
     def cut(self) -> bool:
-        """Whether the game was cut off: it has no reward and bootstraps from its last decision that fitted."""
+        """Whether the game was truncated: it has no reward and is bootstrapped with the value of its last decision."""
         return self.episode.outcome == "truncated"
 
     @property
     def key(self) -> str:
-        """Whose rewards are standardised together; games against oneself have another mean than those against a bot."""
+        """Rewards with the same key are standardised together; self-play has another mean than games against a bot."""
         kind = self.episode.task.opponent.partition(":")[0]
         return f"{self.episode.game}/{self.seat}" + (f"/{kind}" if kind in ("self", "past") else "")
 
@@ -75,18 +74,18 @@ class Batch:
     """The decisions of a step, seat by seat; sequence i holds those of ``spans[i]``."""
 
     sequences: list[Sequence]
-    unit: list[int]  # the game, of the step's, that each sequence belongs to: minibatches are made of whole games
-    old_logprobs_M: Tensor  # by the policy that played, as noted or as the learner reads them (``rollout_scores``)
-    values_M: Tensor  # by the same policy
+    unit: list[int]  # index of the game that each sequence belongs to: minibatches consist of whole games
+    old_logprobs_M: Tensor  # under the policy that played, see ``rollout_scores``
+    values_M: Tensor  # of the same policy
     advantages_M: Tensor  # whitened, less the magnet's pull
     returns_M: Tensor
-    weights_M: Tensor  # in the loss: 0 for decisions that are not trained, not 1 where another program sampled
-    reward_mean: float  # terminal reward of a seat, in [-1, 1]
+    weights_M: Tensor  # in the loss: 0 for decisions that are not trained, importance weights if a server sampled
+    reward_mean: float  # mean terminal reward of a seat, in [-1, 1]
     kl_ref: float  # mean of log p - log p_ref over the decisions, in nats
-    kl_average: float = 0.0  # the same of the policy's moving average, where one is kept
-    gap_M: Tensor | None = None  # |learner's - sampler's| log-probability before the update, where both were computed
-    states: Seq[State] = ()  # of each decision, where they are learnt
-    texts: Seq[list[int]] = ()  # what is rehearsed in each update
+    kl_average: float = 0.0  # the same for the policy's moving average, if there is one
+    gap_M: Tensor | None = None  # |learner's - sampler's| log-probability before the update, if both are known
+    states: Seq[State] = ()  # information state of each decision, with ``ppo.state_coef``
+    texts: Seq[list[int]] = ()  # rehearsed in each update
 
     def __post_init__(self) -> None:
         ends = np.cumsum([len(sequence.decisions) for sequence in self.sequences])
@@ -94,25 +93,25 @@ class Batch:
 
     @property
     def games(self) -> list[list[int]]:
-        """The sequences of each game."""
+        """Indices of the sequences of each game."""
         games: dict[int, list[int]] = {}
         for i, unit in enumerate(self.unit):
             games.setdefault(unit, []).append(i)
         return list(games.values())
 
     def moved(self, policy: Policy, legal_mass: bool, ranks: Ranks) -> dict[str, float]:
-        """How far the step's updates went, of a sample: KL of the weights as they are now from those that played.
+        """KL of the policy after the step's updates from the one that played, estimated on a sample.
 
-        ``legal_mass``: and the probability that an unconstrained answer would be legal, where answers are constrained.
+        ``legal_mass``: also the probability that an unconstrained answer would be legal, if answers are constrained.
         """
         sample = self.sequences[: min(SAMPLE, -(-len(self.sequences) // 8))]
-        read = ranks.score(policy, sample, legal_mass=legal_mass and policy.constrained)
-        log_ratio_M = read.logprobs - self.old_logprobs_M[: len(read.logprobs)].cpu()
-        found = {"update_kl": float((log_ratio_M.exp() - 1 - log_ratio_M).mean())}  # k3, as in the loss
-        return found if read.legal_mass is None else found | {"legal_mass": float(read.legal_mass.exp().mean())}
+        new = ranks.score(policy, sample, legal_mass=legal_mass and policy.constrained)
+        log_ratio_M = new.logprobs - self.old_logprobs_M[: len(new.logprobs)].cpu()
+        stats = {"update_kl": float((log_ratio_M.exp() - 1 - log_ratio_M).mean())}  # k3, as in the loss
+        return stats if new.legal_mass is None else stats | {"legal_mass": float(new.legal_mass.exp().mean())}
 
     def summary(self) -> dict[str, Any]:
-        """Metrics of the batch; explained variance is that of the returns by the rollout's values."""
+        """Metrics of the batch; the explained variance is that of the returns by the rollout's values."""
         returns_M, values_M = self.returns_M[self.weights_M > 0], self.values_M[self.weights_M > 0]
         variance = float(returns_M.var(correction=0)) if len(returns_M) else 0.0
         unexplained = float((returns_M - values_M).var(correction=0)) / variance if variance > 1e-12 else 1.0
@@ -123,10 +122,7 @@ class Batch:
         return out
 
     def dump(self, path: Path, step: int, episodes: Seq[Episode]) -> None:
-        """Write what updates that were not finite were made of, for whoever looks into it.
-
-        The run has its end to come to: where it cannot be written, that is told.
-        """
+        """Write the data of updates that were not finite, for debugging; failures are logged, as the run is ending."""
         tasks = [{"task_id": e.task.task_id, "seed": e.task.seed, "opponent": e.task.opponent} for e in episodes]
         rows = [{"task": tasks[unit], "ids": sequence.ids, "decisions": [asdict(d) for d in sequence.decisions],
                  "advantages": self.advantages_M[span].tolist(), "returns": self.returns_M[span].tolist(),
@@ -141,11 +137,11 @@ class Batch:
 def rollout_scores(
     rows: list[Trajectory], sequences: list[Sequence], policy: Policy, ppo: PPOConfig, ranks: Ranks
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-    """What the policy that played thought of each decision (M), as the rollout noted it or the training forward reads.
+    """Scores of each decision (M) under the policy that played, from the rollout or recomputed by the training forward.
 
     Returns:
-        Log-probabilities, values, the weight in the loss (1 unless another program sampled), and where both
-        log-probabilities are known the gap between them.
+        Log-probabilities, values, weights in the loss (1 unless a server sampled), and the gap between the rollout's
+        and the learner's log-probabilities if both are known.
 
     Raises:
         EngineError: a server plays another model than the one that learns.
@@ -156,24 +152,24 @@ def rollout_scores(
     ones_M, served = torch.ones_like(logged_M), decisions[0].version is not None
     if not ppo.recompute_logprobs and not served:
         return logged_M, values_M, ones_M, None
-    read = ranks.score(policy, sequences, legal_mass=ppo.legal_mass_coef > 0)  # the update's own forward
-    gap_M = (read.logprobs - logged_M).abs()
+    learner = ranks.score(policy, sequences, legal_mass=ppo.legal_mass_coef > 0)  # by the forward pass of the update
+    gap_M = (learner.logprobs - logged_M).abs()
     if not served:
-        return read.logprobs, values_M, ones_M, gap_M
+        return learner.logprobs, values_M, ones_M, gap_M
     if (gap := float(gap_M.median())) > MAX_GAP:
         raise EngineError(
             f"what the servers sampled is {gap:.2f} nats from the learner in the median, {MAX_GAP} at most is allowed: "
             "serve the weights that are trained (BITS=4 bash scripts/serve_vllm.sh)"
         )
-    # A server's arithmetic is another, and it knows no values.
-    importance_M = (read.logprobs - logged_M).exp().clamp(max=IMPORTANCE_CAP)
-    return read.logprobs, read.values, importance_M, gap_M
+    # A server rounds differently, and computes no values.
+    importance_M = (learner.logprobs - logged_M).exp().clamp(max=IMPORTANCE_CAP)
+    return learner.logprobs, learner.values, importance_M, gap_M
 
 
 def log_ratios(
     logprobs_M: Tensor, sequences: list[Sequence], policy: Policy, kl_coef: float, magnet_coef: float, ranks: Ranks
 ) -> tuple[Tensor, Tensor]:
-    """log p - log p_reference and log p - log p_average of each decision (M); zeros where nothing hangs on them.
+    """log p - log p_reference and log p - log p_average of each decision (M); zeros if their coefficient is zero.
 
     Their means estimate the KL divergences of the policy from the two.
     """
@@ -188,11 +184,11 @@ def log_ratios(
 
 
 def standardise(rewards_S: Tensor, keys: list[str], moments: Moments) -> Tensor:
-    """Shift and scale terminal rewards by the running mean and deviation of their key, updated with them first.
+    """Shift and scale terminal rewards by the running mean and deviation of their key, which they update first.
 
     With gamma 1 the shift is a baseline per key; the scale lets one critic serve games whose rewards differ in
-    size (leduc_poker's are a fifth of tic_tac_toe's). ``moments`` are changed here. They begin at mean 0, variance 1,
-    and a step of few games does not replace them: a single reward would be its own mean.
+    size (leduc_poker's are a fifth of tic_tac_toe's). ``moments`` is updated in place. It starts from mean 0 and
+    variance 1, and a step of few games does not replace it: a single reward would be its own mean.
     """
     out_S = torch.empty_like(rewards_S)
     for key in sorted(set(keys)):
@@ -208,16 +204,16 @@ def standardise(rewards_S: Tensor, keys: list[str], moments: Moments) -> Tensor:
 
 
 def terminal_rewards(rows: list[Trajectory], moments: Moments | None) -> tuple[Tensor, float]:
-    """The rewards of trajectories that have one, standardised where ``moments`` are given, and their mean before."""
+    """The trajectories' terminal rewards, standardised if ``moments`` are given, and their mean before that."""
     rewards_S = torch.tensor([row.reward for row in rows])
     mean = float(rewards_S.mean()) if rows else 0.0
     return (rewards_S if moments is None else standardise(rewards_S, [row.key for row in rows], moments)), mean
 
 
 def game_groups(rows: list[Trajectory]) -> Tensor:
-    """Whose advantages are whitened together (S): the number of a trajectory's game, or -1 for games with few.
+    """Groups for whitening advantages (S): the index of a trajectory's game, or -1 for games with few trajectories.
 
-    The mean of a game that is alone in its step would take its win or loss away.
+    A single trajectory, less its own mean, would say nothing about its win or loss.
     """
     names = sorted({row.episode.game for row in rows})
     game_S = torch.tensor([names.index(row.episode.game) for row in rows])
