@@ -79,7 +79,7 @@ def test_games_are_written_as_the_policy_writes_its_own(tmp_path, history):
 
     config = EnvConfig(prompt="compact", history_turns=history)
     own = play(config, Noting(), tasks)
-    copied = play(config, Copying(policy, tasks, "mcts", 0, 0.0), tasks)
+    copied = play(config, Copying(policy, tasks, "mcts", 0, 0.0, config), tasks)
     for a, b in zip(own, copied, strict=True):
         assert a.info["history"] == b.info["history"]
         for seat, sequences in a.sequences.items():
