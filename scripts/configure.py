@@ -142,8 +142,7 @@ def ask(
 ) -> None:
     """Set a flag to different words: those given, with ``--yes`` the default, else typed until ``check`` accepts them.
 
-    Raises:
-        ConfigError: ``check`` (a ValueError of it) refuses words that were not typed.
+    ``check`` raises ValueError for words that it refuses; ConfigError: it refuses words that were not typed.
     """
     given, console = getattr(args, flag), Console(highlight=False)
     typed = given is None and not args.yes

@@ -92,11 +92,7 @@ def merge(config: SimpleNamespace, adapter: Path, output: Path, dtype: str, coun
 
 
 def run_config(adapter: Path, base: str | None) -> SimpleNamespace:
-    """The configuration the adapter was trained with, on this machine's device and on ``base`` where that is given.
-
-    Raises:
-        ConfigError: it is missing or unreadable.
-    """
+    """The configuration the adapter was trained with, on this machine's device and on ``base`` where that is given."""
     config = load_sections([run_config_file(adapter)], skip_unknown_sections=True)
     device = "cuda" if torch.cuda.is_available() and config.model.device != "cpu" else "cpu"
     config.model, config.env = replace(config.model, device=device), replace(config.env, env_mode="local")
@@ -114,20 +110,19 @@ def finished(output: Path, made_of: dict[str, Any]) -> dict[str, Any] | None:
     Raises:
         ConfigError: ``output`` holds something else.
     """
-    if (output / REPORT).is_file():
-        report = read_json(output / REPORT)
-        if not isinstance(report, dict):
-            raise ConfigError(
-                f"--output {output}: its {REPORT} is damaged; choose another directory or delete this one"
-            )
-        if report.get("made_of") == made_of and (report.get("interrupted") or _is_whole(report, output)):
-            return None if report.get("interrupted") else report
-        if report.get("interrupted") and [path.name for path in output.iterdir()] == [REPORT]:
-            return None  # another merge, interrupted before it wrote anything
-        raise ConfigError(f"--output {output}: holds another merge, or this one with other files than it wrote; choose "
-                          "another directory or delete this one")  # fmt: skip
-    _must_be_empty(output)
-    return None
+    if not (output / REPORT).is_file():
+        _must_be_empty(output)
+        return None
+    report = read_json(output / REPORT)
+    if not isinstance(report, dict):
+        raise ConfigError(f"--output {output}: its {REPORT} is damaged; choose another directory or delete this one")
+    same, interrupted = report.get("made_of") == made_of, report.get("interrupted")
+    if interrupted and (same or [path.name for path in output.iterdir()] == [REPORT]):
+        return None  # of another merge only if that wrote nothing else
+    if same and not interrupted and _is_whole(report, output):
+        return report
+    raise ConfigError(f"--output {output}: holds another merge, or this one with other files than it wrote; choose "
+                      "another directory or delete this one")  # fmt: skip
 
 
 def _files(output: Path) -> dict[str, Any]:
@@ -153,11 +148,7 @@ def _must_be_empty(output: Path) -> None:
 
 
 def copy_adapter(adapter: Path, base: ModelConfig, output: Path) -> None:
-    """Copy what others can use of a checkpoint: adapter, tokenizer, chat template, value head.
-
-    Raises:
-        ConfigError: ``output`` holds anything but this adapter.
-    """
+    """Copy adapter, tokenizer, chat template and value head; ConfigError: ``output`` holds anything but these."""
     copied, folder = output / WEIGHTS, output.resolve()
     of_run = folder.name in ("final", "average") and any(folder.parent.glob("checkpoint-*"))
     if (folder / "manifest.json").exists() or of_run:

@@ -87,12 +87,7 @@ def _ask(prompt: str) -> str:
 
 
 def play_one(opponent: Contestant, task: Task) -> Episode:
-    """Play a task with the person in the task's own seat.
-
-    Raises:
-        EOFError: the person quit.
-        ConfigError: the opponent is a bot that cannot play this game.
-    """
+    """Play with the person in the task's own seat; EOFError: they quit, ConfigError: a bot cannot play this game."""
     config = replace(opponent.env, env_mode="local")
     with blaming():
         make_env(config).reset(task)
