@@ -1,11 +1,11 @@
-"""A configuration for this machine: asks for model, games, opponents and budget, says what each costs, writes a file.
+"""Write a configuration for this machine: ask for model, games, opponents and budget, and say what they cost.
 
     python scripts/configure.py                                                          asks
     python scripts/configure.py --yes --model Qwen/Qwen3-4B --games hex --opponents random mcts:50x1 --budget 20000
     python scripts/configure.py --yes --gpu-memory 12                                    for another machine
 
-What a flag answers is not asked; ``--yes`` takes the default for everything else. The file holds differences to the
-default configuration, for ``python train_ppo.py --config FILE``. Memory and search are the estimates of --dry-run.
+Flags answer questions in advance; ``--yes`` takes the default for the rest. The file holds differences to the default
+configuration, for ``python train_ppo.py --config FILE``. Memory and search times are those that --dry-run estimates.
 """
 
 import argparse
@@ -49,38 +49,38 @@ MODELS = {
     TINY_MODEL: "made here in seconds, for trying things on a CPU",
 }
 DEFAULT_GAMES = "tic_tac_toe kuhn_poker leduc_poker connect_four"
-TINY_PARAMETERS = 10_000_000  # below it is one of scripts/make_tiny_model.py's, which learns from nothing
-SIZES = ((32, 16384), (16, 8192), (8, 4096), (4, 2048), (2, 1024))  # games open together, tokens a batch
-WELL_FED = 8  # games open together from which on plain weights are worth their memory
+TINY_PARAMETERS = 10_000_000  # fewer: one of scripts/make_tiny_model.py's, which begins with random weights
+SIZES = ((32, 16384), (16, 8192), (8, 4096), (4, 2048), (2, 1024))  # games_at_once, tokens_per_batch
+WELL_FED = 8  # the least games_at_once for which plain weights are worth their memory
 ROOM = 0.9  # share of the memory that estimates may fill
 GAMES_A_STEP = 32
 
 
 @dataclass(frozen=True)
 class Option:
-    """One way to hold the model in memory, with the GB it takes at its peak."""
+    """One way to hold the model in memory."""
 
     label: str
     games_at_once: int
-    overlay: dict[str, dict[str, Any]]
-    peak: float
+    overlay: dict[str, dict[str, Any]]  # section -> key -> value, over the default configuration
+    peak: float  # GB
 
 
 def resolve(overlay: dict[str, dict[str, Any]]) -> SimpleNamespace:
-    """The whole configuration that an overlay makes."""
+    """The default configuration with an overlay."""
     sets = [f"{name}.{key}={json.dumps(value)}" for name, part in overlay.items() for key, value in part.items()]
     return load_sections(DEFAULT_FILES, sets)
 
 
 def stages(opponents: list[str], games: list[str]) -> list[dict[str, Any]]:
-    """A stage each opponent. Self-play's mean is a draw whatever is learnt: only games against random tell more."""
+    """A stage for each opponent. A self-play stage also plays random: its own games have an even mean for any skill."""
     mixed = {"opponent": {"self": 4.0, "random": 1.0}, "gate_opponent": "random"}
     return [{"name": opponent, "games": games, "opponent": opponent, "threshold": 0.6}
             | (mixed if opponent == "self" else {}) for opponent in opponents]  # fmt: skip
 
 
 def base_overlay(args: argparse.Namespace, gpu: bool, tiny: bool) -> dict[str, dict[str, Any]]:
-    """All that does not depend on how the model is held. A tiny model takes the tiny preset's settings."""
+    """The settings that do not depend on how the model is held; for a tiny model on top of the tiny preset's."""
     overlay = read_json(TINY) if tiny else {"model": {}, "ppo": {}, "env": {}, "curriculum": {}, "run": {}}
     if not tiny:
         overlay["ppo"] |= {"batch_size": GAMES_A_STEP, "mini_batch_size": 8, "gradient_accumulation_steps": 1}
@@ -95,9 +95,9 @@ def base_overlay(args: argparse.Namespace, gpu: bool, tiny: bool) -> dict[str, d
 
 
 def options(args: argparse.Namespace, gpu: bool) -> tuple[list[Option], SimpleNamespace, dict[int, Any]]:
-    """Every way to hold the model, the best first; the configuration they share; what its games' prompts measure.
+    """Every way to hold the model, best first; the configuration they share; ``measure_prompts`` of its games.
 
-    Plain weights are best where at least WELL_FED games fit beside them, else 4 bits; each with most games open.
+    Plain weights are better than 4 bits where WELL_FED games or more fit beside them; then more games are better.
 
     Raises:
         ConfigError: the model or its tokenizer cannot be read, or a prompt does not fit.
@@ -107,7 +107,7 @@ def options(args: argparse.Namespace, gpu: bool) -> tuple[list[Option], SimpleNa
     parameters = count_parameters(plain.lora, architecture)
     tiny = parameters.total < TINY_PARAMETERS
     overlay = base_overlay(args, gpu, tiny)
-    if resolve(overlay).ppo.max_seq_length > architecture.max_position_embeddings:  # which no run would start with
+    if resolve(overlay).ppo.max_seq_length > architecture.max_position_embeddings:  # no run would start so
         overlay["ppo"]["max_seq_length"] = architecture.max_position_embeddings
     config = resolve(overlay)
     measured = preflight.measure_prompts(config, ChatFormat(load_tokenizer(config.model)))
@@ -117,22 +117,21 @@ def options(args: argparse.Namespace, gpu: bool) -> tuple[list[Option], SimpleNa
         ways = [way for way in ways if way[1] >= WELL_FED] + [(True, *size) for size in sizes]
     found = []
     for four_bits, games, tokens in ways:
-        held = {"use_4bit": four_bits, "tokens_per_batch": tokens}
-        env, model = overlay["env"] | {"games_at_once": games}, overlay["model"] | held
-        one = overlay | {"model": model, "env": env}
-        peak = memory.peak(memory.estimate(resolve(one), parameters, architecture, measured)) / GB
-        found.append(Option("4 bits" if four_bits else config.model.dtype, games, one, peak))
+        model = overlay["model"] | {"use_4bit": four_bits, "tokens_per_batch": tokens}
+        way = overlay | {"model": model, "env": overlay["env"] | {"games_at_once": games}}
+        peak = memory.peak(memory.estimate(resolve(way), parameters, architecture, measured)) / GB
+        found.append(Option("4 bits" if four_bits else config.model.dtype, games, way, peak))
     return found, config, measured
 
 
 def choose(found: Sequence[Option], room: float) -> Option:
-    """The first that fits into so many GB; ConfigError: none does."""
-    fitting = [option for option in found if option.peak <= ROOM * room]
-    if not fitting:
-        least = min(option.peak for option in found)
-        raise ConfigError(f"nothing fits: at least {least / ROOM:.1f} GB are needed, and there are {room:.1f}; "
-                          "choose a smaller model or games with shorter prompts")  # fmt: skip
-    return fitting[0]
+    """The first that fits into ``room`` GB; ConfigError: none does."""
+    for option in found:
+        if option.peak <= ROOM * room:
+            return option
+    least = min(option.peak for option in found)
+    raise ConfigError(f"nothing fits: at least {least / ROOM:.1f} GB are needed, and there are {room:.1f}; "
+                      "choose a smaller model or games with shorter prompts")  # fmt: skip
 
 
 # --------------------------------------------------------------------------------------------------------- questions
@@ -141,10 +140,9 @@ def choose(found: Sequence[Option], room: float) -> Option:
 def ask(
     args: argparse.Namespace, flag: str, default: str, question: str, hint: str, check: Callable[[list[str]], Any]
 ) -> None:
-    """Fill a flag that was not given with words, each once: typed until they are right, or with ``--yes`` the default.
+    """Set a flag to different words: those given, with ``--yes`` the default, else typed until ``check`` accepts them.
 
-    Raises:
-        ConfigError: the flag's value is wrong.
+    ``check`` raises ValueError for words that it refuses; ConfigError: it refuses words that were not typed.
     """
     given, console = getattr(args, flag), Console(highlight=False)
     typed = given is None and not args.yes
@@ -153,9 +151,10 @@ def ask(
         if typed:
             console.print(hint, style="dim")
             words = Prompt.ask(question, default=default, console=console).replace(",", " ").split()
-        setattr(args, flag, list(dict.fromkeys(words)))
+        words = list(dict.fromkeys(words))
+        setattr(args, flag, words)
         try:
-            check(getattr(args, flag))
+            check(words)
             return
         except ValueError as error:
             if not typed:
@@ -164,15 +163,15 @@ def ask(
 
 
 def ask_all(args: argparse.Namespace, gpu: bool) -> None:
-    """Fill all that the command line leaves open."""
+    """Set what the command line leaves open."""
 
     def check_model(words: list[str]) -> None:
         if len(words) != 1:
             raise ValueError("expected one name")
         load_architecture(resolve({"model": {"model_name": words[0]}}).model)
 
-    default, known = next(iter(MODELS)) if gpu else TINY_MODEL, (f"  {n}: {note}" for n, note in MODELS.items())
-    ask(args, "model", default, "Model (a name on the Hub or a folder)", "\n".join(known), check_model)
+    default, hint = next(iter(MODELS)) if gpu else TINY_MODEL, "\n".join(f"  {n}: {note}" for n, note in MODELS.items())
+    ask(args, "model", default, "Model (a name on the Hub or a folder)", hint, check_model)
     ask(args, "games", DEFAULT_GAMES, "Games", "  " + " ".join(NAMES), pool)
     hint = "  random mcts mcts_light mcts:SIMSxROLLOUTS ismcts perfect cfr self"
     ask(args, "opponents", "random mcts:50x1", "Opponents, a stage each", hint, lambda w: [*map(parse_opponent, w)])
@@ -187,14 +186,15 @@ def ask_all(args: argparse.Namespace, gpu: bool) -> None:
 def parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
     """Read the command line."""
     parser = FlagParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--output", type=Path, default=Path("config/mine.json"), metavar="FILE", help="%(default)s")
-    parser.add_argument("--model", nargs=1, metavar="NAME", help="on the Hub, or a folder")
-    parser.add_argument("--games", nargs="+", metavar="GAME")
-    parser.add_argument("--games-path", metavar="DIR", default="", help="with games of your own: adding_a_game.md")
-    parser.add_argument("--opponents", nargs="+", metavar="OPPONENT", help="a stage each, in this order")
-    parser.add_argument("--budget", type=at_least(1), metavar="N", help="games to play")
-    parser.add_argument("--gpu-memory", type=at_least(0.0), metavar="GB", help="of another machine's GPU; 0: has none")
-    parser.add_argument("--yes", action="store_true", help="ask nothing; replace the file if it is there")
+    add = parser.add_argument
+    add("--output", type=Path, default=Path("config/mine.json"), metavar="FILE", help="%(default)s")
+    add("--model", nargs=1, metavar="NAME", help="on the Hub, or a folder")
+    add("--games", nargs="+", metavar="GAME")
+    add("--games-path", metavar="DIR", default="", help="with games of your own: adding_a_game.md")
+    add("--opponents", nargs="+", metavar="OPPONENT", help="a stage each, in this order")
+    add("--budget", type=at_least(1), metavar="N", help="games to play")
+    add("--gpu-memory", type=at_least(0.0), metavar="GB", help="of another machine's GPU; 0: it has none")
+    add("--yes", action="store_true", help="ask nothing; replace the file if it exists")
     return parser.parse_args(argv)
 
 
@@ -205,12 +205,12 @@ def run(args: argparse.Namespace) -> None:
         gpu = torch.cuda.get_device_properties(0).total_memory / GB
     room = gpu or preflight.machine_memory() / GB
     print(f"Machine: a GPU with {gpu:.0f} GB" if gpu else f"Machine: no GPU, {room:.0f} GB of memory")
-    resolve({"env": {"games_path": args.games_path}})  # its games may then be named
+    resolve({"env": {"games_path": args.games_path}})  # registers the custom games, so that --games may name them
     if args.output.is_dir():
         raise ConfigError(f"--output {args.output}: is a folder; expected a file")
     if args.output.resolve() in DEFAULT_FILES:
         raise ConfigError(f"--output {args.output}: holds the defaults of every run; name another file")
-    if args.output.exists() and args.yes:  # what it replaces is a configuration, not somebody's text
+    if args.output.exists() and args.yes:  # a file that is no configuration is refused, not replaced
         load_sections([*DEFAULT_FILES, args.output])
     if args.output.exists() and not args.output.is_file():
         raise ConfigError(f"--output {args.output}: is no regular file")
@@ -245,7 +245,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         try:
             run(args)
         except EOFError as error:
-            raise ConfigError("nobody answers: --yes asks nothing") from error
+            raise ConfigError("the input ended before all questions were answered; --yes asks none") from error
 
     return run_program(asked)
 

@@ -1,18 +1,18 @@
-"""How good a player is, with intervals: every player compared gets the same deals, in both seats.
+"""Measure how good players are, with intervals. All players compared get the same deals, in both seats.
 
     python scripts/evaluate.py --checkpoint runs/tiny-seed0                   against uniform random, 200 games a game
     python scripts/evaluate.py --checkpoint runs/tiny-seed0 --opponent mcts:50x1 --games tic_tac_toe hex#1 --exact
     python scripts/evaluate.py --compare runs/tiny-seed0 base                 is it better than without its adapter?
     python scripts/evaluate.py --ladder --checkpoint runs/tiny-seed0          ratings among base, bots and checkpoints
-    python scripts/evaluate.py --checkpoint runs/tiny-seed0 --exploit 3       how much can be won from it at the least?
+    python scripts/evaluate.py --checkpoint runs/tiny-seed0 --exploit 3       how much at least can be won from it?
     python scripts/evaluate.py --strength --checkpoint runs/tiny-seed0        against search, and against solved games
     python scripts/evaluate.py --model Qwen/Qwen3-4B --protocol affinetes     as the public environment scores
     python scripts/evaluate.py --model NAME --base-url http://127.0.0.1:8000/v1
 
 A player is named by the directory of a checkpoint or of a run (its latest checkpoint), ``base``, a bot or the http(s)
 address of an OpenAI-compatible server. Bots are random, mcts, mcts_light, mcts:SIMSxROLLOUTS, ismcts and
-ismcts:SIMSxROLLOUTS, and in small games perfect (nothing is hidden), cfr and cfr:ITERATIONS (near an equilibrium where
-something is). A success is a score above 0.5.
+ismcts:SIMSxROLLOUTS, and in small games perfect (where nothing is hidden), cfr and cfr:ITERATIONS (near an equilibrium
+where something is). A success is a score above 0.5.
 """
 
 import argparse
@@ -66,9 +66,9 @@ STRENGTH = {
 
 
 def exact_results(player: Contestant, task_ids: set[int]) -> dict[str, float]:
-    """Exact values against uniform random (the player's, random play's, the ceiling), NashConv; {}: not computable.
+    """Exact values against uniform random (the player's, random play's, the ceiling) and NashConv; {}: not computable.
 
-    Over a server they are not: of positions that were not met, nobody knows its prompt.
+    For a game that a server hosts they are not: its prompts are known only for positions that were met.
     """
     task_id = min(task_ids)
     game = load_game(task_id)
@@ -88,7 +88,7 @@ def exact_results(player: Contestant, task_ids: set[int]) -> dict[str, float]:
 
 
 def result_lines(results: Sequence[GameResult], style: str) -> str:
-    """The table of one player; counts that are 0 everywhere are left out."""
+    """The table of one player, without counts that are 0 in every game."""
     counts = [kind for kind in ("draw", "truncated", "forfeited", "failed") if any(getattr(r, kind) for r in results)]
     lines = [
         {"game": r.game, "games": r.episodes, "value": r.value, "95 %": between(r.low, r.high), "success": r.success,
@@ -102,13 +102,13 @@ def result_lines(results: Sequence[GameResult], style: str) -> str:
 
 
 class Contest:
-    """What the command line asks for: the players, the opponent, the games, and where results go."""
+    """The evaluation that the command line asks for: its players, its opponent, its games, and how to run it."""
 
     def __init__(self, args: argparse.Namespace) -> None:
         affinetes = args.protocol == "affinetes"
         self.args, self.style = args, "github" if args.markdown else "plain"
         sets = [*args.set, *(AFFINETES if affinetes else ())]
-        self.lost: list[str] = []  # what there is no result of, since all its games failed
+        self.lost: list[str] = []  # why there is no result: a message for each that failed
         self.roster = Roster(args.config, sets, args.seed, args.greedy, args.model)
         self.names = self._names()
         opponent = args.opponent or ("mcts" if affinetes else "random")
@@ -121,8 +121,8 @@ class Contest:
         args = self.args
         names = list(args.compare or args.ladder or args.checkpoint)
         if args.ladder is not None and not args.ladder:
-            own = not args.base_url and (args.checkpoint or args.model)  # there --model is a name at the server
-            names = [*(["base"] if own else []), *LADDER_BOTS, *args.checkpoint]
+            base = not args.base_url and (args.checkpoint or args.model)  # with --base-url, --model is the server's
+            names = [*(["base"] if base else []), *LADDER_BOTS, *args.checkpoint]
         if args.base_url:
             names.append(args.base_url)
         elif args.model and not names:
@@ -133,7 +133,7 @@ class Contest:
         return list(dict.fromkeys(names)) if args.ladder is not None else names
 
     def _rows(self) -> dict[str, list[TaskRange]]:
-        """Line of the table -> tasks, from --games or the run's curriculum."""
+        """Row of the table -> its tasks, from --games or the run's curriculum; sets ``boards``."""
         folders = [name for name in self.names if is_folder(name)]
         config = self.roster.config(folders[0] if folders else None)
         curriculum = narrowed(config.curriculum, config.env)
@@ -143,34 +143,33 @@ class Contest:
         with blaming("--games: "):
             rows = game_sets(wanted)
         self.boards = config.env.env_type == "openspiel"
-        if not self.boards and (self.args.ladder is not None or self.args.strength or self.args.exploit):
+        if self.boards:
+            return self._with_cells(rows) if self.args.strength else rows
+        if self.args.ladder is not None or self.args.strength or self.args.exploit:
             raise ConfigError(
                 "env.env_type trace: programs have no opponents; leave out --ladder, --strength, --exploit"
             )
-        if not self.boards:  # its task ids have the same form, and are programs
-            if config.env.env_mode == "local":
-                check_config(config.env, [first for [(first, _)] in rows.values()])
-            return {f"trace {first}-{last}": [(first, last)] for [(first, last)] in rows.values()}
-        return self._with_cells(rows) if self.args.strength else rows
+        if config.env.env_mode == "local":
+            check_config(config.env, [first for [(first, _)] in rows.values()])
+        return {f"trace {first}-{last}": [(first, last)] for [(first, last)] in rows.values()}
 
     def _check_kind(self) -> None:
-        """Raise ConfigError where players of boards would be asked for programs, or the other way round."""
+        """Raise ConfigError where a player of games is asked to predict programs, or the other way round."""
         kind = "openspiel" if self.boards else "trace"
         for player in self.players:
-            plays = kind if player.player is None and self.boards else player.player and player.env.env_type
-            if plays != kind:
+            if player.env.env_type != kind:  # a bot's is the default, openspiel
                 raise ConfigError(f"{player.label}: does not play the games of env.env_type {kind}")
         for flag in ("opponent", "exact") if not self.boards else ():
             if getattr(self.args, flag):
                 raise ConfigError(f"--{flag}: programs (env.env_type trace) have none")
 
-    def _need_players(self, flag: str, least: int, most: int, told: str) -> None:
+    def _need_players(self, flag: str, least: int, most: int, number: str) -> None:
         for game, [(first, _), *_] in self.rows.items():
             if not least <= table(first).players <= most:
-                raise ConfigError(f"{flag}: {game} is not for {told} players; choose others with --games")
+                raise ConfigError(f"{flag}: {game} is not for {number} players; choose others with --games")
 
     def _with_cells(self, rows: dict[str, list[TaskRange]]) -> dict[str, list[TaskRange]]:
-        """The games of ``STRENGTH`` among the run's, or those asked for; of each the first configuration."""
+        """Those of ``rows`` that ``STRENGTH`` has, each with its first configuration alone."""
         firsts = {measure.label(parts[0][0]): parts[0][0] for parts in rows.values()}
         others = [game for game in firsts if game not in STRENGTH]
         if len(others) == len(firsts) or (others and self.args.games):
@@ -178,7 +177,7 @@ class Contest:
         return {game: [(first, first)] for game, first in firsts.items() if game in STRENGTH}
 
     def settings(self, opponents: Sequence[Contestant]) -> dict[str, Any]:
-        """All that determines the games, for the head of the file that can be continued."""
+        """All that determines the games: the head of the --output file, which only the same settings continue."""
         args = self.args
         return {"players": [p.origin | {"label": p.label, "env": vars(p.env)} for p in [*self.players, *opponents]],
                 "games": self.rows, "num_episodes": args.episodes,
@@ -189,28 +188,28 @@ class Contest:
 
     @contextmanager
     def arena(self, opponents: Sequence[Contestant], matches: int) -> Iterator[Arena]:
-        """The place for ``matches`` matches, each of all episodes of a game."""
+        """An arena for ``matches`` matches, each of ``--episodes`` games, with its progress line."""
         with closing(Console(matches * self.args.episodes, stream=sys.stderr)) as console:
             yield Arena(self.args.output, self.settings(opponents), console, self.args.games_at_once)
 
     def check(self, players: Sequence[Contestant], games: Sequence[str] = ()) -> None:
-        """Raise ConfigError where a bot cannot play all games, or some; who solves games does so now."""
+        """Raise ConfigError where a bot cannot play one of ``games`` (default: all); solving bots solve them here."""
         ranges = (part for game in games or self.rows for part in self.rows[game])
         shared = tables(ranges) if self.boards else []
         with blaming():
-            for bot, at in product([p for p in players if p.player is None], shared):
-                make_bot(at.game, at.spiel, parse_opponent(bot.label), 0, 0)
+            for bot, known in product([p for p in players if p.player is None], shared):
+                make_bot(known.game, known.spiel, parse_opponent(bot.label), 0, 0)
 
     def play(
         self, arena: Arena, own: Contestant, opponent: Contestant, games: Sequence[str] = (), deals: int = 1
     ) -> dict[str, list[Row]]:
-        """Play all games, or some; game -> rows. Of 0 ``deals`` are those by which a run has chosen its checkpoints."""
+        """Play ``games`` (default: all); game -> rows. Set 0 of ``deals`` is the one runs choose checkpoints by."""
         rows = {game: self.rows[game] for game in games or self.rows}
         tasks = measure.paired_tasks([*rows.values()], self.args.episodes, self.args.seed, opponent.opponent, deals)
         return {game: arena.play(own, opponent, game, t) for game, t in zip(rows, tasks, strict=True)}
 
     def _found(self, result: Callable[[], T]) -> list[T]:
-        """The result, or none where every game, or what it takes, failed: the others are shown all the same."""
+        """[result()], or [] and a message in ``lost`` where that failed: the other results are shown all the same."""
         try:
             return [result()]
         except (ProgramError, CheckpointError, *device_errors()) as error:
@@ -236,11 +235,12 @@ class Contest:
             against = f" against {opponent.label}" * self.boards
             print(f"{player.label}{against}, {sampling}, seed {self.args.seed}{exactly}")
             print(result_lines(results, self.style), end="\n\n")
-        compared = partial(measure.differences, played[0], played[-1], measure.apart(self.rows))
-        for report["comparison"] in self._found(compared) if self.args.compare else []:
+        compare = partial(measure.differences, played[0], played[-1], measure.apart(self.rows))
+        if self.args.compare and (found := self._found(compare)):
+            [report["comparison"]] = found
             print(f"{self.players[0].label} minus {self.players[1].label}, value on the same deals")
-            lines = [{**{key: d[key] for key in ("game", "pairs", "difference")}, "95 %": between(*d["interval"]),
-                      "p": d["p"]} for d in report["comparison"]]  # fmt: skip
+            lines = [{"game": d["game"], "pairs": d["pairs"], "difference": d["difference"],
+                      "95 %": between(*d["interval"]), "p": d["p"]} for d in report["comparison"]]  # fmt: skip
             print(columns(lines, self.style, difference=VALUE, p=".4f"), end="\n\n")
         return report
 
@@ -252,19 +252,19 @@ class Contest:
         return [*results, summary(OVERALL, parts)] if len(results) > 1 < len(parts) else results
 
     def ladder(self) -> dict[str, Any]:
-        """Play everyone against everyone and rate them, over all games and in each."""
+        """Play every pair of players and rate them, over all games and in each."""
         self._need_players("--ladder", 2, 2, "two")
         players = self.players
         if len(players) < 2:
             raise ConfigError(f"--ladder: nobody to play against {players[0].label}; name others, or --checkpoint")
         self.check(players)
-        # Of a bot and a model the model plays.
+        # Between a bot and a model, the model plays and the bot is its opponent.
         pairs = [(i, j) if players[i].player is not None else (j, i) for i, j in combinations(range(len(players)), 2)]
         for a, b in pairs:
             check_match(players[a], players[b])
         results: dict[str, dict[tuple[int, int], np.ndarray]] = {game: {} for game in self.rows}
         with self.arena([], len(pairs) * len(self.rows)) as arena:
-            for deals, (a, b) in enumerate(pairs, 1):  # with the same ones luck would be that of several matches
+            for deals, (a, b) in enumerate(pairs, 1):  # the same deals in all would correlate the matches' luck
                 for game, rows in self.play(arena, players[a], players[b], deals=deals).items():
                     for units in self._found(partial(_outcomes, rows)):
                         results[game][a, b] = units
@@ -274,12 +274,12 @@ class Contest:
         return self._ladder_report(results)
 
     def exploit(self) -> dict[str, Any]:
-        """Train best responses to each player in each game and play the best of them: lower bounds of what it loses."""
+        """Train best responses to each player in each game and play the best: lower bounds of how much it can lose."""
         self._need_players("--exploit", 2, 99, "several")
         report: dict[str, Any] = {"settings": self.settings([]), "tables": []}
         with tempfile.TemporaryDirectory() as held, self.arena([], len(self.players) * len(self.rows)) as arena:
             for i, player in enumerate(self.players):
-                player.folder = shutil.copytree(str(player.folder), f"{held}/{i}")  # a run that trains may delete it
+                player.folder = shutil.copytree(str(player.folder), f"{held}/{i}")  # its run may delete the original
                 attempts = [partial(self._exploited, arena, player, game) for game in self.rows]
                 if not (results := [r for attempt in attempts for r in self._found(attempt)]):
                     continue
@@ -294,7 +294,7 @@ class Contest:
         return report
 
     def _exploited(self, arena: Arena, player: Contestant, game: str) -> dict[str, Any]:
-        """The result of the best response in one game, with the scores of all."""
+        """The result of the best response in one game, with the training score of every response."""
         from scripts.exploit.train import best_response
 
         config, ranges, frozen = self.roster.config(player.folder), self.rows[game], find_adapter(str(player.folder))
@@ -302,13 +302,13 @@ class Contest:
             best, scores = best_response(config, frozen, ranges, self.args, Path(folder), arena.console)
             answer = replace(self.roster.contestant(str(best), self.names), label=f"response_to_{player.label}")
         rows = self.play(arena, answer, player, [game])[game]
-        gain = self._exact(player, rows).get("nash_conv")  # of both seats, in the game's own points
+        gain = self._exact(player, rows).get("nash_conv")  # summed over both seats, in the game's own units
         spiel = load_game(rows[0]["task_id"])
         most = None if gain is None else gain / (spiel.max_utility() - spiel.min_utility())
         return summary(game, [rows]).row | {"trained": scores, "exploitability": most}
 
     def _exact(self, player: Contestant, rows: Sequence[Row]) -> dict[str, float]:
-        """``exact_results`` of the games played, where they are asked for and none was cut off."""
+        """``exact_results`` of the games played, where --exact asks for them and no game was truncated."""
         if self.args.exact and any(row["outcome"] == "truncated" for row in rows):
             log.warning("--exact: left out for %s, whose prompts do not always fit", player.label)
             return {}
@@ -336,7 +336,7 @@ class Contest:
         return {"settings": self.settings([]), "ladder": rated, "matches": played}
 
     def strength(self) -> dict[str, Any]:
-        """Play every cell of ``STRENGTH``: the opponents of each game, for every player the same deals."""
+        """Play each game against its opponents in ``STRENGTH``, on the same deals for every player."""
         cells = [(game, self.roster.contestant(name)) for game in self.rows for name in STRENGTH[game]]
         self.check(self.players)
         for game, opponent in cells:
@@ -359,7 +359,7 @@ class Contest:
 
 
 def strength_lines(results: Sequence[tuple[Contestant, Contestant, GameResult]], style: str) -> str:
-    """The table of ``Contest.strength``; who plays is told where there are several, what failed where something did."""
+    """The table of ``Contest.strength``, with names where there are several players, without counts that are all 0."""
     several, odd = len({p.label for p, _, _ in results}) > 1, ("truncated", "forfeited", "failed")
     counts = [kind for kind in odd if any(getattr(r, kind) for _, _, r in results)]
     lines = [
@@ -371,10 +371,9 @@ def strength_lines(results: Sequence[tuple[Contestant, Contestant, GameResult]],
 
 
 def _outcomes(rows: Sequence[Row]) -> np.ndarray:
-    """Units of a match: 1 won, 0.5 drawn, 0 lost, by pairs of games; pairs with a failed game are left out.
+    """The points of a match, a row a pair of games: 1 won, 0.5 drawn, 0 lost. Pairs with a failed game are left out.
 
-    A game in which somebody's prompt no longer fitted is drawn, whoever's it was; one that the opponent forfeited (in
-    itself undecided) is won.
+    A game is drawn if either player's prompt no longer fitted, and won if the opponent forfeited.
     """
     ended = [0.5 if row["outcome"] == "truncated" else row["score"] for row in rows]
     ended = [1.0 if row["outcome"] == "forfeited" and row["score"] else s for row, s in zip(rows, ended, strict=True)]
@@ -386,13 +385,10 @@ def _outcomes(rows: Sequence[Row]) -> np.ndarray:
 
 
 def _is_own(file: Path) -> bool:
-    """Whether a file holds what ``--json`` wrote, or nothing."""
-    try:
-        report = read_json(file) if file.stat().st_size else {"settings": {"players": []}}
-    except ConfigError:
-        return False
-    settings = report.get("settings") if isinstance(report, dict) else None
-    return isinstance(settings, dict) and "players" in settings
+    """Whether a file is empty or holds what ``--json`` wrote."""
+    with suppress(ConfigError, LookupError, TypeError):
+        return not file.stat().st_size or read_json(file)["settings"]["players"] is not None
+    return False
 
 
 def _check_how(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
@@ -420,7 +416,7 @@ def _must_take_tables(file: Path, output: Path | None) -> None:
     if not file.parent.is_dir():
         raise ConfigError("there is no such folder")
     with suppress(FileNotFoundError):
-        file.lstat()  # a name too long, say
+        file.lstat()  # raises for a name that is too long, say
     if output and file == Path(os.path.realpath(output)):
         raise ConfigError("is the --output file, which holds the games; name another")
     if file.exists() and not file.is_file():
@@ -452,7 +448,7 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--output", type=Path, metavar="FILE.jsonl", help="a row a game; the command goes on where it was interrupted "
         "(--exploit trains its responses again)")  # fmt: skip
     add("--json", metavar="FILE", help="the tables as JSON")
-    add("--markdown", action="store_true", help="tables to be pasted into Markdown")
+    add("--markdown", action="store_true", help="tables for pasting into Markdown")
     add("--games-at-once", type=at_least(1), default=128, help="at most; also env.games_at_once (default 128)")
     player_flags(parser)
     args = parser.parse_args(argv)

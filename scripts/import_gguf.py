@@ -1,10 +1,9 @@
-"""Make an ordinary model folder out of a GGUF file, so that a run can start from it.
+"""Convert a GGUF file to an ordinary model folder that a run can start from.
 
     python scripts/import_gguf.py SmolLM2-135M-Instruct.Q4_1.gguf models/smollm2-135m
     python scripts/import_gguf.py SmolLM2-135M-Instruct.Q4_1.gguf models/smollm2-135m --dtype float16
 
-The weights are dequantised: the folder holds the values that the file stands for, as safetensors, with tokenizer, chat
-template and configuration.
+The weights are dequantised and written as safetensors, with tokenizer, chat template and configuration.
 """
 
 import argparse
@@ -17,48 +16,46 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from config.flags import FlagParser
+from envs.client import one_line
 from policy.model import ModelConfig, load_architecture, quietly, whole
 from training.process import must_be_writable, run_program
 from utils import ConfigError, write_directory
 
-# How text is cut before merges: digits apart, then as GPT-2 (https://github.com/ggml-org/llama.cpp, llama-vocab.cpp).
+# Pre-tokenizers that split off single digits, then split as GPT-2's does (llama-vocab.cpp of
+# https://github.com/ggml-org/llama.cpp).
 DIGITS_APART = ("smollm", "starcoder", "refact", "command-r", "codeshell")
 AS_GPT_2 = ("", "gpt-2")
 TENSORS = (r"(token_embd|output|output_norm)\.weight"
            r"|blk\.\d+\.((attn_(q|k|v|output|norm)|ffn_(gate|up|down|norm))\.weight{})")  # fmt: skip
-OWN = {"qwen2": r"|attn_[qkv]\.bias", "qwen3": r"|attn_[qk]_norm\.weight"}  # architecture -> what only its layers have
+OWN = {"qwen2": r"|attn_[qkv]\.bias", "qwen3": r"|attn_[qk]_norm\.weight"}  # architecture -> tensors only it has
 
 
-def read_cut(file: Path) -> str:
-    """How the file's tokenizer cuts text (``tokenizer.ggml.pre``).
+def read_pre_tokenizer(file: Path) -> str:
+    """The file's ``tokenizer.ggml.pre``: how its tokenizer splits text before merges; "" for SentencePiece.
 
     Raises:
-        ConfigError: it is not known here, or the file holds what transformers would leave out in silence.
+        ConfigError: it is unknown here, or the file holds something that transformers would silently ignore.
     """
     from gguf import GGUFReader
     from transformers.integrations.gguf.gguf_tokenizer_mapping import GGUF_PRE_TOKENIZER_SPLITS
 
     reader = GGUFReader(file)
-    asked = ("general.architecture", "tokenizer.ggml.pre", "tokenizer.ggml.model", ".scaling.type")
-    told = {key: field.contents() for key, field in reader.fields.items() if key.endswith(asked)}
-    cut, own = str(told.pop("tokenizer.ggml.pre", "")), OWN.get(told.pop("general.architecture", ""), "")
-    cut = cut if told.pop("tokenizer.ggml.model", "") == "gpt2" else ""  # SentencePiece cuts in its own way
-    if cut not in (*GGUF_PRE_TOKENIZER_SPLITS, *DIGITS_APART, *AS_GPT_2):
-        raise ConfigError(f"tokenizer.ggml.pre {cut!r}: how it cuts text is not known here")
-    if scaled := next((f"{key} {value!r}" for key, value in told.items() if value != "none"), ""):
-        raise ConfigError(f"{scaled}: scaled positions are not read")
+    keys = ("general.architecture", "tokenizer.ggml.pre", "tokenizer.ggml.model", ".scaling.type")
+    fields = {key: field.contents() for key, field in reader.fields.items() if key.endswith(keys)}
+    pre, own = str(fields.pop("tokenizer.ggml.pre", "")), OWN.get(fields.pop("general.architecture", ""), "")
+    pre = pre if fields.pop("tokenizer.ggml.model", "") == "gpt2" else ""
+    if pre not in (*GGUF_PRE_TOKENIZER_SPLITS, *DIGITS_APART, *AS_GPT_2):
+        raise ConfigError(f"tokenizer.ggml.pre {pre!r}: how it splits text is not known here")
+    if scaled := next((f"{key} {value!r}" for key, value in fields.items() if value != "none"), ""):
+        raise ConfigError(f"{scaled}: scaled positions are not supported")
     known = re.compile(TENSORS.format(own))
     if odd := next((tensor.name for tensor in reader.tensors if not known.fullmatch(tensor.name)), ""):
         raise ConfigError(f"{odd!r}: a tensor that has no place in the model")
-    return cut
+    return pre
 
 
 def load(file: Path, dtype: str) -> tuple[Any, Any]:
-    """Model (plain weights, in ``dtype``) and tokenizer of a GGUF file.
-
-    Raises:
-        ConfigError: there is no such file, or what is in it cannot be used.
-    """
+    """Model (plain weights, in ``dtype``) and tokenizer of a GGUF file; ConfigError: it is missing or unusable."""
     import torch
     from tokenizers.pre_tokenizers import ByteLevel, Digits, Sequence
     from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
@@ -68,21 +65,21 @@ def load(file: Path, dtype: str) -> tuple[Any, Any]:
     if not file.is_file():
         raise ConfigError(f"{file}: no such file")
     options: dict[str, Any] = {"dtype": torch.float32, "quantization_config": GgufConfig(dequantize=True)}
-    with tempfile.TemporaryDirectory() as alone, quietly():  # what lies beside it is not its own
-        (Path(alone) / file.name).symlink_to(file.resolve())
+    with tempfile.TemporaryDirectory() as folder, quietly():  # alone in it: transformers would read files beside it
+        (Path(folder) / file.name).symlink_to(file.resolve())
         try:
-            load_architecture(ModelConfig(alone), gguf_file=file.name)
-            cut = read_cut(Path(alone) / file.name)
-            tokenizer = AutoTokenizer.from_pretrained(alone, gguf_file=file.name)
+            load_architecture(ModelConfig(folder), gguf_file=file.name)
+            pre = read_pre_tokenizer(Path(folder) / file.name)
+            tokenizer = AutoTokenizer.from_pretrained(folder, gguf_file=file.name)
             loaded = AutoModelForCausalLM.from_pretrained(
-                alone, gguf_file=file.name, output_loading_info=True, **options
+                folder, gguf_file=file.name, output_loading_info=True, **options
             )
-        except Exception as error:  # somebody's file: cut short, of another format, of types that nobody knows
-            cause = " ".join(str(error).replace(alone, str(file.parent)).split())[:300]
+        except Exception as error:  # the file may be truncated, of another format or of unknown tensor types
+            cause = one_line(str(error).replace(folder, str(file.parent)), 300)
             raise ConfigError(f"{file}: cannot be read ({cause})") from error
-    if cut in DIGITS_APART:  # transformers knows none of them, and cuts as GPT-2 alone
-        apart = [Digits(individual_digits=True), ByteLevel(add_prefix_space=False)]
-        tokenizer.backend_tokenizer.pre_tokenizer = Sequence(apart)
+    if pre in DIGITS_APART:  # transformers knows none of these and only splits as GPT-2's does
+        splits = [Digits(individual_digits=True), ByteLevel(add_prefix_space=False)]
+        tokenizer.backend_tokenizer.pre_tokenizer = Sequence(splits)
     ends = ChatFormat(tokenizer, tokenizer.eos_token_id).ends
     model = whole(loaded, f"{file}:")
     if wrong := [name for name, weight in model.named_parameters() if not torch.isfinite(weight).all()]:
@@ -99,7 +96,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("output", type=Path, metavar="FOLDER")
     parser.add_argument("--dtype", choices=("bfloat16", "float16", "float32"), default="bfloat16")
     args = parser.parse_args(argv)
-    args.output = args.output.resolve()  # what a link leads to
+    args.output = args.output.resolve()  # a link's target is written, not the link replaced
 
     def run() -> None:
         if args.output.exists() and (not args.output.is_dir() or any(args.output.iterdir())):
@@ -111,7 +108,7 @@ def main(argv: list[str] | None = None) -> int:
             model.save_pretrained(folder)
             tokenizer.save_pretrained(folder)
 
-        write_directory(args.output, fill)  # half a model would pass for one
+        write_directory(args.output, fill)  # never half a model, which could be taken for a whole one
         size = f"{model.num_parameters():,} parameters, {len(tokenizer)} tokens"
         print(f"{args.output}: {model.config.model_type}, {size}")
 

@@ -3,8 +3,8 @@
     python scripts/make_tiny_model.py models/tiny
     python scripts/make_tiny_model.py models/wider --hidden 128 --layers 4 --seed 0
 
-The base is random and stays frozen: everything the run learns sits in the LoRA adapter and the value head.
-An initializer range well above the library's 0.02 is what makes a frozen random base useful (docs/log.md).
+The base is random and stays frozen: everything a run learns is in the LoRA adapter and the value head. What makes such
+a base useful is an initializer range well above the library's 0.02 (docs/log.md).
 """
 
 import argparse
@@ -13,7 +13,7 @@ import json
 import re
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,7 @@ from training.process import at_least, must_be_writable, run_program
 from utils import ConfigError, fingerprint, naming, read_json, uniform, write_directory
 
 PAD, END = 0, 1  # ids of <|endoftext|> and <|im_end|>
-# Two tokens a message instead of ChatML's five: at 8 to 18 tokens a prompt the difference is felt.
+# Two tokens a message instead of ChatML's five, which would be many beside prompts of 8 to 18 tokens.
 CHAT_TEMPLATE = (
     "{% for m in messages %}{% if m.role != 'assistant' %}{{ '<|im_start|>' }}{% endif %}"
     "{{ m.content + '<|im_end|>' }}{% endfor %}"
@@ -40,10 +40,11 @@ TEACHING_GAMES = ("leduc_poker", "tic_tac_toe", "kuhn_poker", "connect_four", "l
                   "goofspiel_small", "hex_small")  # fmt: skip
 
 
-def prompts(games: tuple[str, ...], episodes: int) -> Iterator[str]:
-    """Yield what a model reads in random play of ``games``, compact form.
+def prompts(games: Sequence[str], episodes: int) -> list[str]:
+    """The messages, in compact form, that a model reads in ``episodes`` random games of each of ``games``.
 
-    Without the variant that a system message names: it would make another tokenizer, and so another model of each seed.
+    System messages are cut after the game's name: with the variant they would lead to another tokenizer, and so to
+    another model for each seed.
     """
     seen: list[str] = []
 
@@ -58,11 +59,11 @@ def prompts(games: tuple[str, ...], episodes: int) -> Iterator[str]:
         Task(NAMES.index(name) * CONFIGS_PER_GAME + i % 3, seed=i, index=i) for name in games for i in range(episodes)
     ]
     play(EnvConfig(prompt="compact", history_turns=0), PromptCollector(), tasks)
-    yield from seen
+    return seen
 
 
-def make_tokenizer(texts: Iterator[str], vocab_size: int):
-    """Train a byte-level BPE of at most so many tokens that cuts text as Qwen's does (digits are single tokens)."""
+def make_tokenizer(texts: Iterable[str], vocab_size: int):
+    """Train a byte-level BPE of at most ``vocab_size`` tokens that splits text as Qwen's does (digits apart)."""
     from transformers import Qwen2Tokenizer
 
     empty = Qwen2Tokenizer(eos_token="<|im_end|>", pad_token="<|endoftext|>")
@@ -74,42 +75,39 @@ def make_tokenizer(texts: Iterator[str], vocab_size: int):
 def make_model(vocab_size: int, hidden: int, layers: int, init_range: float, seed: int, architecture: str = "qwen2"):
     """Return a randomly initialised Qwen2, Qwen3 or Llama causal LM (fp32, tied embeddings)."""
     import torch
-    import transformers
+    from transformers import AutoConfig, AutoModelForCausalLM
 
-    sizes: dict[str, Any] = {
-        "vocab_size": vocab_size,
-        "hidden_size": hidden,
-        "intermediate_size": 2 * hidden,
-        "num_hidden_layers": layers,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "max_position_embeddings": 4096,
-        "tie_word_embeddings": True,
-        "initializer_range": init_range,
-        "bos_token_id": None,
-        "pad_token_id": PAD,
-        "eos_token_id": END,
-    }
+    config = AutoConfig.for_model(
+        architecture,
+        vocab_size=vocab_size,
+        hidden_size=hidden,
+        intermediate_size=2 * hidden,
+        num_hidden_layers=layers,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=4096,
+        tie_word_embeddings=True,
+        initializer_range=init_range,
+        bos_token_id=None,
+        pad_token_id=PAD,
+        eos_token_id=END,
+        **({"head_dim": hidden // 4} if architecture == "qwen3" else {}),  # its default is 128 at every size
+    )
     torch.manual_seed(seed)
-    name = architecture.capitalize()
-    if architecture == "qwen3":
-        sizes["head_dim"] = hidden // 4
-    config = getattr(transformers, f"{name}Config")(**sizes)
-    return getattr(transformers, f"{name}ForCausalLM")(config)
+    return AutoModelForCausalLM.from_config(config)
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Write model, tokenizer and a note of the recipe to a folder; keep what is already there and the same."""
+    """Write model, tokenizer and recipe.json to a folder, unless it holds the same already."""
     parser = FlagParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("output", type=Path, nargs="?", default=Path("models/tiny"))
-    parser.add_argument("--hidden", type=at_least(8, 2**14), default=64, help="hidden size, a multiple of 8")
-    parser.add_argument("--layers", type=at_least(1, 1000), default=2)
-    parser.add_argument("--vocab", type=at_least(300), default=1024, help="tokens at most (the texts give 529)")
-    parser.add_argument("--init-range", type=at_least(0.0, 10.0), default=0.2)
-    parser.add_argument("--architecture", choices=("qwen2", "qwen3", "llama"), default="qwen2")
-    parser.add_argument(
-        "--seed", type=at_least(0, 2**31 - 1), default=2, help="of the base; 2 plays about as chance does"
-    )
+    add = parser.add_argument
+    add("output", type=Path, nargs="?", default=Path("models/tiny"))
+    add("--hidden", type=at_least(8, 2**14), default=64, help="hidden size, a multiple of 8")
+    add("--layers", type=at_least(1, 1000), default=2)
+    add("--vocab", type=at_least(300), default=1024, help="tokens at most (the texts give 529)")
+    add("--init-range", type=at_least(0.0, 10.0), default=0.2)
+    add("--architecture", choices=("qwen2", "qwen3", "llama"), default="qwen2")
+    add("--seed", type=at_least(0, 2**31 - 1), default=2, help="of the base's weights; 2 plays about as chance does")
     args = parser.parse_args(argv)
     if args.hidden % 8:
         parser.error(f"--hidden {args.hidden}: expected a multiple of 8")
@@ -125,21 +123,21 @@ def run(args: argparse.Namespace) -> None:
     from transformers.utils import logging
 
     must_be_writable(args.output)
-    note, there = args.output / "recipe.json", {path.name for path in args.output.iterdir()}
-    weights = {name for name in there if WEIGHTS.fullmatch(name)}
-    if there - WRITTEN - weights or (there and not note.exists()):
+    recipe_file, present = args.output / "recipe.json", {path.name for path in args.output.iterdir()}
+    weights = {name for name in present if WEIGHTS.fullmatch(name)}
+    if present - WRITTEN - weights or (present and not recipe_file.exists()):
         raise ConfigError(f"{args.output}: holds files of yours, which would be replaced; name another folder")
-    texts = list(prompts(TEACHING_GAMES, 300))
+    texts = prompts(TEACHING_GAMES, 300)
     recipe = {k: v for k, v in vars(args).items() if k != "output"}
-    recipe["texts"] = hashlib.sha256("\0".join(texts).encode()).hexdigest()  # other prompts want another tokenizer
-    held = read_json(note) if weights and note.exists() else {}
-    written = held.pop("files", None) if isinstance(held, dict) else None
-    if held == recipe and written in (None, _files(args.output)):  # None: it was made before they were noted
-        note.write_text(json.dumps(recipe | {"files": _files(args.output)}, indent=1))  # and its time is for make
+    recipe["texts"] = hashlib.sha256("\0".join(texts).encode()).hexdigest()  # they determine the tokenizer
+    old_recipe = read_json(recipe_file) if weights else {}
+    old_files = old_recipe.pop("files", None) if isinstance(old_recipe, dict) else None
+    if old_recipe == recipe and old_files in (None, _files(args.output)):  # None: from before files were recorded
+        recipe_file.write_text(json.dumps(recipe | {"files": _files(args.output)}, indent=1))  # make compares its time
         print(f"{args.output} is already there")
         return
     logging.disable_progress_bar()
-    tokenizer = make_tokenizer(iter(texts), args.vocab)
+    tokenizer = make_tokenizer(texts, args.vocab)
     model = make_model(len(tokenizer), args.hidden, args.layers, args.init_range, args.seed, args.architecture)
 
     def fill(folder: Path) -> None:
@@ -149,8 +147,8 @@ def run(args: argparse.Namespace) -> None:
 
     folder = args.output.resolve()
     with naming(f"{args.output}: "):
-        if weights and held != recipe:  # runs on it go on with no other
-            aside = folder.with_name(f"{folder.name}-{hashlib.sha256(note.read_bytes()).hexdigest()[:8]}")
+        if weights and old_recipe != recipe:  # runs on the old model can be resumed with no other: keep a copy
+            aside = folder.with_name(f"{folder.name}-{fingerprint(recipe_file)['sha256'][:8]}")
             if not aside.exists():
                 write_directory(aside, lambda copy: shutil.copytree(folder, copy, dirs_exist_ok=True))
                 print(f"the model that was there is now {aside}; its runs go on with --resume RUN --force-config "

@@ -1,11 +1,11 @@
-"""Merge an adapter into the base it was trained on, prove that nothing was lost, and publish the result.
+"""Merge an adapter into the base it was trained on, check that nothing was lost, and publish the result.
 
     python scripts/merge.py --checkpoint runs/tiny-seed0 --output models/player
     python scripts/merge.py --checkpoint runs/default --output models/player --push me/player --dry-run
 
-The base is dequantised first: added to 4-bit weights, which are then rounded to 4 bits again, a good part of an adapter
-is lost. The merged folder is then read from disk and compared with base and adapter apart: log-probabilities of the
-same decisions, and the same deals played greedily. Exit code 1 where the mean difference is not allowed.
+A 4-bit base is dequantised first: rounding to 4 bits again would lose a good part of the adapter. The merged model is
+then loaded from disk and compared with the base and separate adapter: by the log-probabilities of the same decisions,
+and by the same deals played greedily. Exit code 1 where the mean difference is larger than allowed.
 """
 
 import argparse
@@ -39,9 +39,9 @@ from training.process import at_least, must_be_writable, run_program
 from utils import CheckpointError, fingerprint, naming, need_space, sweep, write_file
 
 REPORT, SETTINGS = "merge_report.json", "adapter_config.json"
-ROUNDING = {"float32": 1e-4, "float16": 0.01, "bfloat16": 0.02}  # nats a decision that arithmetic alone may cost
-LOSS = 0.02  # share of the adapter's own effect that may be lost where that is more
-STATE = {"optimizer.safetensors", "past.safetensors"} | {  # of a checkpoint, and of no use to others
+ROUNDING = {"float32": 1e-4, "float16": 0.01, "bfloat16": 0.02}  # nats a decision, allowed for arithmetic alone
+LOSS = 0.02  # share of the adapter's own effect that may be lost, where that is more
+STATE = {"optimizer.safetensors", "past.safetensors"} | {  # files of a checkpoint that are of no use to others
     f"{name}.json" for name in ("trainer_state", "curriculum", "run_config", "manifest")
 }
 
@@ -50,27 +50,27 @@ STATE = {"optimizer.safetensors", "past.safetensors"} | {  # of a checkpoint, an
 
 
 def load(config: SimpleNamespace, **model: Any) -> Any:
-    """The policy of a run with differences in its model section."""
+    """Load a run's policy, with changes to its model section."""
     lora = LoraConfig(r=1) if model.get("adapter", config.model.adapter) is None else config.lora
     return load_policy(SimpleNamespace(**vars(config) | {"model": replace(config.model, **model), "lora": lora}))
 
 
 def write_merged(policy: Any, adapter: Path, output: Path, dtype: str) -> None:
-    """Turn the policy's base into plain weights, add the adapter, save. The policy is used up."""
+    """Dequantise the policy's base, add the adapter and save the result. The policy is unusable afterwards."""
     from peft import PeftModel
 
-    policy.forget()  # what was read of the deals: beside it there might be no room for the weights in plain numbers
+    policy.forget()  # cached keys and values could leave no memory for the dequantised weights
     base = policy.peft_model.unload()
     if policy.config.use_4bit:
         base = base.dequantize(dtype=getattr(torch, dtype))
     merged = PeftModel.from_pretrained(base.to(getattr(torch, dtype)), adapter, **ON_CPU).merge_and_unload()
     merged.generation_config.eos_token_id = policy.chat.ends
-    merged.save_pretrained(output, save_original_format=False)  # which, of a base kept in 4 bits, is 4 bits
+    merged.save_pretrained(output, save_original_format=False)  # the original format of a 4-bit base is 4 bits
     policy.chat.save(output)
 
 
 def merge(config: SimpleNamespace, adapter: Path, output: Path, dtype: str, count: int) -> dict[str, Any]:
-    """Merge, read the result from disk, compare; return the report but for what it is made of."""
+    """Merge, load the result from disk and compare; return the report's ``proof`` and ``rounding``."""
     policy = load(config, adapter=str(adapter))
     check_base(str(adapter), identity(config.model, policy.base, policy.tokenizer))
     sequences = record_decisions(policy, config)
@@ -92,11 +92,7 @@ def merge(config: SimpleNamespace, adapter: Path, output: Path, dtype: str, coun
 
 
 def run_config(adapter: Path, base: str | None) -> SimpleNamespace:
-    """The configuration the adapter was trained with, on this machine's device and with ``base`` for its base.
-
-    Raises:
-        ConfigError: it is not there or not readable.
-    """
+    """The configuration the adapter was trained with, on this machine's device and on ``base`` where that is given."""
     config = load_sections([run_config_file(adapter)], skip_unknown_sections=True)
     device = "cuda" if torch.cuda.is_available() and config.model.device != "cpu" else "cpu"
     config.model, config.env = replace(config.model, device=device), replace(config.env, env_mode="local")
@@ -109,42 +105,40 @@ def run_config(adapter: Path, base: str | None) -> SimpleNamespace:
 
 
 def finished(output: Path, made_of: dict[str, Any]) -> dict[str, Any] | None:
-    """The report of the same merge where it is in ``output`` already; None: it is new, empty or was interrupted.
+    """The report in ``output`` where that holds this very merge; None: it is new, empty, or was interrupted.
 
     Raises:
-        ConfigError: it holds something else.
+        ConfigError: ``output`` holds something else.
     """
-    if (output / REPORT).is_file():
-        report = read_json(output / REPORT)
-        if not isinstance(report, dict):
-            raise ConfigError(
-                f"--output {output}: its {REPORT} is damaged; choose another directory or delete this one"
-            )
-        if report.get("made_of") == made_of and (report.get("interrupted") or _is_whole(report, output)):
-            return None if report.get("interrupted") else report
-        if report.get("interrupted") and [path.name for path in output.iterdir()] == [REPORT]:
-            return None  # an attempt that wrote nothing, say with another base
-        raise ConfigError(f"--output {output}: holds another merge, or this one with other files than it wrote; choose "
-                          "another directory or delete this one")  # fmt: skip
-    _must_be_empty(output)
-    return None
+    if not (output / REPORT).is_file():
+        _must_be_empty(output)
+        return None
+    report = read_json(output / REPORT)
+    if not isinstance(report, dict):
+        raise ConfigError(f"--output {output}: its {REPORT} is damaged; choose another directory or delete this one")
+    same, interrupted = report.get("made_of") == made_of, report.get("interrupted")
+    if interrupted and (same or [path.name for path in output.iterdir()] == [REPORT]):
+        return None  # of another merge only if that wrote nothing else
+    if same and not interrupted and _is_whole(report, output):
+        return report
+    raise ConfigError(f"--output {output}: holds another merge, or this one with other files than it wrote; choose "
+                      "another directory or delete this one")  # fmt: skip
 
 
 def _files(output: Path) -> dict[str, Any]:
-    """Size and SHA-256 of what was merged: weights, configuration and tokenizer."""
-    told = (REPORT, "README.md")
-    return {
-        path.name: fingerprint(path) for path in sorted(output.iterdir()) if path.is_file() and path.name not in told
-    }
+    """Size and SHA-256 of the merged model's files: weights, configuration and tokenizer."""
+    files = [path for path in sorted(output.iterdir()) if path.is_file() and path.name not in (REPORT, "README.md")]
+    return {path.name: fingerprint(path) for path in files}
 
 
 def _is_whole(report: dict[str, Any], output: Path) -> bool:
-    """Whether the files are still those that were proved, and the proof is there."""
+    """Whether the report's proof is complete and the files are still those that it is about."""
     with contextlib.suppress(ArithmeticError, KeyError, TypeError, ValueError):
-        said = say(report["proof"]), report["proof"]["mean_difference"] <= report["rounding"], report["proof"]["effect"]
-        held, wrote = _files(output), report.get("files") or report["weights"]  # of the weights alone, once
-        added = {name for name in held.keys() - wrote.keys() if name.endswith(".safetensors")}
-        return bool(said) and not added and wrote.items() <= held.items()
+        proof = report["proof"]
+        complete = say(proof), proof["mean_difference"] <= report["rounding"], proof["effect"]  # else they raise
+        present, recorded = _files(output), report.get("files") or report["weights"]  # old reports: weights only
+        added = {name for name in present.keys() - recorded.keys() if name.endswith(".safetensors")}
+        return bool(complete) and not added and recorded.items() <= present.items()
     return False
 
 
@@ -154,26 +148,22 @@ def _must_be_empty(output: Path) -> None:
 
 
 def copy_adapter(adapter: Path, base: ModelConfig, output: Path) -> None:
-    """Copy what others can use of a checkpoint: adapter, tokenizer, chat template, value head.
-
-    Raises:
-        ConfigError: ``output`` holds something else than this adapter.
-    """
-    there, folder = output / WEIGHTS, output.resolve()
+    """Copy adapter, tokenizer, chat template and value head; ConfigError: ``output`` holds anything but these."""
+    copied, folder = output / WEIGHTS, output.resolve()
     of_run = folder.name in ("final", "average") and any(folder.parent.glob("checkpoint-*"))
     if (folder / "manifest.json").exists() or of_run:
         raise ConfigError(f"--output {output}: belongs to a run; expected a directory that is new or empty")
-    sweep(output, WEIGHTS)  # what a kill has left of it
-    if not (there.is_file() and there.read_bytes() == (adapter / WEIGHTS).read_bytes()):
+    sweep(output, WEIGHTS)  # temporary files of a copy that was killed
+    if not (copied.is_file() and copied.read_bytes() == (adapter / WEIGHTS).read_bytes()):
         _must_be_empty(output)
-    on = {"base_model_name_or_path": publish.public_name(base.model_name), "revision": base.revision}
-    settings = read_json(adapter / SETTINGS) | on
+    public_base = {"base_model_name_or_path": publish.public_name(base.model_name), "revision": base.revision}
+    settings = read_json(adapter / SETTINGS) | public_base
     must_be_writable(output)
     files = [path for path in adapter.iterdir() if path.is_file() and path.name not in {*STATE, SETTINGS}]
     with blaming("--output ", CheckpointError):
         need_space(output, sum(path.stat().st_size for path in files))
-    for path in sorted(files, key=lambda path: path.name != WEIGHTS):  # with these a second attempt is let in
-        write_file(output / path.name, path.read_bytes())  # without the rights: a checkpoint's may be read-only
+    for path in sorted(files, key=lambda path: path.name != WEIGHTS):  # first, since they let a second attempt in
+        write_file(output / path.name, path.read_bytes())  # not its permissions: a checkpoint may be read-only
     write_file(output / SETTINGS, json.dumps(settings, indent=2, sort_keys=True).encode())
 
 
@@ -184,19 +174,18 @@ def parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
     """Read the command line."""
     rounding = ", ".join(f"{limit:g} in {dtype}" for dtype, limit in ROUNDING.items())
     parser = FlagParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--checkpoint", required=True, metavar="DIR", help="a checkpoint, or a run: its latest one")
-    parser.add_argument("--output", required=True, metavar="DIR", type=Path, help="a new folder")
-    parser.add_argument("--base", metavar="B", help="another copy of the base (default: as in the run)")
-    parser.add_argument("--dtype", choices=tuple(ROUNDING), help="of the merged weights (default: the run's)")
-    parser.add_argument(
-        "--deals", type=at_least(1, 2**20), default=200, metavar="N", help="played before and after (200)"
-    )
-    parser.add_argument("--tolerance", type=at_least(0.0), metavar="NATS", help="mean difference of log-probabilities "
-                        f"to allow (default: {rounding}; 2 %% of the adapter's effect if more)")  # fmt: skip
-    parser.add_argument("--adapter-only", action="store_true", help="do not merge: a folder with the adapter alone")
-    parser.add_argument("--push", metavar="OWNER/NAME", help="upload the folder to the Hub")
-    parser.add_argument("--private", action="store_true", help="make the repository a private one")
-    parser.add_argument("--dry-run", action="store_true", help="everything but the upload; list files, print the card")
+    add = parser.add_argument
+    add("--checkpoint", required=True, metavar="DIR", help="a checkpoint, or a run: its latest one")
+    add("--output", required=True, metavar="DIR", type=Path, help="a new folder")
+    add("--base", metavar="B", help="another copy of the base (default: as in the run)")
+    add("--dtype", choices=tuple(ROUNDING), help="of the merged weights (default: the run's)")
+    add("--deals", type=at_least(1, 2**20), default=200, metavar="N", help="played before and after (200)")
+    add("--tolerance", type=at_least(0.0), metavar="NATS", help="mean difference of log-probabilities "
+        f"to allow (default: {rounding}; 2 %% of the adapter's effect if more)")  # fmt: skip
+    add("--adapter-only", action="store_true", help="do not merge: a folder with the adapter alone")
+    add("--push", metavar="OWNER/NAME", help="upload the folder to the Hub")
+    add("--private", action="store_true", help="make the repository private")
+    add("--dry-run", action="store_true", help="everything but the upload; list files, print the card")
     return parser.parse_args(argv)
 
 
@@ -204,26 +193,25 @@ def make_merge(adapter: Path, config: SimpleNamespace, args: argparse.Namespace)
     """Merge into the output folder, unless that was done before; return the report."""
     model, dtype = config.model, args.dtype or config.model.dtype
     made_of = {"base": publish.public_name(model.model_name), "revision": model.revision, "dtype": dtype,
-               "dequantised": model.use_4bit, "deals": args.deals, "thinking": False,  # of who names no mode
+               "dequantised": model.use_4bit, "deals": args.deals, "thinking": False,  # the chat template's default
                "adapter_sha256": fingerprint(adapter / WEIGHTS)["sha256"]}  # fmt: skip
-    report = finished(args.output, made_of)
-    if report is not None:
+    if (report := finished(args.output, made_of)) is not None:
         print(f"{args.output} holds this merge already")
-    else:
-        must_be_writable(args.output)
-        weights = count_parameters(config.lora, load_architecture(model)).total
-        with blaming("--output ", CheckpointError):
-            need_space(args.output, weights * getattr(torch, dtype).itemsize)
-        begun = {"made_of": made_of, "interrupted": True}  # until all is there
-        write_file(args.output / REPORT, json.dumps(begun).encode())
-        report = {"made_of": made_of} | merge(config, adapter, args.output, dtype, args.deals)
-        report["files"] = _files(args.output)
-        write_file(args.output / REPORT, json.dumps(report, indent=1).encode())
+        return report
+    must_be_writable(args.output)
+    weights = count_parameters(config.lora, load_architecture(model)).total
+    with blaming("--output ", CheckpointError):
+        need_space(args.output, weights * getattr(torch, dtype).itemsize)
+    begun = {"made_of": made_of, "interrupted": True}  # stands until the merge is complete
+    write_file(args.output / REPORT, json.dumps(begun).encode())
+    report = {"made_of": made_of} | merge(config, adapter, args.output, dtype, args.deals)
+    report["files"] = _files(args.output)
+    write_file(args.output / REPORT, json.dumps(report, indent=1).encode())
     return report
 
 
 def judge(report: dict[str, Any], args: argparse.Namespace) -> None:
-    """Say what the merge did to the model; EvaluationError where it lost too much."""
+    """Print how far the merged model differs; EvaluationError where that is more than allowed."""
     proof = report["proof"]
     print(f"{args.output}: merged model against base and adapter apart: {say(proof)}")
     mean, effect, rounding = proof["mean_difference"], proof["effect"], report["rounding"]
@@ -239,7 +227,7 @@ def judge(report: dict[str, Any], args: argparse.Namespace) -> None:
 
 
 def finish(about: publish.Published, args: argparse.Namespace) -> None:
-    """Write the card, check the folder, and upload or show it."""
+    """Write the card, check the folder, then upload or list it."""
     text, file = publish.card(about), args.output / "README.md"
     kept = read_text(file) if file.is_file() else None
     if kept is not None and not publish.is_unchanged(kept):
@@ -259,7 +247,7 @@ def finish(about: publish.Published, args: argparse.Namespace) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    """Merge, prove, write the card, upload."""
+    """Merge and compare, or copy the adapter; write the card; upload."""
     if args.push:
         publish.check_repo(args.push)
         if not args.dry_run:
@@ -269,7 +257,7 @@ def run(args: argparse.Namespace) -> None:
     file, base, report = adapter.parent / "summary.json", config.model.model_name, None
     summary = read_json(file) if file.is_file() else None
     if adapter.name == "final" and isinstance(summary, dict) and (made := adapter / "manifest.json").is_file():
-        step = read_json(made).get("step")  # a run that went on replaces this player before it evaluates it
+        step = read_json(made).get("step")  # a resumed run replaces ``final`` before it evaluates it
         summary = summary if summary.get("steps", step) == step else None
     if summary is not None:
         publish.must_tell_games(summary, file, adapter.name)

@@ -4,7 +4,7 @@
     python scripts/play.py --opponent mcts:200x1 --game connect_four --seat 1
 
 Answer with the number or the name of an action (``4`` or ``x(1,1)``). ``?`` shows what the model would play in your
-place, ``q`` ends the game.
+place, ``q`` quits.
 """
 
 import argparse
@@ -28,13 +28,13 @@ from training.process import ProgramError, leave, run_program
 
 
 class Person:
-    """Someone at the terminal, who sees the board, however tersely the model does, and answers with action ids."""
+    """Whoever sits at the terminal. They see the whole board, however tersely the model is shown it."""
 
     def __init__(self, task_id: int, adviser: Any) -> None:
         self.task_id, self.adviser = task_id, adviser
 
     def act(self, queries: Sequence[Query]) -> list[Action]:
-        """Show the position and wait for a legal answer; EOFError: ``q``, or the end of the input."""
+        """Show the position and wait for a legal answer; EOFError after ``q`` or at the end of the input."""
         [query] = queries
         state, game = position(self.task_id, query.history), table(self.task_id).game
         print(f"\n{game.describe(state, query.seat)}\n\nYou are Player {query.seat}.")
@@ -62,21 +62,21 @@ class Person:
 
 
 def meant(text: str, legal: dict[int, str]) -> int | None:
-    """The action of this number, name or last words of a name, in whatever case where that leaves one; or None."""
-    ids = {str(action): action for action in legal}
+    """The action with this number or name, or whose name ends in these words; None where none or several match.
+
+    A name as it is written is preferred to one that differs in case or spaces, and that to a name's last words.
+    """
+    if text in map(str, legal):
+        return int(text)
+    unnumbered = {action: name.removeprefix(f"{action} - ") for action, name in legal.items()}  # as in backgammon
+    words, plain = text.lower().split(), "".join(text.lower().split())
     exact = [action for action, name in legal.items() if text == name]
-    numbered = {action: name.removeprefix(f"{action} - ") for action, name in legal.items()}
-    alike = [action for action, name in numbered.items() if _plain(text) == _plain(name)]
-    if all(numbered[action] != legal[action] for action in alike):  # backgammon's dice in either order: one move
+    alike = [action for action, name in unnumbered.items() if plain == "".join(name.lower().split())]
+    if all(unnumbered[action] != legal[action] for action in alike):  # backgammon's dice in either order: one move
         alike = alike[:1]
-    words = text.lower().split()
     ending = [a for a, name in legal.items() if not text.isdigit() and words == name.lower().split()[-len(words) :]]
     found = exact or alike or ending
-    return ids.get(text, found[0] if len(found) == 1 else None)
-
-
-def _plain(name: str) -> str:
-    return "".join(name.lower().split())
+    return found[0] if len(found) == 1 else None
 
 
 def _ask(prompt: str) -> str:
@@ -87,12 +87,7 @@ def _ask(prompt: str) -> str:
 
 
 def play_one(opponent: Contestant, task: Task) -> Episode:
-    """Play one task, the person in its own seat.
-
-    Raises:
-        EOFError: the person ended it.
-        ConfigError: a bot that cannot play this game.
-    """
+    """Play with the person in the task's own seat; EOFError: they quit, ConfigError: a bot cannot play this game."""
     config = replace(opponent.env, env_mode="local")
     with blaming():
         make_env(config).reset(task)
@@ -105,14 +100,14 @@ def ending(episode: Episode) -> str:
     """The last position, with nothing hidden any more, and who won."""
     game, history = table(episode.task.task_id).game, episode.info["history"]
     state: Any = position(episode.task.task_id, history)
-    if episode.outcome != "finished":  # you are asked until an answer is legal: it was the other one's turn
+    if episode.outcome != "finished":  # by the opponent: the person is asked until an answer is legal
         why = {"forfeited": "gave no legal answer", "truncated": "has no room for the conversation any more"}
         return f"\n{state}\n\nthe game was not decided: the opponent {why[episode.outcome]}"
     seat, returns = episode.info["seat"], episode.info["returns"]
     zero_sum = state.get_game().get_type().utility.name == "ZERO_SUM"
-    ahead = returns[seat] if zero_sum else episode.score - 0.5  # of three at a table, an even score is no 0.5
+    ahead = returns[seat] if zero_sum else episode.score - 0.5  # with three players a score of 0.5 is not a draw
     result = "win" if ahead > 0 else "lose" if ahead < 0 else "draw"
-    with contextlib.suppress(Exception):  # of somebody's file, which need not know the end; the engine does
+    with contextlib.suppress(Exception):  # a custom game need not describe final positions; the engine's text remains
         if game.dealt:
             dealt = ", ".join(game.dealt(action) for player, action in history if player == -1)
             state = f"{game.describe(state, seat)}\nDealt, to Player 0 first: {dealt}"
@@ -137,13 +132,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     def run() -> None:
         roster = Roster(args.config, args.set, args.seed, args.greedy, args.model)
-        config = roster.config(args.opponent if is_folder(args.opponent) else None)  # with games of its own
+        config = roster.config(args.opponent if is_folder(args.opponent) else None)  # registers its env.games_path
         if config.env.env_type != "openspiel":
             raise ConfigError(f"{args.opponent}: was trained on env_type {config.env.env_type}, and this plays games")
         with blaming("--game: "):
             [(first, _)] = next(iter(game_sets([args.game]).values()))
         opponent = roster.contestant(args.opponent)
-        # The environment seats the player at seed % 2; deals are numbered so that every seed is another one.
+        # The environment seats the player at seed % 2: each --seed is another deal, which both seats can play.
         try:
             episode = play_one(opponent, Task(first, 2 * args.seed + args.seat, opponent.opponent))
         except EOFError:

@@ -42,12 +42,12 @@ from training.process import at_least, setup_logging
 
 MAX_BODY_BYTES = 2**20
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
-REQUEST_SECONDS = 10.0  # for a client to send the head of a request, and again for its body
-SHUTDOWN_SECONDS = 1  # for requests under way, once the server is to end
+REQUEST_SECONDS = 10.0  # for a client to send the head of a request, again for its body, again to read the answer
+SHUTDOWN_SECONDS = 1  # for requests in progress when the server stops
 
 
 async def _body(request: Request) -> Any:
-    """Return the JSON object of a request's body; no body is an empty one."""
+    """Return the JSON object in a request's body, {} where the body is empty."""
     body = bytearray()
     try:
         async with asyncio.timeout(REQUEST_SECONDS):
@@ -55,7 +55,7 @@ async def _body(request: Request) -> Any:
                 body += chunk
                 if len(body) > MAX_BODY_BYTES:
                     raise HTTPException(413, f"the body is longer than {MAX_BODY_BYTES} bytes")
-    except ClientDisconnect as error:  # nobody hears the answer
+    except ClientDisconnect as error:  # nobody will read this answer
         raise HTTPException(400, "the body was cut short") from error
     except TimeoutError as error:
         raise HTTPException(408, f"the body has not arrived within {REQUEST_SECONDS:g} s") from error
@@ -73,9 +73,10 @@ async def _invoke(actor: Actor, request: Request, name: Any, args: Any, kwargs: 
         raise HTTPException(404, f"no method {name!r}: there are {', '.join(actor.methods)}")
     if not isinstance(args, list) or not isinstance(kwargs, dict):
         raise HTTPException(422, "args must be a list and kwargs an object")
-    if isinstance(nested := kwargs.get("kwargs"), dict):  # as the public client's example passes them on
+    if isinstance(nested := kwargs.get("kwargs"), dict):  # the public client's example wraps its arguments like this
         kwargs = {key: value for key, value in kwargs.items() if key != "kwargs"} | nested
-    method, signature = actor.methods[name], inspect.signature(actor.methods[name])
+    method = actor.methods[name]
+    signature = inspect.signature(method)
     CLIENT.set(request)
     try:
         with blaming(f"{name}{signature}: ", TypeError, raising=partial(RequestError, "invalid_request")):
@@ -122,46 +123,49 @@ def make_app(actor: Actor) -> Starlette:
 
 
 class ImpatientProtocol(H11Protocol):
-    """uvicorn's HTTP with deadlines for the head of a request and for taking its answer; ``_body`` has the body's."""
+    """uvicorn's HTTP with deadlines for sending a request's head and for reading the answer; ``_body`` has the body's.
 
-    _late: asyncio.TimerHandle | None = None
-    _unread: asyncio.TimerHandle  # since ``pause_writing``
+    A client that misses one is disconnected.
+    """
+
+    _head_timer: asyncio.TimerHandle | None = None
+    _answer_timer: asyncio.TimerHandle  # since ``pause_writing``
 
     def connection_made(self, transport: Any) -> None:
-        """Start the clock."""
+        """Start the timer of the first request's head."""
         super().connection_made(transport)
-        transport.set_write_buffer_limits(0)  # so that ``pause_writing`` tells of whatever is not taken
-        self._late = self.loop.call_later(REQUEST_SECONDS, transport.close)
+        transport.set_write_buffer_limits(0)  # ``pause_writing`` is then called as soon as anything is left unread
+        self._head_timer = self.loop.call_later(REQUEST_SECONDS, transport.close)
 
     def data_received(self, data: bytes) -> None:
-        """Stop the clock once a request has begun; start it with the first byte of the next one's head."""
+        """Stop the timer once the head is complete; start it with the first byte of the next request's head."""
         super().data_received(data)
-        begun = self.cycle is not None and not self.cycle.response_complete
-        if begun and self._late:
-            self._late.cancel()
-            self._late = None
-        elif not begun and not self._late:
-            self._late = self.loop.call_later(REQUEST_SECONDS, self.transport.close)
+        head_complete = self.cycle is not None and not self.cycle.response_complete
+        if head_complete and self._head_timer:
+            self._head_timer.cancel()
+            self._head_timer = None
+        elif not head_complete and not self._head_timer:
+            self._head_timer = self.loop.call_later(REQUEST_SECONDS, self.transport.close)
 
     def pause_writing(self) -> None:
-        """Start the clock of an answer that the client has not taken; ``close`` would wait for that."""
+        """Start the timer of an answer that the client is not reading. ``close`` would wait for it to be read."""
         super().pause_writing()
-        self._unread = self.loop.call_later(REQUEST_SECONDS, self.transport.abort)
+        self._answer_timer = self.loop.call_later(REQUEST_SECONDS, self.transport.abort)
 
     def resume_writing(self) -> None:
-        """Stop it."""
+        """Stop the answer's timer."""
         super().resume_writing()
-        self._unread.cancel()
+        self._answer_timer.cancel()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Stop the clock."""
+        """Stop the head's timer."""
         super().connection_lost(exc)
-        if self._late:
-            self._late.cancel()
+        if self._head_timer:
+            self._head_timer.cancel()
 
 
 class GameServer(uvicorn.Server):
-    """uvicorn's server, which gives up its games when it is told to end."""
+    """uvicorn's server, which drops its games when it stops and remembers whether SIGINT stopped it."""
 
     def __init__(self, actor: Actor):
         super().__init__(uvicorn.Config(make_app(actor), log_level="warning", access_log=False, http=ImpatientProtocol,
@@ -169,30 +173,29 @@ class GameServer(uvicorn.Server):
         self.actor, self.interrupted = actor, False
 
     def handle_exit(self, sig: int, frame: Any) -> None:
-        """Take a signal."""
+        """Remember an interrupt, then stop as uvicorn does."""
         self.interrupted = self.interrupted or sig == signal.SIGINT
         super().handle_exit(sig, frame)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """End: games first, which is not done in ``handle_exit``, since what it interrupts may hold their locks."""
+        """Drop the games, then stop. Not in ``handle_exit``: the code a signal interrupts may hold their locks."""
         self.actor.close()
         await super().shutdown(sockets)
 
 
 def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = FlagParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--port", type=at_least(0, 65535), default=8765, help="0: a free one (default 8765)")
-    parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: this machine only)")
-    parser.add_argument("--run", metavar="RUN", help="whose own games are served, too (its env.games_path)")
-    parser.add_argument("--games-path", metavar="DIR", help="the same without a run: docs/adding_a_game.md")
-    parser.add_argument("--opponent", default="mcts", help="of a reset that names none (default mcts)")
-    parser.add_argument("--max-episodes", type=at_least(1), default=1000, help="at a time (default 1000)")
-    parser.add_argument("--idle-seconds", type=at_least(0.001), default=3600,
-                        help="until an episode is forgotten (default 3600)")  # fmt: skip
-    parser.add_argument("--search-threads", type=at_least(0), default=0,
-                        help="of searching opponents (default: one per core)")  # fmt: skip
-    parser.add_argument("--max-search", type=at_least(0.001), default=1,
-                        help="most that clients may search, times the game's own budget (default 1)")  # fmt: skip
+    add = parser.add_argument
+    add("--port", type=at_least(0, 65535), default=8765, help="0: a free one (default 8765)")
+    add("--host", default="127.0.0.1", help="address to listen on (default: this machine only)")
+    add("--run", metavar="RUN", help="also serve the games of this run's env.games_path")
+    add("--games-path", metavar="DIR", help="also serve the games in this folder: docs/adding_a_game.md")
+    add("--opponent", default="mcts", help="where reset names none (default mcts)")
+    add("--max-episodes", type=at_least(1), default=1000, help="at a time (default 1000)")
+    add("--idle-seconds", type=at_least(0.001), default=3600, help="until an episode is dropped (default 3600)")
+    add("--search-threads", type=at_least(0), default=0, help="for opponents that search (default: one per core)")
+    add("--max-search", type=at_least(0.001), default=1,
+        help="most that clients may ask an opponent to search, times the game's own budget (default 1)")  # fmt: skip
     args = parser.parse_args(argv)
     files = [Path(args.run) / "run_config.json"] if args.run else []
     sets = [f"env.games_path={json.dumps(args.games_path)}"] if args.games_path else []
@@ -200,29 +203,29 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         load_config({"env": EnvConfig}, files, sets, skip_unknown_sections=True)
         check_games()
         with blaming("--opponent: "):
-            read_task(0, 0, args.opponent, math.inf)  # the bound is for clients
+            read_task(0, 0, args.opponent, math.inf)  # --max-search limits clients only
     except ValueError as error:
         parser.error(str(error))
     return args
 
 
 def _listen(host: str, port: int) -> socket.socket:
-    # asyncio switches Nagle's algorithm off, which else delays answers by 40 ms, only for sockets that name TCP.
+    # asyncio disables Nagle's algorithm, which delays answers by 40 ms, only on sockets created with IPPROTO_TCP.
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     listener.bind((host, port))
-    listener.listen()  # before the address is told
+    listener.listen()  # before the address is printed
     return listener
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Serve until interrupted; 1: the address is taken, 2: bad usage, 130: interrupted."""
+    """Serve until stopped; exit codes: 1 cannot listen on the address, 2 bad usage, 130 interrupted."""
     setup_logging()
     args = _arguments(argv)
     try:
         listener = _listen(args.host, args.port)
-    except (OSError, TypeError, UnicodeError) as error:  # of these the last two are of a name that no machine has
+    except (OSError, TypeError, UnicodeError) as error:  # the last two: a string that cannot be a host name
         why = getattr(error, "strerror", None) or error
         print(f"serve: cannot listen on {args.host} port {args.port}: {why}", file=sys.stderr)
         return 1
@@ -231,8 +234,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     actor = Actor(args.opponent, args.max_episodes, args.idle_seconds, args.search_threads, args.max_search)
     server = GameServer(actor)
     host = f"[{args.host}]" if ":" in args.host else args.host
-    # Scripts' & starts programs that ignore interrupts; and Python's own handler would raise one while the loop is
-    # imported, where what callbacks raise is lost.
+    # uvicorn installs its handlers only once its loop runs. Until then SIGINT may be ignored (a shell script's & starts
+    # programs so), or raise KeyboardInterrupt during an import, in a callback whose exceptions are lost.
     signal.signal(signal.SIGINT, server.handle_exit)
     try:
         print(f"serving {len(games.GAMES)} games on http://{host}:{listener.getsockname()[1]}", flush=True)
@@ -245,4 +248,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 if __name__ == "__main__":
     code = main()
     sys.stdout.flush()
-    os._exit(code)  # at once: the interpreter's own end would wait for searches that nobody awaits
+    os._exit(code)  # a normal exit would wait for the threads that still search

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# Set up .venv from pinned requirements and say what this machine has. Run again, it downloads nothing twice.
+# Set up .venv from pinned requirements and report what this machine has. A second run downloads nothing again.
 #
 #     bash scripts/setup.sh                         # what training needs
-#     bash scripts/setup.sh requirements-dev.txt    # tests and linters besides
+#     bash scripts/setup.sh requirements-dev.txt    # also tests and linters
 #     PYTHON=python3.12 bash scripts/setup.sh
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -14,7 +14,7 @@ fail() {
 
 requirements="${1:-requirements.txt}"
 [[ -f "$requirements" ]] || fail "no file $requirements; there are $(echo requirements*.txt)"
-stamp=".venv/${requirements%.txt}.installed" # holds a checksum, once they are installed completely
+stamp=".venv/${requirements%.txt}.installed" # holds a checksum once the installation is complete
 wanted="$(cat requirements.txt "$requirements" | cksum)"
 
 is_recent() { "$1" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; }
@@ -47,7 +47,7 @@ install() {
         echo "setup: no NVIDIA driver here, and PyPI's torch brings gigabytes of CUDA along; to save them, start again with"
         echo "setup:     PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu"
     fi
-    # First and alone: resolved together with the others, another build of torch may be chosen and downloaded.
+    # First and alone: resolved together with the rest, pip may choose and download another build of torch.
     echo "setup: installing torch"
     "${pip[@]}" "$(grep '^torch==' requirements.txt)"
     echo "setup: installing the rest of $requirements"
@@ -81,7 +81,7 @@ EOF
 }
 
 is_recent .venv/bin/python || make_venv
-# Where making it was interrupted there is an interpreter and no pip yet.
+# A .venv whose creation was interrupted has an interpreter but no pip.
 .venv/bin/python -m pip --version >/dev/null 2>&1 || .venv/bin/python -m ensurepip >/dev/null
 [[ "$(cat "$stamp" 2>/dev/null)" == "$wanted" ]] || install
 touch "$stamp" # make compares its time with that of the requirements

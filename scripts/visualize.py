@@ -6,7 +6,7 @@
 
 Reads the run directories that training writes (metrics.jsonl; summary.json, run_config.json, about.json and
 episodes.jsonl where they exist) and writes ``curves.png``, ``report.html``, which opens from disk without a network,
-and ``report.md``, to be pasted.
+and ``report.md``, for pasting.
 """
 
 import argparse
@@ -37,8 +37,8 @@ from utils import ConfigError, read_file, read_json, write_file
 
 ASSETS = Path(__file__).resolve().parent / "report"
 MAX_POINTS = 1500  # of a line
-MAX_EPISODES = 200  # of a run in the page, the latest
-LONGEST = 1e9  # seconds of a run that are told
+MAX_EPISODES = 200  # of a run on the page: the latest
+LONGEST = 1e9  # seconds of a run that are shown
 # Okabe and Ito's colour-blind-safe palette (Okabe & Ito 2008, "Color Universal Design"), best on white first.
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
 DASHES = ("-", "--", ":", "-.", (0, (9, 2)), (0, (5, 2, 1, 2, 1, 2)), (0, (1, 5)), (0, (9, 2, 4, 2)))
@@ -46,15 +46,15 @@ DASHES = ("-", "--", ":", "-.", (0, (9, 2)), (0, (5, 2, 1, 2, 1, 2)), (0, (1, 5)
 
 @dataclass(frozen=True)
 class Panel:
-    """A chart: metric keys (one ending in "/" stands for all keys that begin with it) and how to draw them."""
+    """A chart: metric keys (one that ends in "/" is a prefix) and how to draw them."""
 
     title: str
     keys: tuple[str, ...]
     unit: str = ""
     smooth: bool = False  # rolling mean with a 95 % band over the faint raw line
-    marks: bool = False  # few points: draw them
+    marks: bool = False  # points are few: draw each
     limits: tuple[float, float] | None = None
-    first: bool = False  # in sight; the others are folded
+    first: bool = False  # always visible on the page; the others are folded away
 
 
 PANELS = (
@@ -87,7 +87,7 @@ PANELS = (
 
 @dataclass
 class RunData:
-    """What a run directory holds; the optional files are empty where they are missing."""
+    """What a run directory holds; optional files that are missing are empty here."""
 
     name: str
     rows: list[dict[str, Any]]
@@ -98,7 +98,7 @@ class RunData:
 
     @property
     def stages(self) -> list[tuple[float, str]]:
-        """(step, text) of each stage change: what is entered, and why."""
+        """(step, text) of each stage change: the stage entered, and why."""
         changes = [row for row in self.rows if row.get("stage_change")]
         keys = ("stage_change", "stage_reason")
         return [(row["step"], ": ".join(str(row[key]) for key in keys if row.get(key))) for row in changes]
@@ -110,7 +110,7 @@ class RunData:
 
 
 def load_run(directory: Path) -> RunData:
-    """Read a run directory; ConfigError: there is no metrics.jsonl, or a file in the directory is damaged."""
+    """Read a run directory; ConfigError: it has no metrics.jsonl, or one of its files is damaged."""
     path = directory / "metrics.jsonl"
     if not path.is_file():
         raise ConfigError(f"{path}: not found; a run directory has a metrics.jsonl, written by training")
@@ -125,9 +125,9 @@ def load_run(directory: Path) -> RunData:
         if not isinstance(content, dict):
             raise ConfigError(f"{file}: not a JSON object")
     config = {name: part for name, part in config.items() if isinstance(part, dict)}
-    if path := config.get("env", {}).get("games_path"):  # whose games the replay is then able to draw
+    if path := config.get("env", {}).get("games_path"):  # registers its custom games, for the replay
         make(EnvConfig, {"games_path": path}, f"{files[0]}: env")
-    if is_number(summary.get("steps")) and summary["steps"] < rows[-1]["step"]:  # of an earlier end: it went on
+    if is_number(summary.get("steps")) and summary["steps"] < rows[-1]["step"]:  # written before the run was resumed
         summary = {}
     games, english = summary.get("games", {}), summary.get("english") or {}
     if not isinstance(games, dict) or not all(isinstance(game, dict) for game in games.values()):
@@ -139,19 +139,19 @@ def load_run(directory: Path) -> RunData:
 
 
 def load_runs(directories: Sequence[Path]) -> list[RunData]:
-    """``load_run`` of each, named by the end of its path: as many folders as it takes to tell them apart."""
+    """``load_run`` of each, named by as many folders at the end of its path as tell all runs apart."""
     parts = [directory.resolve().parts for directory in directories]
-    names = [["/".join(path[-n:]) for path in parts] for n in range(1, max(map(len, parts)) + 1)]
-    told = next((tried for tried in names if len({*tried}) == len({*parts})), names[-1])
-    return [replace(load_run(directory), name=name) for directory, name in zip(directories, told, strict=True)]
+    candidates = [["/".join(path[-n:]) for path in parts] for n in range(1, max(map(len, parts)) + 1)]
+    names = next((names for names in candidates if len({*names}) == len({*parts})), candidates[-1])
+    return [replace(load_run(directory), name=name) for directory, name in zip(directories, names, strict=True)]
 
 
 def _opponent_shares(rows: list[dict[str, Any]]) -> None:
-    """Turn the games against each opponent into shares of a step's games, where there are several opponents."""
+    """Add ``opponent/NAME``, the share of a step's games, to each row, where a run has several opponents."""
     mixes = [Counter[str]() for _ in rows]
     for row, mix in zip(rows, mixes, strict=True):
-        found = row.get("opponents")
-        for name, n in found.items() if isinstance(found, dict) else ():
+        counts = row.get("opponents")
+        for name, n in counts.items() if isinstance(counts, dict) else ():
             if is_number(n) and n > 0:
                 mix["past" if name.startswith("past:") else name] += n  # there may be a hundred past selves
     names = dict.fromkeys(name for mix in mixes for name in mix)
@@ -161,30 +161,30 @@ def _opponent_shares(rows: list[dict[str, Any]]) -> None:
 
 
 def _read_lines(path: Path) -> list[dict[str, Any]]:
-    """Parse JSON lines, none where there is no file. A last line without its newline is still being written."""
+    """Parse JSON lines; [] where there is no file. A last line without a newline is still being written: skipped."""
     rows: list[dict[str, Any]] = []
     try:
         for line in read_file(path, MOST_BYTES).decode().split("\n")[:-1] if os.path.lexists(path) else ():
             rows.append(json.loads(line))
             if not isinstance(rows[-1], dict):
                 raise ValueError("not a JSON object")
-    except (ValueError, RecursionError) as error:  # neither JSON nor text
+    except (ValueError, RecursionError) as error:  # not text, not JSON, or nested too deeply
         raise ConfigError(f"{path}: cannot be read after line {len(rows)}: {error}") from error
     return rows
 
 
 def rolling(y: Sequence[float], window: int) -> list[list[float]]:
-    """Trailing mean of the last ``window`` values, and the ends of its 95 % band, by Student's t of at least 5."""
+    """Mean, low and high: the trailing mean of ``window`` values and its 95 % band, by Student's t of at least 5."""
     import pandas
     from scipy.special import stdtrit
 
     part = pandas.Series(y, dtype=float).rolling(window, min_periods=1)
     mean, error = part.mean(), (stdtrit(part.count() - 1, 0.975) * part.sem()).where(part.count() >= 5, 0.0)
-    return [ends.tolist() for ends in (mean, mean - error, mean + error)]
+    return [series.tolist() for series in (mean, mean - error, mean + error)]
 
 
 def heading(run: RunData) -> list[tuple[str, str]]:
-    """What the run is, and by what it was made: (head, text), as far as it is known."""
+    """(head, text) of each known fact about the run: what was trained, on what, for how long."""
     about, row = run.about, run.rows[-1]
     mix = row.get("opponents")
     seconds = min(sum(r["time_total"] for r in run.rows if is_number(r.get("time_total"))), LONGEST)
@@ -198,7 +198,7 @@ def heading(run: RunData) -> list[tuple[str, str]]:
         "commit": about.get("commit"), "hardware": about.get("hardware"),
         "time": f"{duration(seconds)} in steps" if seconds else None,
     }  # fmt: skip
-    if is_number(about.get("seconds")) and about["seconds"] >= max(seconds, 1e-9):  # less: it was killed, and went on
+    if is_number(about.get("seconds")) and about["seconds"] >= max(seconds, 1e-9):  # less: it was killed and resumed
         facts["time"] = f"{duration(min(about['seconds'], LONGEST))} in all, {duration(seconds)} in steps"
     return [(head, " ".join(str(fact).split())) for head, fact in facts.items() if fact not in (None, "")]
 
@@ -208,18 +208,17 @@ def _listed(names: Any) -> str:
 
 
 def panels(runs: Sequence[RunData]) -> list[dict[str, Any]]:
-    """What is drawn, on paper and in the page: panels with lines."""
+    """The panels that have lines to draw, for the PNG and for the page."""
     return [{**asdict(panel), "lines": lines} for panel in PANELS if (lines := panel_lines(panel, runs))]
 
 
 def panel_lines(panel: Panel, runs: Sequence[RunData]) -> list[dict[str, Any]]:
-    """A line for each run and key that has finite numbers; none where all of them are always 0.
+    """A line for each run and key that has finite numbers; [] where all of them are always 0.
 
     ``y`` is raw; ``mean``, ``low`` and ``high`` (empty unless smoothed) belong to the same ``x``. Colours tell keys
-    apart, or runs where there is one key; dashes the other.
+    apart and dashes runs; where there is one key, colours tell runs apart.
     """
-    found: list[tuple[int, str, dict[str, Any]]] = []
-    shows: set[tuple[int, str]] = set()
+    found: list[tuple[int, str, dict[str, Any], bool]] = []
     for index, run in enumerate(runs):
         present = dict.fromkeys(key for row in run.rows for key in row)
         prefixes = tuple(key for key in panel.keys if key.endswith("/"))
@@ -235,32 +234,30 @@ def panel_lines(panel: Panel, runs: Sequence[RunData]) -> list[dict[str, Any]]:
             drawn = ([float(f"{values[i]:.5g}") for i in kept] if values else [] for values in (y, *bands))
             line: dict[str, Any] = {"x": [x[i] for i in kept]}
             line |= zip(("y", "mean", "low", "high"), drawn, strict=True)
-            if any(y) or key.startswith(("score", "eval/")):  # the game that is never won is not left out
-                shows.add((index, key))
-            found.append((index, key, line))
-    if panel.limits is None:  # a success that is always 0 says something, a penalty that is switched off does not
-        found = [part for part in found if part[:2] in shows]
-    if not shows:
+            shows = any(y) or key.startswith(("score", "eval/"))  # a game that is never won is worth a line
+            found.append((index, key, line, shows))
+    if not any(shows for *_, shows in found):
         return []
-    shown = list(dict.fromkeys(key for _, key, _ in found))
-    for index, key, line in found:
-        place = shown.index(key)
-        line["colour"], line["dash"] = (place, index * -(-len(shown) // len(PALETTE)) + place // len(PALETTE))
-        names = [key.split("/", 1)[-1], runs[index].name]
-        if len(shown) == 1:
-            line["colour"], line["dash"] = index, 0
-            names = names[1:] if len(runs) > 1 else names
-        line["label"] = ", ".join(names if len(runs) > 1 else names[:1])
-    return [line for _, _, line in found]
+    if panel.limits is None:  # a success rate that is always 0 says something, a penalty that is switched off does not
+        found = [part for part in found if part[-1]]
+    keys = list(dict.fromkeys(key for _, key, *_ in found))
+    for index, key, line, _ in found:
+        name, run_name, place = key.split("/", 1)[-1], runs[index].name, keys.index(key)
+        dash = index * math.ceil(len(keys) / len(PALETTE)) + place // len(PALETTE)
+        if len(keys) == 1:
+            line |= {"colour": index, "dash": 0, "label": run_name if len(runs) > 1 else name}
+        else:
+            line |= {"colour": place, "dash": dash, "label": f"{name}, {run_name}" if len(runs) > 1 else name}
+    return [line for _, _, line, _ in found]
 
 
 def draw_curves(runs: Sequence[RunData], path: Path) -> Path:
-    """Draw the panels of the runs into a PNG file."""
+    """Draw the panels of the runs into a PNG file; return its path."""
     from matplotlib import rcParams
     from matplotlib.figure import Figure
 
-    rcParams["axes.formatter.useoffset"] = False  # memory that stays at 956 MB is not 0.01 above "+9.56e2"
-    rcParams["text.parse_math"] = False  # what stands between two dollars in a run's name is no formula
+    rcParams["axes.formatter.useoffset"] = False  # label 956 MB as 956, not as 0 above "+9.56e2"
+    rcParams["text.parse_math"] = False  # dollars in a run's name do not enclose a formula
     drawn, columns = panels(runs), 3
     rows = max(1, math.ceil(len(drawn) / columns))
     figure = Figure(figsize=(16, 3.1 * rows), dpi=100, layout="constrained")
@@ -273,7 +270,7 @@ def draw_curves(runs: Sequence[RunData], path: Path) -> Path:
         axis.set_axis_off()
     drawing = io.BytesIO()
     figure.savefig(drawing, format="png")
-    write_file(path, drawing.getvalue())  # what a link leads to stays as it is
+    write_file(path, drawing.getvalue())  # replaces a link, and leaves its target as it is
     return path
 
 
@@ -311,9 +308,9 @@ def _finish(axis: Any, title: str, unit: str, lines: int) -> None:
 
 
 def _thin(y: Sequence[float], single: bool) -> list[int]:
-    """Which points of a long run are drawn: every so many-th and the last, which is what the run is now.
+    """Indices of the points of a long line to draw: evenly spaced, and always the last, which is the present state.
 
-    ``single``: what happens once counts, so that of twice as many the least and the greatest are drawn.
+    ``single``: where single values matter, the least and the greatest of each two strides instead.
     """
     last, stride = len(y) - 1, math.ceil(len(y) / MAX_POINTS) or 1
     if not single or stride == 1:
@@ -323,7 +320,7 @@ def _thin(y: Sequence[float], single: bool) -> list[int]:
 
 
 def write_report(runs: Sequence[RunData], path: Path, again: float = 0) -> Path:
-    """Write the page: assets and data in one file that asks for nothing else but, every ``again`` seconds, itself."""
+    """Write the page: one file with assets and data. It loads nothing, except itself every ``again`` seconds."""
     from scripts.report.replay import replayable
 
     data = {
@@ -349,7 +346,8 @@ def write_report(runs: Sequence[RunData], path: Path, again: float = 0) -> Path:
     for name in ("style.css", "charts.js", "boards.js", "page.js"):
         page = page.replace(f"/*{name}*/", (ASSETS / name).read_text(encoding="utf-8"))
     script = page.partition("<script>")[2].partition("</script>")[0].encode()
-    page = page.replace("/*script hash*/", f"sha256-{b64encode(sha256(script).digest()).decode()}")  # no other is run
+    digest = b64encode(sha256(script).digest()).decode()
+    page = page.replace("/*script hash*/", f"sha256-{digest}")  # of the only script that browsers may run here
     text = json.dumps(finite(data), ensure_ascii=False, separators=(",", ":")).replace("<", "\\u003c")
     page = page.replace("<!--again-->", f'<meta http-equiv="refresh" content="{again:g}">' if again else "")
     write_file(path, page.replace("/*data*/", text).encode(errors="replace"))
@@ -357,7 +355,7 @@ def write_report(runs: Sequence[RunData], path: Path, again: float = 0) -> Path:
 
 
 def write_markdown(runs: Sequence[RunData], path: Path) -> Path:
-    """Write what the runs came to as text, one after the other."""
+    """Write the runs' results as Markdown, one after the other."""
     from scripts.report.markdown import page
 
     texts = [page(run.name, heading(run), run.about.get("versions"), run.summary, run.config) for run in runs]
@@ -365,28 +363,28 @@ def write_markdown(runs: Sequence[RunData], path: Path) -> Path:
     return path
 
 
-MARK = b"<title>Run report</title>"  # of a page of this program
-BEGUN = "metrics.jsonl", ".lock"  # one of them is in the folder of a run that has begun
+MARK = b"<title>Run report</title>"  # in every page that this program writes
+BEGUN = "metrics.jsonl", ".lock"  # the folder of a run that has begun has at least one of these
 
 
 def follow(directories: Sequence[Path], output: Path, seconds: float) -> None:
-    """Write the page again and again until the runs have ended."""
-    told = False
+    """Rewrite the page every so many seconds until all runs have ended."""
+    printed = False
     while not all(_ended(directory) for directory in directories):
         metrics = [directory / "metrics.jsonl" for directory in directories]
-        if all(file.is_file() and file.stat().st_size for file in metrics):  # it is empty until the first step is done
+        if all(file.is_file() and file.stat().st_size for file in metrics):  # empty until the first step is done
             output.mkdir(parents=True, exist_ok=True)
             page = write_report(load_runs(directories), output / "report.html", seconds)
-            if not told:
+            if not printed:
                 print(page, flush=True)
-            told = True
+            printed = True
         elif missing := next((d for d in directories if not any((d / f).exists() for f in BEGUN)), None):
             raise ConfigError(f"{missing}: there is no such run")
         time.sleep(seconds)
 
 
 def _ended(directory: Path) -> bool:
-    """Whether its summary is newer than its last step, or nobody holds the lock of a run that was cut short."""
+    """Whether the run's summary is newer than its last step, or no process holds its lock."""
     import fcntl
 
     files = [directory / name for name in ("metrics.jsonl", "summary.json")]
@@ -401,7 +399,7 @@ def _ended(directory: Path) -> bool:
 
 
 def _must_be_own(output: Path) -> None:
-    """Raise ConfigError where a folder that is no run's holds files that are not of this program."""
+    """Raise ConfigError where files of the same names in a folder that is no run's may be somebody else's."""
     page = output / "report.html"
     if any((output / begun).exists() for begun in BEGUN) or (page.is_file() and MARK in page.read_bytes()):
         return
@@ -410,13 +408,13 @@ def _must_be_own(output: Path) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Write curves.png and report.html; 0 done, 2 bad input."""
+    """Write the three files; exit codes: 0 done, 1 curves.png could not be drawn, 2 bad input, 130 interrupted."""
     parser = FlagParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
     add("--run", nargs="+", type=Path, required=True, metavar="RUN", help="run directories")
     add("--output", type=Path, metavar="DIR", help="where to write (default: the first run directory)")
     add("--watch", nargs="?", type=at_least(1, 86_400), const=10, metavar="SECONDS",
-        help="write a page that shows itself anew (every 10 seconds) until the runs have ended")  # fmt: skip
+        help="write a page that reloads itself (every 10 seconds) until the runs have ended")  # fmt: skip
     args = parser.parse_args(argv)
     output = args.output or args.run[0]
 

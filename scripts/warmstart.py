@@ -8,12 +8,11 @@
     python train_ppo.py --config config/presets/leduc_selfplay.json --set model.adapter=runs/warm
 
 A model that never answers legally, or never wins, learns nothing from rewards. The teacher plays the games of the
-curriculum's stages through the same episode loop, prompts and tokens as training; the adapter learns to give its
-answers among the legal ones, and to answer legally without that constraint. PPO goes on from there; an
-ppo.init_kl_coef above 0 holds it to that. Teachers are opponents that think: searches (mcts sees hidden cards, ismcts
-does not), cfr and cfr:ITERATIONS (near an equilibrium of small games that hide something), perfect (small games that
-hide nothing).
-Of programs (``env.env_type`` trace) the teacher is ``output``: what they print.
+curriculum's stages through the same episode loop, prompts and tokens as training; the adapter learns to choose the
+teacher's answers among the legal ones, and to answer legally without that constraint. PPO goes on from there; with
+ppo.init_kl_coef above 0 it stays near. Teachers are opponents that search or solve: mcts (sees hidden cards), ismcts
+(does not), cfr and cfr:ITERATIONS (near an equilibrium of small games that hide something), perfect (small games that
+hide nothing). For programs (``env.env_type`` trace) the teacher is ``output``: what they print.
 """
 
 import argparse
@@ -60,14 +59,14 @@ from utils import CheckpointError, in_threads, need_space, uniform, write_direct
 
 _MOVE, _EXPLORE = 201, 202  # first keys of random streams
 GAMES_AT_ONCE = 256
-OUTPUT = "output"  # the teacher of programs
+OUTPUT = "output"  # the teacher for programs
 
 
-def check_teacher(spec: str, ranges: Seq[TaskRange], env: EnvConfig | None = None) -> None:
+def check_teacher(spec: str, ranges: Seq[TaskRange], env: EnvConfig) -> None:
     """Raise ConfigError, in one line, for a teacher that does not exist or cannot play one of the games."""
-    if env and env.env_type == "trace":
+    if env.env_type == "trace":
         if spec != OUTPUT:
-            raise ConfigError(f"--teacher {spec}: of programs it is {OUTPUT}, what they print")
+            raise ConfigError(f"--teacher {spec}: for programs it must be {OUTPUT}, what they print")
         return check_config(env, [first for first, _ in ranges])
     with blaming("--teacher: "):
         teacher = parse_opponent(spec)
@@ -83,17 +82,14 @@ def check_teacher(spec: str, ranges: Seq[TaskRange], env: EnvConfig | None = Non
 
 
 class Teacher:
-    """A player whose answers are a bot's, or what a program prints, written down as the policy's own would be.
+    """A player that answers as a bot does, or with what a program prints, in the policy's own conversations and tokens.
 
-    With probability ``explore`` a random move is played instead, which is not learnt from: the adapter must know
-    what to do after moves that the teacher would not make.
+    With probability ``explore`` it plays a random move instead, which is not learnt from: the adapter must also see
+    positions that the teacher would not reach.
     """
 
-    def __init__(
-        self, policy: Policy, tasks: Seq[Task], spec: str, seed: int, explore: float, env: EnvConfig | None = None
-    ) -> None:
-        self.conversations, self.max_seq_length = Conversations(policy.chat), policy.max_seq_length
-        self.max_new_tokens, self.env = policy.max_new_tokens, env or EnvConfig()
+    def __init__(self, policy: Policy, tasks: Seq[Task], spec: str, seed: int, explore: float, env: EnvConfig) -> None:
+        self.policy, self.conversations, self.env = policy, Conversations(policy.chat), env
         self.tasks, self.spec, self.seed, self.explore = tasks, spec, seed, explore
         self.release = self.conversations.release
 
@@ -114,32 +110,32 @@ class Teacher:
         return str(bot.step(state)), True
 
     def _write(self, query: Query, text: str, learn: bool) -> Action:
-        chat, limit = self.conversations.chat, None if query.legal else self.max_new_tokens
-        turn = self.conversations.open(query, self.max_seq_length, limit)
+        chat, limit = self.policy.chat, None if query.legal else self.policy.max_new_tokens
         tokens = chat.answers_of(text + END) if query.legal else list(chat.encode(text))
-        if turn is None or len(tokens) > (limit or len(tokens)):
+        turn = self.conversations.open(query, self.policy.max_seq_length, limit)
+        if turn is None or (limit is not None and len(tokens) > limit):
             return Action("", truncated=True)
-        if len(tokens) < (limit or 0):
+        if limit is not None and len(tokens) < limit:
             tokens.append(chat.end_id)
         self.conversations.write(turn, tokens, [0.0] * len(tokens))
         return self.conversations.close(turn, learn=learn)
 
 
 def clone(policy: Policy, sequences: list[Sequence], config: SimpleNamespace, args: argparse.Namespace) -> None:
-    """Maximise the log-probability of the teacher's answers: among the legal ones, and of being legal at all.
+    """Maximise the log-probability of the teacher's answers among the legal ones, and that of answering legally.
 
-    Free answers have no legal ones: their log-probability is that over the whole vocabulary. RuinedWeightsError: what
-    came of it is no player.
+    Free answers have no legal ones: theirs is the log-probability over the whole vocabulary. RuinedWeightsError: the
+    weights no longer give finite numbers.
     """
-    parameters = [p for name, p in policy.trainable().items() if not name.startswith("value_head.")]
-    rate = args.learning_rate or config.ppo.learning_rate
-    optimizer = torch.optim.AdamW(parameters, lr=rate, weight_decay=0.0, fused=True)
-    total, rng = args.epochs * -(-len(sequences) // args.batch), np.random.default_rng(config.run.seed)
-    schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.0, total)
+    rng = np.random.default_rng(config.run.seed)
     orders = [rng.permutation(len(sequences)) for _ in range(args.epochs)]
     batches = [order[i : i + args.batch] for order in orders for i in range(0, len(order), args.batch)]
+    parameters = [p for name, p in policy.trainable().items() if not name.startswith("value_head.")]
+    rate, total = args.learning_rate or config.ppo.learning_rate, len(batches)
+    optimizer = torch.optim.AdamW(parameters, lr=rate, weight_decay=0.0, fused=True)
+    schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.0, total)
     console = Console(total)
-    policy.forget()  # an evaluation's keys and values
+    policy.forget()  # frees the keys and values that the evaluation cached
     for step, picked in enumerate(batches, 1):
         batch = [sequences[i] for i in picked]
         with in_fixed_order(policy.device):
@@ -156,8 +152,8 @@ def clone(policy: Policy, sequences: list[Sequence], config: SimpleNamespace, ar
     policy.check()
 
 
-def _backward(policy: Policy, batch: list[Sequence], weight: float) -> tuple[float, float]:
-    """Add up the gradient of some sequences; -log p of the answers, and their legal mass, which counts ``weight``."""
+def _backward(policy: Policy, batch: list[Sequence], legal_weight: float) -> tuple[float, float]:
+    """Accumulate the gradient of some sequences; return the mean -log p of their answers and mean legal mass."""
     count, unlikely, mass = sum(len(s.decisions) for s in batch), 0.0, 0.0
     for micro in policy.micro_batches(batch):
         part = [batch[i] for i in micro]
@@ -166,7 +162,7 @@ def _backward(policy: Policy, batch: list[Sequence], weight: float) -> tuple[flo
         unlikely += float(loss.detach())
         if read.legal_mass is not None:
             mass += float(read.legal_mass.detach().exp().sum()) / count
-            loss = loss - weight * read.legal_mass.sum() / count
+            loss = loss - legal_weight * read.legal_mass.sum() / count
         loss.backward()
     return unlikely, mass
 
@@ -177,16 +173,14 @@ def parse_args(argv: Seq[str] | None) -> argparse.Namespace:
     add = parser.add_argument
     add("--config", action="append", default=[], metavar="FILE", help="as for train_ppo.py")
     add("--set", nargs="+", default=[], metavar="KEY=VALUE", help="as for train_ppo.py")
-    add("--teacher", help="of games an opponent that searches, or cfr, cfr:ITERATIONS, perfect (default mcts); "
-        "of programs output")  # fmt: skip
-    add(
-        "--episodes", type=at_least(1, 2**20), default=2048, help="that the teacher plays, over all stages; %(default)s"
-    )
+    add("--teacher", help="for games an opponent that searches, or cfr, cfr:ITERATIONS, perfect (default mcts); "
+        "for programs output")  # fmt: skip
+    add("--episodes", type=at_least(1, 2**20), default=2048, help="of the teacher, over all stages; %(default)s")
     add("--explore", type=float, default=0.2, help="share of a game's moves played at random; %(default)s")
     add("--epochs", type=at_least(1), default=4, help="%(default)s")
     add("--batch", type=at_least(1), default=64, help="sequences an optimizer step; %(default)s")
     add("--legal-mass", type=at_least(0.0), default=1.0,
-        help="weight of being legal at all in games, %(default)s; 0 where answers stay constrained")  # fmt: skip
+        help="weight of answering legally in games, %(default)s; 0 where answers stay constrained")  # fmt: skip
     add("--learning-rate", type=at_least(1e-12), default=None, help="falls linearly to 0; default: ppo.learning_rate")
     add("--output", required=True, metavar="DIR", help="where the adapter is written")
     args = parser.parse_args(argv)
@@ -197,7 +191,7 @@ def parse_args(argv: Seq[str] | None) -> argparse.Namespace:
         parser.error(f"--output {args.output}: is there already")
     except FileNotFoundError:
         pass
-    except OSError as error:  # a name too long, say
+    except OSError as error:  # such as a name that is too long
         parser.error(f"--output {args.output}: {error.strerror}")
     return args
 
@@ -209,8 +203,8 @@ def _measure(policy: Policy, config: SimpleNamespace, tasks: list[int]) -> list[
     return results
 
 
-def _tell(spec: str, explore: float, episodes: Seq[Episode], answers: int) -> None:
-    """Say how the teacher played; ConfigError where there is nothing to learn from it."""
+def _report(spec: str, explore: float, episodes: Seq[Episode], answers: int) -> None:
+    """Print how the teacher played; ConfigError where it made no decision to learn from."""
     ended = [e for e in episodes if e.outcome == "finished"]
     if lost := [e for e in episodes if e.outcome == "failed"]:
         print(f"{len(lost)} of {len(episodes)} games failed; the first: {lost[0].info['error']}")
@@ -222,7 +216,7 @@ def _tell(spec: str, explore: float, episodes: Seq[Episode], answers: int) -> No
 
 
 def run(args: argparse.Namespace) -> None:
-    """Play, learn, evaluate before and after, write the adapter; ConfigError in one line."""
+    """Evaluate, let the teacher play, learn from it, write the adapter, evaluate again; ConfigError in one line."""
     config = load_sections([*DEFAULT_FILES, *args.config], args.set)
     if config.env.env_mode != "local":
         raise ConfigError(f'env.env_mode = "{config.env.env_mode}": expected "local": teachers play here')
@@ -237,24 +231,24 @@ def run(args: argparse.Namespace) -> None:
     must_be_writable(Path(args.output).absolute().parent)
     if config.run.threads:
         torch.set_num_threads(config.run.threads)
-    say_answers(config, ChatFormat(load_tokenizer(config.model)))  # refuses what an answer cannot hold
+    say_answers(config, ChatFormat(load_tokenizer(config.model)))  # refuses programs whose output cannot be an answer
     policy = load_policy(config)
     size = checkpoint_bytes(0, sum(p.numel() for p in policy.trainable().values()))
     with blaming("--output ", CheckpointError):
         need_space(Path(args.output), size)
     before = _measure(policy, config, tasks_shown)
-    stages = [replace(config.curriculum, stages=(stage,)) for stage in config.curriculum.stages]
-    drawn = [Curriculum(stage, config.run.seed) for stage in stages]
-    tasks = [drawn[i % len(drawn)].next(i) for i in range(args.episodes)]
+    curriculum, seed = config.curriculum, config.run.seed
+    stages = [Curriculum(replace(curriculum, stages=(stage,)), seed) for stage in curriculum.stages]
+    tasks = [stages[i % len(stages)].next(i) for i in range(args.episodes)]
     episodes: list[Episode] = []
-    console, teacher = Console(len(tasks)), Teacher(policy, tasks, spec, config.run.seed, args.explore, config.env)
+    console, teacher = Console(len(tasks)), Teacher(policy, tasks, spec, seed, args.explore, config.env)
     for start in range(0, len(tasks), GAMES_AT_ONCE):
-        part = tasks[start : start + GAMES_AT_ONCE]
-        episodes += play(replace(config.env, games_at_once=0), teacher, part, start)
+        together = tasks[start : start + GAMES_AT_ONCE]
+        episodes += play(replace(config.env, games_at_once=0), teacher, together, start)
         console.update(len(episodes), f"{spec}: {len(episodes)}/{len(tasks)} games played")
     console.close()
     sequences = [s for e in episodes for seat in e.sequences.values() for s in seat if s.decisions]
-    _tell(spec, 0 if trace else args.explore, episodes, sum(len(s.decisions) for s in sequences))
+    _report(spec, 0 if trace else args.explore, episodes, sum(len(s.decisions) for s in sequences))
     clone(policy, sequences, config, args)
 
     def fill(folder: Path) -> None:
@@ -262,14 +256,14 @@ def run(args: argparse.Namespace) -> None:
         (folder / "run_config.json").write_text(json.dumps(config_dict(vars(config)), indent=1))  # for evaluate.py
 
     output = _free(args.output)
-    write_directory(Path(output).resolve(), fill)  # before it is evaluated, which may fail
+    write_directory(Path(output).resolve(), fill)  # before the evaluation, which may fail
     after = _measure(policy, config, tasks_shown)
     print("\n" + result_table([r.row for r in before], after)[0])
     print(f"\nadapter: {output}\ngo on:   python train_ppo.py ... --set model.adapter={shlex.quote(output)}")
 
 
 def _free(name: str) -> str:
-    """The name, or where another program has taken it meanwhile the first of ``name-2``, ... that is free."""
+    """The name, or the first free one of ``name-2``, ... where another program has taken it meanwhile."""
     return next(n for n in [name, *(f"{Path(name)}-{i}" for i in range(2, 1000))] if not Path(n).exists())
 
 

@@ -1,4 +1,4 @@
-"""Whether two models are the same player: log-probabilities of the same decisions, and the same deals, greedily."""
+"""Whether two models are the same player: their log-probabilities of the same decisions, and their greedy games."""
 
 import math
 from collections import defaultdict
@@ -18,15 +18,15 @@ RECORDED = 40  # deals whose decisions are recorded
 
 @dataclass(frozen=True)
 class Played:
-    """What one model does: log-probabilities of given decisions, and its greedy games."""
+    """What one model does: its log-probabilities of M given decisions, and its greedy games."""
 
     logprobs_M: torch.Tensor
-    moves: list[list[list[int]]]  # the tokens of each answer, a list a deal
+    moves: list[list[list[int]]]  # deal -> decision -> tokens of the answer
     rows: dict[str, list[Row]]  # game -> how its deals ended
 
 
 def deals(config: SimpleNamespace, count: int, seed: int) -> list[Task]:
-    """At least ``count`` deals of the run's games against uniform random, in pairs of seats, on reserved seeds."""
+    """At least ``count`` deals of the run's games against uniform random, each in both seats, on reserved seeds."""
     ids = first_tasks(config.curriculum, config.env.env_type)
     each = 2 * math.ceil(count / 2 / len(ids))
     drawn = paired_tasks([[deals_of(i, config.env)] for i in ids], each, seed, "random")
@@ -34,7 +34,7 @@ def deals(config: SimpleNamespace, count: int, seed: int) -> list[Task]:
 
 
 def record_decisions(policy: Any, config: SimpleNamespace) -> list[Sequence]:
-    """Token ids with the decisions of some sampled games."""
+    """Sample some games and return their token sequences with the decisions in them."""
     episodes = play(config.env, policy, deals(config, RECORDED, seed=1))
     found = [s for e in episodes for sequences in e.sequences.values() for s in sequences if s.decisions]
     if not found:
@@ -44,7 +44,7 @@ def record_decisions(policy: Any, config: SimpleNamespace) -> list[Sequence]:
 
 
 def observe(policy: Any, config: SimpleNamespace, sequences: list[Sequence], count: int) -> Played:
-    """Score the recorded decisions, and play ``count`` deals greedily."""
+    """Compute the log-probabilities of the recorded decisions, and play ``count`` deals greedily."""
     with torch.no_grad():
         logprobs_M = policy.evaluate_decisions(sequences).logprobs.float().cpu()
     policy.greedy = True
@@ -61,22 +61,23 @@ def observe(policy: Any, config: SimpleNamespace, sequences: list[Sequence], cou
 
 
 def compare(before: Played, after: Played, effect: float) -> dict[str, Any]:
-    """The differences. Moves are compared up to the first that differs: after it the positions are others."""
-    apart_M = (after.logprobs_M - before.logprobs_M).abs()
+    """How far two models differ. A deal's moves count up to the first that differs: then the positions do, too."""
+    difference_M = (after.logprobs_M - before.logprobs_M).abs()
     same = moves = 0
     for ours, theirs in zip(before.moves, after.moves, strict=True):
         equal = next((i for i, pair in enumerate(zip(ours, theirs, strict=False)) if pair[0] != pair[1]), len(ours))
         same, moves = same + equal, moves + min(equal + 1, len(ours))
     *_, found = differences(after.rows, before.rows, [*after.rows])
     return {
-        "decisions": len(apart_M), "mean_difference": float(apart_M.mean()), "max_difference": float(apart_M.max()),
-        "effect": effect, "deals": len(before.moves), "moves": moves, "identical_moves": same / moves if moves else 1.0,
+        "decisions": len(difference_M), "mean_difference": float(difference_M.mean()),
+        "max_difference": float(difference_M.max()), "effect": effect,
+        "deals": len(before.moves), "moves": moves, "identical_moves": same / moves if moves else 1.0,
         "value_difference": found["difference"], "value_interval": found["interval"],
     }  # fmt: skip
 
 
 def say(proof: dict[str, Any]) -> str:
-    """One comparison in a sentence."""
+    """What ``compare`` found, as a sentence."""
     low, high = proof["value_interval"]
     return (f"log-probabilities of {proof['decisions']} decisions differ by {proof['mean_difference']:.2g} nats on "
             f"average and {proof['max_difference']:.2g} at most (the adapter itself moves them by "

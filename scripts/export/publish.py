@@ -1,4 +1,4 @@
-"""A folder that others may see: its model card, what must not be in it, and the upload to the Hub."""
+"""Publishing a folder: the model card, the search for secrets and paths, and the upload to the Hub."""
 
 import hashlib
 import json
@@ -15,6 +15,7 @@ from tabulate import tabulate
 from config.reader import blaming
 from curriculum import first_tasks, pool
 from env_wrapper import make_env
+from envs.client import one_line
 from envs.types import Task
 from evaluation.measure import VALUE, between
 from games import GAMES
@@ -25,15 +26,15 @@ from utils import ConfigError, redact
 
 ROOT = Path(__file__).resolve().parents[2]
 TEMPLATE = Path(__file__).with_name("card.md")
-OWN_LICENCES = (  # of Qwen's own repositories, from their model cards; the first pattern that fits
+QWEN_LICENCES = (  # of Qwen's own repositories, from their model cards; the first pattern that matches
     (r"Qwen/Qwen2\.5-3B(-\w+)*", "qwen-research"),
     (r"Qwen/Qwen2\.5-72B(-\w+)*", "qwen"),
     (r"Qwen/Qwen(2\.5|3)-[\w.]+B(-\w+)*", "apache-2.0"),
 )
 RESEARCH_ONLY = re.compile(r"research|non-?commercial|(^|-)nc(-|$)", re.IGNORECASE)
-VOCABULARY = ("tokenizer.json", "vocab.json", "merges.txt")  # the base's words, among them things like /home
+VOCABULARY = ("tokenizer.json", "vocab.json", "merges.txt")  # the base's tokens, which may look like paths
 PLACES = re.compile(r"(?<![\w:/.<-])/(home|root|Users|tmp|mnt|media|opt|srv|var|data|scratch|workspace|content)/")
-PRIVATE_KEYS = ("env_url", "env_image", "vllm_base_url", "games_path")  # perhaps with a password or a path
+PRIVATE_KEYS = ("env_url", "env_image", "vllm_base_url", "games_path")  # may hold passwords or paths
 MARK = "\n<!-- written by merge.py, which keeps this file if it is edited: "
 
 
@@ -46,22 +47,22 @@ def public_name(model: str) -> str:
 
 
 def licence_of(base: str, revision: str | None = None) -> str | None:
-    """The licence a base is under: Qwen's own from a table, others from their model card; None: nobody says."""
-    for pattern, licence in OWN_LICENCES:
+    """A base's licence, from the table above or the base's model card; None: unknown."""
+    for pattern, licence in QWEN_LICENCES:
         if re.fullmatch(pattern, base):
             return licence
     try:
         folder = folder_of(base)
         path = folder / "README.md" if folder else Path(hf_hub_download(base, "README.md", revision=revision))
         data = ModelCard.load(path).data
-    except Exception:  # no card, no network, a card that is no card: all the same here
+    except Exception:  # no card, a damaged one, or no network
         return None
     found = getattr(data, "license_name", None) or data.license
     return found if isinstance(found, str) else None
 
 
 def licence_warning(base: str, licence: str | None) -> str | None:
-    """What somebody who publishes or uses the model must know about its licence, where that is not a free one."""
+    """What users of the model must know about its licence where that is unknown or allows research only, else None."""
     name = public_name(base)
     if licence is None:
         return f"The licence of {name} is not known here: read its terms before you use or publish this model."
@@ -75,7 +76,7 @@ def licence_warning(base: str, licence: str | None) -> str | None:
 
 @dataclass(frozen=True)
 class Published:
-    """What a model card tells about."""
+    """What a model card is made from."""
 
     repo: str  # as in the card's examples
     base: str
@@ -86,16 +87,16 @@ class Published:
     report: dict[str, Any] | None  # of the merge; None: this is the adapter
 
     @property
-    def evaluated(self) -> dict[str, dict[str, Any]] | None:
+    def evaluated(self) -> dict[str, dict[str, Any]]:
         """Game -> result, where the run's evaluation is that of this checkpoint."""
-        here = self.summary and self.checkpoint in (self.summary.get("checkpoint"), "final")
-        return self.summary.get("games") if self.summary and here else None
+        summary = self.summary or {}
+        return summary.get("games", {}) if self.checkpoint in (summary.get("checkpoint"), "final") else {}
 
 
 def must_tell_games(summary: Any, file: Path, checkpoint: str) -> None:
-    """Raise ConfigError where a run's summary.json does not hold what a card of this checkpoint tells of it."""
-    odd = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
-    with blaming(f"{file}: is no summary of a run: ", odd):
+    """Raise ConfigError where a run's summary.json lacks the results that a card of this checkpoint shows."""
+    malformed = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
+    with blaming(f"{file}: is no summary of a run: ", malformed):
         games = summary.get("games", {}) if checkpoint in (summary.get("checkpoint"), "final") else {}
         _evaluation(games)
         "".join(games).encode()
@@ -104,16 +105,13 @@ def must_tell_games(summary: Any, file: Path, checkpoint: str) -> None:
 
 def card(about: Published) -> str:
     """The README.md: front matter for the Hub, use, training, evaluation, proof of the merge, licence."""
-    sections, settings = vars(about.config), json.dumps(public_config(about.config), indent=1)
-    found = ModelCard.from_template(
+    filled = ModelCard.from_template(
         _card_data(about), str(TEMPLATE), about=about, base=public_name(about.base), task=_task(about.config), say=say,
-        quantised=sections["model"].use_4bit and not about.report,
-        evaluation=_evaluation(about.evaluated or {}), stages=sections["curriculum"].stages, settings=settings,
-        warning=licence_warning(about.base, about.licence), seed=sections["run"].seed, **_example(about.config),
-        free={game: r["free_play"]["legal_rate"] for game, r in (about.evaluated or {}).items() if r.get("free_play")},
-        **{name: sections[name] for name in ("model", "lora", "env", "ppo")},
+        evaluation=_evaluation(about.evaluated), settings=json.dumps(public_config(about.config), indent=1),
+        free={game: r["free_play"]["legal_rate"] for game, r in about.evaluated.items() if r.get("free_play")},
+        warning=licence_warning(about.base, about.licence), **_example(about.config), **vars(about.config),
     )  # fmt: skip
-    return _marked(redact(str(found)).rstrip() + "\n")
+    return _marked(redact(str(filled)).rstrip() + "\n")
 
 
 def _marked(text: str) -> str:
@@ -121,31 +119,31 @@ def _marked(text: str) -> str:
 
 
 def is_unchanged(text: str) -> bool:
-    """Whether a card is as ``card`` wrote it."""
+    """Whether a card still is as ``card`` wrote it."""
     return text == _marked(text.rpartition(MARK)[0])
 
 
 def _card_data(about: Published) -> Any:
     library, relation = ("transformers", "finetune") if about.report else ("peft", "adapter")
-    own, free = about.licence, about.licence in ("apache-2.0", "mit")
-    known = public_name(about.base) == about.base
+    licence, listed = about.licence, about.licence in ("apache-2.0", "mit")  # others go into license_name
+    on_hub = public_name(about.base) == about.base
     boards = about.config.env.env_type == "openspiel"
     value = "mean value against uniform random, -1 to 1" if boards else "2 * mean score - 1"
     results = [
         EvalResult("text-generation", "openspiel" if boards else "trace", game, "value", round(found["after"], 4),
-                   metric_name=value, dataset_config=game)  # without it all games are one
-        for game, found in (about.evaluated or {}).items()
+                   metric_name=value, dataset_config=game)  # without dataset_config all games would be merged
+        for game, found in about.evaluated.items()
     ]  # fmt: skip
     return ModelCardData(
-        base_model=about.base if known else None, base_model_relation=relation if known else None,
-        eval_results=results or None, library_name=library, license=own if free or not own else "other",
-        license_name=None if free else own, model_name=about.repo.rpartition("/")[2], pipeline_tag="text-generation",
-        tags=["ppo", "games", "openspiel" if boards else "code"],
+        base_model=about.base if on_hub else None, base_model_relation=relation if on_hub else None,
+        eval_results=results or None, library_name=library, license=licence if listed or not licence else "other",
+        license_name=None if listed else licence, model_name=about.repo.rpartition("/")[2],
+        pipeline_tag="text-generation", tags=["ppo", "games", "openspiel" if boards else "code"],
     )  # fmt: skip
 
 
 def _example(config: SimpleNamespace) -> dict[str, str]:
-    """The first position of the run's first game as Python: the messages, and the legal actions where they bind."""
+    """Python literals of the first position of the run's first game: ``messages``, and ``legal`` actions or ""."""
     task = Task(first_tasks(config.curriculum, config.env.env_type)[0], seed=0)
     step = make_env(replace(config.env, env_mode="local")).reset(task)
     contents = [("system", step.info["system"]), ("user", step.text)]
@@ -162,7 +160,7 @@ def _task(config: SimpleNamespace) -> str:
 
 
 def public_config(config: SimpleNamespace) -> dict[str, Any]:
-    """The configuration that others may see: no addresses, no paths, nothing about the machine."""
+    """The run's configuration without addresses, paths and anything else about the machine."""
     sections = {name: asdict(part) for name, part in vars(config).items() if name != "run"}
     for key in ("model_name", "adapter"):
         if sections["model"][key]:
@@ -186,12 +184,12 @@ def _evaluation(games: dict[str, dict[str, Any]]) -> str:
 
 
 def published_files(folder: Path) -> list[Path]:
-    """All files of a folder, by name."""
+    """All files in a folder and its subfolders, sorted."""
     return sorted(path for path in folder.rglob("*") if path.is_file())
 
 
 def check_public(folder: Path) -> None:
-    """Raise ProgramError where a file holds a secret of the environment or a path of this machine."""
+    """Raise ProgramError where a file holds a secret from the environment or a path of this machine."""
     own = "|".join(re.escape(str(p)) for p in {Path.home(), Path.cwd(), ROOT} if len(p.parts) > 1)
     machine = re.compile(rf"(?<![\w.-])({own})(?![\w-])") if own else PLACES
     for path in published_files(folder):
@@ -199,37 +197,34 @@ def check_public(folder: Path) -> None:
             continue
         text = path.read_text(encoding="utf-8", errors="replace")
         if redact(text) != text:
-            raise ProgramError(f"{path}: holds a secret that stands in the environment; remove it before publishing")
+            raise ProgramError(f"{path}: holds a secret from an environment variable; remove it before publishing")
         if found := machine.search(text) or PLACES.search(text):
             line = text.count("\n", 0, found.start()) + 1
             raise ProgramError(f"{path}: line {line} holds a path of this machine; remove it before publishing")
 
 
 def check_repo(repo: str) -> None:
-    """Raise ConfigError for a name the Hub does not take."""
-    try:
+    """Raise ConfigError for a name that the Hub does not accept."""
+    with blaming(f"--push {repo}: ", HFValidationError):
         validate_repo_id(repo)
-    except HFValidationError as error:
-        raise ConfigError(f"--push {repo}: {' '.join(str(error).split())}") from error
     if repo.count("/") != 1:
         raise ConfigError(f"--push {repo}: expected OWNER/NAME")
 
 
 def who_uploads() -> str:
-    """The account that uploads would be made from; ConfigError: not logged in, or the Hub cannot be reached."""
+    """The account that would upload; ConfigError: not logged in, or the Hub cannot be reached."""
     try:
         return HfApi().whoami()["name"]
-    except Exception as error:  # the Hub's client fails by its own, HTTP's and the network's errors
-        cause = " ".join(str(error).split())[:200]
-        raise ConfigError(f"--push: no access to the Hub ({cause}); `hf auth login` gives it") from error
+    except Exception as error:  # the client's own errors, HTTP's or the network's
+        raise ConfigError(f"--push: no access to the Hub ({one_line(str(error))}); `hf auth login` gives it") from error
 
 
 def upload(folder: Path, repo: str, private: bool) -> str:
-    """Upload a folder, its repository made where there is none; return the address. ProgramError: what the Hub said."""
+    """Upload a folder, creating the repository if needed; return the commit's URL. ProgramError: the Hub refused."""
     api = HfApi()
     try:
         api.create_repo(repo, private=private, exist_ok=True)
         info = api.upload_folder(repo_id=repo, folder_path=folder, commit_message="Upload model and card")
-    except Exception as error:  # likewise
-        raise ProgramError(redact(f"--push {repo}: {' '.join(str(error).split())[:300]}")) from error
+    except Exception as error:  # as in ``who_uploads``
+        raise ProgramError(redact(f"--push {repo}: {one_line(str(error), 300)}")) from error
     return str(info.commit_url)

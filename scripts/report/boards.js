@@ -1,8 +1,8 @@
-// Positions as pictures, from the text OpenSpiel gives. A renderer returns markup (see charts.js); what it cannot read stays text.
+// Positions as pictures, drawn from OpenSpiel's text. A renderer returns markup (see charts.js); unreadable positions stay text.
 const CELL = 44;
 const lettered = (n) => [..."abcdefghijklmnopqrstuvwxyz"].slice(0, n);
 const numbered = (n) => Array.from({length: n}, (_, i) => n - i);
-const counted = (first) => (cells) => { // rows and columns as in names like x(0,2)
+const counted = (first) => (cells) => { // row and column labels as in action names like x(0,2)
   const from = (items) => Array.from(items, (_, i) => i + first);
   return {rows: from(cells), columns: from(cells[0]), top: true};
 };
@@ -19,7 +19,7 @@ const crown = (x, y) => html`<text x="${x}" y="${y}" style="fill:var(--panel);fo
 const glyph = (x, y, text, size, fill = "var(--ink)") => html`<text x="${x}" y="${y}" style="font-size:${size}px;fill:${fill}">${text}</text>`;
 
 function board(width, height, body, columns, rows, top) {
-  const gap = 0.06 * width, size = gap / 2; // boards are drawn equally wide, so that labels are equally large
+  const gap = 0.06 * width, size = gap / 2; // relative to the width: boards of all sizes are drawn equally wide
   const left = rows.length ? gap : 0, foot = columns.length ? gap : 0;
   const label = (x, y, text) => glyph(x, y, text, size, "var(--soft)");
   const labels = [
@@ -30,7 +30,7 @@ function board(width, height, body, columns, rows, top) {
     <g transform="translate(${left} ${top ? foot : 0})">${body}</g></svg>`;
 }
 
-// Squares: cells[row][column] are symbols, piece(symbol, x, y) draws one; changed cells are marked.
+// cells[row][column] is a symbol, which piece(symbol, x, y) draws; cells that differ from before are highlighted.
 function squares(cells, before, piece, {chequered = false, wood = false, columns = [], rows = [], top = false} = {}) {
   const body = [];
   cells.forEach((row, r) => row.forEach((symbol, c) => {
@@ -152,7 +152,7 @@ function goofspiel(state) {
 
 function liarsDice(state) {
   const tokens = state.trim().split(/\s+/), dice = tokens.slice(0, 2).filter((t) => /^[1-6]+$/.test(t));
-  const bids = tokens.filter((t) => /^(\d+-\d+|Liar)$/.test(t)); // the rest says who is rolling
+  const bids = tokens.filter((t) => /^(\d+-\d+|Liar)$/.test(t)); // other tokens say whose roll it is
   const faces = (t) => [...(t || "")].map((d) => html`<span class="card die">${"⚀⚁⚂⚃⚄⚅"[d - 1] ?? d}</span>`);
   const said = bids.map((b, i) => `Player ${i % 2}: ${b.replace(/(\d+)-(\d+)/, "$1 × $2")}`).join(" · ");
   return [...[0, 1].map((p) => line(`Player ${p}`, faces(dice[p]))), line("Bids", [html`<span class="text">${said || "–"}</span>`])];

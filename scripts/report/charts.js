@@ -1,11 +1,11 @@
-// Charts as plain SVG. A panel has lines: {x, y, mean, low, high, label, colour, dash}.
+// Charts as plain SVG. A panel's lines are {x, y, mean, low, high, label, colour, dash}.
 const W = 400, H = 210, PAD = {left: 46, right: 10, top: 8, bottom: 22};
 const DASHES = ["", "6 3", "2 3", "8 3 2 3", "14 3", "8 3 2 3 2 3", "2 8", "14 3 6 3"];
 const COLOURS = 7;
 
 const colour = (i) => `var(--c${i % COLOURS})`;
 const escapeText = (s) => String(s).replace(/[&<>"']/g, (c) => `&#${c.charCodeAt(0)};`);
-// Markup is made by html`...` alone, which shows every value that is no markup itself as text, whoever wrote it.
+// Only html`...` makes markup. It escapes every value that is not markup itself.
 class Markup { constructor(text) { this.text = text; } }
 const shown = (value) => (value instanceof Markup ? value.text : Array.isArray(value) ? value.map(shown).join("") : escapeText(value ?? ""));
 const html = (parts, ...values) => new Markup(parts.map((part, i) => (i ? shown(values[i - 1]) : "") + part).join(""));
@@ -31,7 +31,7 @@ function extent(panel) {
   if (panel.limits) return panel.limits;
   let low = Infinity, high = -Infinity;
   for (const line of panel.lines) {
-    // The band of the first few steps is wide and says little: lines set the scale.
+    // Not the band, which is wide over the first few steps and says little there.
     for (const v of line.mean.length && panel.lines.length > 3 ? line.mean : line.y) { low = Math.min(low, v); high = Math.max(high, v); }
   }
   const room = (high - low) * 0.06 || Math.abs(high) * 0.1 || 1;

@@ -1,8 +1,9 @@
-"""``report.md``: what a run came to, on a page to be pasted."""
+"""``report.md``: a run's results on a page for pasting into issues and the like."""
 
 from collections.abc import Sequence
 from typing import Any
 
+from config.reader import config_dict, config_diff, load_config
 from envs.client import is_number
 
 HEADS = {"before": "before", "after": "after", "interval": "95 %", "exact_after": "exact", "ceiling": "ceiling",
@@ -13,19 +14,19 @@ BOARDS = ("Values are 2 * score - 1 against uniform random, in [-1, 1]; share is
 
 
 def plain(value: Any, most: int = 300) -> str:
-    """Text of a file that others may have written, as one cell of a table."""
+    """Any text, whoever wrote it, as one cell of a table: on one line, without markup, at most so many characters."""
     text = " ".join(str(value).split()).replace("|", "/").replace("<", "&lt;")
     return text if len(text) <= most else text[: most - 3] + "..."
 
 
 def table(rows: Sequence[Sequence[Any]]) -> str:
-    """A table; its first row is the head."""
+    """A Markdown table; the first row is its head."""
     lines = [f"| {' | '.join(plain(cell) for cell in row)} |" for row in rows]
     return "\n".join([lines[0], "|" + "---|" * len(rows[0]), *lines[1:]])
 
 
 def results(games: dict[str, dict[str, Any]]) -> str:
-    """The evaluation, without columns that nothing is known for."""
+    """The table of the evaluation, without columns that are unknown for every game."""
     keys = [key for key in HEADS if any(g.get(key) is not None for g in games.values())]
     rows = [[name, *(_number(g.get(key)) for key in keys)] for name, g in games.items()]
     return table([["game", *(HEADS[key] for key in keys)], *rows])
@@ -38,17 +39,15 @@ def _number(value: Any) -> str:
 
 
 def differing(config: dict[str, Any]) -> list[str]:
-    """The settings that are not the default files', as ``key: default -> value``."""
-    from config.reader import config_dict, config_diff, load_config
+    """The settings that differ from the default files, as ``key: default -> value``."""
     from training.config import DEFAULT_FILES, SECTIONS
 
-    defaults = config_dict(load_config(SECTIONS, DEFAULT_FILES))
-    changed = config_diff(defaults, config)
+    changed = config_diff(config_dict(load_config(SECTIONS, DEFAULT_FILES)), config)
     return [line for line in changed if not line.startswith(("run.output_dir", "run.seed"))]
 
 
 def page(name: str, about: Sequence[tuple[str, str]], versions: Any, summary: dict[str, Any], config: Any) -> str:
-    """The text of one run."""
+    """The page of one run."""
     parts = [f"# {plain(name)}", table([["", ""], *about])]
     if summary.get("games"):
         parts += ["## Evaluation", results(summary["games"])]

@@ -31,7 +31,7 @@ const number = (v) => (typeof v === "number" ? v.toFixed(3) : "–");
 const interval = (g) => (Array.isArray(g.interval) ? g.interval.map(number).join(" to ") : "–");
 const freely = (f) => (f ? `${number(f.value)}, ${percent(f.legal_rate)} legal` : "–");
 const bar = (g) => (typeof g.share === "number" ? html`<span class="share"><i style="width:${Math.max(0, Math.min(1, g.share)) * 100}%"></i></span>${percent(g.share).padStart(5, "\u2007")}` : "–");
-// Head, what it means, its cell; columns that are known of no game are left out.
+// Head, meaning and cell of each column; columns that are unknown for every game are left out.
 const MEASURES = [
   ["Before", "mean value of sampled play before training", (g) => number(g.before)],
   ["After", "the same after training, on the same deals", (g) => number(g.after)],
@@ -129,7 +129,7 @@ function pickEpisode() {
   show(0);
 }
 
-// Backgammon's names begin with the action's number.
+// Backgammon's action names begin with the action's id.
 const named = (id, name) => (name.startsWith(`${id} - `) ? name.slice(`${id} - `.length) : name);
 
 function moveText(frame, index) {

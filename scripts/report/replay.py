@@ -1,4 +1,4 @@
-"""Episodes as the report shows them: every position of the game, and what was done and asked in it."""
+"""Episodes as the report shows them: every position of the game, the moves made in it and the model's turns."""
 
 import contextlib
 from typing import Any
@@ -9,12 +9,12 @@ from utils import ConfigError
 
 
 def frames(episode: dict[str, Any]) -> list[dict[str, Any]]:
-    """Replay an episode's history: the positions, and what was done in each.
+    """Replay an episode's history.
 
     Returns:
-        One frame a position: ``state`` (text), ``moves`` ([{player, action, name}, ...]: a run of chance
-        events or the moves of a simultaneous node together; empty in the last frame). One of a user's own game that
-        hides nothing has its file's ``text``, too.
+        One frame a position: ``state`` (text) and ``moves``, [{player, action, name}, ...]. Successive chance events
+        share a frame, as do the moves of a simultaneous node; the last frame has no moves. Frames of a custom game
+        that hides nothing also have ``text``, the position as the game's file describes it.
     """
     found: list[dict[str, Any]] = []
     shared, seat = table(episode["task_id"]), episode.get("seat") or 0
@@ -26,20 +26,20 @@ def frames(episode: dict[str, Any]) -> list[dict[str, Any]]:
             found[-1]["moves"] += moves
         else:
             found.append({"state": str(state), "moves": moves})
-            with contextlib.suppress(Exception):  # of somebody's file, which need not know positions without a decision
+            with contextlib.suppress(Exception):  # a custom game need not describe positions without a decision
                 found[-1] |= {"text": shared.game.describe(state, seat)} if described else {}
     return found
 
 
 def replayable(episode: dict[str, Any]) -> dict[str, Any]:
-    """The episode as the page shows it: frames, each with the indices of the turns answered in it.
+    """The episode with ``frames`` for its history, each with ``turns``: the indices of the turns answered in it.
 
     Raises:
-        ConfigError: no episode's row, or the history does not fit the game of its task id.
+        ConfigError: not a row of an episode, or the history does not fit the game of its task id.
     """
     try:
         turns, at = episode.get("turns", []), 0
-        if not episode.get("history"):  # no board game: its turns one by one
+        if not episode.get("history"):  # no board game: a frame for each turn
             shown = [
                 {"state": t.get("state", t.get("user", "")), "moves": [], "turns": [i]} for i, t in enumerate(turns)
             ]
@@ -49,7 +49,7 @@ def replayable(episode: dict[str, Any]) -> dict[str, Any]:
         for frame in shown:
             frame["turns"] = _answered(turns, at, frame)
             at += len(frame["turns"])
-    except (AttributeError, LookupError, TypeError, ValueError, RuntimeError) as error:  # pyspiel's are RuntimeErrors
+    except (AttributeError, LookupError, TypeError, ValueError, RuntimeError) as error:  # the last are pyspiel's
         place = f"episode of {episode.get('game')} at step {episode.get('step')}"
         raise ConfigError(f"{place}: cannot replay: {(str(error).strip() or repr(error)).splitlines()[0]}") from error
     return {**{key: value for key, value in episode.items() if key != "history"}, "frames": shown}
@@ -57,13 +57,15 @@ def replayable(episode: dict[str, Any]) -> dict[str, Any]:
 
 def _answered(turns: list[dict[str, Any]], start: int, frame: dict[str, Any]) -> list[int]:
     """Indices, from ``start`` on, of the turns that led to the frame's moves; failed attempts (action None) too."""
-    left = {move["player"]: move["action"] for move in frame["moves"]}
+    open_moves = {move["player"]: move["action"] for move in frame["moves"]}
     found = []
     for index, turn in enumerate(turns[start:], start):
         seat, action = turn.get("seat"), turn.get("action")
-        if turn.get("state", frame["state"]) != frame["state"] or (action is not None and left.get(seat) != action):
+        if turn.get("state", frame["state"]) != frame["state"]:
             break
         if action is not None:
-            del left[seat]  # a forced move is not asked: the next turn may be a later one
+            if open_moves.get(seat) != action:
+                break
+            del open_moves[seat]  # a second equal move of this seat belongs to a later frame
         found.append(index)
     return found

@@ -1,4 +1,4 @@
-"""The games of serve.py and what clients may do with them: budgets, room, and the public form of every answer."""
+"""The games that serve.py hosts: what clients may ask of them, search limits, expiry, and the protocol's answers."""
 
 import asyncio
 import contextlib
@@ -15,7 +15,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import chain
 from typing import Any
 
 from starlette.exceptions import HTTPException
@@ -31,31 +30,35 @@ from envs.opponents import parse_opponent
 from envs.types import Step, Task
 
 ILLEGAL_REWARD = -0.01
-PLAIN_SEARCH = 100, 10  # simulations and rollouts of each in a game that names none of its own
-MAX_SHOWN = 100  # characters of what a client sent, in a message
-MAX_ACTION = 2**16  # characters of an answer that is read for an action
+PLAIN_SEARCH = 100, 10  # simulations, and rollouts of each, for a game whose file names no budget
+MAX_SHOWN = 100  # characters of a client's input that an error message quotes
+MAX_ACTION = 2**16  # characters; a longer answer is not parsed, and so is illegal
 RETRYABLE = ("no_episode_id", "episode_not_found", "episode_done", "invalid_action")
-# What is told of an episode that is not there.
-UNKNOWN = dict.fromkeys(("task_id", "seed", "game_name", "llm_player_id", "opponent_type")) | {
+# ``info`` in the answer to a request that belongs to no episode.
+NO_EPISODE = dict.fromkeys(("task_id", "seed", "game_name", "llm_player_id", "opponent_type")) | {
     "step_count": 0, "cumulative_reward": 0.0}  # fmt: skip
 INTEGER = re.compile(r"-?[0-9]{1,30}")
-RECLAIM_SECONDS = 60.0  # without a call, after which a game gives way to a new one where there is no room
-ATTEMPTS = 10**9  # the public reset/step path never forfeits: an illegal answer may be repeated without end
+RECLAIM_SECONDS = 60.0  # an episode unused for this long is dropped when a new one needs its place
+ATTEMPTS = 10**9  # the public reset/step path never forfeits: illegal answers may be repeated without limit
 
-CLIENT: ContextVar[Request] = ContextVar("CLIENT")  # of the call that is being answered
+CLIENT: ContextVar[Request] = ContextVar("CLIENT")  # the request being answered
 
 
 class RequestError(ValueError):
-    """A request that is answered with an error object in ``info.error``."""
+    """A bad request, answered with HTTP 200 and an error object in ``info.error``."""
 
     def __init__(self, kind: str, message: str, episode_id: str | None = None):
         super().__init__(message)
         self.kind, self.episode_id = kind, episode_id
 
     def response(self) -> dict[str, Any]:
-        """Return the answer to a request that no episode can give."""
-        info = UNKNOWN | {"error": _error(self.kind, str(self))}
-        return _response(str(self), 0.0, done=True, truncated=True, episode_id=self.episode_id, info=info)
+        """Return the answer, which belongs to no episode."""
+        info = NO_EPISODE | {"error": _error(self.kind, str(self))}
+        return _response(str(self), 0.0, True, self.episode_id, info, truncated=True)
+
+
+def _not_found(episode_id: str) -> RequestError:
+    return RequestError("episode_not_found", "Episode not found.", episode_id)
 
 
 def _error(kind: str, message: str) -> dict[str, Any]:
@@ -63,11 +66,11 @@ def _error(kind: str, message: str) -> dict[str, Any]:
 
 
 class StoppedError(RuntimeError):
-    """Nobody waits for the rest of this game."""
+    """The game was dropped: nobody waits for its next position."""
 
 
 class StoppableEnv(OpenSpielEnv):
-    """The environment, which begins no further search once ``stopped``; one that runs is bounded by its budget."""
+    """The environment, which starts no search once ``stopped``; one already running ends with its budget."""
 
     stopped = False
 
@@ -79,20 +82,20 @@ class StoppableEnv(OpenSpielEnv):
 
 @dataclass
 class HostedGame:
-    """A game on the server. ``lock`` lets one request at a time play it; ``used`` is a monotonic time in seconds."""
+    """A game on the server. Whoever plays it holds ``lock``; ``used`` is when it last was, on the monotonic clock."""
 
     id: str
     task: Task
     pool: ThreadPoolExecutor
     env: StoppableEnv = field(default_factory=lambda: StoppableEnv(EnvConfig(), ATTEMPTS))
-    step: Step | None = None  # the position to answer, or the end; None until the reset is through
+    step: Step | None = None  # the position to answer, or the end; None while the reset is running
     used: float = field(default_factory=time.monotonic)
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
-    def response(self, reward: float = 0.0, before: str = "", error: dict[str, Any] | None = None) -> dict[str, Any]:
-        """Return what reset, step and state answer; the position's text begins with ``before``.
+    def response(self, reward: float = 0.0, preface: str = "", error: dict[str, Any] | None = None) -> dict[str, Any]:
+        """Return the answer of reset, step and state; ``preface`` comes before the position's text.
 
-        History, returns and how often others moved are told once nothing is hidden any more.
+        History, returns and the other seats' share of ``step_count`` are withheld while the game hides anything.
         """
         assert self.step is not None
         known, done, shared = self.step.info, self.step.done, table(self.task.task_id)
@@ -105,26 +108,21 @@ class HostedGame:
             info |= {"returns": known["returns"], "history": known["history"]}
         if error:
             info["error"] = error
-        text = _end_text(self.step) if done else before + _position_text(self.step)
-        if error and error["type"] == "invalid_action":
-            text = f"{before}{_legal_text(self.step)}"
-        return _response(text, reward, done, episode_id=self.id, info=info)
+        refused = error is not None and error["type"] == "invalid_action"
+        text = _legal_text(self.step) if refused else _position_text(self.step)
+        return _response(_end_text(self.step) if done else preface + text, reward, done, self.id, info)
 
 
-def _response(
-    text: str, reward: float, done: bool, truncated: bool = False, episode_id: str | None = None, info: Any = None
-) -> dict[str, Any]:
-    return {"observation": _whole(text), "reward": reward, "done": done, "truncated": truncated,
+def _response(text: str, reward: float, done: bool, episode_id: str | None, info: Any, truncated: bool = False) -> dict:
+    return {"observation": _encodable(text), "reward": reward, "done": done, "truncated": truncated,
             "episode_id": episode_id, "info": info}  # fmt: skip
 
 
 def _position_text(step: Step) -> str:
-    """Return the public form of a position; the full prompt holds the same in another order."""
-    description = step.text.removeprefix("Current State:\n").rpartition("\n\nYou are Player ")[0]
-    return (
-        f"Game: {step.info['game']}\nYou are Player {step.info['seat']}.\n\nCurrent State:\n{description}\n\n"
-        + _legal_text(step)
-    )
+    """The public servers' text of a position: the parts of the full prompt in another order."""
+    state = step.text.removeprefix("Current State:\n").rpartition("\n\nYou are Player ")[0]
+    head = f"Game: {step.info['game']}\nYou are Player {step.info['seat']}."
+    return f"{head}\n\nCurrent State:\n{state}\n\n{_legal_text(step)}"
 
 
 def _legal_text(step: Step) -> str:
@@ -142,14 +140,17 @@ def _end_text(step: Step) -> str:
     )
 
 
-def _whole(text: str) -> str:
-    """The text, with half characters, which no answer can hold, as question marks."""
+def _encodable(text: str) -> str:
+    """The text with lone surrogates, which JSONResponse cannot encode, replaced by question marks."""
     return text.encode(errors="replace").decode()
 
 
 def read_task(task_id: Any, seed: Any, opponent: Any, max_search: float) -> Task:
-    """Return a checked task; one without an id is drawn, one without a seed has the seed of its id."""
-    if isinstance(task_id, str) and INTEGER.fullmatch(task_id):  # public servers take both
+    """Return a checked task: a random one where ``task_id`` is None, with the id's own seed where ``seed`` is None.
+
+    ``max_search`` limits an opponent's simulations and rollouts, as a multiple of the game's own budget.
+    """
+    if isinstance(task_id, str) and INTEGER.fullmatch(task_id):  # public servers accept both
         task_id = int(task_id)
     for name, value in (("task_id", task_id), ("seed", seed)):
         if value is not None and type(value) is not int:
@@ -164,26 +165,26 @@ def read_task(task_id: Any, seed: Any, opponent: Any, max_search: float) -> Task
         spec = parse_opponent(opponent)
     if spec.kind in ("self", "past"):
         raise RequestError("invalid_opponent", f"opponent {opponent!r} is a model: this server plays bots only")
-    if spec.solves:  # would take a minute of whom it is asked, again for every number of iterations
+    if spec.solves:  # which takes up to a minute, again for every number of iterations
         raise RequestError("invalid_opponent", f"opponent {opponent!r} solves games: this server plays or searches")
     if spec.searches and (budget := spec.budget_in(game)):
         own = game.mcts or PLAIN_SEARCH
-        simulations, rollouts = (max_search * most for most in (own[0], own[0] * own[1]))
+        simulations, rollouts = max_search * own[0], max_search * (own[0] * own[1])
         if budget[0] > simulations or budget[0] * budget[1] > rollouts:
             raise RequestError("invalid_opponent", f"opponent {opponent!r} searches more than this server allows in "
                                f"{game.name}: {simulations:.0f} simulations, {rollouts:.0f} rollouts")  # fmt: skip
     return Task(task_id, derive_seed(task_id) if seed is None else seed, opponent)
 
 
-def _step_back() -> None:
-    """Let the calling thread give way to those that answer requests (Linux knows priorities of threads)."""
+def _lower_priority() -> None:
+    """Give the calling thread a lower priority than those that answer requests (only Linux has one per thread)."""
     if sys.platform == "linux":
-        with contextlib.suppress(OSError):  # it is better to search at the same priority than not at all
+        with contextlib.suppress(OSError):  # searching at the same priority is better than not searching
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), min(os.nice(0) + 5, 19))
 
 
 class Actor:
-    """The episodes, and the methods that clients may call on them."""
+    """The episodes, and the methods that clients may call. The arguments are serve.py's flags of the same names."""
 
     def __init__(
         self, opponent: str, max_episodes: int, idle_seconds: float, search_threads: int, max_search: float = 1.0
@@ -191,17 +192,16 @@ class Actor:
         self._opponent, self._max_episodes, self._idle_seconds = opponent, max_episodes, idle_seconds
         self._max_search, self._closing = max_search, asyncio.Event()
         self._episodes: dict[str, HostedGame] = {}
-        # Two pools, so that games without search never wait for one with.
-        self._search_pool = ThreadPoolExecutor(search_threads or os.cpu_count(), "search", initializer=_step_back)
+        # Two pools, so that games without search never wait for a search.
+        self._search_pool = ThreadPoolExecutor(search_threads or os.cpu_count(), "search", initializer=_lower_priority)
         self._quick_pool = ThreadPoolExecutor(os.cpu_count(), "quick")
-        self.methods: dict[str, Callable[..., Any]] = {
-            "reset": self.reset, "step": self.step, "state": self.state, "stop": self.stop,
-        }  # fmt: skip
+        methods: list[Callable[..., Any]] = [self.reset, self.step, self.state, self.stop]
+        self.methods = {method.__name__: method for method in methods}
 
     async def reset(self, task_id: int | None = None, seed: int | None = None, opponent: str | None = None) -> dict:
         """Start a game and return its rules and the first position."""
-        most = math.inf if opponent is None else self._max_search  # whoever serves may choose what is searched
-        task = read_task(task_id, seed, self._opponent if opponent is None else opponent, most)
+        allowed = (self._opponent, math.inf) if opponent is None else (opponent, self._max_search)
+        task = read_task(task_id, seed, *allowed)
         self._make_room()
         searches = parse_opponent(task.opponent).searches
         episode = HostedGame(uuid.uuid4().hex, task, self._search_pool if searches else self._quick_pool)
@@ -214,7 +214,7 @@ class Actor:
         return episode.response(step.score, rules)
 
     async def step(self, action: str | None = None, episode_id: str | None = None) -> dict:
-        """Play an action: its id, or text that the parser of the evaluate path understands."""
+        """Play an action, given as its id or as text that ``envs.parser`` understands."""
         episode = self._find(episode_id)
         async with self._turn(episode):
             if episode.step is None or episode.step.done:
@@ -229,13 +229,13 @@ class Actor:
         return episode.response(step.score)
 
     async def state(self, episode_id: str | None = None) -> dict:
-        """Return the position again; nothing is played."""
+        """Return the position without playing."""
         episode = self._find(episode_id)
         async with self._turn(episode):
             return episode.response(episode.step.score if episode.step else 0.0)
 
     async def stop(self, episode_id: str | None = None) -> dict:
-        """Forget an episode."""
+        """Drop an episode."""
         try:
             episode = self._find(episode_id)
         except RequestError as error:
@@ -244,7 +244,7 @@ class Actor:
         return {"status": "ok", "stopped": True, "episode_id": episode.id}
 
     def close(self) -> None:
-        """Give up all games and start no more work."""
+        """Drop all episodes and start no more work."""
         self._closing.set()
         for episode in list(self._episodes.values()):
             self._drop(episode)
@@ -253,10 +253,10 @@ class Actor:
 
     @contextlib.asynccontextmanager
     async def _turn(self, episode: HostedGame) -> AsyncIterator[None]:
-        """One call at a time; who waited for another learns if that one's search was given up, which ends the game."""
+        """Hold the episode's lock. RequestError where the episode was dropped while this call waited for it."""
         async with episode.lock:
             if episode.env.stopped:
-                raise RequestError("episode_not_found", "Episode not found.", episode.id)
+                raise _not_found(episode.id)
             yield
 
     def _drop(self, episode: HostedGame) -> None:
@@ -264,41 +264,41 @@ class Actor:
         self._episodes.pop(episode.id, None)
 
     async def _in_pool(self, episode: HostedGame, play: Callable[..., Step], argument: Any) -> Step:
-        """Play in a thread. What fails ends the episode: its position is no longer known."""
+        """Play in a thread. A failure drops the episode, since its position is then unknown."""
         played = asyncio.get_running_loop().run_in_executor(episode.pool, play, argument)
         try:
             if episode.pool is self._search_pool:
                 await self._while_awaited(played)
             step = await played
         except StoppedError as error:
-            raise RequestError("episode_not_found", "Episode not found.", episode.id) from error
-        except Exception:  # of the engine, or of a custom game: told as HTTP 500
+            raise _not_found(episode.id) from error
+        except Exception:  # from the engine or a custom game; it becomes HTTP 500
             self._drop(episode)
             raise
-        if step.done or step.info["attempt"] == 1:  # an answer that was refused leaves the position as it was
+        if step.done or step.info["attempt"] == 1:  # a refused answer leaves the position as it was
             episode.step = step
         episode.used = time.monotonic()
         return step
 
     async def _while_awaited(self, played: asyncio.Future[Step]) -> None:
-        """Wait until a search is through; HTTPException if its client hangs up, or the server ends, before that."""
-        left: list[asyncio.Future[Any]] = [asyncio.ensure_future(_hang_up(CLIENT.get())),
-                                           asyncio.ensure_future(self._closing.wait())]  # fmt: skip
+        """Wait for a search; HTTPException if its client disconnects or the server stops first."""
+        ends = (_disconnected(CLIENT.get()), self._closing.wait())
+        abandoned: list[asyncio.Future[Any]] = [asyncio.ensure_future(end) for end in ends]
         try:
-            await asyncio.wait([played, *left], return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait([played, *abandoned], return_when=asyncio.FIRST_COMPLETED)
         finally:
-            for waiting in left:
+            for waiting in abandoned:
                 waiting.cancel()
         if played.cancelled() or not played.done():
             played.cancel()
-            raise HTTPException(503, "nobody waits for this search any more, or the server ends")
+            raise HTTPException(503, "the client has disconnected or the server is stopping: the search is given up")
 
     def _find(self, episode_id: Any) -> HostedGame:
         self._expire()
         if not isinstance(episode_id, str) or not episode_id:
-            raise RequestError("no_episode_id", "episode_id is missing: it is told by reset")
+            raise RequestError("no_episode_id", "episode_id is missing: reset returns it")
         if episode_id not in self._episodes:
-            raise RequestError("episode_not_found", "Episode not found.", _whole(episode_id[:MAX_SHOWN]))
+            raise _not_found(_encodable(episode_id[:MAX_SHOWN]))
         episode = self._episodes[episode_id]
         episode.used = time.monotonic()
         return episode
@@ -306,22 +306,21 @@ class Actor:
     def _expire(self) -> None:
         oldest = time.monotonic() - self._idle_seconds
         for episode in [*self._episodes.values()]:
-            if episode.used <= oldest and not episode.lock.locked():  # its opponent may be thinking
+            if episode.used <= oldest and not episode.lock.locked():  # locked: its opponent may be searching
                 self._drop(episode)
 
     def _make_room(self) -> None:
         self._expire()
         if len(self._episodes) >= self._max_episodes:
-            unused = time.monotonic() - RECLAIM_SECONDS
-            known = sorted(self._episodes.values(), key=lambda e: e.used)
-            idle = (e for e in known if e.used < unused and not e.lock.locked())
-            ended = (e for e in known if e.step and e.step.done)
-            gives_way = next(chain(ended, idle), None)
-            if gives_way is None:
+            oldest = time.monotonic() - RECLAIM_SECONDS
+            by_use = sorted(self._episodes.values(), key=lambda e: e.used)
+            ended = [e for e in by_use if e.step and e.step.done]
+            idle = [e for e in by_use if e.used < oldest and not e.lock.locked()]
+            if not ended + idle:
                 raise HTTPException(503, f"{self._max_episodes} episodes are running: stop one, or try again later")
-            self._drop(gives_way)
+            self._drop((ended + idle)[0])
 
 
-async def _hang_up(request: Request) -> None:
+async def _disconnected(request: Request) -> None:
     while (await request.receive())["type"] != "http.disconnect":
         pass

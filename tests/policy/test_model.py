@@ -198,8 +198,8 @@ def template(name):
 
 
 def test_the_tiny_tokenizer_is_loaded_as_it_was_trained_and_a_stone_is_one_token(tmp_path):
-    texts = list(prompts(("tic_tac_toe", "leduc_poker", "connect_four"), 60))
-    trained = make_tokenizer(iter(texts), 600)
+    texts = prompts(("tic_tac_toe", "leduc_poker", "connect_four"), 60)
+    trained = make_tokenizer(texts, 600)
     make_model(len(trained), 32, 1, 0.15, 0).save_pretrained(tmp_path)
     trained.save_pretrained(tmp_path)
     loaded = load_tokenizer(ModelConfig(model_name=str(tmp_path)))

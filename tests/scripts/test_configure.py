@@ -209,11 +209,11 @@ def test_questions_that_nobody_answers(tiny_models, tmp_path, monkeypatch, capsy
     monkeypatch.setattr("builtins.input", lambda *_: exec("raise EOFError"))
     model = str(tiny_models["qwen2"])
     assert configure.main(["--output", str(tmp_path / "mine.json"), "--gpu-memory", "0", "--model", model]) == 2
-    assert capsys.readouterr().err == "error: nobody answers: --yes asks nothing\n"
+    assert capsys.readouterr().err == "error: the input ended before all questions were answered; --yes asks none\n"
     (file := tmp_path / "mine.json").write_text("mine")
     answered = ["--games", "kuhn_poker", "--opponents", "random", "--budget", "64"]
     assert configure.main(["--output", str(file), "--gpu-memory", "0", "--model", model, *answered]) == 2
-    assert capsys.readouterr().err == "error: nobody answers: --yes asks nothing\n"
+    assert capsys.readouterr().err == "error: the input ended before all questions were answered; --yes asks none\n"
     assert file.read_text() == "mine"
 
 

@@ -126,14 +126,14 @@ def test_text_is_cut_as_the_file_says(source, tmp_path, capsys):
     assert cut == {"smollm": ["\u010a\u0120\u0120", "0", "7"], "gpt-2": ["\u010a\u0120", "\u012007"],
                    "qwen2": ["\u010a", "\u0120", "\u0120", "0", "7"]}  # fmt: skip
     write_gguf(tmp_path / "odd.gguf", *source, add=lambda writer: writer.add_tokenizer_pre("of tomorrow"))
-    assert "'of tomorrow': how it cuts text is not known" in refusal(capsys, tmp_path / "odd.gguf", tmp_path / "out")
+    assert "'of tomorrow': how it splits text is not known" in refusal(capsys, tmp_path / "odd.gguf", tmp_path / "out")
 
 
 def test_what_would_be_left_out_in_silence_is_refused(source, tmp_path, capsys):
     scaled = gguf.RopeScalingType.LINEAR
     write_gguf(tmp_path / "long.gguf", *source, add=lambda writer: writer.add_rope_scaling_type(scaled))
     told = refusal(capsys, tmp_path / "long.gguf", tmp_path / "out")
-    assert "llama.rope.scaling.type 'linear': scaled positions are not read" in told
+    assert "llama.rope.scaling.type 'linear': scaled positions are not supported" in told
     factors = numpy.ones(4, dtype="float32")
     odd = [("rope_freqs.weight", "llama"), ("blk.0.attn_q_norm.weight", "llama"), ("blk.0.attn_k_norm.weight", "qwen2")]
     odd += [(f"blk.1.attn_{x}.bias", architecture) for x in "qkv" for architecture in ("llama", "qwen3")]

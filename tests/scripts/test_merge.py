@@ -239,7 +239,7 @@ def test_all_deals_lost_is_no_proof():
 
 def test_dry_run_lists_the_files_and_the_card_without_secrets_and_paths(run_plain, tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("SOME_API_KEY", "hush-hush-12345")
-    monkeypatch.setattr(publish, "OWN_LICENCES", ((r".*", "qwen-research"),))
+    monkeypatch.setattr(publish, "QWEN_LICENCES", ((r".*", "qwen-research"),))
     monkeypatch.setattr(publish, "upload", lambda *_: pytest.fail("uploaded"))
     held = read_json(run_plain / "checkpoint-000006" / "run_config.json")
     held["curriculum"]["stages"][0]["name"] = "hush-hush-12345"

@@ -26,7 +26,7 @@ from env_wrapper import Task, play
 from envs.openspiel import derive_seed
 from scripts import serve
 from scripts.serving import actor as actor_module
-from scripts.serving.actor import Actor, HostedGame, RequestError, _step_back, read_task
+from scripts.serving.actor import Actor, HostedGame, RequestError, _lower_priority, read_task
 
 SIZE = games.CONFIGS_PER_GAME
 
@@ -399,14 +399,14 @@ def test_searches_begin_whatever_the_priority(nice, monkeypatch):
     asked = []
     monkeypatch.setattr(actor_module.os, "nice", lambda _: nice)
     monkeypatch.setattr(actor_module.os, "setpriority", lambda *args: asked.append(args[2]))
-    _step_back()
+    _lower_priority()
     assert asked == [min(nice + 5, 19)]
 
     def refuse(*_):
         raise PermissionError
 
     monkeypatch.setattr(actor_module.os, "setpriority", refuse)
-    _step_back()
+    _lower_priority()
 
 
 def test_episodes_expire_and_are_limited():

@@ -27,7 +27,7 @@ def taught(policy, task_ids, spec, games=20, explore=0.0, history=0, opponent="r
     """Episodes of the teacher, and the teacher."""
     tasks = [replace(t, opponent=opponent) for task_id in task_ids for t in eval_tasks([(task_id, task_id)], games, 1)]
     tasks = [replace(t, index=i) for i, t in enumerate(tasks)]
-    teacher = Teacher(policy, tasks, spec, seed=0, explore=explore)
+    teacher = Teacher(policy, tasks, spec, 0, explore, EnvConfig())
     return play(EnvConfig(prompt="compact", history_turns=history), teacher, tasks), teacher
 
 
@@ -44,7 +44,7 @@ def test_an_equilibrium_is_played_in_its_proportions(tmp_path):
     game = load_game(KUHN)
     policy = exact.equilibrium_table(game, 100)
     tasks = [Task(KUHN, seed=0, index=i) for i in range(1000)]
-    teacher = Teacher(tiny_policy(tmp_path), tasks, "cfr:100", 0, 0.0)
+    teacher = Teacher(tiny_policy(tmp_path), tasks, "cfr:100", 0, 0.0, EnvConfig())
     for card in range(3):
         history = [[-1, card], [-1, (card + 1) % 3]]
         state = game.new_initial_state()
@@ -79,7 +79,7 @@ def test_games_are_written_as_the_policy_writes_its_own(tmp_path, history):
 
     config = EnvConfig(prompt="compact", history_turns=history)
     own = play(config, Noting(), tasks)
-    copied = play(config, Copying(policy, tasks, "mcts", 0, 0.0), tasks)
+    copied = play(config, Copying(policy, tasks, "mcts", 0, 0.0, config), tasks)
     for a, b in zip(own, copied, strict=True):
         assert a.info["history"] == b.info["history"]
         for seat, sequences in a.sequences.items():
@@ -254,7 +254,7 @@ def test_a_model_that_never_answered_learns_to(tmp_path, capsys):
     assert lost[-1] < 0.8 * lost[0]
     assert "legal mass" not in text
     assert main([*words[:-1], "1e-2", "--teacher", "mcts", "--output", str(tmp_path / "other")]) == 2
-    assert "--teacher mcts: of programs it is output" in capsys.readouterr().err
+    assert "--teacher mcts: for programs it must be output" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -275,9 +275,9 @@ def test_programs_that_cannot_be_taught_are_told_before_a_model_is_loaded(tmp_pa
 @pytest.mark.parametrize(("spec", "game"), [("perfect", "hex_small"), ("cfr:2", "liars_dice_small")])
 def test_a_teacher_of_the_first_configuration_alone_is_refused(spec, game):
     [ranges] = pool([game]).values()
-    check_teacher(spec, [(ranges[0][0], ranges[0][0])])
+    check_teacher(spec, [(ranges[0][0], ranges[0][0])], EnvConfig())
     with pytest.raises(ConfigError, match=f"--teacher {spec}: cannot play {game}"):
-        check_teacher(spec, ranges)
+        check_teacher(spec, ranges, EnvConfig())
 
 
 def test_games_that_the_teacher_lost_to_a_failure_are_counted_and_no_score(tmp_path, monkeypatch, capsys):
@@ -338,7 +338,7 @@ def test_how_many_games_are_open_at_once_changes_nothing(tmp_path, monkeypatch):
 )
 def test_teachers_that_cannot_teach_are_refused(spec, task_id, message):
     with pytest.raises(ConfigError, match=re.escape(message)):
-        check_teacher(spec, [(task_id, task_id)])
+        check_teacher(spec, [(task_id, task_id)], EnvConfig())
 
 
 @pytest.mark.parametrize(
