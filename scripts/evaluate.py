@@ -70,9 +70,11 @@ def exact_results(player: Contestant, task_ids: set[int]) -> dict[str, float]:
 
     Over a server they are not: of positions that were not met, nobody knows its prompt.
     """
-    task_id = min(task_ids)
-    game = load_game(task_id)
-    if any(load_game(other) is not game for other in task_ids) or not exact.feasible(game):
+    game, name = load_game(task_id := min(task_ids)), table(task_id).game.name
+    several = any(load_game(other) is not game for other in task_ids)
+    if several or not exact.feasible(game):
+        why = f"of several configurations; name one: {name}#0" if several else "too large"
+        log.warning("--exact: %s left out, %s", name, why)
         return {}
     if player.label == "random":
         policy_table = exact.uniform_table(game)
@@ -82,7 +84,7 @@ def exact_results(player: Contestant, task_ids: set[int]) -> dict[str, float]:
         return {}
     elif not (policy_table := measure.exact_table(player.player, player.env, task_id) or {}):
         why = "fail or do not fit ppo.max_seq_length" if player.env.env_mode == "local" else "are those of a server"
-        log.warning("--exact: %s left out for %s, whose prompts %s", table(task_id).game.name, player.label, why)
+        log.warning("--exact: %s left out for %s, whose prompts %s", name, player.label, why)
         return {}
     return measure.table_values(policy_table, task_id, nash=True)
 
@@ -144,9 +146,7 @@ class Contest:
             rows = game_sets(wanted)
         self.boards = config.env.env_type == "openspiel"
         if not self.boards and (self.args.ladder is not None or self.args.strength or self.args.exploit):
-            raise ConfigError(
-                "env.env_type trace: programs have no opponents; leave out --ladder, --strength, --exploit"
-            )
+            raise ConfigError("env.env_type trace: programs have no opponents: no --ladder, --strength, --exploit")
         if not self.boards:  # its task ids have the same form, and are programs
             if config.env.env_mode == "local":
                 check_config(config.env, [first for [(first, _)] in rows.values()])

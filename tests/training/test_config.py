@@ -72,7 +72,7 @@ def test_a_value_out_of_range_is_corrected_by_later_layers(tmp_path):
         load_config(SECTIONS, [first], ["ppo.learning_rate=1"])
     assert load_config(SECTIONS, [first, second])["ppo"].batch_size == 6
     assert load_config(SECTIONS, [first], ["ppo.batch_size=4"])["ppo"].batch_size == 4
-    with pytest.raises(ConfigError, match="--set: ppo.batch_size = 0"):
+    with pytest.raises(ConfigError, match=r"--set: ppo.batch_size = 0"):
         load_config(SECTIONS, [second], ["ppo.batch_size=0"])
 
 
