@@ -400,10 +400,12 @@ def _ended(directory: Path) -> bool:
     return True
 
 
-def _must_be_own(output: Path) -> None:
-    """Raise ConfigError where a folder that is no run's holds files that are not of this program."""
-    page = output / "report.html"
-    if any((output / begun).exists() for begun in BEGUN) or (page.is_file() and MARK in page.read_bytes()):
+def _must_be_own(output: Path, runs: Sequence[Path]) -> None:
+    """Raise ConfigError where a folder is that of a run not drawn, or holds files that are not of this program."""
+    page, own = output / "report.html", output.resolve() in [run.resolve() for run in runs]
+    if not own and any((output / begun).exists() for begun in BEGUN):
+        raise ConfigError(f"--output {output}: is the folder of another run; name another")
+    if own or (page.is_file() and MARK in page.read_bytes()):
         return
     if there := [name for name in ("curves.png", "report.html", "report.md") if (output / name).exists()]:
         raise ConfigError(f"--output {output}: {there[0]} is there, and no report.html of this program; name another")
@@ -421,7 +423,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     output = args.output or args.run[0]
 
     def run() -> None:
-        _must_be_own(output)
+        _must_be_own(output, args.run)
         if args.watch:
             follow(args.run, output, args.watch)
         runs = load_runs(args.run)

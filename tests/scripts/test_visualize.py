@@ -348,6 +348,15 @@ def test_what_lies_in_a_folder_of_yours_is_not_replaced(run_dir, tmp_path, capsy
         assert visualize.main(["--run", str(run_dir), "--output", str(output)]) == 0
 
 
+def test_the_report_of_a_run_that_is_not_drawn_is_kept(run_dir, tmp_path, capsys):
+    other = write_run(tmp_path / "other", steps=3)
+    (other / "report.html").write_bytes(visualize.MARK)
+    assert visualize.main(["--run", str(run_dir), "--output", str(other)]) == 2
+    assert capsys.readouterr().err == f"error: --output {other}: is the folder of another run; name another\n"
+    assert (other / "report.html").read_bytes() == visualize.MARK
+    visualize._must_be_own(other, [run_dir, other])  # is drawn, too
+
+
 def test_runs_of_one_name_are_told_apart(tmp_path):
     for folder in ("a", "b", "c/a"):
         (tmp_path / folder).mkdir(parents=True)
