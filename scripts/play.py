@@ -108,14 +108,17 @@ def ending(episode: Episode) -> str:
     if episode.outcome != "finished":  # you are asked until an answer is legal: it was the other one's turn
         why = {"forfeited": "gave no legal answer", "truncated": "has no room for the conversation any more"}
         return f"\n{state}\n\nthe game was not decided: the opponent {why[episode.outcome]}"
-    seat, returns = episode.info["seat"], episode.info["returns"]
-    zero_sum = state.get_game().get_type().utility.name == "ZERO_SUM"
-    ahead = returns[seat] if zero_sum else episode.score - 0.5  # of three at a table, an even score is no 0.5
+    seat, returns, kind = episode.info["seat"], episode.info["returns"], state.get_game().get_type()
+    ahead = (
+        returns[seat] if kind.utility.name == "ZERO_SUM" else episode.score - 0.5
+    )  # of three at a table, an even score is no 0.5
     result = "win" if ahead > 0 else "lose" if ahead < 0 else "draw"
     with contextlib.suppress(Exception):  # of somebody's file, which need not know the end; the engine does
         if game.dealt:
             dealt = ", ".join(game.dealt(action) for player, action in history if player == -1)
             state = f"{game.describe(state, seat)}\nDealt, to Player 0 first: {dealt}"
+        elif kind.information.name != "PERFECT_INFORMATION" or kind.dynamics.name != "SEQUENTIAL":  # boards say it all
+            state = f"{game.describe(state, seat)}\n\nWith nothing hidden:\n{state}"
     return f"\n{state}\n\nyou {result}: score {episode.score:.3f}, returns {returns}, you were player {seat}"
 
 
