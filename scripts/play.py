@@ -109,9 +109,7 @@ def ending(episode: Episode) -> str:
         why = {"forfeited": "gave no legal answer", "truncated": "has no room for the conversation any more"}
         return f"\n{state}\n\nthe game was not decided: the opponent {why[episode.outcome]}"
     seat, returns, kind = episode.info["seat"], episode.info["returns"], state.get_game().get_type()
-    ahead = (
-        returns[seat] if kind.utility.name == "ZERO_SUM" else episode.score - 0.5
-    )  # of three at a table, an even score is no 0.5
+    ahead = returns[seat] if kind.utility.name == "ZERO_SUM" else episode.score - 0.5  # of three, even is no 0.5
     result = "win" if ahead > 0 else "lose" if ahead < 0 else "draw"
     with contextlib.suppress(Exception):  # of somebody's file, which need not know the end; the engine does
         if game.dealt:

@@ -254,10 +254,6 @@ def panel_lines(panel: Panel, runs: Sequence[RunData]) -> list[dict[str, Any]]:
     return [line for _, _, line in found]
 
 
-def _short(name: str, most: int) -> str:
-    return name if len(name) <= most else f"{name[: most // 2 - 1]}…{name[-most // 2 :]}"
-
-
 def draw_curves(runs: Sequence[RunData], path: Path) -> Path:
     """Draw the panels of the runs into a PNG file."""
     from matplotlib import rcParams
@@ -265,7 +261,8 @@ def draw_curves(runs: Sequence[RunData], path: Path) -> Path:
 
     rcParams["axes.formatter.useoffset"] = False  # memory that stays at 956 MB is not 0.01 above "+9.56e2"
     rcParams["text.parse_math"] = False  # what stands between two dollars in a run's name is no formula
-    runs = [replace(run, name=_short(run.name, max(24, 80 // len(runs)))) for run in runs]
+    n = max(12, 40 // len(runs))  # of a long name's first and last characters: whole, it leaves the panels no room
+    runs = [replace(run, name=f"{run.name[:n]}…{run.name[-n:]}") if len(run.name) > 2 * n else run for run in runs]
     drawn, columns = panels(runs), 3
     rows = max(1, math.ceil(len(drawn) / columns))
     figure = Figure(figsize=(16, 3.1 * rows), dpi=100, layout="constrained")
