@@ -91,13 +91,13 @@ def merge(config: SimpleNamespace, adapter: Path, output: Path, dtype: str, coun
 # ----------------------------------------------------------------------------------------------------------- folders
 
 
-def run_config(adapter: Path, base: str | None) -> SimpleNamespace:
-    """The configuration the adapter was trained with, on this machine's device and with ``base`` for its base.
+def run_config(adapter: Path, base: str | None, sets: Sequence[str] = ()) -> SimpleNamespace:
+    """The run's configuration with ``sets`` laid over it, on this machine's device and with ``base`` for its base.
 
     Raises:
         ConfigError: it is not there or not readable.
     """
-    config = load_sections([run_config_file(adapter)], skip_unknown_sections=True)
+    config = load_sections([run_config_file(adapter)], sets, skip_unknown_sections=True)
     device = "cuda" if torch.cuda.is_available() and config.model.device != "cpu" else "cpu"
     config.model, config.env = replace(config.model, device=device), replace(config.env, env_mode="local")
     if base and base != config.model.model_name:
@@ -184,19 +184,19 @@ def parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
     """Read the command line."""
     rounding = ", ".join(f"{limit:g} in {dtype}" for dtype, limit in ROUNDING.items())
     parser = FlagParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--checkpoint", required=True, metavar="DIR", help="a checkpoint, or a run: its latest one")
-    parser.add_argument("--output", required=True, metavar="DIR", type=Path, help="a new folder")
-    parser.add_argument("--base", metavar="B", help="another copy of the base (default: as in the run)")
-    parser.add_argument("--dtype", choices=tuple(ROUNDING), help="of the merged weights (default: the run's)")
-    parser.add_argument(
-        "--deals", type=at_least(1, 2**20), default=200, metavar="N", help="played before and after (200)"
-    )
-    parser.add_argument("--tolerance", type=at_least(0.0), metavar="NATS", help="mean difference of log-probabilities "
-                        f"to allow (default: {rounding}; 2 %% of the adapter's effect if more)")  # fmt: skip
-    parser.add_argument("--adapter-only", action="store_true", help="do not merge: a folder with the adapter alone")
-    parser.add_argument("--push", metavar="OWNER/NAME", help="upload the folder to the Hub")
-    parser.add_argument("--private", action="store_true", help="make the repository a private one")
-    parser.add_argument("--dry-run", action="store_true", help="everything but the upload; list files, print the card")
+    add = parser.add_argument
+    add("--checkpoint", required=True, metavar="DIR", help="a checkpoint, or a run: its latest one")
+    add("--output", required=True, metavar="DIR", type=Path, help="a new folder")
+    add("--base", metavar="B", help="another copy of the base (default: as in the run)")
+    add("--set", nargs="+", default=[], metavar="KEY=VALUE", help="laid over the run's configuration")
+    add("--dtype", choices=tuple(ROUNDING), help="of the merged weights (default: the run's)")
+    add("--deals", type=at_least(1, 2**20), default=200, metavar="N", help="played before and after (200)")
+    add("--tolerance", type=at_least(0.0), metavar="NATS", help="mean difference of log-probabilities "
+        f"to allow (default: {rounding}; 2 %% of the adapter's effect if more)")  # fmt: skip
+    add("--adapter-only", action="store_true", help="do not merge: a folder with the adapter alone")
+    add("--push", metavar="OWNER/NAME", help="upload the folder to the Hub")
+    add("--private", action="store_true", help="make the repository a private one")
+    add("--dry-run", action="store_true", help="everything but the upload; list files, print the card")
     return parser.parse_args(argv)
 
 
@@ -265,7 +265,7 @@ def run(args: argparse.Namespace) -> None:
         if not args.dry_run:
             print(f"uploading as {publish.who_uploads()}")
     adapter = find_adapter(args.checkpoint)
-    config = run_config(adapter, args.base)
+    config = run_config(adapter, args.base, args.set)
     file, base, report = adapter.parent / "summary.json", config.model.model_name, None
     summary = read_json(file) if file.is_file() else None
     if adapter.name == "final" and isinstance(summary, dict) and (made := adapter / "manifest.json").is_file():

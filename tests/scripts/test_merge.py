@@ -345,6 +345,17 @@ def test_a_card_that_was_edited_is_kept(run_plain, tmp_path, capsys):
         assert f"{file} was edited and is kept; delete it" in capsys.readouterr().out
 
 
+def test_a_stored_value_out_of_range_is_corrected_on_the_command_line(tmp_path):
+    config = config_dict(vars(micro_config(tmp_path)))
+    config["curriculum"]["failure_replay_prob"] = 0.95  # as was allowed once
+    (tmp_path / "run_config.json").write_text(json.dumps(config))
+    with pytest.raises(ConfigError, match=r"failure_replay_prob = 0\.95: expected a number >= 0 and <= 0\.9"):
+        merge.run_config(tmp_path, None)
+    words = ["--checkpoint", "a", "--output", "b", "--set", "curriculum.failure_replay_prob=0.9"]
+    sets = merge.parse_args(words).set
+    assert merge.run_config(tmp_path, None, sets).curriculum.failure_replay_prob == 0.9
+
+
 def test_adapter_alone(run_plain, tmp_path, capsys):
     from safetensors.torch import load_file
 
