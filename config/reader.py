@@ -76,12 +76,13 @@ def load_config(
             data = {name: part for name, part in data.items() if name in sections}
         layers.append(_Checker(f"{file}: ", sections).placed(data))
     layers += [_Checker("--set: ", sections).placed(_parse_set(item)) for item in sets]
+    last = {path: given for _, given in layers for path in given}  # who corrects all earlier ones
     found = {}
     for section, cls in sections.items():  # in order: making env registers games, which curriculum may name
         values: dict[str, Any] = {}
         for checker, given in layers:
             for path, value in given.items():
-                if path.startswith(f"{section}."):
+                if path.startswith(f"{section}.") and (last[path] is given or isinstance(value, dict)):
                     checker.lay(values, path, value)
         found[section] = _Checker("", sections).make(cls, values, section)
     return found

@@ -4,6 +4,7 @@
 """
 
 import functools
+import logging
 import math
 import random
 from collections.abc import Callable
@@ -21,6 +22,7 @@ from envs.types import Env, Step, Task
 from games.base import Game
 from games.custom import place
 
+log = logging.getLogger(__name__)
 MANY_LEGAL = 30  # legal actions tried at a decision: a sample where there are more
 LONGEST = 5000  # decisions of an episode of random play
 PLAYOUTS = 30  # random games of a variant
@@ -179,7 +181,7 @@ def _check_random_games(task_id: int) -> None:
     game, spiel = table(task_id).game, table(task_id).spiel
     hides = table(task_id).hides and spiel.get_type().provides_information_state_string
     seen: dict[tuple[int, str], tuple[str, str]] = {}
-    rng = random.Random(0)
+    rng, scores = random.Random(0), set[float]()
     for _ in range(PLAYOUTS):
         state = spiel.new_initial_state()
         while not state.is_terminal() and state.move_number() < min(most_moves(spiel), LONGEST):
@@ -202,3 +204,7 @@ def _check_random_games(task_id: int) -> None:
                 break
         for value in (score(spiel, state.returns(), p) for p in range(spiel.num_players()) if state.is_terminal()):
             _promise(0 <= round(value, 6) <= 1, f"the score {value} is not in [0, 1]: see min_utility, max_utility")
+            scores.add(value)
+    if spiel.num_players() > 1 and spiel.get_type().utility.name == "GENERAL_SUM" and len(scores) == 1:
+        log.warning("task %d: in %d random games all got the same, and a general-sum game is scored by comparison: it "
+                    "teaches nothing unless it is declared IDENTICAL", task_id, PLAYOUTS)  # fmt: skip

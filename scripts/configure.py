@@ -170,11 +170,15 @@ def ask_all(args: argparse.Namespace, gpu: bool) -> None:
             raise ValueError("expected one name")
         load_architecture(resolve({"model": {"model_name": words[0]}}).model)
 
+    def check_opponents(words: list[str]) -> None:
+        known = [word for word in words if parse_opponent(word)]
+        preflight.check_opponents(resolve({"curriculum": {"stages": stages(known, args.games)}}).curriculum)
+
     default, hint = next(iter(MODELS)) if gpu else TINY_MODEL, "\n".join(f"  {n}: {note}" for n, note in MODELS.items())
     ask(args, "model", default, "Model (a name on the Hub or a folder)", hint, check_model)
     ask(args, "games", DEFAULT_GAMES, "Games", "  " + " ".join(NAMES), pool)
     hint = "  random mcts mcts_light mcts:SIMSxROLLOUTS ismcts perfect cfr self"
-    ask(args, "opponents", "random mcts:50x1", "Opponents, a stage each", hint, lambda w: [*map(parse_opponent, w)])
+    ask(args, "opponents", "random mcts:50x1", "Opponents, a stage each", hint, check_opponents)
     usual = 200_000 if args.model == [TINY_MODEL] else 20_000
     while not args.budget or args.budget < 1:
         args.budget = usual if args.yes else IntPrompt.ask("Games to play", default=usual)

@@ -70,9 +70,11 @@ def exact_results(player: Contestant, task_ids: set[int]) -> dict[str, float]:
 
     For a game that a server hosts they are not: its prompts are known only for positions that were met.
     """
-    task_id = min(task_ids)
-    game = load_game(task_id)
-    if any(load_game(other) is not game for other in task_ids) or not exact.feasible(game):
+    game, name = load_game(task_id := min(task_ids)), table(task_id).game.name
+    several = any(load_game(other) is not game for other in task_ids)
+    if several or not exact.feasible(game):
+        why = f"of several configurations; name one: {name}#0" if several else "too large"
+        log.warning("--exact: %s left out, %s", name, why)
         return {}
     if player.label == "random":
         policy_table = exact.uniform_table(game)
@@ -82,7 +84,7 @@ def exact_results(player: Contestant, task_ids: set[int]) -> dict[str, float]:
         return {}
     elif not (policy_table := measure.exact_table(player.player, player.env, task_id) or {}):
         why = "fail or do not fit ppo.max_seq_length" if player.env.env_mode == "local" else "are those of a server"
-        log.warning("--exact: %s left out for %s, whose prompts %s", table(task_id).game.name, player.label, why)
+        log.warning("--exact: %s left out for %s, whose prompts %s", name, player.label, why)
         return {}
     return measure.table_values(policy_table, task_id, nash=True)
 

@@ -91,9 +91,9 @@ def merge(config: SimpleNamespace, adapter: Path, output: Path, dtype: str, coun
 # ----------------------------------------------------------------------------------------------------------- folders
 
 
-def run_config(adapter: Path, base: str | None) -> SimpleNamespace:
-    """The configuration the adapter was trained with, on this machine's device and on ``base`` where that is given."""
-    config = load_sections([run_config_file(adapter)], skip_unknown_sections=True)
+def run_config(adapter: Path, base: str | None, sets: Sequence[str] = ()) -> SimpleNamespace:
+    """The configuration the adapter was trained with, changed by ``sets``, on this machine's device and on ``base``."""
+    config = load_sections([run_config_file(adapter)], sets, skip_unknown_sections=True)
     device = "cuda" if torch.cuda.is_available() and config.model.device != "cpu" else "cpu"
     config.model, config.env = replace(config.model, device=device), replace(config.env, env_mode="local")
     if base and base != config.model.model_name:
@@ -178,6 +178,7 @@ def parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--checkpoint", required=True, metavar="DIR", help="a checkpoint, or a run: its latest one")
     add("--output", required=True, metavar="DIR", type=Path, help="a new folder")
     add("--base", metavar="B", help="another copy of the base (default: as in the run)")
+    add("--set", nargs="+", default=[], metavar="KEY=VALUE", help="laid over the run's configuration")
     add("--dtype", choices=tuple(ROUNDING), help="of the merged weights (default: the run's)")
     add("--deals", type=at_least(1, 2**20), default=200, metavar="N", help="played before and after (200)")
     add("--tolerance", type=at_least(0.0), metavar="NATS", help="mean difference of log-probabilities "
@@ -253,7 +254,7 @@ def run(args: argparse.Namespace) -> None:
         if not args.dry_run:
             print(f"uploading as {publish.who_uploads()}")
     adapter = find_adapter(args.checkpoint)
-    config = run_config(adapter, args.base)
+    config = run_config(adapter, args.base, args.set)
     file, base, report = adapter.parent / "summary.json", config.model.model_name, None
     summary = read_json(file) if file.is_file() else None
     if adapter.name == "final" and isinstance(summary, dict) and (made := adapter / "manifest.json").is_file():

@@ -103,14 +103,16 @@ def ending(episode: Episode) -> str:
     if episode.outcome != "finished":  # by the opponent: the person is asked until an answer is legal
         why = {"forfeited": "gave no legal answer", "truncated": "has no room for the conversation any more"}
         return f"\n{state}\n\nthe game was not decided: the opponent {why[episode.outcome]}"
-    seat, returns = episode.info["seat"], episode.info["returns"]
-    zero_sum = state.get_game().get_type().utility.name == "ZERO_SUM"
+    seat, returns, kind = episode.info["seat"], episode.info["returns"], state.get_game().get_type()
+    zero_sum = kind.utility.name == "ZERO_SUM"
     ahead = returns[seat] if zero_sum else episode.score - 0.5  # with three players a score of 0.5 is not a draw
     result = "win" if ahead > 0 else "lose" if ahead < 0 else "draw"
     with contextlib.suppress(Exception):  # a custom game need not describe final positions; the engine's text remains
         if game.dealt:
             dealt = ", ".join(game.dealt(action) for player, action in history if player == -1)
             state = f"{game.describe(state, seat)}\nDealt, to Player 0 first: {dealt}"
+        elif kind.information.name != "PERFECT_INFORMATION" or kind.dynamics.name != "SEQUENTIAL":  # boards say it all
+            state = f"{game.describe(state, seat)}\n\nWith nothing hidden:\n{state}"
     return f"\n{state}\n\nyou {result}: score {episode.score:.3f}, returns {returns}, you were player {seat}"
 
 

@@ -258,10 +258,12 @@ def draw_curves(runs: Sequence[RunData], path: Path) -> Path:
 
     rcParams["axes.formatter.useoffset"] = False  # label 956 MB as 956, not as 0 above "+9.56e2"
     rcParams["text.parse_math"] = False  # dollars in a run's name do not enclose a formula
+    n = max(12, 40 // len(runs))  # first and last characters kept of a long name: whole, it leaves the panels no room
+    runs = [replace(run, name=f"{run.name[:n]}…{run.name[-n:]}") if len(run.name) > 2 * n else run for run in runs]
     drawn, columns = panels(runs), 3
     rows = max(1, math.ceil(len(drawn) / columns))
     figure = Figure(figsize=(16, 3.1 * rows), dpi=100, layout="constrained")
-    figure.suptitle(" · ".join(run.name for run in runs), fontsize=13)
+    figure.suptitle(" · ".join(run.name for run in runs), fontsize=13, wrap=True)
     axes = list(figure.subplots(rows, columns, squeeze=False).flat)
     for axis, panel in zip(axes, drawn, strict=False):
         _draw_lines(axis, panel, runs)
@@ -398,10 +400,12 @@ def _ended(directory: Path) -> bool:
     return True
 
 
-def _must_be_own(output: Path) -> None:
-    """Raise ConfigError where files of the same names in a folder that is no run's may be somebody else's."""
-    page = output / "report.html"
-    if any((output / begun).exists() for begun in BEGUN) or (page.is_file() and MARK in page.read_bytes()):
+def _must_be_own(output: Path, runs: Sequence[Path]) -> None:
+    """Raise ConfigError for the folder of a run that is not drawn, and for files that this program did not write."""
+    page, own = output / "report.html", output.resolve() in [run.resolve() for run in runs]
+    if not own and any((output / begun).exists() for begun in BEGUN):
+        raise ConfigError(f"--output {output}: is the folder of another run; name another")
+    if own or (page.is_file() and MARK in page.read_bytes()):
         return
     if there := [name for name in ("curves.png", "report.html", "report.md") if (output / name).exists()]:
         raise ConfigError(f"--output {output}: {there[0]} is there, and no report.html of this program; name another")
@@ -419,7 +423,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     output = args.output or args.run[0]
 
     def run() -> None:
-        _must_be_own(output)
+        _must_be_own(output, args.run)
         if args.watch:
             follow(args.run, output, args.watch)
         runs = load_runs(args.run)

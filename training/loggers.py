@@ -9,6 +9,7 @@ import os
 import re
 import secrets
 import urllib.parse
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -62,9 +63,12 @@ class Loggers:
         self._keep(self._sent)
 
     def log(self, row: Row) -> None:
-        """Send one row of metrics under its ``step``, with the number of its stage."""
+        """Send one row of metrics under its ``step``, with its stage as a number all past selves as one opponent."""
         number = {"stage_number": self._stages[row["stage"]]} if row.get("stage") in self._stages else {}
-        sent = redact(dict(row) | number) if self._open else {}
+        met = Counter[str]()
+        for name, games in row.get("opponents", {}).items():
+            met["past" if name.startswith("past:") else name] += games  # there may be a hundred of them
+        sent = redact(dict(row) | number | ({"opponents": dict(met)} if met else {})) if self._open else {}
         self._each(lambda logger: logger.log(sent) if row["step"] > self._sent or logger.takes_back else None)
         self._keep(max(row["step"], self._sent))
 

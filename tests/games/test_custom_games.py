@@ -233,6 +233,16 @@ def test_a_description_that_shows_hidden_cards_is_refused(tmp_path, original):
     assert re.search(": the description shows seat [01] what the game hides from it$", result.stderr.strip())
 
 
+@pytest.mark.parametrize(("utility", "returns", "warnings"), [
+    ("GENERAL_SUM", "[won, won]", 1), ("IDENTICAL", "[won, won]", 0), ("GENERAL_SUM", "[won, -won]", 0),
+])  # fmt: skip
+def test_a_game_whose_scores_are_always_even_is_warned_of_once(tmp_path, utility, returns, warnings):
+    text = COUNT.replace("ZERO_SUM", utility).replace("[won, -won]", returns)
+    told = f"task {28 * 10**8}: in 30 random games all got the same, and a general-sum game is scored by comparison"
+    result = run(write(tmp_path, mine=text))
+    assert (result.returncode, result.stderr.count("\n"), result.stderr.count(told)) == (0, warnings, warnings)
+
+
 def test_every_program_refuses_a_bad_game_before_anything_else(tmp_path):
     bad = write(tmp_path, bad=nim_with('"is_misere"', '"is_misery"'))
     train = ["train_ppo.py", "--config", "config/presets/tiny.json", "--output-dir", str(tmp_path / "out")]

@@ -154,7 +154,8 @@ def test_self_play_is_gated_by_random(tiny_models, tmp_path):
 def test_questions(tiny_models, tmp_path, monkeypatch, capsys):
     """Typed answers end in the file; a wrong one is said and asked again."""
     model = str(tiny_models["qwen2"])
-    answers = iter(["two names", model, "[/x]", "ches", "leduc_poker, kuhn_poker", "mtcs", "random", "0", "512"])
+    bots = "mtcs", "random perfect", "random"
+    answers = iter(["two names", model, "[/x]", "ches", "leduc_poker, kuhn_poker", *bots, "0", "512"])
     monkeypatch.setattr("builtins.input", lambda *_: next(answers))
     file = tmp_path / "mine.json"
     assert configure.main(["--output", str(file), "--gpu-memory", "0"]) == 0
@@ -163,6 +164,7 @@ def test_questions(tiny_models, tmp_path, monkeypatch, capsys):
     assert "game '[/x]' is not known" in told
     assert "game 'ches' is not known" in told
     assert "opponent 'mtcs' is not known" in told
+    assert "opponent perfect cannot play leduc_poker" in " ".join(told.split())
     config = config_of(file)
     assert [(s.opponent, s.games) for s in config.curriculum.stages] == [("random", ["leduc_poker", "kuhn_poker"])]
     assert config.ppo.num_train_steps == 1
@@ -177,6 +179,7 @@ def test_questions(tiny_models, tmp_path, monkeypatch, capsys):
             ("--opponents", "past"),
             "--opponents: opponent 'past' is a run's own past selves: only curriculum.stages can",
         ),
+        (("--opponents", "perfect"), "--opponents: curriculum.stages: stage 'perfect': opponent perfect cannot play"),
         (("--model", "./nothing"), "--model: model.model_name: there is no folder nothing"),
         (("--gpu-memory", "1"), "nothing fits: at least"),
         (("--output", "docs"), "--output docs: is a folder; expected a file"),

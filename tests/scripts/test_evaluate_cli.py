@@ -387,7 +387,11 @@ def test_over_a_server_exact_values_are_left_out_and_that_is_said(caplog):
     assert evaluate.exact_results(asked, set(sizes)) == {}, "one value is of one board"
     asked.env = EnvConfig(env_mode="url", env_url="http://127.0.0.1:9")
     assert evaluate.exact_results(asked, {KUHN}) == {}
-    assert caplog.messages == ["--exact: kuhn_poker left out for mine, whose prompts are those of a server"]
+    assert caplog.messages == [
+        "--exact: hex_small left out, too large",
+        "--exact: hex_small left out, of several configurations; name one: hex_small#0",
+        "--exact: kuhn_poker left out for mine, whose prompts are those of a server",
+    ]
 
 
 def test_an_adapter_without_settings_is_no_player_and_nobody_else_is_asked(checkpoint, tmp_path, capsys, monkeypatch):

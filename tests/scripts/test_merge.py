@@ -345,6 +345,17 @@ def test_a_card_that_was_edited_is_kept(run_plain, tmp_path, capsys):
         assert f"{file} was edited and is kept; delete it" in capsys.readouterr().out
 
 
+def test_a_stored_value_out_of_range_is_corrected_on_the_command_line(tmp_path):
+    config = config_dict(vars(micro_config(tmp_path)))
+    config["curriculum"]["failure_replay_prob"] = 0.95  # as was allowed once
+    (tmp_path / "run_config.json").write_text(json.dumps(config))
+    with pytest.raises(ConfigError, match=r"failure_replay_prob = 0\.95: expected a number >= 0 and <= 0\.9"):
+        merge.run_config(tmp_path, None)
+    words = ["--checkpoint", "a", "--output", "b", "--set", "curriculum.failure_replay_prob=0.9"]
+    sets = merge.parse_args(words).set
+    assert merge.run_config(tmp_path, None, sets).curriculum.failure_replay_prob == 0.9
+
+
 def test_adapter_alone(run_plain, tmp_path, capsys):
     from safetensors.torch import load_file
 
@@ -437,6 +448,7 @@ def test_an_adapter_goes_on_the_base_in_the_bits_it_was_trained_on(tmp_path, nes
 
 def test_a_merged_model_is_loaded_as_it_is(merged_4bit):
     assert "BitsAndBytesConfig" not in (merged_4bit / "README.md").read_text()
+    assert "which is not on the Hub" not in (merged_4bit / "README.md").read_text()
 
 
 def test_what_games_have_read_takes_no_room_while_weights_are_merged(tmp_path, monkeypatch):
@@ -452,6 +464,16 @@ def test_a_card_holds_no_folder_of_programs(tmp_path):
     config = micro_config(tmp_path)
     config.env = replace(config.env, trace={"source": str(tmp_path), "partial_credit": True})
     assert publish.public_config(config)["env"]["trace"] == {"source": tmp_path.name, "partial_credit": True}
+
+
+@pytest.mark.parametrize("four_bits", [True, False])
+def test_the_card_of_an_adapter_says_where_its_base_is_to_be_had(tmp_path, four_bits):
+    local, needed = tmp_path / "mine", "which is not on the Hub: the folder of the base"
+    local.mkdir()
+    shown = about(tmp_path, base=str(local))
+    shown.config.model = replace(shown.config.model, use_4bit=four_bits)
+    assert f'# needs "mine" beside it, {needed}' in publish.card(shown)
+    assert needed not in publish.card(replace(shown, base="Qwen/Qwen3-4B"))
 
 
 def test_the_card_tells_how_free_play_ended(tmp_path):

@@ -176,6 +176,19 @@ def test_both_bid_at_once_and_unseen(person, capsys):
     bids = [(seat, move) for seat, move in episode.info["history"] if seat >= 0]
     assert bids == [(0, 0), (1, 3), (0, 1), (1, 0), (0, 2), (1, 1)]
     assert "Round 1: prize 4, your bid 4, you won" in capsys.readouterr().out
+    assert "Points: you 4, opponent 6\nRound 1: prize 4, your bid 4, you won" in play.ending(episode)
+    assert "With nothing hidden:\n" in play.ending(episode)
+
+
+@pytest.mark.parametrize(("name", "told"), [
+    ("goofspiel", "Points: you "), ("liars_dice", "Bids so far: you 1-1, opponent "), ("blackjack", "(total "),
+])  # fmt: skip
+def test_the_end_of_a_game_is_told_in_its_words(name, told):
+    task = Task(task_of(name), 0, "random")
+    [episode] = play.play(EnvConfig(), FirstLegal(), [task])
+    end = play.ending(episode)
+    assert told in end
+    assert end.index(told) < end.index("With nothing hidden:") < end.index("score ")
 
 
 def test_hidden_cards_stay_hidden_until_the_end(person, capsys):

@@ -334,6 +334,26 @@ def test_numbers_that_hardly_change_are_drawn_as_they_are(tmp_path, monkeypatch)
     assert not any(texts)
 
 
+def test_long_names_leave_the_curves_their_room(tmp_path, monkeypatch):
+    """Drawn whole they leave the panels none, and matplotlib warns of it."""
+    from matplotlib.figure import Figure
+
+    shown = []
+
+    def look(figure, *_, **__):
+        shown.append(figure.get_suptitle())
+        shown.extend(text.get_text() for axis in figure.axes if axis.get_legend() for text in axis.get_legend().texts)
+
+    monkeypatch.setattr(Figure, "savefig", look)
+    runs = [visualize.load_run(write_run(tmp_path / f"{'long' * 50}{seed}", steps=3)) for seed in range(2)]
+    visualize.draw_curves(runs, tmp_path / "curves.png")
+    short = [f"longlonglonglonglong…onglonglonglonglong{seed}" for seed in range(2)]
+    assert shown[0] == " · ".join(short)
+    assert all(text.endswith(tuple(short)) for text in shown[1:])
+    visualize.draw_curves([dataclasses.replace(runs[0], name="a" * 80)], tmp_path / "curves.png")
+    assert "a" * 80 in shown
+
+
 def test_what_lies_in_a_folder_of_yours_is_not_replaced(run_dir, tmp_path, capsys):
     output = tmp_path / "mine"
     output.mkdir()
@@ -346,6 +366,15 @@ def test_what_lies_in_a_folder_of_yours_is_not_replaced(run_dir, tmp_path, capsy
         (output / name).unlink()
     for _ in range(2):  # what is there by this program is
         assert visualize.main(["--run", str(run_dir), "--output", str(output)]) == 0
+
+
+def test_the_report_of_a_run_that_is_not_drawn_is_kept(run_dir, tmp_path, capsys):
+    other = write_run(tmp_path / "other", steps=3)
+    (other / "report.html").write_bytes(visualize.MARK)
+    assert visualize.main(["--run", str(run_dir), "--output", str(other)]) == 2
+    assert capsys.readouterr().err == f"error: --output {other}: is the folder of another run; name another\n"
+    assert (other / "report.html").read_bytes() == visualize.MARK
+    visualize._must_be_own(other, [run_dir, other])  # is drawn, too
 
 
 def test_runs_of_one_name_are_told_apart(tmp_path):

@@ -65,6 +65,17 @@ def test_later_files_and_sets_win_key_by_key(tmp_path):
     assert config["env"] == Env(mode="url", opponent="mcts:50x1")
 
 
+def test_a_value_out_of_range_is_corrected_by_later_layers(tmp_path):
+    """Of an old run's file, say, whose knob has been given a narrower range since."""
+    first, second = (write(tmp_path / f"{n}.json", f'{{"ppo": {{"batch_size": {n}}}}}') for n in (-2, 6))
+    with pytest.raises(ConfigError, match=r"-2.json: ppo.batch_size = -2: expected"):
+        load_config(SECTIONS, [first], ["ppo.learning_rate=1"])
+    assert load_config(SECTIONS, [first, second])["ppo"].batch_size == 6
+    assert load_config(SECTIONS, [first], ["ppo.batch_size=4"])["ppo"].batch_size == 4
+    with pytest.raises(ConfigError, match=r"--set: ppo.batch_size = 0"):
+        load_config(SECTIONS, [second], ["ppo.batch_size=0"])
+
+
 READ_AS = {
     "lr=1": ("ppo.learning_rate", 1.0),
     "ppo.lr=1": ("ppo.learning_rate", 1.0),

@@ -514,6 +514,13 @@ def test_wandb_takes_a_login_and_goes_on_with_the_same_run(wandb, tmp_path):
     assert wandb.run.rows == rows
 
 
+def test_past_selves_are_sent_as_one(wandb, tmp_path):
+    met = {"self": 3, "mcts:5x1": 1, "past:step-000001": 2, "past:step-000002": 4}
+    Loggers("offline", tmp_path, {}).log(row := {"step": 3, "opponents": met})
+    assert wandb.run.rows == [(3, {"step": 3, "opponents": {"self": 3, "mcts:5x1": 1, "past": 6}})]
+    assert row["opponents"] is met
+
+
 def test_what_tensorboard_alone_was_sent_wandb_is_sent_when_it_comes(wandb, tmp_path, monkeypatch):
     monkeypatch.setattr(loggers, "_tensorboard", lambda *_: SimpleNamespace(takes_back=True, log=lambda row: None))
     Loggers("tensorboard", tmp_path, {}).log({"step": 50})
