@@ -274,7 +274,7 @@ def ppo_update(
     """Run the epochs of one step; return means over the decisions seen.
 
     A minibatch whose loss or gradient is not finite changes nothing and is counted as ``skipped``. The step ends after
-    ``MAX_BAD_UPDATES`` of them in a row, ``bad`` of which came before it; ``bad_updates`` is that count at its end. When
+    ``MAX_BAD_UPDATES`` of them in a row, ``bad`` of which came before it; ``bad_updates`` is that count at its end. If
     memory runs out, the minibatch is repeated with half as many tokens at a time. ``key`` seeds the shuffling. ``GAPS``
     are those of the first minibatch, which is evaluated with the weights that played.
     """
