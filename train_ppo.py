@@ -552,9 +552,9 @@ def show(trainer: Trainer, stop: StopSignal, console: Console, summary: dict[str
     rows = record(trainer.player(stop), trainer.config.env, tasks, trainer.state.step)
     trainer.loggers.games(rows)
     process.check_lock(run_dir, trainer.lock)
-    if perplexity := english.measure(trainer.policy):
-        utils.write_file(run_dir / "summary.json", json.dumps(summary | {"english": perplexity}, indent=1).encode())
-        console.say(english.line(perplexity))
+    if measured := english.measure(trainer.policy):
+        utils.write_file(run_dir / "summary.json", json.dumps(summary | {"english": measured}, indent=1).encode())
+        console.say(english.line(measured))
     utils.write_file(run_dir / "episodes.jsonl", "".join(json.dumps(utils.redact(r)) + "\n" for r in rows).encode())
     script = Path(__file__).parent / "scripts" / "visualize.py"
     end(run_dir, trainer.about)

@@ -63,7 +63,7 @@ class Loggers:
         self._keep(self._sent)
 
     def log(self, row: Row) -> None:
-        """Send one row of metrics under its ``step``, with its stage as a number all past selves as one opponent."""
+        """Send one row of metrics under its ``step``, its stage also as a number, past selves as one opponent."""
         number = {"stage_number": self._stages[row["stage"]]} if row.get("stage") in self._stages else {}
         met = Counter[str]()
         for name, games in row.get("opponents", {}).items():
