@@ -350,7 +350,9 @@ def result_table(before: list[dict[str, Any]], after: list[GameResult]) -> tuple
     if found["mean_share_of_ceiling"] is not None:
         shares = ["unknown" if share is None else f"{share:.3f}" for share in
                   (found["mean_share_before"], found["mean_share_of_ceiling"])]  # fmt: skip
-        text += f"\nmean share of the best-response ceiling: {' -> '.join(shares)}"
+        known_of = sum(game["share"] is not None for game in games.values())
+        some = f", {known_of} of {len(games)} games" if known_of < len(games) else ""
+        text += f"\nmean share of the best-response ceiling{some}: {' -> '.join(shares)}"
     return text, found
 
 

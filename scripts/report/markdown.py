@@ -52,8 +52,9 @@ def page(name: str, about: Sequence[tuple[str, str]], versions: Any, summary: di
     if summary.get("games"):
         parts += ["## Evaluation", results(summary["games"])]
         parts.append(PROGRAMS if config.get("env", {}).get("env_type") == "trace" else BOARDS)
-        share = summary.get("mean_share_of_ceiling")
-        parts += [f"Mean share of the ceiling: {share:.3f}"] if is_number(share) else []
+        share, games = summary.get("mean_share_of_ceiling"), summary["games"].values()
+        some = f"{sum(is_number(game.get('share')) for game in games)} of {len(games)} games"
+        parts += [f"Mean share of the ceiling, {some}: {share:.3f}"] if is_number(share) else []
     parts += ["## Curves", "![curves](curves.png)"]
     if config:
         lines = [f"* `{plain(line).replace('`', '')}`" for line in differing(config)]

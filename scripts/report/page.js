@@ -16,7 +16,9 @@ function tiles() {
     const last = run.last, out = [tile(short(run.steps), run.total > run.steps ? `of ${short(run.total)} steps` : "steps")];
     const nash = Object.entries(run.summary.games || {}).filter(([, g]) => typeof g.nash_conv === "number");
     for (const [game, g] of nash) out.push(tile(short(g.nash_conv), nash.length > 1 ? `NashConv, ${game}` : "NashConv"));
-    if (typeof run.summary.mean_share_of_ceiling === "number") out.push(tile(percent(run.summary.mean_share_of_ceiling), "mean share of ceiling"));
+    const games = Object.values(run.summary.games || {}), known = games.filter((g) => typeof g.share === "number").length;
+    const some = known < games.length ? `, ${known} of ${games.length} games` : "";
+    if (typeof run.summary.mean_share_of_ceiling === "number") out.push(tile(percent(run.summary.mean_share_of_ceiling), `mean share of ceiling${some}`));
     if (typeof last.success_rate === "number") out.push(tile(percent(last.window_success ?? last.success_rate), `success, last ${(last.window_success ?? null) === null ? "step" : "window"}`));
     if (typeof last.score_mean === "number") out.push(tile(short(last.score_mean), "score, last step"));
     if (last.stage) out.push(tile(last.stage, "stage"));
@@ -28,7 +30,7 @@ function tiles() {
 const number = (v) => (typeof v === "number" ? v.toFixed(3) : "–");
 const interval = (g) => (Array.isArray(g.interval) ? g.interval.map(number).join(" to ") : "–");
 const freely = (f) => (f ? `${number(f.value)}, ${percent(f.legal_rate)} legal` : "–");
-const bar = (g) => (typeof g.share === "number" ? html`<span class="share"><i style="width:${Math.max(0, Math.min(1, g.share)) * 100}%"></i></span>${percent(g.share)}` : "–");
+const bar = (g) => (typeof g.share === "number" ? html`<span class="share"><i style="width:${Math.max(0, Math.min(1, g.share)) * 100}%"></i></span>${percent(g.share).padStart(5, "\u2007")}` : "–");
 // Head, meaning and cell of each column; columns that are unknown for every game are left out.
 const MEASURES = [
   ["Before", "mean value of sampled play before training", (g) => number(g.before)],

@@ -309,8 +309,9 @@ def test_the_mean_share_before_training_is_of_the_games_that_it_is_of_after():
     assert (found["mean_share_before"], found["mean_share_of_ceiling"]) == (None, 0.6)
     assert text.endswith("unknown -> 0.600")
     before = [vars(result(game, 0.1)) | {"share": 0.1} for game in ("a", "b")]
-    _, found = result_table(before, [result("a", 0.5), result("b", None)])
+    text, found = result_table(before, [result("a", 0.5), result("b", None)])
     assert (found["mean_share_before"], found["mean_share_of_ceiling"]) == (0.1, 0.5)
+    assert text.endswith("\nmean share of the best-response ceiling, 1 of 2 games: 0.100 -> 0.500")
 
 
 @pytest.mark.slow

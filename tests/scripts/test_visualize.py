@@ -411,6 +411,7 @@ def test_a_run_says_what_it_is_and_what_it_came_to_on_a_page_to_be_pasted(tmp_pa
     text = (run / "report.md").read_text()
     assert text.startswith("# run\n\n|  |  |\n|---|---|\n| model | models/tiny |\n")
     assert "| tic_tac_toe | +0.020 | +0.810 | +0.780 to +0.840 | +0.960 | +0.840 |" in text
+    assert "Mean share of the ceiling, 1 of 2 games: 0.840" in text
     assert "![curves](curves.png)" in text
     assert "* `ppo.max_grad_norm: 1.0 -> 0.5`" in text
     assert "ppo.cliprange" not in text
@@ -647,7 +648,7 @@ def test_what_others_wrote_is_drawn_as_text(tmp_path, monkeypatch):
     measured = dict.fromkeys(("before", "after", "interval", "ceiling", "share", "exact"), EVIL)
     write_run(run := tmp_path / "run", steps=9, shown=[])
     files = {"episodes.jsonl": "\n".join(map(json.dumps, rows)), "run_config.json": json.dumps({EVIL: EVIL}),
-             "summary.json": json.dumps({"games": {EVIL: measured}})}  # fmt: skip
+             "summary.json": json.dumps({"games": {EVIL: measured}, "mean_share_of_ceiling": 0.5})}  # fmt: skip
     for name, text in files.items():
         (run / name).write_text(text)
     monkeypatch.setattr(visualize, "MAX_EPISODES", len(rows))
@@ -658,6 +659,7 @@ def test_what_others_wrote_is_drawn_as_text(tmp_path, monkeypatch):
     assert {element for element, tags in drawn if tags.handlers} == set()
     assert set().union(*(tags.tags for _, tags in drawn)) <= DRAWN
     assert EVIL.replace("<", "&#60;").replace(">", "&#62;") in said
+    assert "mean share of ceiling, 0 of 1 games" in said
 
 
 @pytest.mark.skipif(not shutil.which("node"), reason="no Node here")
