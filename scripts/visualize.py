@@ -263,7 +263,7 @@ def draw_curves(runs: Sequence[RunData], path: Path) -> Path:
     drawn, columns = panels(runs), 3
     rows = max(1, math.ceil(len(drawn) / columns))
     figure = Figure(figsize=(16, 3.1 * rows), dpi=100, layout="constrained")
-    figure.suptitle(" · ".join(run.name for run in runs), fontsize=13, wrap=True)
+    figure.suptitle(" · ".join(run.name for run in runs), fontsize=13)
     axes = list(figure.subplots(rows, columns, squeeze=False).flat)
     for axis, panel in zip(axes, drawn, strict=False):
         _draw_lines(axis, panel, runs)
