@@ -485,10 +485,9 @@ def train(config: Any, resume: str | None, force_config: bool = False, ranks: Ra
 def training_loop(trainer: Trainer, stop: StopSignal, console: Console) -> int:
     """Step until done, interrupted or unable to continue; checkpoint between steps only."""
     ppo, state, results, trainer.saved_at = trainer.ppo, trainer.state, None, time.monotonic()
-    evaluate_once = partial(trainer.ranks.alone, partial(trainer.evaluate, stop, console.progress))
     try:
         if not state.before:
-            state.before = [r.row for r in evaluate_once()]
+            state.before = [r.row for r in trainer.ranks.alone(lambda: trainer.evaluate(stop, console.progress))]
             trainer.save_if_possible()  # a resumed run need not repeat the evaluation
         announcement = partial(trainer.curriculum.announcement, trainer.config.env.env_type)
         console.say(announcement())
@@ -496,7 +495,7 @@ def training_loop(trainer: Trainer, stop: StopSignal, console: Console) -> int:
             row = state.row = state.row or trainer.step(stop)  # a resumed run may begin with a step to evaluate
             results = None
             if ppo.eval_freq and state.step % ppo.eval_freq == 0:
-                results = evaluate_once()
+                results = trainer.ranks.alone(lambda: trainer.evaluate(stop, console.progress))
                 trainer.scored = state.step, float(np.mean([r.grade for r in results]))
                 row |= {f"eval/{r.game}": r.grade for r in results}
             state.row = None
