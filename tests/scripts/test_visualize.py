@@ -908,7 +908,7 @@ def test_runs_are_compared_side_by_side_and_by_what_differs(page, compared):
     assert page.js(table)[:3] == [
         ["", "first", "second"],
         ["Game", *after, *after],
-        ["tic_tac_toe", *(["0.810", "0.780 to 0.840", "84 %"] * 2)],
+        ["tic_tac_toe", *(["0.810", "0.780 to 0.840", "\u200784 %"] * 2)],
     ]
     settings = "[...document.querySelectorAll('#config tbody tr')].map((r) => r.textContent)"
     assert page.js(settings) == ["ppo.learning_rate0.0030.006"]
