@@ -162,10 +162,10 @@ def between(low: float, high: float) -> str:
 
 
 def label(task_id: int) -> str:
-    """The game's name, with the configuration where there are several, or it is not the first: ``hex#0``."""
-    (game, _), config_id = decode_task_id(task_id), task_id % CONFIGS_PER_GAME
-    several = any(game.params(other) != game.params(0) for other in range(DISTINCT))
-    return game.name + (f"#{config_id}" if several or config_id else "")
+    """The game's name, with the configuration where it is not the first: ``hex#1``."""
+    game, _ = decode_task_id(task_id)
+    config_id = task_id % CONFIGS_PER_GAME
+    return game.name + (f"#{config_id}" if config_id else "")
 
 
 def game_sets(items: Seq[Any]) -> dict[str, list[TaskRange]]:
@@ -191,7 +191,7 @@ def apart(sets: dict[str, list[TaskRange]]) -> list[str]:
 
 
 def _range_label(first: int, last: int) -> str:
-    """A game's name and its configurations; the name alone where there is only one."""
+    """A game's name and configurations; the name alone where only the first is meant, or all are the same."""
     if first == last:
         return label(first)
     game, _ = decode_task_id(first)
@@ -318,7 +318,7 @@ def result_table(before: list[dict[str, Any]], after: list[GameResult]) -> tuple
     """The closing table of a run as text, and the contents of ``summary.json``."""
     lines, games, known = [], dict[str, Any](), {old["game"]: old for old in before}
     for new in after:
-        old = known.get(new.game, known.get(new.game.removesuffix("#0"), {}))  # by its former name; {}: not played then
+        old = known.get(new.game, {})  # empty for a game that was not played before training
         free_before = old.get("free_play")
         lines.append({"game": new.game, "before": old.get("value"), "after": new.value,
                       "95 %": between(new.low, new.high), "exact": new.exact, "ceiling": new.ceiling,

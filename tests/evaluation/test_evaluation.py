@@ -410,7 +410,7 @@ def test_a_rating_uses_all_games_and_orders_players_that_met_only_through_others
 def test_an_item_is_a_name_a_configuration_a_task_or_a_range():
     hexes, size = games.NAMES.index("hex") * games.CONFIGS_PER_GAME, games.CONFIGS_PER_GAME
     assert game_sets(["hex", "hex#3", f"{hexes}", f"{hexes + 1}-{hexes + 2}", [LEDUC, LEDUC]]) == {
-        "hex#*": [(hexes, hexes + size - 1)], "hex#3": [(hexes + 3, hexes + 3)], "hex#0": [(hexes, hexes)],
+        "hex#*": [(hexes, hexes + size - 1)], "hex#3": [(hexes + 3, hexes + 3)], "hex": [(hexes, hexes)],
         "hex#1-2": [(hexes + 1, hexes + 2)], "leduc_poker": [(LEDUC, LEDUC)],
     }  # fmt: skip
     assert game_sets(["kuhn_poker"]) == {"kuhn_poker": [(KUHN, KUHN + size - 1)]}  # one configuration, whatever the id
@@ -626,18 +626,6 @@ def test_exact_values_ask_what_play_asks(name, prompt, turns):
     assert max(past) == (0 if turns == 0 else 1 if turns == 1 or name == "kuhn_poker" else max(2, max(past)))
 
 
-def test_results_name_the_configuration_that_they_are_of():
-    sizes, player = games.NAMES.index("hex") * games.CONFIGS_PER_GAME, FunctionPlayer(lambda query: min(query.legal))
-    found = evaluate(player, EnvConfig(), [sizes, sizes + 1, KUHN], 2)
-    assert [result.game for result in found] == ["hex#0", "hex#1", "kuhn_poker"]
-
-
-def test_what_was_played_before_is_found_under_its_older_name_too():
-    after = summary("hex#0", [[{"outcome": "finished", "score": 1.0}] * 2])
-    for before in ("hex", "hex#0"):
-        assert result_table([{"game": before, "value": 0.5}], [after])[1]["games"]["hex#0"]["before"] == 0.5
-
-
 def test_exact_values_are_those_asked_for_and_tell_how_far_they_are(tmp_path):
     policy, config, told = tiny_policy(tmp_path), micro_config(tmp_path).env, []
     tell = lambda *progress: told.append(progress)  # noqa: E731
@@ -687,7 +675,7 @@ def test_the_smol_preset_begins(tmp_path, capsys):
     shown = capsys.readouterr().out
     assert "free before" in shown
     found = json.loads((tmp_path / "run" / "summary.json").read_text())["games"]
-    assert found.keys() == {"leduc_poker", "kuhn_poker", "tic_tac_toe", "liars_dice_small#0"}
+    assert found.keys() == {"leduc_poker", "kuhn_poker", "tic_tac_toe", "liars_dice_small"}
 
 
 def test_english_that_a_device_fails_to_read_costs_nothing_else(monkeypatch, caplog):
