@@ -21,6 +21,7 @@ from typing import Any
 import psutil
 import torch
 from tabulate import tabulate
+from torch.nn.functional import linear
 
 from config.reader import ConfigError, blaming, config_dict, make, read_json
 from curriculum import Curriculum, CurriculumConfig, eval_tasks, first_tasks, pool
@@ -261,13 +262,17 @@ def _matmul_speed(config: SimpleNamespace, architecture: Any, rows: int) -> floa
     """Operations per second of multiplying ``rows`` rows by a matrix of the model's MLP; ConfigError if it cannot."""
     kind = {"dtype": getattr(torch, config.model.dtype), "device": device_of(config.model)}
     x_BD = torch.ones(rows, architecture.hidden_size, **kind)
-    w_DF = torch.ones(architecture.hidden_size, architecture.intermediate_size, **kind)
-    float((x_BD @ w_DF)[0, 0])  # the first product is slow
+    w_FD = torch.ones(architecture.intermediate_size, architecture.hidden_size, **kind)
+    columns, seconds = 1, 0.0
+    while seconds < MATMUL_SECONDS / 8 and columns < len(w_FD):  # all take minutes in bf16 on a CPU that lacks it
+        columns, start = min(2 * columns, len(w_FD)), time.perf_counter()
+        float(linear(x_BD, w_FD[:columns])[0, 0])
+        seconds = time.perf_counter() - start
     done, start = 0, time.perf_counter()
     while not done or time.perf_counter() - start < MATMUL_SECONDS:
-        float((x_BD @ w_DF)[0, 0])
+        float(linear(x_BD, w_FD[:columns])[0, 0])
         done += 1
-    return 2 * done * rows * w_DF.numel() / (time.perf_counter() - start)
+    return 2 * done * rows * columns * architecture.hidden_size / (time.perf_counter() - start)
 
 
 def say_evaluation(config: SimpleNamespace, chat: ChatFormat, parameters: Parameters, architecture: Any) -> list[str]:

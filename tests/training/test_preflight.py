@@ -5,6 +5,7 @@ import json
 import re
 import time
 from dataclasses import replace
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -22,7 +23,7 @@ from evaluation.measure import evaluate
 from games import CONFIGS_PER_GAME, NAMES
 from policy import load_policy, network
 from policy.chat import ChatFormat
-from policy.model import LoraConfig, load_architecture, load_model, load_tokenizer
+from policy.model import LoraConfig, ModelConfig, load_architecture, load_model, load_tokenizer
 from policy.network import activation_bytes
 from scripts.make_tiny_model import make_model
 from train_ppo import Trainer
@@ -530,6 +531,24 @@ def test_the_dry_run_measures_with_as_many_threads_as_the_run_has(tmp_path, monk
     sets = ["run.threads=3", "ppo.eval_exact=never"]
     assert train_ppo.main(["--config", micro_file(tmp_path), "--dry-run", "--set", *sets]) == 0
     assert done == [3, "speed"]
+
+
+def test_measuring_a_slow_machine_takes_less_than_a_second(monkeypatch):
+    """A whole product of Qwen3-4B in bf16 takes a minute and more on a CPU that does not multiply bf16."""
+    now, speed = [0.0], 6e8
+
+    def slow(x_BD, w_FD):
+        now[0] += 2 * x_BD.shape[0] * w_FD.numel() / speed
+        return torch.zeros(1, 1)
+
+    monkeypatch.setattr(preflight, "linear", slow)
+    monkeypatch.setattr(preflight, "time", SimpleNamespace(perf_counter=lambda: now[0]))
+    config = SimpleNamespace(model=ModelConfig(device="cpu", dtype="bfloat16", use_4bit=False))
+    shape = SimpleNamespace(hidden_size=2560, intermediate_size=9728)
+    for rows in (1, 400):
+        now[0] = 0.0
+        assert preflight._matmul_speed(config, shape, rows) == pytest.approx(speed)
+        assert 0 < now[0] < 1
 
 
 def test_dry_run_loads_no_weights(tmp_path, monkeypatch):
