@@ -65,20 +65,32 @@ class GameResult:
 
     @property
     def share(self) -> float | None:
-        """Where ``exact`` lies between random play (0) and the best response (1); None: unknown, or those are equal."""
-        if self.exact is None or self.random is None or self.ceiling is None or self.ceiling - self.random <= 1e-12:
+        """Where the value, the exact one if known, lies between random play (0) and the best response to it (1).
+
+        None: the ceiling is unknown, or no higher than random play.
+        """
+        return self._share_of(self.value if self.exact is None else self.exact)
+
+    @property
+    def share_interval(self) -> list[float] | None:
+        """95 % interval of ``share`` where sampled play gives it; None where it is exact or unknown."""
+        ends = [self._share_of(end) for end in (self.low, self.high) if self.exact is None]
+        return [end for end in ends if end is not None] or None
+
+    def _share_of(self, value: float) -> float | None:
+        if self.random is None or self.ceiling is None or self.ceiling - self.random <= 1e-12:
             return None
-        return (self.exact - self.random) / (self.ceiling - self.random)
+        return (value - self.random) / (self.ceiling - self.random)
 
     @property
     def grade(self) -> float:
-        """The number for curves and for choosing the best checkpoint: ``share``, or the value where that is unknown."""
-        return self.value if self.share is None else self.share
+        """The number for curves and for choosing the best checkpoint: an exact ``share``, or else the value."""
+        return self.value if self.exact is None or self.share is None else self.share
 
     @property
     def row(self) -> dict[str, Any]:
         """The result as files hold it."""
-        return vars(self) | {"share": self.share}
+        return vars(self) | {"share": self.share, "share_interval": self.share_interval}
 
 
 def outcome(episode: Episode) -> Row:
@@ -161,6 +173,12 @@ def between(low: float, high: float) -> str:
     return f"[{low:{VALUE}}, {high:{VALUE}}]"
 
 
+def shown_share(share: float | None, ends: Seq[float] | None) -> str | None:
+    """A share of the ceiling as tables show it, with its interval where it is not exact."""
+    within = f" [{ends[0]:.2f}, {ends[1]:.2f}]" if ends else ""
+    return None if share is None else f"{share:.3f}{within}"
+
+
 def label(task_id: int) -> str:
     """The game's name, with the configuration where it is not the first: ``hex#1``."""
     game, _ = decode_task_id(task_id)
@@ -241,16 +259,31 @@ def exact_table(player: Any, env_config: EnvConfig, task_id: int, progress: Prog
         return None
 
 
+def ceilings(task_ids: Collection[int]) -> dict[str, float]:
+    """Values against uniform random, mean of both seats, of random play and of the best response to it.
+
+    {} where the task ids are of several games, or the game is too large.
+    """
+    game = load_game(min(task_ids))
+    if any(load_game(other) is not game for other in task_ids) or not exact.feasible(game):
+        return {}
+    return {"random": _mean_value(game, (0.0, 0.0)),  # zero-sum, and both seats play
+            "ceiling": _mean_value(game, exact.best_response_values(game))}  # fmt: skip
+
+
+def _mean_value(game: Any, returns: tuple[float, float]) -> float:
+    """Mean of 2 * score - 1 over both seats, from their expected returns."""
+    low, high = game.min_utility(), game.max_utility()
+    return (sum(returns) - (low + high)) / (high - low)
+
+
 def table_values(table: dict, task_id: int, nash: bool = False) -> dict[str, float]:
-    """Values against uniform random, mean of both seats, of a tabular policy, of random play and of the best response.
+    """``ceilings``, and as ``exact`` the value of a tabular policy against uniform random.
 
     ``nash``: and NashConv, what both seats together would gain by best responses to the policy.
     """
     game = load_game(task_id)
-    low, high = game.min_utility(), game.max_utility()
-    returns = {"exact": exact.value_against_random(game, table), "random": (0.0, 0.0),  # zero-sum, and both seats play
-               "ceiling": exact.best_response_values(game)}  # fmt: skip
-    found = {name: (sum(seats) - (low + high)) / (high - low) for name, seats in returns.items()}  # mean 2 * score - 1
+    found = {"exact": _mean_value(game, exact.value_against_random(game, table))} | ceilings([task_id])
     return found | ({"nash_conv": exact.nash_conv(game, table)} if nash else {})
 
 
@@ -268,7 +301,7 @@ def evaluate(
     """Play ``games`` games of each task id, half in each seat, and summarise; failed ones are left out and counted.
 
     Exact values, and with ``nash`` NashConv, are computed for ``exact_tasks`` (None: all), where the game is small
-    enough and no episode was truncated.
+    enough and no episode was truncated. The ceiling against "random" is known of every game that is small enough.
 
     Raises:
         EvaluationError: every episode of a game failed.
@@ -286,8 +319,8 @@ def evaluate(
         exactly = (exact_tasks is None or task_id in exact_tasks) and hasattr(player, "action_probs")
         exactly &= all(e.outcome != "truncated" for e in mine)  # exact values assume that prompts always fit
         table = exact_table(player, env_config, task_id, progress) if exactly else None
-        exact = table_values(table, task_id, nash) if table else {}
-        results.append(summary(label(task_id), [[outcome(e) for e in mine]], legal_rate=legal_rate(mine), **exact))
+        known = table_values(table, task_id, nash) if table else ceilings([task_id]) if opponent == "random" else {}
+        results.append(summary(label(task_id), [[outcome(e) for e in mine]], legal_rate=legal_rate(mine), **known))
     for name, parts in levels.items():
         strata = [[outcome(e) for e in part] for part in parts]
         results.append(summary(name, strata, legal_rate=legal_rate([*chain(*parts)])))
@@ -322,30 +355,42 @@ def result_table(before: list[dict[str, Any]], after: list[GameResult]) -> tuple
         free_before = old.get("free_play")
         lines.append({"game": new.game, "before": old.get("value"), "after": new.value,
                       "95 %": between(new.low, new.high), "exact": new.exact, "ceiling": new.ceiling,
-                      "share": new.share, "NashConv before": old.get("nash_conv"), "NashConv": new.nash_conv,
+                      "share": shown_share(new.share, new.share_interval),
+                      "NashConv before": old.get("nash_conv"), "NashConv": new.nash_conv,
                       "free before": _free_play(free_before), "free after": _free_play(new.free_play),
                       "failed": new.failed or None})  # fmt: skip
         games[new.game] = {
             "before": old.get("value"), "after": new.value, "interval": [new.low, new.high], "episodes": new.episodes,
             "exact_before": old.get("exact"), "exact_after": new.exact, "random": new.random, "ceiling": new.ceiling,
-            "share_before": old.get("share"), "share": new.share, "exact": new.exact is not None,
-            "nash_conv_before": old.get("nash_conv"), "nash_conv": new.nash_conv,
+            "share_before": old.get("share"), "share": new.share, "share_interval": new.share_interval,
+            "exact": new.exact is not None, "nash_conv_before": old.get("nash_conv"), "nash_conv": new.nash_conv,
             "free_play_before": free_before, "free_play": new.free_play, "failed": new.failed,
         }  # fmt: skip
     text = columns(lines, before=VALUE, after=VALUE, exact=VALUE, ceiling=VALUE)
 
-    def mean(key: str) -> float | None:  # over the same games before and after; None where one is missing
-        shares = [g[key] for g in games.values() if g["share"] is not None]
-        return sum(shares) / len(shares) if shares and None not in shares else None
-
-    found = {"mean_share_of_ceiling": mean("share"), "mean_share_before": mean("share_before"), "games": games}
-    if found["mean_share_of_ceiling"] is not None:
-        shares = ["unknown" if share is None else f"{share:.3f}" for share in
-                  (found["mean_share_before"], found["mean_share_of_ceiling"])]  # fmt: skip
+    means = _mean_shares([game for game in games.values() if game["share"] is not None])
+    if means["mean_share_of_ceiling"] is not None:
+        shares = [shown_share(means["mean_share_before"], None) or "unknown",
+                  shown_share(means["mean_share_of_ceiling"], means["mean_share_interval"])]  # fmt: skip
         known_of = sum(game["share"] is not None for game in games.values())
         some = f", {known_of} of {len(games)} games" if known_of < len(games) else ""
         text += f"\nmean share of the best-response ceiling{some}: {' -> '.join(shares)}"
-    return text, found
+    return text, means | {"games": games}
+
+
+def _mean_shares(games: Seq[dict[str, Any]]) -> dict[str, Any]:
+    """Means over the same games before and after; None where one is missing, the interval also where all are exact.
+
+    The interval is Newcombe's: the root of the sum of squares of the games' distances to their ends.
+    """
+    befores, shares = ([game[key] for game in games] for key in ("share_before", "share"))
+    before, after = (sum(s) / len(s) if s and None not in s else None for s in (befores, shares))
+    interval = None
+    if any(game["share_interval"] for game in games):
+        ends = np.array([game["share_interval"] or [game["share"]] * 2 for game in games])
+        below, above = np.linalg.norm(ends - np.array(shares)[:, None], axis=0) / len(games)
+        interval = [after - below, after + above]
+    return {"mean_share_of_ceiling": after, "mean_share_before": before, "mean_share_interval": interval}
 
 
 class _Transcript:

@@ -94,8 +94,8 @@ def result_lines(results: Sequence[GameResult], style: str) -> str:
     counts = [kind for kind in ("draw", "truncated", "forfeited", "failed") if any(getattr(r, kind) for r in results)]
     lines = [
         {"game": r.game, "games": r.episodes, "value": r.value, "95 %": between(r.low, r.high), "success": r.success,
-         **{kind: getattr(r, kind) for kind in counts}, "legal": r.legal_mass,
-         "exact": r.exact, "ceiling": r.ceiling, "share": r.share, "NashConv": r.nash_conv} for r in results
+         **{kind: getattr(r, kind) for kind in counts}, "legal": r.legal_mass, "exact": r.exact, "ceiling": r.ceiling,
+         "share": measure.shown_share(r.share, r.share_interval), "NashConv": r.nash_conv} for r in results
     ]  # fmt: skip
     return columns(lines, style, value=VALUE, legal=".2g", exact=VALUE, ceiling=VALUE)
 
@@ -148,9 +148,7 @@ class Contest:
         if self.boards:
             return self._with_cells(rows) if self.args.strength else rows
         if self.args.ladder is not None or self.args.strength or self.args.exploit:
-            raise ConfigError(
-                "env.env_type trace: programs have no opponents; leave out --ladder, --strength, --exploit"
-            )
+            raise ConfigError("env.env_type trace: programs have no opponents for --ladder, --strength or --exploit")
         if config.env.env_mode == "local":
             check_config(config.env, [first for [(first, _)] in rows.values()])
         return {f"trace {first}-{last}": [(first, last)] for [(first, last)] in rows.values()}
@@ -229,7 +227,7 @@ class Contest:
         sampling = "greedy" if self.args.greedy else "sampled"
         report: dict[str, Any] = {"settings": self.settings([opponent]), "tables": []}
         for player, rows in zip(self.players, played, strict=True):
-            if not (results := self._results(player, rows)):
+            if not (results := self._results(player, rows, opponent)):
                 continue
             shown = [r.row for r in results]
             report["tables"].append({"player": player.label, "opponent": opponent.label, "results": shown})
@@ -246,10 +244,13 @@ class Contest:
             print(columns(lines, self.style, difference=VALUE, p=".4f"), end="\n\n")
         return report
 
-    def _results(self, player: Contestant, rows: dict[str, list[Row]]) -> list[GameResult]:
+    def _results(self, player: Contestant, rows: dict[str, list[Row]], opponent: Contestant) -> list[GameResult]:
         results = list[GameResult]()
         for game, played in rows.items():
-            results += self._found(partial(summary, game, [played], **self._exact(player, played)))
+            known = self._exact(player, played)
+            if not known and self.boards and opponent.label == "random":
+                known = measure.ceilings({row["task_id"] for row in played})
+            results += self._found(partial(summary, game, [played], **known))
         parts = [rows[game] for game in measure.apart(self.rows)]
         return [*results, summary(OVERALL, parts)] if len(results) > 1 < len(parts) else results
 

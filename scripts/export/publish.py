@@ -17,7 +17,7 @@ from curriculum import first_tasks, pool
 from env_wrapper import make_env
 from envs.client import one_line
 from envs.types import Task
-from evaluation.measure import VALUE, between
+from evaluation.measure import VALUE, between, shown_share
 from games import GAMES
 from policy.model import folder_of
 from scripts.export.proof import say
@@ -175,7 +175,7 @@ def public_config(config: SimpleNamespace) -> dict[str, Any]:
 
 def _evaluation(games: dict[str, dict[str, Any]]) -> str:
     lines = [(game, r["before"], r["after"], between(*r["interval"]), r["episodes"], r["exact_after"], r["ceiling"],
-              r["share"]) for game, r in games.items()]  # fmt: skip
+              shown_share(r["share"], r.get("share_interval"))) for game, r in games.items()]  # fmt: skip
     head = ("game", "before", "after", "95 %", "games", "exact", "best response", "share")
     return tabulate(lines, head, tablefmt="pipe", missingval="-", floatfmt=("", *[VALUE] * 6, ".3f"))
 

@@ -7,10 +7,11 @@ from config.reader import config_dict, config_diff, load_config
 from envs.client import is_number
 
 HEADS = {"before": "before", "after": "after", "interval": "95 %", "exact_after": "exact", "ceiling": "ceiling",
-         "share": "share", "nash_conv_before": "NashConv before", "nash_conv": "NashConv"}  # fmt: skip
+         "share": "share", "share_interval": "95 % of share", "nash_conv_before": "NashConv before",
+         "nash_conv": "NashConv"}  # fmt: skip
 PROGRAMS = "Values are 2 * score - 1, in [-1, 1], of programs predicted."
-BOARDS = ("Values are 2 * score - 1 against uniform random, in [-1, 1]; share is where the exact value lies between "
-          "random play (0) and the best response (1).")  # fmt: skip
+BOARDS = ("Values are 2 * score - 1 against uniform random, in [-1, 1]; share is where the exact value, or with an "
+          "interval that of sampled play, lies between random play (0) and the best response (1).")  # fmt: skip
 
 
 def plain(value: Any, most: int = 300) -> str:
@@ -54,7 +55,9 @@ def page(name: str, about: Sequence[tuple[str, str]], versions: Any, summary: di
         parts.append(PROGRAMS if config.get("env", {}).get("env_type") == "trace" else BOARDS)
         share, games = summary.get("mean_share_of_ceiling"), summary["games"].values()
         some = f"{sum(is_number(game.get('share')) for game in games)} of {len(games)} games"
-        parts += [f"Mean share of the ceiling, {some}: {share:.3f}"] if is_number(share) else []
+        ends = summary.get("mean_share_interval")
+        within = f", 95 % interval {_number(ends)}" if ends else ""
+        parts += [f"Mean share of the ceiling, {some}: {share:.3f}{within}"] if is_number(share) else []
     parts += ["## Curves", "![curves](curves.png)"]
     if config:
         lines = [f"* `{plain(line).replace('`', '')}`" for line in differing(config)]

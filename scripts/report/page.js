@@ -18,7 +18,7 @@ function tiles() {
     for (const [game, g] of nash) out.push(tile(short(g.nash_conv), nash.length > 1 ? `NashConv, ${game}` : "NashConv"));
     const games = Object.values(run.summary.games || {}), known = games.filter((g) => typeof g.share === "number").length;
     const some = known < games.length ? `, ${known} of ${games.length} games` : "";
-    if (typeof run.summary.mean_share_of_ceiling === "number") out.push(tile(percent(run.summary.mean_share_of_ceiling), `mean share of ceiling${some}`));
+    if (typeof run.summary.mean_share_of_ceiling === "number") out.push(tile(percent(run.summary.mean_share_of_ceiling), `mean share of ceiling${spread(run.summary.mean_share_interval)}${some}`));
     if (typeof last.success_rate === "number") out.push(tile(percent(last.window_success ?? last.success_rate), `success, last ${(last.window_success ?? null) === null ? "step" : "window"}`));
     if (typeof last.score_mean === "number") out.push(tile(short(last.score_mean), "score, last step"));
     if (last.stage) out.push(tile(last.stage, "stage"));
@@ -30,7 +30,8 @@ function tiles() {
 const number = (v) => (typeof v === "number" ? v.toFixed(3) : "–");
 const interval = (g) => (Array.isArray(g.interval) ? g.interval.map(number).join(" to ") : "–");
 const freely = (f) => (f ? `${number(f.value)}, ${percent(f.legal_rate)} legal` : "–");
-const bar = (g) => (typeof g.share === "number" ? html`<span class="share"><i style="width:${Math.max(0, Math.min(1, g.share)) * 100}%"></i></span>${percent(g.share).padStart(5, "\u2007")}` : "–");
+const spread = (ends) => (Array.isArray(ends) ? ` (${ends.map(percent).join(" to ")})` : "");
+const bar = (g) => (typeof g.share === "number" ? html`<span class="share"><i style="width:${Math.max(0, Math.min(1, g.share)) * 100}%"></i></span>${percent(g.share).padStart(5, "\u2007")}${spread(g.share_interval)}` : "–");
 // Head, meaning and cell of each column; columns that are unknown for every game are left out.
 const MEASURES = [
   ["Before", "mean value of sampled play before training", (g) => number(g.before)],
@@ -38,7 +39,7 @@ const MEASURES = [
   ["95 % interval", "of After", interval],
   ["Exact value", "expected value after training, computed at every position", (g) => number(g.exact_after)],
   ["Ceiling", "value of the best response to uniform random play", (g) => number(g.ceiling)],
-  ["Share of ceiling", "where the exact value lies between random play (0 %) and the ceiling (100 %)", bar],
+  ["Share of ceiling", "where the exact value, or with an interval that of sampled play, lies between random play (0 %) and the ceiling (100 %)", bar],
   ["NashConv before", "what both seats together could gain by playing their best against the policy, in the game's own units (chips)", (g) => number(g.nash_conv_before)],
   ["NashConv", "the same after training; 0 at an equilibrium", (g) => number(g.nash_conv)],
   ["Free play before", "the same games with answers that nothing constrains", (g) => freely(g.free_play_before)],

@@ -1,6 +1,7 @@
 """Intervals, tests of differences, ratings and the tasks of an evaluation: against published and exact values."""
 
 import json
+import math
 import re
 from collections import Counter, defaultdict
 from dataclasses import replace
@@ -309,9 +310,25 @@ def test_the_mean_share_before_training_is_of_the_games_that_it_is_of_after():
     assert (found["mean_share_before"], found["mean_share_of_ceiling"]) == (None, 0.6)
     assert text.endswith("unknown -> 0.600")
     before = [vars(result(game, 0.1)) | {"share": 0.1} for game in ("a", "b")]
-    text, found = result_table(before, [result("a", 0.5), result("b", None)])
+    text, found = result_table(before, [result("a", 0.5), replace(result("b", None), ceiling=None)])
     assert (found["mean_share_before"], found["mean_share_of_ceiling"]) == (0.1, 0.5)
     assert text.endswith("\nmean share of the best-response ceiling, 1 of 2 games: 0.100 -> 0.500")
+
+
+def test_shares_of_sampled_play_have_intervals_and_so_has_their_mean():
+    def result(game, value, **more):
+        return GameResult(game, 40, value, value - 0.08, value + 0.06, 0.0, random=0.0, **more)
+
+    after = [result("a", 0.3, ceiling=0.5), result("b", 0.9, exact=0.8, ceiling=1.0), result("c", 0.5, ceiling=1.0)]
+    text, found = result_table([], after)
+    shares = [game["share"] for game in found["games"].values()]
+    assert shares == pytest.approx([0.6, 0.8, 0.5])
+    assert found["games"]["b"]["share_interval"] is None
+    mean, low, high = sum(shares) / 3, math.hypot(0.16, 0.08) / 3, math.hypot(0.12, 0.06) / 3
+    assert found["mean_share_interval"] == pytest.approx([mean - low, mean + high])
+    assert text.splitlines()[-1].endswith("unknown -> 0.633 [0.57, 0.68]")
+    told = [line.split("  ")[-1].strip() for line in text.splitlines()[1:4]]
+    assert told == ["0.600 [0.44, 0.72]", "0.800", "0.500 [0.42, 0.56]"]
 
 
 @pytest.mark.slow
@@ -460,6 +477,7 @@ def test_values_of_the_uniform_player_and_of_the_best_response_are_those_of_thei
 def test_exact_values_are_on_the_scale_of_scores_where_more_can_be_won_than_lost(monkeypatch):
     kuhn, uneven = load_game(KUHN), SimpleNamespace(min_utility=lambda: -2.0, max_utility=lambda: 10.0)
     gains = {"value_against_random": (0.5, 0.0), "best_response_values": (1.5, 0.5)}
+    monkeypatch.setattr(exact, "feasible", lambda game: True)
     for name, seats in gains.items():
         monkeypatch.setattr(exact, name, lambda *_, seats=seats: seats)
     for game in (kuhn, uneven):
@@ -488,7 +506,10 @@ def test_the_share_lies_between_random_play_and_the_best_response():
 
     assert [share(value, 0.8) for value in (0.2, 0.8, 0.35, -0.1)] == pytest.approx([0, 1, 0.25, -0.5])
     assert share(1.0, 0.2) is None
-    assert share(None, 0.8) is None
+    assert share(None, None) is None
+    sampled = GameResult("g", 1, 0.5, 0.35, 0.71, 0.0, random=0.2, ceiling=0.8)
+    assert (sampled.share, *sampled.share_interval) == pytest.approx((0.5, 0.25, 0.85))
+    assert (replace(sampled, exact=0.5).share_interval, replace(sampled, ceiling=None).share_interval) == (None, None)
     known = GameResult("g", 1, -0.4, 0.0, 0.0, 0.0, exact=0.5, random=0.2, ceiling=0.8)
     assert (known.grade, replace(known, exact=None).grade) == (pytest.approx(0.5), -0.4)
 
@@ -631,6 +652,8 @@ def test_exact_values_are_those_asked_for_and_tell_how_far_they_are(tmp_path):
     tell = lambda *progress: told.append(progress)  # noqa: E731
     kuhn, leduc = evaluate(policy, config, [KUHN, LEDUC], 2, exact_tasks=[LEDUC], progress=tell)
     assert kuhn.exact is None
+    assert kuhn.share == pytest.approx(kuhn.value / (11 / 48))  # 11/12 chips are won in both seats together, of 2 each
+    assert evaluate(policy, config, [KUHN], 2, "mcts:2x1", exact_tasks=[])[0].share is None  # ceilings are of random
     assert leduc.exact is not None
     states = [progress for progress in told if progress[0] == "evaluation: states of leduc_poker"]
     assert [done for _, done, _ in states] == [0, 512]

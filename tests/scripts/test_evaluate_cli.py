@@ -374,6 +374,19 @@ def test_what_exact_values_are_against_is_told_where_the_games_were_against_anot
     assert heading.endswith("; exact, ceiling and share: against random") == said
 
 
+def test_sampled_play_against_random_has_its_share_of_the_ceiling(tmp_path):
+    """The ceiling needs no model, so it is there without --exact; of other opponents none is known."""
+    words = ["--checkpoint", "random", "--opponent"]
+    kuhn, leduc, _ = report(tmp_path, *words, "random", episodes=20)["tables"][0]["results"]
+    for result in (kuhn, leduc):
+        ends = [result[end] / result["ceiling"] for end in ("value", "low", "high")]
+        assert [result["share"], *result["share_interval"]] == pytest.approx(ends)
+    assert kuhn["ceiling"] == pytest.approx(11 / 48)
+    several = report(tmp_path, *words, "random", games=["tic_tac_toe#0", "hex#0-1"], episodes=4)["tables"][0]["results"]
+    assert [result["share"] is None for result in several] == [False, True, True]
+    assert report(tmp_path, *words, "mcts:2x1", episodes=2)["tables"][0]["results"][0]["share"] is None
+
+
 def test_over_a_server_exact_values_are_left_out_and_that_is_said(caplog):
     """They would be those of prompts that the player never reads."""
 
@@ -434,7 +447,8 @@ def test_uniform_play_has_the_known_nash_conv(tmp_path):
 def test_tables_can_be_pasted_and_have_no_column_of_zeros(capsys):
     shown = table(capsys, "--checkpoint", "random", "--markdown", episodes=4)
     head, rule, *rows = [line for line in shown.splitlines() if line.startswith("|")]
-    assert [cell.strip() for cell in head.split("|")[1:-1]] == ["game", "games", "value", "95 %", "success"]
+    heads = ["game", "games", "value", "95 %", "success", "ceiling", "share"]
+    assert [cell.strip() for cell in head.split("|")[1:-1]] == heads
     assert set(rule) <= set("|-:")
     assert [row.split("|")[1].strip() for row in rows] == ["kuhn_poker", "leduc_poker", "overall"]
     assert "draw" in table(capsys, "--checkpoint", "random", games=["tic_tac_toe"], episodes=40)

@@ -447,6 +447,22 @@ def test_a_run_says_what_it_is_and_what_it_came_to_on_a_page_to_be_pasted(tmp_pa
     assert "torch 2.13" in text
 
 
+def test_shares_of_sampled_play_are_told_with_their_intervals(tmp_path):
+    run = write_run(tmp_path / "run", steps=9, shown=[])
+    summary = json.loads((run / "summary.json").read_text())
+    summary["games"]["connect_four"] |= {"ceiling": 0.9, "share": 0.67, "share_interval": [0.56, 0.78]}
+    (run / "summary.json").write_text(json.dumps(summary | {"mean_share_interval": [0.7, 0.81]}))
+    assert visualize.main(["--run", str(run)]) == 0
+    text = (run / "report.md").read_text()
+    assert "| +0.960 | +0.840 | - |" in text
+    assert "| +0.900 | +0.670 | +0.560 to +0.780 |" in text
+    assert "Mean share of the ceiling, 2 of 2 games: 0.840, 95 % interval +0.700 to +0.810" in text
+    if shutil.which("node"):
+        said = subprocess.run(["node", STUB, run / "report.html"], capture_output=True, text=True, check=True).stdout
+        assert "67 % (56 % to 78 %)" in said.replace("\u2007", "")
+        assert "mean share of ceiling (70 % to 81 %)" in said
+
+
 @pytest.mark.parametrize(("steps", "told"), [(5, False), (9, True)])
 def test_a_run_that_went_on_is_not_what_its_earlier_end_was(tmp_path, steps, told):
     run = write_run(tmp_path / "run", steps=9, shown=[])
