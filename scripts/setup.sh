@@ -41,7 +41,8 @@ check_disk() {
 }
 
 install() {
-    local pip=(.venv/bin/python -m pip install --quiet --disable-pip-version-check)
+    # Compiling 19,000 modules takes a minute. Python compiles those that are imported.
+    local pip=(.venv/bin/python -m pip install --quiet --disable-pip-version-check --no-compile)
     check_disk
     if ! .venv/bin/python -m pip show --quiet torch 2>/dev/null && [[ "$(uname)" == Linux ]] && ! command -v nvidia-smi >/dev/null; then
         echo "setup: no NVIDIA driver here, and PyPI's torch brings gigabytes of CUDA along; to save them, start again with"

@@ -223,8 +223,9 @@ def test_too_few_answers_are_refused():
 @pytest.mark.parametrize(
     "name",
     [
-        *("connect_four", "hex(board_size=4)", "liars_dice(numdice=2)", GOOFSPIEL.format(6), "chess", "gin_rummy"),
-        *("2048", "hearts", "phantom_ttt", "blackjack", "backgammon", "kuhn_poker(players=3)", "goofspiel"),
+        *("connect_four", "hex(board_size=4)", GOOFSPIEL.format(6), "chess", "gin_rummy", "2048", "hearts"),
+        *("phantom_ttt", "blackjack", "backgammon", "kuhn_poker(players=3)"),
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("liars_dice(numdice=2)", "goofspiel")),
     ],
 )
 def test_games_beyond_the_bound_are_recognised_quickly(name):

@@ -88,7 +88,8 @@ def places(tmp_path_factory):
     abstract.close()
 
 
-@pytest.fixture(scope="module", params=["namespaces+landlock+seccomp", "landlock+seccomp", "namespaces+seccomp"])
+@pytest.fixture(scope="module", params=["namespaces+landlock+seccomp", "landlock+seccomp",
+                                        pytest.param("namespaces+seccomp", marks=pytest.mark.slow)])  # fmt: skip
 def box(request):
     if not works(request.param):
         pytest.skip(f"this machine has no {request.param}")
@@ -323,8 +324,11 @@ def written():
     return {path for place in places for path in place.glob("*sandbox*")} | set(PROJECT.iterdir())
 
 
-@pytest.mark.parametrize("user", [{}, {"user": 65534, "group": 65534, "extra_groups": []}], ids=["root", "user"])
-@pytest.mark.parametrize("mechanisms", [m for m in MECHANISMS if level_of(m) > 0] + ["none"])
+@pytest.mark.parametrize(("mechanisms", "user"), [
+    pytest.param(m, {"user": 65534, "group": 65534, "extra_groups": []} if user else {},
+                 marks=[pytest.mark.slow] * (user == i % 2), id=f"{m}-{'user' if user else 'root'}")
+    for i, m in enumerate(["none", *(m for m in MECHANISMS if level_of(m) > 0)]) for user in (False, True)
+])  # fmt: skip
 def test_disk(mechanisms, user):
     """Whatever a program does, no more than 4 MB are held and nothing is left behind; it is an outcome like any."""
     if user and os.geteuid():

@@ -68,8 +68,11 @@ def step(policy, optimizer, opponent):
     return train_ppo.ppo_update(policy, optimizer, batch, ppo, (0, 0))
 
 
-@pytest.mark.parametrize("four_bit", [False, True], ids=["bf16", "nf4"])
-@pytest.mark.parametrize("architecture", ["qwen2", "qwen3", "llama"])
+@pytest.mark.parametrize(("architecture", "four_bit"), [
+    pytest.param(name, four_bit, marks=[pytest.mark.slow] * ((name == "qwen3") != four_bit),
+                 id=f"{name}-{'nf4' if four_bit else 'bf16'}")
+    for name in ("qwen2", "qwen3", "llama") for four_bit in (False, True)
+])  # fmt: skip
 def test_no_operation_mixes_devices_and_few_wait(bases, monkeypatch, architecture, four_bit):
     passes, real = [], network.run_trunk
     monkeypatch.setattr(network, "run_trunk", lambda *args, **options: passes.append(1) or real(*args, **options))

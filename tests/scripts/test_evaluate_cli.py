@@ -212,9 +212,11 @@ def test_an_interrupt_while_games_are_kept_loses_none_of_those_before(checkpoint
     assert table(capsys, *args) == whole
 
 
-@pytest.mark.parametrize(("key", "value"), [("score", 7.0), ("score", "x"), ("score", None), ("outcome", None),
-                         ("outcome", "won"), ("legal_mass", 2), ("decisions", -1), ("decisions", "1"),
-                         ("decisions", 10**400)])  # fmt: skip
+@pytest.mark.parametrize(("key", "value"), [
+    ("score", 7.0), ("outcome", None), ("decisions", 10**400),
+    *(pytest.param(*case, marks=pytest.mark.slow) for case in (
+        ("score", "x"), ("score", None), ("outcome", "won"), ("legal_mass", 2), ("decisions", -1), ("decisions", "1"))),
+])  # fmt: skip
 def test_a_row_that_is_no_result_is_not_counted(checkpoint, tmp_path, capsys, key, value):
     output = tmp_path / "games.jsonl"
     args = ("--checkpoint", checkpoint, "--output", str(output))

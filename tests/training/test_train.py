@@ -266,7 +266,9 @@ def test_the_seed_decides_every_byte(undisturbed, tmp_path):
     assert rows(other) != rows(undisturbed)
 
 
-@pytest.mark.parametrize("step", range(1, STEPS))
+@pytest.mark.parametrize(
+    "step", [pytest.param(s, marks=[pytest.mark.slow] * (s not in (1, 4))) for s in range(1, STEPS)]
+)
 def test_resuming_after_any_step_is_exact(undisturbed, tmp_path, step):
     copy_of(undisturbed / "run", tmp_path, step)
     assert train(tmp_path, "--resume", **ADAPTIVE) == 0
@@ -395,7 +397,7 @@ def test_another_runs_checkpoint_does_not_overwrite_a_run(undisturbed, tmp_path,
     assert all(path.read_bytes() == data for path, data in before.items())
 
 
-@pytest.mark.parametrize("link", [False, True])
+@pytest.mark.parametrize("link", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_a_checkpoint_named_in_another_way_belongs_to_its_run(undisturbed, tmp_path, monkeypatch, link):
     """As ``--resume .``, and by a link that lies elsewhere."""
     copy_of(undisturbed / "run", tmp_path, 4)
@@ -461,7 +463,7 @@ def test_what_a_run_still_saved_when_it_was_resumed_is_not_set_aside(undisturbed
     assert_same_run(tmp_path, undisturbed)
 
 
-@pytest.mark.parametrize("older", [False, True])
+@pytest.mark.parametrize("older", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_a_checkpoint_killed_between_two_renames_is_gone_on_from(undisturbed, tmp_path, older):
     copy_of(undisturbed / "run", tmp_path, 4)
     newest = tmp_path / "run" / "checkpoint-000004"
@@ -474,7 +476,10 @@ def test_a_checkpoint_killed_between_two_renames_is_gone_on_from(undisturbed, tm
     assert not list((tmp_path / "run").glob("abandoned-*"))
 
 
-@pytest.mark.parametrize(("what", "was"), [("threads", 999), ("processes", 2), ("torch", "1.0"), ("device", "H100")])
+@pytest.mark.parametrize(("what", "was"), [
+    ("threads", 999), pytest.param("processes", 2, marks=pytest.mark.slow),
+    pytest.param("torch", "1.0", marks=pytest.mark.slow), pytest.param("device", "H100", marks=pytest.mark.slow),
+])  # fmt: skip
 def test_what_makes_a_resume_inexact_is_told(undisturbed, tmp_path, capsys, what, was):
     copy_of(undisturbed / "run", tmp_path, 4)
     checkpoint = tmp_path / "run" / "checkpoint-000004"
