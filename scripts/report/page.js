@@ -31,7 +31,13 @@ const number = (v) => (typeof v === "number" ? v.toFixed(3) : "–");
 const interval = (g) => (Array.isArray(g.interval) ? g.interval.map(number).join(" to ") : "–");
 const freely = (f) => (f ? `${number(f.value)}, ${percent(f.legal_rate)} legal` : "–");
 const spread = (ends) => (Array.isArray(ends) ? ` (${ends.map(percent).join(" to ")})` : "");
-const bar = (g) => (typeof g.share === "number" ? html`<span class="share"><i style="width:${Math.max(0, Math.min(1, g.share)) * 100}%"></i></span>${percent(g.share).padStart(5, "\u2007")}${spread(g.share_interval)}` : "–");
+const within = (v) => Math.max(0, Math.min(1, v)) * 100; // per cent of a bar
+function bar(g) {
+  if (typeof g.share !== "number") return "–";
+  const [low, high] = Array.isArray(g.share_interval) ? g.share_interval.map(within) : [0, 0];
+  const ends = html`<i class="ends" style="left:${low}%;width:${high - low}%"></i>`;
+  return html`<span class="share" title="${high > low ? `95 %${spread(g.share_interval)}` : "exact"}"><i style="width:${within(g.share)}%"></i>${high > low ? ends : ""}</span>${percent(g.share).padStart(5, "\u2007")}`;
+}
 // Head, meaning and cell of each column; columns that are unknown for every game are left out.
 const MEASURES = [
   ["Before", "mean value of sampled play before training", (g) => number(g.before)],
@@ -39,7 +45,7 @@ const MEASURES = [
   ["95 % interval", "of After", interval],
   ["Exact value", "expected value after training, computed at every position", (g) => number(g.exact_after)],
   ["Ceiling", "value of the best response to uniform random play", (g) => number(g.ceiling)],
-  ["Share of ceiling", "where the exact value, or with an interval that of sampled play, lies between random play (0 %) and the ceiling (100 %)", bar],
+  ["Share of ceiling", "where the exact value lies between random play (0 %) and the ceiling (100 %), or that of sampled play, with a line for its 95 % interval", bar],
   ["NashConv before", "what both seats together could gain by playing their best against the policy, in the game's own units (chips)", (g) => number(g.nash_conv_before)],
   ["NashConv", "the same after training; 0 at an equilibrium", (g) => number(g.nash_conv)],
   ["Free play before", "the same games with answers that nothing constrains", (g) => freely(g.free_play_before)],

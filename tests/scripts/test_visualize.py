@@ -459,7 +459,8 @@ def test_shares_of_sampled_play_are_told_with_their_intervals(tmp_path):
     assert "Mean share of the ceiling, 2 of 2 games: 0.840, 95 % interval +0.700 to +0.810" in text
     if shutil.which("node"):
         said = subprocess.run(["node", STUB, run / "report.html"], capture_output=True, text=True, check=True).stdout
-        assert "67 % (56 % to 78 %)" in said.replace("\u2007", "")
+        assert 'title=\\"95 % (56 % to 78 %)\\"' in said
+        assert '<i class=\\"ends\\" style=\\"left:56.00' in said
         assert "mean share of ceiling (70 % to 81 %)" in said
 
 
