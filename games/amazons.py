@@ -3,14 +3,10 @@
 from games.base import Game, State, rules_text, seen_from
 
 
-def _square(cell: int, size: int) -> str:
-    return f"({cell // size + 1}, {cell % size + 1})"
-
-
 def _describe(state: State, seat: int) -> str:
     rows = str(state).split()
     size, history = len(rows), state.history()
-    last = _square(history[-1], size) if history else ""
+    last = f"({history[-1] // size + 1}, {history[-1] % size + 1})" if history else ""
     asked = (
         "Pick the amazon to move.",
         f"The amazon of {last} is lifted off: choose its new square.",

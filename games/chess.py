@@ -13,15 +13,11 @@ def _describe(state: State, seat: int) -> str:
     return "\n".join([*lines, "  a b c d e f g h", f"FEN: {fen}"])
 
 
-def _compact(state: State, seat: int) -> str:
-    return str(state)
-
-
 GAME = Game(
     name="chess",
     rules=lambda params: rules_text("chess"),
     describe=_describe,
-    compact=_compact,
+    compact=lambda state, seat: str(state),
     mcts=(200, 20),
     history_turns=0,
 )

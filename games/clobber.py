@@ -1,10 +1,6 @@
 """Clobber on square boards of 5, 6 and 7."""
 
-from games.base import Game, Params, State, rules_text, seen_from
-
-
-def _rules(params: Params) -> str:
-    return rules_text("clobber", **params, last=chr(ord("a") + params["columns"] - 1))
+from games.base import Game, State, rules_text, seen_from
 
 
 def _rows(state: State) -> list[str]:
@@ -26,7 +22,7 @@ def _compact(state: State, seat: int) -> str:
 GAME = Game(
     name="clobber",
     params=lambda config_id: {"rows": 5 + config_id % 3, "columns": 5 + config_id % 3},
-    rules=_rules,
+    rules=lambda params: rules_text("clobber", **params, last=chr(ord("a") + params["columns"] - 1)),
     describe=_describe,
     compact=_compact,
     mcts=(1500, 100),

@@ -1,10 +1,6 @@
 """Hex on boards of 5, 7, 9 and 11."""
 
-from games.base import Game, Params, State, rules_text, seen_from
-
-
-def _rules(params: Params) -> str:
-    return rules_text("hex", **params, last=chr(ord("a") + params["board_size"] - 1))
+from games.base import Game, State, rules_text, seen_from
 
 
 def board_rows(state: State) -> list[str]:
@@ -28,7 +24,7 @@ def _compact(state: State, seat: int) -> str:
 GAME = Game(
     name="hex",
     params=lambda config_id: {"board_size": 5 + 2 * (config_id % 4)},
-    rules=_rules,
+    rules=lambda params: rules_text("hex", **params, last=chr(ord("a") + params["board_size"] - 1)),
     describe=_describe,
     compact=_compact,
     mcts=(1000, 50),

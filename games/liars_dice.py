@@ -10,21 +10,15 @@ def _rules(params: Params) -> str:
     return rules_text("liars_dice", dice=dice, die="die" if dice == 1 else "dice", most=2 * dice, liar=12 * dice)
 
 
-def _view(state: State, seat: int) -> tuple[str, list[str]]:
-    """Return the seat's own dice in ascending order and the bids from first to last."""
-    dice, *bids = state.information_state_string(seat).split()
-    return dice, bids
-
-
 def _describe(state: State, seat: int) -> str:
-    dice, bids = _view(state, seat)
+    dice, *bids = state.information_state_string(seat).split()
     made = [f"{'you' if i % 2 == seat else 'opponent'} {bid}" for i, bid in enumerate(bids)]
     return f"Your dice: {' '.join(dice)}\nBids so far: {', '.join(made) or 'none'}"
 
 
 def _compact(state: State, seat: int) -> str:
     """Own dice, then the bids, the latest first; faces are a to f, quantities A to J (Da: four dice of face 1)."""
-    dice, bids = _view(state, seat)
+    dice, *bids = state.information_state_string(seat).split()
     pairs = [tuple(map(int, bid.split("-"))) for bid in reversed(bids)]
     own = "".join(FACES[int(face) - 1] for face in dice)
     return " ".join([own, *(QUANTITIES[quantity - 1] + FACES[face - 1] for quantity, face in pairs)])
