@@ -11,22 +11,10 @@ from typing import Any
 
 import games
 from config.reader import make
-from envs.config import EnvConfig
+from envs import Action, Decision, Env, EnvConfig, Episode, Message, Player, Query, Sequence, Step, Task
 from envs.opponents import parse_opponent
 from envs.parser import parse_action, without_thinking
-from envs.types import (
-    Action,
-    Decision,
-    Env,
-    Episode,
-    InterruptedRolloutError,
-    Message,
-    Player,
-    Query,
-    Sequence,
-    Step,
-    Task,
-)
+from envs.types import InterruptedRolloutError
 from utils import POLL_SECONDS
 
 __all__ = [
@@ -89,9 +77,6 @@ class _Conversation:
         if attempt == 1:
             self.turn_starts.append(len(self.messages))
         self.messages.append({"role": "user", "content": text})
-
-    def answer(self, text: str) -> None:
-        self.messages.append({"role": "assistant", "content": text})
 
     def window(self, past_turns: int | None) -> list[Message]:
         """Return the system message, the last ``past_turns`` turns (None: all) and the current one."""
@@ -170,7 +155,8 @@ class _Ongoing:
 
     def _answer(self, text: str) -> None:
         public = self.config.protocol == "affinetes"  # where a model does not see its earlier thinking
-        self.conversations[self.step.info["seat"]].answer(without_thinking(text) if public else text)
+        said = {"role": "assistant", "content": without_thinking(text) if public else text}
+        self.conversations[self.step.info["seat"]].messages.append(said)
         self._show(self.env.step(text))
 
     def _show(self, step: Step) -> None:

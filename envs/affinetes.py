@@ -7,6 +7,8 @@ Public servers follow the ``reset``/``step`` path, whose seats and deals differ 
 (task_id, seed); ``scripts/serve.py`` follows ``evaluate``.
 """
 
+import asyncio
+import atexit
 import contextlib
 import functools
 import logging
@@ -74,9 +76,6 @@ class ContainerConnection:
     """A container that the ``affinetes`` package starts; its asynchronous client lives in a thread of its own."""
 
     def __init__(self, image: str):
-        import asyncio
-        import atexit
-
         self.name = image
         self._loop, started = asyncio.new_event_loop(), Future[Any]()
         threading.Thread(target=self._run, args=(image, started), name="affinetes", daemon=True).start()
@@ -89,8 +88,6 @@ class ContainerConnection:
         atexit.register(self.close)
 
     def _run(self, image: str, started: Future[Any]) -> None:
-        import asyncio
-
         import affinetes
 
         logging.getLogger("affinetes").addFilter(lambda record: False)  # what it logs is also raised, and reported once

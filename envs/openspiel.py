@@ -237,10 +237,9 @@ class OpenSpielEnv:
         self._adapters = {self._own_seat: None}
         if opponent.kind in ("self", "past"):
             self._adapters |= {p: opponent.adapter for p in range(players) if p != self._own_seat}
+        seats = [p for p in range(players) if p not in self._adapters]
         self._bots: dict[int, Bot] = {
-            p: make_bot(self._table.game, self._table.spiel, opponent, p, seed)
-            for p in range(players)
-            if p not in self._adapters
+            p: make_bot(self._table.game, self._table.spiel, opponent, p, seed) for p in seats
         }
         self._chance = Stream(seed)
         self._joint: list[int] = []  # what the first seats of a simultaneous node have chosen
@@ -346,10 +345,8 @@ class OpenSpielEnv:
         if returns is None:
             scores = {p: 0.0 if p == self._seat else 0.5 for p in range(self._table.players)}
         else:
-            scores = {p: score(self._table.spiel, returns, p) for p in range(self._table.players)}
-            scores = {
-                p: min(value, 1.0) for p, value in scores.items()
-            }  # 2048 can return more than its highest utility
+            # 2048 can return more than its highest utility.
+            scores = {p: min(score(self._table.spiel, returns, p), 1.0) for p in range(self._table.players)}
         info = self._info(self._own_seat, outcome) | {"returns": returns, "scores": scores}
         self.close()
         return Step("", {}, True, scores[self._own_seat], info)

@@ -39,10 +39,7 @@ def _integer(digits: str) -> int | None:
 def _by_name(text: str, legal: dict[int, str]) -> int | None:
     """Return the first action whose name the text contains, punctuation and spaces aside if need be."""
     text, squeezed_text, names = text.lower(), SQUEEZED.sub("", text.lower()), {}
-    for (
-        action,
-        name,
-    ) in legal.items():  # of two actions with the same name the later one counts, in the first one's place
+    for action, name in legal.items():  # of two with the same name the later one counts, in the first one's place
         names[name.lower()] = action
         if squeezed := SQUEEZED.sub("", name.lower()):
             names[squeezed] = action

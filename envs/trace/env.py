@@ -195,11 +195,7 @@ class _Workshop:
         try:
             row.inputs.encode()
             shown, result = inject_safe(row.program, injection_seed, lambda p: run(p, row.inputs), max_prints)
-        except (
-            RecursionError,
-            MemoryError,
-            ValueError,
-        ):  # nested too deeply; half a surrogate pair, or a null character
+        except (RecursionError, MemoryError, ValueError):  # too deep, half a surrogate pair, or a null character
             return "cannot be read"
         if limit := _limit_of(result):
             if self.rows is None:  # the generator's programs all end: the machine is to blame, so this is not cached

@@ -72,16 +72,8 @@ class Interpreter:
             "open": limits.open_files,
             "threads": limits.threads + (0 if self.in_namespaces else _threads_of_user()),
         }
-        flags = [
-            "-s",
-            "-S",
-            "-P",
-            "-X",
-            "utf8",
-            "-c",
-            START,
-            str(Path(__file__).parent),
-        ]  # -I would ignore the hash seed
+        # Not -I, which would ignore the hash seed.
+        flags = ["-s", "-S", "-P", "-X", "utf8", "-c", START, str(Path(__file__).parent)]
         self.process = subprocess.Popen(
             [os.path.realpath(sys.executable), *flags, *(f"{name}={value}" for name, value in settings.items())],
             stdin=subprocess.PIPE,
