@@ -145,9 +145,8 @@ class Adapters:
     def add_adapter(self, name: str, folder: Path) -> None:
         """Load a frozen adapter from a folder onto the same base, to be played against.
 
-        Raises:
-            ValueError: the name is reserved.
-            ConfigError: the folder cannot be used, lacks weights, or holds more than LoRA on linear layers.
+        ValueError: the name is reserved. ConfigError: the folder cannot be used, lacks weights, or holds more than LoRA
+        on linear layers.
         """
         if name in ("average", "base", "default", "reference"):
             raise ValueError(f"adapter name {name!r} is taken: choose another")

@@ -154,8 +154,7 @@ class ChatFormat:
             ValueError: the tokens are not a legal answer; tokens without a choice may be missing at the end.
         """
         chars = {token: char for char, token in self.answer_ids.items()}
-        text = "".join(chars.get(token, f"<{token}>") for token in tokens)
-        text = trie.completed(text)
+        text = trie.completed("".join(chars.get(token, f"<{token}>") for token in tokens))
         if not text.endswith(END) or END not in trie.follow.get(text[:-1], ""):
             raise ValueError(f"no legal answer: {text!r}")
         follows = (trie.follow[text[:i]] for i in range(len(tokens)))

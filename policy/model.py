@@ -189,7 +189,8 @@ def check_adapter(config: ModelConfig) -> None:
     if (folder / "manifest.json").exists() and (problems := verify_checkpoint(folder)):
         raise ConfigError(f"model.adapter: {config.adapter!r}: {'; '.join(problems)}")
     if not folder.is_dir() and (folder.is_absolute() or config.adapter.startswith(".") or _hub_problem()):
-        raise _cannot_load("adapter", config.adapter, FileNotFoundError("no such folder"))
+        with _loading("adapter", config.adapter):
+            raise FileNotFoundError("no such folder")
     check_kind(config.adapter)
 
 
@@ -204,12 +205,8 @@ def check_kind(name: str) -> None:
     """
     import peft
 
-    try:
-        peft_config = peft.PeftConfig.from_pretrained(name)
-        with bounded(ADAPTER_SECONDS, ADAPTER_BYTES):
-            tensors = peft.load_peft_weights(name, **ON_CPU)
-    except Exception as error:  # the file may be anything
-        raise _cannot_load("adapter", name, error) from error
+    with _loading("adapter", name), bounded(ADAPTER_SECONDS, ADAPTER_BYTES):
+        peft_config, tensors = peft.PeftConfig.from_pretrained(name), peft.load_peft_weights(name, **ON_CPU)
     kind = getattr(peft_config.peft_type, "value", None)
     init = str(getattr(peft_config, "init_lora_weights", "")).lower()
     if kind != "LORA":
@@ -224,11 +221,16 @@ def check_kind(name: str) -> None:
         raise ConfigError(f"model.adapter: {name!r} {more}: {others[0]}")
 
 
-def _cannot_load(key: str, name: str, error: Exception) -> ConfigError:
-    cause = " ".join(str(error).split())[:300] or type(error).__name__
-    if not Path(_located(name) if key == "model_name" else name).is_dir() and (problem := _hub_problem()):
-        cause = f"it is not on this disk, and {problem}"
-    return ConfigError(f"model.{key}: cannot load {name!r} ({cause})")
+@contextmanager
+def _loading(key: str, name: str) -> Iterator[None]:
+    """Turn any exception into a ConfigError: damaged files fail in as many ways as there are formats and libraries."""
+    try:
+        yield
+    except Exception as error:
+        cause = " ".join(str(error).split())[:300] or type(error).__name__
+        if not Path(_located(name) if key == "model_name" else name).is_dir() and (problem := _hub_problem()):
+            cause = f"it is not on this disk, and {problem}"
+        raise ConfigError(f"model.{key}: cannot load {name!r} ({cause})") from error
 
 
 def load_architecture(config: ModelConfig, **files: str) -> Any:
@@ -241,10 +243,8 @@ def load_architecture(config: ModelConfig, **files: str) -> Any:
 
     name = _located(config.model_name)
     check_folder("model_name", name)
-    try:
+    with _loading("model_name", config.model_name):
         architecture = AutoConfig.from_pretrained(name, revision=config.revision, trust_remote_code=False, **files)
-    except Exception as error:  # the files may be anything
-        raise _cannot_load("model_name", config.model_name, error) from error
     sliding = "sliding_attention" in (getattr(architecture, "layer_types", None) or [])
     if architecture.model_type not in ARCHITECTURES or sliding:
         raise ConfigError(
@@ -276,10 +276,8 @@ def load_tokenizer(config: ModelConfig) -> Any:
     name = _located(config.model_name)
     if Path(name).is_dir() and not any((Path(name) / file).exists() for file in TOKENIZER_FILES):
         raise ConfigError(f"model.model_name: {name} has no tokenizer: one of {', '.join(TOKENIZER_FILES)} is missing")
-    try:
+    with _loading("model_name", config.model_name):
         tokenizer = AutoTokenizer.from_pretrained(name, revision=config.revision, trust_remote_code=False)
-    except Exception as error:  # a tokenizer's files fail in as many ways as they have formats
-        raise _cannot_load("model_name", config.model_name, error) from error
     if isinstance(tokenizer.chat_template, dict):  # several templates: the one that libraries use by default
         tokenizer.chat_template = tokenizer.chat_template.get("default")
     rows, template = load_architecture(config).vocab_size, str(tokenizer.chat_template)
@@ -356,7 +354,7 @@ def _load_base(config: ModelConfig, device: str) -> Any:
             bnb_4bit_use_double_quant=config.use_nested_quant,
             bnb_4bit_compute_dtype=getattr(torch, config.dtype),
         )
-    try:
+    with _loading("model_name", config.model_name):
         loaded = AutoModelForCausalLM.from_pretrained(
             _located(config.model_name),
             revision=config.revision,
@@ -365,8 +363,6 @@ def _load_base(config: ModelConfig, device: str) -> Any:
             output_loading_info=True,
             **kwargs,
         )
-    except Exception as error:  # missing or damaged shards, quantisation, memory, the Hub
-        raise _cannot_load("model_name", config.model_name, error) from error
     return whole(loaded, f"model.model_name: {config.model_name!r}")
 
 
@@ -404,12 +400,9 @@ def _put_adapter_on(base: Any, config: ModelConfig, lora: LoraConfig) -> Any:
         )  # fmt: skip
         return peft.get_peft_model(base, fresh)
     check_adapter(config)
-    try:
-        with bounded(ADAPTER_SECONDS, ADAPTER_BYTES):
-            model = peft.PeftModel.from_pretrained(base, config.adapter, is_trainable=True, **ON_CPU)
-            found = model.load_adapter(config.adapter, adapter_name="reference", is_trainable=False, **ON_CPU)
-    except Exception as error:  # for another base, of another shape, damaged, missing
-        raise _cannot_load("adapter", config.adapter, error) from error
+    with _loading("adapter", config.adapter), bounded(ADAPTER_SECONDS, ADAPTER_BYTES):
+        model = peft.PeftModel.from_pretrained(base, config.adapter, is_trainable=True, **ON_CPU)
+        found = model.load_adapter(config.adapter, adapter_name="reference", is_trainable=False, **ON_CPU)
     must_lack_nothing(found.missing_keys, f"model.adapter: {config.adapter!r}")
     return model
 

@@ -173,14 +173,12 @@ def log_ratios(
 
     Their means estimate the KL divergences of the policy from the two.
     """
-
-    def log_ratio(adapter: str) -> Tensor:
-        return logprobs_M - ranks.score(policy, sequences, adapter=adapter).logprobs
-
-    zeros_M = torch.zeros_like(logprobs_M)
-    average = policy.average if magnet_coef else None
-    to_reference_M = log_ratio(policy.reference or "base") if kl_coef else zeros_M
-    return to_reference_M, log_ratio(average) if average else zeros_M
+    to_reference_M = to_average_M = torch.zeros_like(logprobs_M)
+    if kl_coef:
+        to_reference_M = logprobs_M - ranks.score(policy, sequences, adapter=policy.reference or "base").logprobs
+    if magnet_coef and policy.average:
+        to_average_M = logprobs_M - ranks.score(policy, sequences, adapter=policy.average).logprobs
+    return to_reference_M, to_average_M
 
 
 def standardise(rewards_S: Tensor, keys: list[str], moments: Moments) -> Tensor:

@@ -263,10 +263,8 @@ def _read(file: Path) -> list[Program]:
         return [Program(text, read_text(inputs, SOURCE_BYTES, "utf-8") if inputs.exists() else "")]
     rows = []
     for number, line in enumerate(text.split("\n"), 1):
-        try:
+        with blaming(f"{file}:{number}: ", (ValueError, RecursionError), raising=ValueError):
             rows += [_row(json.loads(line))] if line.strip() else []
-        except (ValueError, RecursionError) as error:
-            raise ValueError(f"{file}:{number}: {error}") from error
     return rows
 
 
