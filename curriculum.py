@@ -122,13 +122,10 @@ class CurriculumConfig:
 
 
 def pool(game_set: GameSet) -> dict[int, list[TaskRange]]:
-    """Return game index -> ranges of task ids that ``game_set`` selects.
+    """Return game index -> ranges of task ids that ``game_set`` selects; ValueError: one that does not exist.
 
     An item is a game's name (all its configurations), ``NAME#CONFIG`` or ``NAME#FIRST-LAST``, a task id or
     ``FIRST-LAST`` as text, or a pair of task ids; a range may span games.
-
-    Raises:
-        ValueError: a name or a task id that does not exist.
     """
     size, found = games.CONFIGS_PER_GAME, dict[int, list[TaskRange]]()
     for item in game_set:
@@ -309,18 +306,12 @@ class Curriculum:
         return removed
 
     def update(self, task: Task, score: float, drawn_in: str | None = None) -> str | None:
-        """Take in the result of a task that ``next`` returned. Truncated and failed games must be left out.
+        """Take in the result of a task that ``next`` returned; say why that ended the stage, or None if it did not.
 
-        ``drawn_in``: the stage it was drawn in; None: the current one.
+        ``drawn_in``: the stage it was drawn in; None: the current one. Truncated and failed games must be left out.
 
         A replay updates only its entry in the failure buffer, since replays would bias the success rate towards hard
         deals. Other games against the gate opponent enter the window, and the buffer if they fail.
-
-        Returns:
-            Why the stage was left with this result; None if it was not.
-
-        Raises:
-            ValueError: the score is not in [0, 1].
         """
         if not 0 <= score <= 1:
             raise ValueError(f"score {score!r} of task {task.task_id} is not in [0, 1]")
@@ -356,8 +347,7 @@ class Curriculum:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore a ``state_dict``, except for failed tasks that no stage plays any more.
 
-        Raises:
-            ConfigError: it is malformed, holds impossible numbers, or names a stage that is not configured.
+        ConfigError: it is malformed, holds impossible numbers, or names a stage that is not configured.
         """
         names = [stage.name for stage in self.config.stages]
         if isinstance(state, dict) and state.get("stage") not in names:

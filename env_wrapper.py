@@ -207,10 +207,8 @@ def play(env_config: EnvConfig | dict[str, Any], player: Player, tasks: Seq[Task
     task's is ``first``. If it has ``leave_if_stopped()``, that is called while waiting for threads, and an exception
     that it raises ends the games at once.
 
-    An exception inside an environment makes that episode ``failed`` (``info["error"]``) and no other.
-
-    Raises:
-        ValueError: bad configuration or opponent, or a player that does not answer every query once.
+    An exception inside an environment makes that episode ``failed`` (``info["error"]``) and no other. ValueError: bad
+    configuration or opponent, or a player that does not answer every query once.
     """
     config = _checked(env_config)
     size = config.games_at_once or len(tasks)

@@ -139,11 +139,8 @@ def bounded(seconds: float, spare_bytes: int) -> Iterator[None]:
 def write_directory(target: Path, fill: Callable[[Path], object]) -> Path:
     """Replace ``target`` atomically with what ``fill(temporary directory)`` writes.
 
-    If anything fails, ``target`` stays as it was; after a crash ``sweep`` (called by ``lock_run``) restores it.
-    Programs that write into the same folder wait for each other, for up to ``PATIENCE`` seconds.
-
-    Raises:
-        CheckpointError: names the file that could not be written.
+    If anything fails, a CheckpointError names the file, and ``target`` stays as it was; after a crash ``sweep`` (called
+    by ``lock_run``) restores it. Programs that write into one folder wait for each other, up to ``PATIENCE`` seconds.
     """
     tmp, old = target.with_name(f".tmp-{target.name}"), target.with_name(f".old-{target.name}")
     with naming(f"{target.name}: "), _alone_in(target.parent):
@@ -398,8 +395,7 @@ def pack_optimizer(optimizer: Any, names: Sequence[str]) -> tuple[dict[str, Any]
 def unpack_optimizer(optimizer: Any, tensors: Mapping[str, Any], rest: Mapping[str, Any], names: Sequence[str]) -> None:
     """Load what ``pack_optimizer`` returned; the optimizer keeps its own settings, such as the learning rate.
 
-    Raises:
-        CheckpointError: other parameters were saved, or tensors that cannot be their moments.
+    CheckpointError: other parameters were saved, or tensors that cannot be their moments.
     """
     with naming("optimizer: "):
         if list(names) != rest["names"]:

@@ -56,18 +56,14 @@ def load_config(
     *,
     skip_unknown_sections: bool = False,
 ) -> dict[str, Any]:
-    """Lay ``files``, then ``sets`` (``"ppo.learning_rate=2e-5"``) over the defaults of the sections' dataclasses.
+    """Lay ``files``, then ``sets`` (``"ppo.learning_rate=2e-5"``) over the defaults; return section name -> dataclass.
 
     A file is an object of sections (or a pair of a name and such an object); later files and sets win, key by key. A
-    key outside of its section, or a known synonym, is accepted where it is unambiguous, and logged. A ``ValueError``
-    of a dataclass's ``__post_init__`` (checks across keys) is reported like any other mistake.
+    key outside of its section, or a known synonym, is accepted where it is unambiguous, and logged.
     ``skip_unknown_sections`` is for programs that need only a part of a run's configuration.
 
-    Returns:
-        Section name -> instance of its dataclass.
-
-    Raises:
-        ConfigError: names the file or ``--set``, the key path, the value, what is allowed or the nearest valid key.
+    Mistakes, and a ``ValueError`` of a dataclass's ``__post_init__`` (checks across keys), become a ConfigError that
+    names the file or ``--set``, the key path, the value, and what is allowed or the nearest valid key.
     """
     layers: list[tuple[_Checker, dict[str, Any]]] = []
     for file in files:
@@ -117,11 +113,7 @@ def config_diff(old: Mapping[str, Any], new: Mapping[str, Any], path: str = "") 
 
 
 def read_file(path: str | Path, most: int = MOST_BYTES) -> bytes:
-    """Read a file of at most ``most`` bytes.
-
-    Raises:
-        ConfigError: it is missing, unreadable, longer, or no regular file (a pipe or device may never end).
-    """
+    """Read a file; ConfigError if it is missing, longer than ``most`` bytes, or not regular (a pipe may never end)."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # opening a pipe would wait for its writer
         with open(descriptor, "rb") as file:
@@ -146,11 +138,7 @@ def read_text(path: str | Path, most: int = MOST_BYTES, encoding: str = "utf-8-s
 
 
 def read_json(path: str | Path) -> Any:
-    """Parse a JSON file strictly: no duplicate key, no NaN or infinity.
-
-    Raises:
-        ConfigError: the file is missing, unreadable, or not such JSON (with the line number, if it is known).
-    """
+    """Parse JSON strictly: no duplicate key, no NaN or infinity; ConfigError, with the line if known, if that fails."""
     return parse_json(read_text(path), f"{path}: ")
 
 

@@ -116,11 +116,7 @@ _container = functools.cache(ContainerConnection)
 
 
 def connect(config: EnvConfig) -> HttpConnection | ContainerConnection:
-    """Return the connection of a configuration. A container is started once and shared by all environments.
-
-    Raises:
-        ConfigError: the affinetes package is missing for docker, or the container cannot be started.
-    """
+    """Return the configured connection; a container is started once, for all. ConfigError: it cannot be started."""
     if config.env_mode == "url":
         return HttpConnection(config.env_url)
     try:
@@ -159,9 +155,7 @@ class RemoteEnv(OpenSpielEnv):
     def reset(self, task: Task) -> Step:
         """Start the task's game on the server.
 
-        Raises:
-            ValueError: task id out of range, or an opponent that servers cannot play.
-            ServerError: the server does not play this task.
+        ValueError: task id out of range, or an opponent that servers cannot play. ServerError: another game is played.
         """
         self.close()
         if task.opponent == "past" or parse_opponent(task.opponent).kind not in ("random", "mcts", "ismcts"):

@@ -60,12 +60,10 @@ def transcript(env: Env, task: Task, answer: Answer, noise: int | None = None) -
 
 
 def check_contract(new_env: Callable[[], Env], task: Task, answer: Answer = random_legal) -> list[Step]:
-    """Check an environment on one task and return the steps of an episode.
+    """Check an environment on one task and return the steps of an episode; ContractError: a promise is broken.
 
-    ``answer`` gives a raw text for a decision; it may draw from the generator it is given.
-
-    Raises:
-        ContractError: a promise is broken. What the environment itself raises passes through.
+    ``answer`` gives a raw text for a decision; it may draw from the generator it is given. What the environment itself
+    raises passes through.
     """
     steps = transcript(new_env(), task, answer)
     env = new_env()
@@ -133,10 +131,8 @@ def check_own_games() -> None:
 def check_game(name: str) -> None:
     """Check a game of ``games.GAMES``: it loads, both prompts show it, its episodes keep the contract.
 
-    Up to ``CHECKED_VARIANTS`` different sets of parameters are played, from both of the first two seats.
-
-    Raises:
-        ContractError: names the task and what is wrong.
+    Up to ``CHECKED_VARIANTS`` different sets of parameters are played, from both of the first two seats. A
+    ContractError names the task and what is wrong.
     """
     index = games.NAMES.index(name)
     params, checked = games.GAMES[index].params, set[str]()

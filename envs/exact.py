@@ -94,8 +94,7 @@ def info_key(state: State, seat: int) -> str:
 def tabulate(pyspiel_game: SpielGame, probs_fn: ProbsFn) -> TabularPolicy:
     """Ask a policy about every information state but those with forced moves, in one call, and return its table.
 
-    Raises:
-        ValueError: the game is not ``feasible``, or an answer is not a distribution over the legal actions.
+    ValueError: the game is not ``feasible``, or an answer is not a distribution over the legal actions.
     """
     table: TabularPolicy = {}
     asked = []

@@ -107,14 +107,10 @@ def load_game(task_id: int) -> Any:
 
 
 def replay(spiel: Any, history: Sequence[Sequence[int]]) -> Iterator[tuple[Any, Sequence[Sequence[int]]]]:
-    """Replay a recorded history, [[player, action], ...] with -1 for chance.
+    """Replay a recorded history, [[player, action], ...] with -1 for chance; ValueError if it makes an impossible move.
 
-    Yields:
-        Every position with the moves made in it, several where the seats move simultaneously, none in the last.
-        The state is always the same object: clone it to keep a position.
-
-    Raises:
-        ValueError: the position does not allow a move.
+    Yields every position with the moves made in it, several where the seats move simultaneously, none in the last.
+    The state is always the same object: clone it to keep a position.
     """
     state, at = spiel.new_initial_state(), 0
     while at < len(history):
@@ -177,13 +173,10 @@ def score(pyspiel_game: Any, returns: list[float], seat: int) -> float:
 
 
 def query_at(task_id: int, state: Any, seat: int, config: EnvConfig) -> Query:
-    """Return what a seat is asked in a position.
+    """Return what a seat is asked in a position; ConfigError if the game (its ``describe``, say) fails there.
 
     Where something is hidden, the information state implies the seat's past turns and they come first, as in play.
     Where nothing is, many histories lead to one position, and it is shown without any.
-
-    Raises:
-        ConfigError: the game (its ``describe``, say) fails in this position.
     """
     shared, prompt = table(task_id), config.prompt
     past_turns = config.past_turns(shared.game.history_turns) if shared.hides else 0
@@ -222,11 +215,7 @@ class OpenSpielEnv:
         self._history: list[list[int]] = []
 
     def reset(self, task: Task) -> Step:
-        """Start the task's game and play on to the first decision of a model.
-
-        Raises:
-            ValueError: task id out of range, or an opponent that is unknown or cannot play this game.
-        """
+        """Start the task's game and play on to the first decision of a model; ValueError: no such task or opponent."""
         self.close()
         opponent = parse_opponent(task.opponent)
         self._table = table(task.task_id)

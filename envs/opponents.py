@@ -342,9 +342,8 @@ def make_bot(game: Game, pyspiel_game: Any, spec: OpponentSpec, seat: int, seed:
     cards included. ``ismcts`` does not; where nothing is hidden the two are the same. In games that cannot be
     searched they play at random, which is logged once.
 
-    Raises:
-        ValueError: ``ismcts`` in a game whose hidden information cannot be resampled; ``perfect`` or ``cfr`` in a game
-            that they cannot play (``solution``).
+    ValueError: ``ismcts`` in a game whose hidden information cannot be resampled; ``perfect`` or ``cfr`` in a game
+    that they cannot play (``solution``).
     """
     if spec.solves:
         return TableBot(solution(game, pyspiel_game, spec), seat, seed)

@@ -38,13 +38,10 @@ class Reply:
 def read_reply(answer: Any, game: Any) -> Reply:
     """Return what a server answered to reset or step, as plain data that need not be checked again.
 
-    Args:
-        answer: the decoded JSON.
-        game: the ``pyspiel.Game`` that it should be about, on which a reported history is replayed. None: it is about a
-            program, and reported returns and history are ignored.
+    ``answer`` is the decoded JSON, ``game`` the ``pyspiel.Game`` that it should be about, on which a reported history
+    is replayed. None: it is about a program, and reported returns and history are ignored.
 
-    Raises:
-        ServerError: a refusal, or anything of a wrong type, range, depth or size, or at odds with the game.
+    ServerError: a refusal, or anything of a wrong type, range, depth or size, or at odds with the game.
     """
     if deeper_than(answer, MAX_DEPTH):
         raise ServerError(f"an answer nested more than {MAX_DEPTH} deep")

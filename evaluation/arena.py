@@ -28,8 +28,7 @@ class Arena:
     the same order each time: a chunk that is complete in the file is not played again, one that was cut short or in
     which a game failed is. Without a path nothing is kept.
 
-    Raises:
-        ConfigError: the file belongs to other settings, or is damaged.
+    ConfigError: the file belongs to other settings, or is damaged.
     """
 
     def __init__(self, path: Path | None, settings: dict[str, Any], console: Console, games_at_once: int) -> None:

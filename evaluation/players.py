@@ -85,9 +85,8 @@ class ChatPlayer:
     def act(self, queries: Sequence[Query]) -> list[Action]:
         """Answer the queries, several at a time.
 
-        Raises:
-            ProgramError: the server gives no answer after ``ATTEMPTS``, or refuses the request. After ``ODD_ANSWERS``
-                malformed responses only the game of that query has failed.
+        ProgramError: the server gives no answer after ``ATTEMPTS``, or refuses the request. After ``ODD_ANSWERS``
+        malformed responses only the game of that query has failed.
         """
         return in_threads(self._answer, queries, CALLS_AT_ONCE)
 
@@ -169,9 +168,7 @@ class Roster:
         """Load by name: a bot's opponent string, ``base``, an http(s) address or a checkpoint's directory.
 
         ``checkpoints``: names of players, the first checkpoint among which has the base that ``base`` means.
-
-        Raises:
-            ConfigError: nothing of that name, or it cannot be loaded.
+        ConfigError: nothing of that name, or it cannot be loaded.
         """
         if name not in self._known:
             if name.partition(":")[0] in BOTS:
@@ -310,10 +307,8 @@ def find_adapter(name: str) -> Path:
 def check_base(name: str, found: dict[str, str | None]) -> None:
     """Make sure that a checkpoint plays on the base and tokenizer it was trained with; ``found``: their ``identity``.
 
-    A base of another name only causes a warning: it may be the same one in another precision.
-
-    Raises:
-        ConfigError: the model of that name has changed since.
+    ConfigError: the model of that name has changed since. One of another name only causes a warning: it may be the same
+    in another precision.
     """
     if not (manifest := find_adapter(name) / "manifest.json").exists():
         return

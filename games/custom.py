@@ -13,9 +13,7 @@ def extend(games: list[Game], folder: str) -> tuple[list[Game], dict[str, str]]:
     """Return the games together with those in a folder, and the file of each game in the folder.
 
     New games come after the others, in the order of the file names; one with a built-in game's name takes its place.
-
-    Raises:
-        ValueError: there is no such folder, or a file (named, with its line) does not define a game.
+    ValueError: there is no such folder, or a file (named, with its line) does not define a game.
     """
     by_name, files = {game.name: game for game in games}, dict[str, str]()
     if not (home := Path(os.path.expanduser(folder))).is_dir():

@@ -42,8 +42,7 @@ class Adapters:
     def using(self, adapter: str | None) -> Iterator[None]:
         """Use another adapter, without gradients; ``"base"``: none. None: the current one, gradients included.
 
-        Raises:
-            ValueError: no such adapter.
+        ValueError: no such adapter.
         """
         if adapter is None:
             yield
@@ -103,8 +102,7 @@ class Adapters:
     def keep_past(self, name: str, tensors: dict[str, Tensor] | None = None) -> None:
         """Add a frozen adapter to the base: a copy of the current one, or ``tensors`` as ``past_adapter`` returns them.
 
-        Raises:
-            ConfigError: names or shapes are not those of an adapter; PEFT would copy other tensors over the base.
+        ConfigError: names or shapes are not those of an adapter; PEFT would copy other tensors over the base.
         """
         from peft import set_peft_model_state_dict
 

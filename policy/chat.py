@@ -37,11 +37,8 @@ class ChatFormat:
     prompt only if the template leaves earlier turns as they are. Where it does not (Qwen3 drops old think blocks),
     TRL's training variant of the template is used, and saved with the adapter.
 
-    Args:
-        ends: further tokens that end an answer, as ``generation_config.eos_token_id``: an id, several or None.
-
-    Raises:
-        ConfigError: the tokenizer has no such template, or merges digits.
+    ``ends``: further tokens that end an answer, as ``generation_config.eos_token_id``: an id, several or None.
+    ConfigError: the tokenizer has no such template, or merges digits.
     """
 
     def __init__(self, tokenizer: Any, ends: int | list[int] | None = None) -> None:
@@ -150,8 +147,7 @@ class ChatFormat:
     def legal_answer(self, trie: AnswerTrie, tokens: list[int]) -> tuple[str, dict[int, list[int]]]:
         """The text of an answer sampled among legal ones, and its choices: index of the token -> allowed ids.
 
-        Raises:
-            ValueError: the tokens are not a legal answer; tokens without a choice may be missing at the end.
+        ValueError: the tokens are not a legal answer; tokens without a choice may be missing at the end.
         """
         chars = {token: char for char, token in self.answer_ids.items()}
         text = trie.completed("".join(chars.get(token, f"<{token}>") for token in tokens))

@@ -92,8 +92,7 @@ def why_no_cuda() -> str:
 def device_of(config: ModelConfig) -> str:
     """The device to use; a 4-bit base runs on a CPU only where ``model.device`` says so.
 
-    Raises:
-        ConfigError: bitsandbytes or a CUDA device is needed and missing, or the device does not support the dtype.
+    ConfigError: bitsandbytes or a CUDA device is needed and missing, or the device does not support the dtype.
     """
     if config.use_4bit and importlib.util.find_spec("bitsandbytes") is None:
         raise ConfigError(
@@ -198,10 +197,8 @@ def check_kind(name: str) -> None:
     """Check what an adapter (a folder or a name on the Hub) contains before PEFT loads it.
 
     PEFT copies every tensor whose name the model knows, so a file could overwrite the base that all adapters share.
-
-    Raises:
-        ConfigError: it is not LoRA, its initialisation changes the base, or it holds more than LoRA's factors
-            (biases, embeddings, copies of layers).
+    ConfigError: it is not LoRA, its initialisation changes the base, or it holds more than LoRA's factors (biases,
+    embeddings, copies of layers).
     """
     import peft
 
@@ -236,8 +233,7 @@ def _loading(key: str, name: str) -> Iterator[None]:
 def load_architecture(config: ModelConfig, **files: str) -> Any:
     """The base model's configuration, without weights; ``files`` are passed on to transformers (``gguf_file``).
 
-    Raises:
-        ConfigError: it cannot be read, or the architecture is not supported.
+    ConfigError: it cannot be read, or the architecture is not supported.
     """
     from transformers import AutoConfig
 
@@ -319,9 +315,6 @@ def load_model(config: ModelConfig, lora: LoraConfig, seed: int) -> tuple[Any, A
     """Load base and tokenizer, and add the trainable adapter ``default`` (``config.adapter``, or a fresh one).
 
     A given adapter is also loaded frozen, as ``reference``: the KL penalty is taken to where training began.
-
-    Raises:
-        ConfigError: one line that names the key.
     """
     device = device_of(config)
     if device == "cpu":

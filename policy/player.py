@@ -277,8 +277,7 @@ class Policy(Adapters):
     def action_probs(self, queries: Seq[Query]) -> list[dict[int, float]]:
         """Probability of every legal action (sums to 1), under the constraint and the temperature.
 
-        Raises:
-            PromptTooLongError: a prompt and its longest answer do not fit into ``max_seq_length``.
+        PromptTooLongError: a prompt and its longest answer do not fit into ``max_seq_length``.
         """
         prompts = [self.chat.first_prompt(query.conversation) for query in queries]
         tries = [answer_trie(tuple(query.legal)) for query in queries]
@@ -395,14 +394,10 @@ class Policy(Adapters):
 
 
 def load_policy(config: Any) -> Policy:
-    """Load base model, adapter and tokenizer; the value head is zero.
+    """Load base model, adapter and tokenizer; the value head is zero. ConfigError: one cannot be loaded or used.
 
-    Args:
-        config: an object with the sections ``model`` (ModelConfig), ``lora`` (LoraConfig), ``ppo`` (temperature,
-            max_seq_length, max_new_tokens), ``env`` (answer_mode) and ``run`` (seed).
-
-    Raises:
-        ConfigError: model, adapter or tokenizer cannot be loaded or used; one line that names the key.
+    ``config``: an object with the sections ``model`` (ModelConfig), ``lora`` (LoraConfig), ``ppo`` (temperature,
+    max_seq_length, max_new_tokens), ``env`` (answer_mode) and ``run`` (seed).
     """
     peft_model, tokenizer = load_model(config.model, config.lora, config.run.seed)
     policy = Policy(peft_model, tokenizer, config)

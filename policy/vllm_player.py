@@ -63,9 +63,8 @@ class Engine:
     def publish(self, version: int) -> None:
         """Write the policy's adapter and load it into the servers, unless that version is published already.
 
-        Raises:
-            ConfigError: a server refuses the first adapter. Loading later ones is retried in ``act``.
-            InterruptedRolloutError: the run is to stop.
+        ConfigError: a server refuses the first adapter; loading later ones is retried in ``act``.
+        InterruptedRolloutError: the run is to stop.
         """
         if version == self.version:
             return
@@ -108,9 +107,7 @@ class Engine:
     def act(self, queries: Seq[Query]) -> list[Action]:
         """Answer all queries concurrently. A query without a usable answer fails its episode.
 
-        Raises:
-            EngineError: no query got an answer.
-            InterruptedRolloutError: the run is to stop.
+        EngineError: no query got an answer. InterruptedRolloutError: the run is to stop.
         """
         others = [i for i, query in enumerate(queries) if query.adapter is not None]
         mine = [i for i, query in enumerate(queries) if query.adapter is None]

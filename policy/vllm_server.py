@@ -135,8 +135,7 @@ async def probe(server: Server, model: str, seconds: float) -> list[str]:
 def check_servers(config: Any, processes: int = 1) -> None:
     """Make sure, before any model is loaded, that all servers can be used for training, by a single process.
 
-    Raises:
-        ConfigError: names the server, what it lacks and what happens without it.
+    A ConfigError names the server, what it lacks and what happens without it.
     """
     if processes > 1:
         raise ConfigError("env.use_vllm: one process trains beside the servers; start it without torchrun")

@@ -98,9 +98,7 @@ def options(args: argparse.Namespace, gpu: bool) -> tuple[list[Option], SimpleNa
     """Every way to hold the model, best first; the configuration they share; ``measure_prompts`` of its games.
 
     Plain weights are better than 4 bits where WELL_FED games or more fit beside them; then more games are better.
-
-    Raises:
-        ConfigError: the model or its tokenizer cannot be read, or a prompt does not fit.
+    ConfigError: the model or its tokenizer cannot be read, or a prompt does not fit.
     """
     plain = resolve({"model": {"model_name": args.model[0]}})
     architecture = load_architecture(plain.model)

@@ -33,8 +33,7 @@ OWN = {"qwen2": r"|attn_[qkv]\.bias", "qwen3": r"|attn_[qk]_norm\.weight"}  # ar
 def read_pre_tokenizer(file: Path) -> str:
     """The file's ``tokenizer.ggml.pre``: how its tokenizer splits text before merges; "" for SentencePiece.
 
-    Raises:
-        ConfigError: it is unknown here, or the file holds something that transformers would silently ignore.
+    ConfigError: it is unknown here, or the file holds something that transformers would silently ignore.
     """
     from gguf import GGUFReader
     from transformers.integrations.gguf.gguf_tokenizer_mapping import GGUF_PRE_TOKENIZER_SPLITS

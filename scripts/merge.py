@@ -107,8 +107,7 @@ def run_config(adapter: Path, base: str | None, sets: Sequence[str] = ()) -> Sim
 def finished(output: Path, made_of: dict[str, Any]) -> dict[str, Any] | None:
     """The report in ``output`` where that holds this very merge; None: it is new, empty, or was interrupted.
 
-    Raises:
-        ConfigError: ``output`` holds something else.
+    ConfigError: ``output`` holds something else.
     """
     if not (output / REPORT).is_file():
         _must_be_empty(output)

@@ -213,8 +213,7 @@ def narrowed(curriculum: CurriculumConfig, env: EnvConfig) -> CurriculumConfig:
     Every stage plays all the games named and no other: its own tasks of a game, else those of the first stage that
     plays it, else all tasks of the game.
 
-    Raises:
-        ConfigError: no such game, or a stage that cannot be played against that opponent.
+    ConfigError: no such game, or a stage that cannot be played against that opponent.
     """
     named = _named_games(env)
     opponent: dict[str, Any] = {"opponent": env.opponent, "gate_opponent": None} if env.opponent else {}

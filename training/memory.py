@@ -172,8 +172,7 @@ def peak(parts: dict[str, float]) -> float:
 def with_less_memory(policy: Any, optimizer: torch.optim.Optimizer, work: Callable[[], T]) -> T:
     """Return ``work()``, which accumulates gradients; each time memory runs out, repeat it with smaller batches.
 
-    Raises:
-        TrainingError: even one sequence at a time is too much.
+    TrainingError: even one sequence at a time is too much.
     """
     while True:
         try:

@@ -82,11 +82,7 @@ class MetricsLog:
             self._waiting = self._waiting[self._file.write(self._waiting) :]
 
     def sync(self) -> None:
-        """Force the rows to disk. Done before the checkpoint of their step, so that a resumed run has no gap.
-
-        Raises:
-            CheckpointError: they cannot be written.
-        """
+        """Force the rows to disk, before each checkpoint: a resumed run has no gap. CheckpointError if that fails."""
         with naming(f"{self.path.name}: "):
             self._write()
             if self._file:

@@ -63,9 +63,7 @@ EXACT_SAMPLE = 64  # information states whose tokens are counted, of each game
 def measure_prompts(config: SimpleNamespace, chat: ChatFormat, peek: bool = False) -> dict[int, Prompts]:
     """Game index -> token counts of four random games (``peek``: of their first prompts only).
 
-    Raises:
-        ConfigError: ``ppo.max_seq_length`` cannot hold a game's first prompt and answer, a game failed, or a bot
-            cannot play it.
+    ConfigError: ``ppo.max_seq_length`` cannot hold a first prompt and answer, a game failed, or a bot cannot play it.
     """
     if config.env.env_type == "openspiel" and config.env.env_mode == "local":
         check_opponents(config.curriculum)
@@ -173,8 +171,7 @@ def _first_layer(layers: Any, config: SimpleNamespace) -> int | None:
 def look(config: SimpleNamespace) -> tuple[Any, Parameters, ChatFormat]:
     """The base's architecture, parameters and chat format.
 
-    Raises:
-        ConfigError: it cannot read ``ppo.max_seq_length`` tokens, or the disk is too small for its checkpoints.
+    ConfigError: it cannot read ``ppo.max_seq_length`` tokens, or the disk is too small for its checkpoints.
     """
     architecture = load_architecture(config.model)  # first, since it reports a folder that is missing
     most = architecture.max_position_embeddings
@@ -193,9 +190,8 @@ def look(config: SimpleNamespace) -> tuple[Any, Parameters, ChatFormat]:
 def say_answers(config: SimpleNamespace, chat: ChatFormat) -> list[str]:
     """Lines on how much of the output of each level's programs fits an answer; none for games and servers.
 
-    Raises:
-        ConfigError: more than ``MAX_CUT`` of a level's programs print more than ``ppo.max_new_tokens``, or the output
-            of more than ``MAX_UNKNOWN`` cannot be determined.
+    ConfigError: more than ``MAX_CUT`` of a level's programs print more than ``ppo.max_new_tokens``, or the output of
+    more than ``MAX_UNKNOWN`` cannot be determined.
     """
     if config.env.env_type != "trace" or config.env.env_mode != "local":
         return []
@@ -342,12 +338,9 @@ def _move_seconds(opponent: str, episode: Episode, place: float) -> float:
 def check(
     config: SimpleNamespace, processes: int = 1, dry_run: bool = False, resume: str | None = None, force: bool = False
 ) -> None:
-    """Look for whatever would stop the run early or make a game useless; ``dry_run``: also print what it would take.
+    """Raise ConfigError for what would stop the run early or make a game useless; ``dry_run``: also say what it takes.
 
     ``resume``, and ``force`` in a dry run, are as for ``find_checkpoint``.
-
-    Raises:
-        ConfigError: programs, servers, prompts or a GPU that the run cannot use.
     """
     if config.env.env_type == "trace":
         _check_programs(config)

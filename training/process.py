@@ -192,8 +192,7 @@ def must_be_writable(folder: Path) -> None:
 def lock_run(run_dir: str | Path, seen: list[str] | None = None) -> IO[str]:
     """Create the run's directory, lock it until the returned file is closed, and sweep it.
 
-    Raises:
-        ConfigError: another process holds it, it cannot be written, or its checkpoints are no longer those ``seen``.
+    ConfigError: another process holds it, it cannot be written, or its checkpoints are no longer those ``seen``.
     """
     path = Path(run_dir) / ".lock"
     try:
@@ -223,11 +222,7 @@ def lock_run(run_dir: str | Path, seen: list[str] | None = None) -> IO[str]:
 
 
 def check_lock(run_dir: Path, lock: IO[str] | None) -> None:
-    """Make sure, before writing into a run's folder, that it is still the one that was locked.
-
-    Raises:
-        TrainingError: it was moved or deleted, or replaced by a folder that may be another run's.
-    """
+    """Raise TrainingError, before anything is written, if a run's folder was moved, deleted, or replaced by another."""
     try:
         held = lock is None or os.path.samestat(os.fstat(lock.fileno()), os.stat(run_dir / ".lock"))
     except OSError as error:  # other errors of a disk are left to whatever writes next

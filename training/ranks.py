@@ -59,8 +59,7 @@ class Ranks:
     def join(cls, device: str) -> Ranks:
         """The place that the launcher gave this process. Communicates over NCCL between GPUs, gloo between CPUs.
 
-        Raises:
-            ConfigError: the launcher started fewer processes than it was asked for, or more than there are GPUs.
+        ConfigError: the launcher started fewer processes than it was asked for, or more than there are GPUs.
         """
         launched = {"ACCELERATE_MIXED_PRECISION", "MASTER_PORT"} <= os.environ.keys()
         if launched and "WORLD_SIZE" not in os.environ:  # accelerate launch --cpu --num_processes 2 silently does that
@@ -103,8 +102,7 @@ class Ranks:
     def together(self, work: Callable[[], list[T]]) -> list[T]:
         """``gather`` the results of all processes; if one fails, all end, the first of them last.
 
-        Raises:
-            SharedError: in the first process, which may do something alone before the others end.
+        The first process raises SharedError, and may do something alone before the others end.
         """
         if self.world == 1:
             return work()

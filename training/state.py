@@ -76,11 +76,7 @@ class TrainerState:
     alarms: dict[str, Any] = field(default_factory=dict)  # what the alarms remember
 
     def check(self, step: int) -> None:
-        """Check what types do not express, before it can cost a step.
-
-        Raises:
-            ConfigError: this cannot be the state of a run after ``step``.
-        """
+        """Raise ConfigError, before it can cost a step, for what types allow but no run has after ``step``."""
         row, free = self.row or {"step": step}, [r["free_play"] for r in self.before if r.get("free_play")]
 
         def holds(values: dict[str, Any], *keys: str) -> bool:
@@ -172,9 +168,8 @@ class Checkpointed:
     def save(self) -> Path:
         """Write a checkpoint, after forcing the metrics to disk so that a resumed run has no gap.
 
-        Raises:
-            CheckpointError: it cannot be written, or (RuinedWeightsError) the weights cannot play.
-            TrainingError: the folder is not the run's any more.
+        CheckpointError: it cannot be written, or (RuinedWeightsError) the weights cannot play. TrainingError: its
+        folder is not the run's any more.
         """
         self.saved_at = time.monotonic()
         self.state.tokens_per_batch = self.policy.tokens_per_batch  # an evaluation may have halved it
@@ -284,12 +279,8 @@ class Checkpointed:
     def load(self, path: Path, force: bool = False) -> bool:
         """Restore the state that a checkpoint saved, or the newest one before it whose weights can play.
 
-        ``force``: even if base model, tokenizer, adapter, games or programs have changed. Returns whether knobs, or
-        the run's folder, have changed.
-
-        Raises:
-            CheckpointError: it does not hold what a checkpoint of this run holds.
-            ConfigError: it belongs to another base model, tokenizer or configuration.
+        ``force``: even if base model, tokenizer, adapter, games or programs have changed, else a ConfigError. Returns
+        whether knobs, or the run's folder, have changed. CheckpointError: it is not a whole checkpoint of this run.
         """
         saved = load_checkpoint(path)
         with utils.naming(f"{path}: "):
@@ -450,10 +441,8 @@ def find_checkpoint(
 ) -> Path | None:
     """The checkpoint to resume from; None for a fresh run, before which the leftovers in its folder are set aside.
 
-    ``look_only``: neither set anything aside nor log anything.
-
-    Raises:
-        ConfigError: another run would be overwritten, or knobs that may not change have changed since.
+    ``look_only``: neither set anything aside nor log anything. ConfigError: another run would be overwritten, or knobs
+    that may not change have changed since.
     """
     _take_folder(run_dir, resume, look_only)
     if resume is None:

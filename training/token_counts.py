@@ -112,8 +112,7 @@ def _distinct(rows: Iterable[Seq[int]]) -> int:
 def count_tokens(config: SimpleNamespace, chat: ChatFormat, tasks: list[Task], peek: bool) -> Prompts:
     """Play these tasks at random and count tokens; a program without an answer is replaced by the next.
 
-    Raises:
-        ConfigError: a game failed, or too many programs in a row.
+    ConfigError: a game failed, or too many programs in a row.
     """
     for _ in range(SKIPPED):
         free = config.ppo.max_new_tokens if config.env.answer_mode == "free" else 0

@@ -139,12 +139,8 @@ def rollout_scores(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
     """Scores of each decision (M) under the policy that played, from the rollout or recomputed by the training forward.
 
-    Returns:
-        Log-probabilities, values, weights in the loss (1 unless a server sampled), and the gap between the rollout's
-        and the learner's log-probabilities if both are known.
-
-    Raises:
-        EngineError: a server plays another model than the one that learns.
+    Returns log-probabilities, values, weights in the loss (1 unless a server sampled), and the gap between the
+    rollout's and the learner's log-probabilities if both are known. EngineError: a server plays another model.
     """
     decisions = [d for row in rows for d in row.decisions]
     logged_M = torch.tensor([d.logprob for d in decisions])

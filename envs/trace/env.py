@@ -71,9 +71,8 @@ class TraceEnv:
     whatever the configured protocol: match (equal as the public environment compares), exact (equal character by
     character), share (of correct leading lines), expected (the first 500 characters of the output).
 
-    Raises:
-        ValueError: the source does not exist, or has rows without programs.
-        SandboxError: untrusted programs on a machine below ``sandbox_min_level``.
+    ValueError: the source does not exist, or has rows without programs. SandboxError: programs of others on a machine
+    below ``sandbox_min_level``.
     """
 
     def __init__(self, config: EnvConfig):
@@ -231,8 +230,7 @@ def load_programs(source: str) -> Sequence[Any]:
     A .jsonl line is ``{"program": text, "inputs": text}``; ``inputs`` may be missing. The standard input of
     ``name.py`` is ``name.in``, if there is such a file.
 
-    Raises:
-        ValueError: no such source, no programs in it, or a row that is not a program (file and line are named).
+    ValueError: no such source, no programs in it, or a row that is not a program (file and line are named).
     """
     path = Path(os.path.expanduser(source))
     if source and path.is_dir():

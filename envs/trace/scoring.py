@@ -23,16 +23,11 @@ def _squeezed(text: str) -> str:
 
 
 def score(expected: str, prediction: str, protocol: str = "affinetes") -> float:
-    """1.0 if the prediction is the expected output, else 0.0.
+    """1.0 if the prediction, a model's raw text, is the expected output, else 0.0.
 
-    Args:
-        expected: standard output, without surrounding whitespace.
-        prediction: the model's raw text.
-        protocol: "affinetes" compares the cleaned answer without any whitespace and case ("12 3" equals "1 23");
-            "native" wants the raw or the cleaned answer to be the expected text exactly, surrounding whitespace aside.
-
-    Raises:
-        ValueError: unknown protocol.
+    ``protocol`` "affinetes" compares the cleaned answer without any whitespace and case ("12 3" equals "1 23");
+    "native" wants the raw or the cleaned answer to be the expected text exactly, surrounding whitespace aside.
+    ValueError: another protocol.
     """
     if protocol == "affinetes":
         return float(_squeezed(clean(prediction)) == _squeezed(expected))
