@@ -194,9 +194,6 @@ class Curriculum:
 
     ``next`` has no side effects: it depends on (run_seed, index) and on the calls of ``update``, whose effects are all
     in ``state_dict``. A resumed run therefore draws the tasks that the uninterrupted one would have drawn.
-
-    Attributes:
-        past: name of each past self -> moving mean of the score against it, oldest first.
     """
 
     def __init__(self, config: CurriculumConfig, run_seed: int) -> None:
@@ -206,7 +203,7 @@ class Curriculum:
         self._episodes = 0
         self._buffer: dict[Key, Entry] = {}  # task -> its last failure
         self._rates: dict[tuple[int, str], float] = {}  # (game index, opponent) -> moving success rate
-        self.past: dict[str, float] = {}
+        self.past: dict[str, float] = {}  # name of each past self -> moving mean of the score against it, oldest first
         self._pools = [pool(stage.games) for stage in config.stages]
         self._weights = [stage.weights for stage in config.stages]
         self._range_weights = [stage.range_weights for stage in config.stages]

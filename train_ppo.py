@@ -195,10 +195,7 @@ def ppo_loss(
 
     Every term is a sum over decisions weighted by ``weights_M``: the caller divides by the number of decisions of the
     whole optimizer step, so that the gradient does not depend on the micro-batches. The value loss is clipped as in
-    OpenAI Baselines, not as in the paper.
-
-    Returns:
-        The loss (scalar) and the detached sums of its parts.
+    OpenAI Baselines, not as in the paper. The second result holds the detached sums of the loss's parts.
     """
     log_ratio_M = logprobs_M - old_logprobs_M
     ratio_M, gap_M = log_ratio_M.exp(), log_ratio_M.abs()
@@ -234,8 +231,7 @@ def _backward(
 ) -> tuple[Tensor, dict[str, Any]]:
     """Accumulate the gradient of this process's share of one optimizer step's sequences, micro-batch by micro-batch.
 
-    Returns:
-        The loss, and the sums of the statistics over the decisions.
+    Return the loss, and the sums of the statistics over the decisions.
     """
     count = batch.weights_M[torch.cat([batch.spans[i] for i in members])].sum()
     loss_sum = torch.zeros((), device=policy.device)

@@ -80,11 +80,8 @@ def activation_bytes(architecture: Any, targets: Collection[str], size: int) -> 
 
     Kept are the inputs of both norms and their scales (fp32), the input of each group of linears that has an adapter
     (o_proj's is the attention's output), queries, keys, values and output of the attention, and in the MLP both
-    branches, one of them before and after its activation.
-
-    Args:
-        targets: names of the linears with an adapter.
-        size: bytes per number.
+    branches, one of them before and after its activation. ``targets``: names of the linears with an adapter; ``size``:
+    bytes per number.
     """
     h, f = architecture.hidden_size, architecture.intermediate_size
     heads, kv_heads = architecture.num_attention_heads, architecture.num_key_value_heads
