@@ -17,12 +17,8 @@ PHASES = {
 }
 
 # What the deadwood shown means, in phases in which it is not that of the best arrangement of the whole hand.
-COUNTED = {
-    "DISCARD": " after the best discard",
-    "KNOCK": " (all cards not laid down)",
-    "LAYOFF": " (all cards not laid down)",
-    "MELDS": " (all cards not laid down)",
-}
+LAYING = ("KNOCK", "LAYOFF", "MELDS")
+COUNTED = {"DISCARD": " after the best discard"} | dict.fromkeys(LAYING, " (all cards not laid down)")
 
 
 def _card(card: int) -> str:
@@ -54,7 +50,7 @@ def _deadwood(state: State, player: int) -> int:
     """
     if _phase(state) == "DISCARD" and player == state.current_player():
         return min(state.child(card).deadwood()[player] for card in state.hands()[player])
-    if _phase(state) in ("KNOCK", "LAYOFF", "MELDS"):
+    if _phase(state) in LAYING:
         return sum(min(card % 13 + 1, 10) for card in state.hands()[player])
     return state.deadwood()[player]
 

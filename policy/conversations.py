@@ -56,15 +56,11 @@ class Conversations:
         self.chat = chat
         self._held: dict[tuple[int, int], _Held] = {}
 
-    def __len__(self) -> int:
-        return len(self._held)
-
     def open(self, query: Query, max_seq_length: int, free_tokens: int | None) -> Turn | None:
         """Add the prompt's tokens to the conversation that it extends, or start one.
 
-        Args:
-            max_seq_length: tokens that prompt and longest answer must fit into; None is returned where they do not.
-            free_tokens: length limit of a free answer; None: the answer is one of the legal ids.
+        Returns None where prompt and longest answer do not fit into ``max_seq_length`` tokens. ``free_tokens``: length
+        limit of a free answer; None: the answer is one of the legal ids.
         """
         trie = answer_trie(tuple(query.legal)) if free_tokens is None else None
         messages, before, cached = self._held.pop((query.episode, query.seat), ([], Sequence([]), None))

@@ -107,11 +107,6 @@ class Policy(Adapters):
         self.reader.set_limits(tokens)
 
     @property
-    def card(self) -> str:
-        """The GPU's name, or ``cpu``."""
-        return torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else "cpu"
-
-    @property
     def average(self) -> str | None:
         """The name of the moving average's adapter, None where ``follow`` has made none."""
         return "average" if "average" in self.peft_model.peft_config else None

@@ -5,8 +5,7 @@ dozens of exact ones, and a model that has never seen such a board must learn to
 known game features from layers that the policy shares: https://arxiv.org/abs/1609.05521, section 4.2.
 """
 
-from collections.abc import Iterable, Mapping
-from collections.abc import Sequence as Seq
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -31,7 +30,7 @@ class StateHead(nn.Module):
             nn.init.zeros_(parameter)
         self.layers = nn.ModuleDict(layers)
 
-    def forward(self, hidden_MD: Tensor, states: Seq[State]) -> Tensor:
+    def forward(self, hidden_MD: Tensor, states: Sequence[State]) -> Tensor:
         """KL(state || prediction) of each decision (M), in nats, summed over the state's numbers.
 
         For numbers that are 0 or 1 that is -log P of the state; others count as probabilities. A state without a layer

@@ -6,8 +6,7 @@ path says in which slots the keys and values of all its tokens lie. Index arithm
 Shapes: N tokens computed in a pass, U of them read, R runs of queries in a bucket, T queries and S keys of a run.
 """
 
-from collections.abc import Callable, Iterator
-from collections.abc import Sequence as Seq
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -20,7 +19,7 @@ ALIGNED = 16  # keys of a bucket are padded to multiples of this: CUDA's kernels
 class Row(NamedTuple):
     """One row of a pass: the ids after its cached beginning; ``past``: slots of the keys of that beginning."""
 
-    ids: Seq[int]
+    ids: Sequence[int]
     past: Ints = NOTHING
 
 
@@ -54,7 +53,7 @@ class Tree(NamedTuple):
     last: list[Bucket]  # only the tokens that are read, for the last layer
 
 
-def new_tokens(rows: Seq[Row]) -> Iterator[tuple[int, int]]:
+def new_tokens(rows: Sequence[Row]) -> Iterator[tuple[int, int]]:
     """For each of the sorted rows: how many of its tokens it shares with the row before, and how many are new."""
     before = Row(())
     for row in rows:
@@ -107,7 +106,7 @@ def _bucket(runs: list[_QueryRun]) -> Bucket:
     return Bucket(np.concatenate(queries), np.flatnonzero(real_RT), positions_RT, keys_RS)
 
 
-def grow(rows: Seq[Row], reads: Seq[Seq[int]], take: Callable[[int], Ints] | None, cut: Cut) -> Tree:
+def grow(rows: Sequence[Row], reads: Sequence[Sequence[int]], take: Callable[[int], Ints] | None, cut: Cut) -> Tree:
     """The tree of ``rows``, which must be sorted (by past, then by ids).
 
     Args:

@@ -200,8 +200,9 @@ class Checkpointed:
     @property
     def arithmetic(self) -> dict[str, Any]:
         """What the last digits of a run depend on besides its configuration."""
+        card = torch.cuda.get_device_name(self.policy.device) if self.policy.device.type == "cuda" else "cpu"
         return {"threads": torch.get_num_threads(), "processes": self.ranks.world, "torch": torch.__version__,
-                "device": self.policy.card}  # fmt: skip
+                "device": card}  # fmt: skip
 
     def save_players(self) -> Path:
         """Write the trained adapter to ``final``, which is returned, and the moving average, if any, to ``average``."""

@@ -2,8 +2,7 @@
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable
-from collections.abc import Sequence as Seq
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import zip_longest
 from types import SimpleNamespace
@@ -34,6 +33,7 @@ class Prompts:
     shared: int = 0  # tokens of the system message
     answer: int = 0  # tokens of the longest answer
     passes: list[int] = field(default_factory=list)  # forward passes of each answer
+    longest: dict[tuple[int, int], int] = field(default_factory=dict)  # prompt of each conversation, with its answer
     episodes: list[Episode] = field(default_factory=list)
     slots: int = 0  # most tokens whose keys and values are held at once, with common beginnings counted once
     at_work: int = 0  # most tokens read in one round, likewise
@@ -42,7 +42,6 @@ class Prompts:
     _last: dict[tuple[int, int], tuple[int, list[int]]] = field(default_factory=dict)  # messages and ids of a prompt
     _rows: dict[tuple[int, int], list[int]] = field(default_factory=dict)  # the ids, with room for a free answer
     _open: set[tuple[int, int]] = field(default_factory=set)  # conversations that continue
-    _longest: dict[tuple[int, int], int] = field(default_factory=dict)
 
     @property
     def game(self) -> str:
@@ -50,16 +49,11 @@ class Prompts:
         return self.episodes[0].game
 
     @property
-    def longest(self) -> list[int]:
-        """Tokens of the longest prompt of each conversation, with its answer."""
-        return list(self._longest.values())
-
-    @property
     def read(self) -> int:
         """Tokens of the prompts of all games, each read once."""
         return sum(self.first) + sum(self.later)
 
-    def act(self, queries: Seq[Query]) -> list[Action]:
+    def act(self, queries: Sequence[Query]) -> list[Action]:
         """Count tokens and answer at random."""
         keys = [(query.episode, query.seat) for query in queries]
         known = _distinct(
@@ -71,7 +65,7 @@ class Prompts:
         self.slots = max(self.slots, _distinct(self._rows[key] for key in {*keys, *self._open}))
         return actions
 
-    def release(self, episodes: Seq[int]) -> None:
+    def release(self, episodes: Sequence[int]) -> None:
         """Games that have ended hold no keys and values."""
         self._open = {key for key in self._open if key[0] not in episodes}
 
@@ -96,7 +90,7 @@ class Prompts:
             self.rows[query.episode].remove(self._rows[key])
         self._last[key], self._rows[key] = (messages, ids), ids + [-1 - len(self.passes)] * self.free_answer
         self.rows[query.episode].append(self._rows[key])
-        self._longest[key] = max(self._longest.get(key, 0), tokens + answer)
+        self.longest[key] = max(self.longest.get(key, 0), tokens + answer)
         choices = [*map(str, query.legal)] or [""]  # a task without legal actions takes any text
         text = choices[int(uniform(*query.rng_key) * len(choices))]
         chosen = answer_trie(tuple(query.legal)).passes(text, self.ahead) if text else 0
@@ -104,7 +98,7 @@ class Prompts:
         return Action(text, truncated=self.peek)
 
 
-def _distinct(rows: Iterable[Seq[int]]) -> int:
+def _distinct(rows: Iterable[Sequence[int]]) -> int:
     """Number of tokens in the rows, with common beginnings counted once."""
     return sum(own for _, own in new_tokens([Row(row) for row in sorted(map(tuple, rows))]))
 
@@ -155,7 +149,7 @@ def evaluation_work(config: SimpleNamespace, chat: ChatFormat) -> tuple[float, f
     at_once = opened / parts
     for p in (count_tokens(config, chat, drawn, False) for drawn in deals):
         lengths = [sum(e.info["n_decisions"].values()) for e in p.episodes]
-        first, last = sum(p.first) / len(p.first), sum(p.longest) / len(p.longest)
+        first, last = sum(p.first) / len(p.first), sum(p.longest.values()) / len(p.longest)
         for turn in range(max(lengths)):
             rows = at_once * sum(n > turn for n in lengths) / len(lengths)
             size = first + (last - first) * min(turn / max(len(p.passes) / len(p.first) - 1, 1), 1)
@@ -172,7 +166,7 @@ def evaluation_work(config: SimpleNamespace, chat: ChatFormat) -> tuple[float, f
     return max(passes, sum(map(_waited_for, together))), tokens
 
 
-def _waited_for(rounds: Seq[tuple[int, list[float]]]) -> float:
+def _waited_for(rounds: Sequence[tuple[int, list[float]]]) -> float:
     """Least passes of games played at once, however few their tokens: a turn waits for the longest of its answers."""
     passes = 0.0
     for turn in range(max(length for length, _ in rounds)):

@@ -42,10 +42,6 @@ def leading_share(expected: str, prediction: str, protocol: str = "affinetes") -
     wanted, given = expected.split("\n"), clean(prediction).replace("\r\n", "\n").split("\n")
     if score(expected, prediction, protocol):
         return 1.0
-    right = 0
-    for ours, theirs in zip(wanted, given, strict=False):
-        same = _squeezed(ours) == _squeezed(theirs) if protocol == "affinetes" else ours == theirs
-        if not same:
-            break
-        right += 1
-    return right / max(len(wanted), len(given))
+    form = _squeezed if protocol == "affinetes" else str
+    same = [form(ours) == form(theirs) for ours, theirs in zip(wanted, given, strict=False)]
+    return [*same, False].index(False) / max(len(wanted), len(given))

@@ -722,7 +722,7 @@ def test_what_became_of_the_english_is_told_of_models_that_know_any(monkeypatch)
     kept = (policy.temperature, policy.greedy, policy.constrained, policy.max_new_tokens)
     found = english.measure(policy)
     assert (policy.temperature, policy.greedy, policy.constrained, policy.max_new_tokens) == kept
-    assert not len(policy.conversations)
+    assert not policy.conversations._held
     ids = policy.tokenizer(english.TEXT.read_text(), add_special_tokens=False)["input_ids"]
     for adapter, measured in (("base", found["perplexity_before"]), (None, found["perplexity"])):
         windows = [torch.tensor([ids[i : i + english.WINDOW]]) for i in range(0, len(ids), english.WINDOW)]

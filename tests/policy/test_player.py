@@ -132,7 +132,7 @@ def test_noted_log_probabilities_are_those_of_the_update(policy, history):
         assert action.sequence.ids[: decision.stop] == prompt + action.token_ids
         assert action.sequence.shared == shared
         assert int(action.text) in query.legal
-    assert not len(policy.conversations), "finished episodes leave nothing behind"
+    assert not policy.conversations._held, "finished episodes leave nothing behind"
 
 
 @pytest.mark.parametrize(("name", "config"), [("liars_dice", 0), ("hex", 1)])

@@ -225,14 +225,14 @@ def test_a_grown_conversation_is_read_piece_by_piece(tmp_path):
     (prompts,) = preflight.measure_prompts(config, chat_of(config)).values()
     assert len(prompts.episodes) == len(prompts.first) == len(prompts.longest) == 4
     assert prompts.answer == 2  # a digit and the end of the turn
-    assert prompts.read == sum(prompts.longest) - 2 * len(prompts.longest)
+    assert prompts.read == sum(prompts.longest.values()) - 2 * len(prompts.longest)
 
 
 def test_a_conversation_without_history_is_read_anew_each_turn(tmp_path):
     config = micro_config(tmp_path, env={"history_turns": 0}, curriculum=stage("tic_tac_toe"))
     (prompts,) = preflight.measure_prompts(config, chat_of(config)).values()
-    assert max(prompts.longest) == max(prompts.first + prompts.later) + 2
-    assert prompts.read > 2 * sum(prompts.longest)
+    assert max(prompts.longest.values()) == max(prompts.first + prompts.later) + 2
+    assert prompts.read > 2 * sum(prompts.longest.values())
 
 
 def test_self_play_counts_both_seats(tmp_path):
