@@ -455,7 +455,7 @@ def train(config: Any, resume: str | None, force_config: bool = False, ranks: Ra
     if start and trainer.load(start, force_config):
         trainer.save_if_possible()  # otherwise a crash before the next checkpoint would lose what has changed
     if ranks.first:
-        utils.write_file(run_dir / "run_config.json", trainer.shown_config)
+        utils.write_file(run_dir / "run_config.json", json.dumps(trainer.safe_config, indent=1).encode())
     trainer.about = begin(run_dir, config, start is not None) if ranks.first else {}
     console.say(headline(trainer.about))
     process.rest_collector()

@@ -52,21 +52,16 @@ class FlagParser(argparse.ArgumentParser):
             if not word or (word.startswith("--") and word.partition("=")[1:] == ("=", "")):
                 self.error(f"{word or before}: an empty value; is a variable of the shell not set?")
         words = [as_declared(word) for word in words]
-        for word in words:
-            _refuse_loop(self, word.partition("=")[2] if word.startswith("--") else word)
+        for path in (word.partition("=")[2] if word.startswith("--") else word for word in words):
+            try:
+                os.stat(path)
+            except OSError as error:
+                if error.errno == errno.ELOOP:  # Python up to 3.12 raises no OSError when it resolves such links
+                    self.error(f"{path}: {error.strerror}")
+            except ValueError:  # a null character
+                pass
         return super().parse_known_args(words, namespace)
 
     def error(self, message: str) -> NoReturn:
         """Print one line about a wrong command line and exit with 2."""
         self.exit(2, f"error: {one_line(message)}\n")
-
-
-def _refuse_loop(parser: FlagParser, path: str) -> None:
-    """Refuse links that lead to each other: Python up to 3.12 raises no OSError when it resolves them."""
-    try:
-        os.stat(path)
-    except OSError as error:
-        if error.errno == errno.ELOOP:
-            parser.error(f"{path}: {error.strerror}")
-    except ValueError:  # a null character
-        pass

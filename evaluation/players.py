@@ -12,7 +12,7 @@ from typing import Any
 
 from config.reader import blaming
 from env_wrapper import Sequence as Tokens
-from envs.client import HttpClient, bearer, one_line, parse, problem_of
+from envs.client import NO_ANSWER, NOT_SENT, HttpClient, bearer, one_line, parse, problem_of
 from envs.config import ADDRESS, EnvConfig
 from envs.opponents import parse_opponent
 from envs.trace import programs_digest
@@ -37,6 +37,7 @@ UNLIMITED = 2**53
 ROOM = "ppo.max_new_tokens=1024", "ppo.max_seq_length=32768"
 CALLS_AT_ONCE = 16
 ODD_ANSWERS = 3  # malformed responses to a query, after which its game has failed
+TRANSIENT = {NOT_SENT, NO_ANSWER, 408, 429, *range(500, 1000)}  # after which a call is repeated
 ATTEMPTS = 8  # at a call that the server does not answer, with half a minute of pauses in all
 ANSWER_SECONDS = 300.0  # for all attempts
 MAX_CHARACTERS = 2**18  # of an answer
@@ -93,7 +94,7 @@ class ChatPlayer:
     def _answer(self, query: Query) -> Action:
         body = self.settings | {"messages": query.conversation, "seed": int(2**31 * uniform(self.seed, *query.rng_key))}
         for _ in range(ODD_ANSWERS):
-            status, text = self._client.call("chat/completions", body, ANSWER_SECONDS, _is_transient, ATTEMPTS)
+            status, text = self._client.call("chat/completions", body, ANSWER_SECONDS, TRANSIENT.__contains__, ATTEMPTS)
             if status in (400, 413) and "context" in text.lower():
                 return Action("", truncated=True)
             if status != 200:
@@ -103,10 +104,6 @@ class ChatPlayer:
                 if isinstance(answer, str) and len(answer) <= MAX_CHARACTERS:
                     return Action(answer)
         return Action("", error=f"{self.url}: not the answer of an OpenAI-compatible server: {one_line(text)}")
-
-
-def _is_transient(status: int) -> bool:
-    return status <= 0 or status in (408, 429) or status >= 500
 
 
 class Seats:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from policy.chat import ChatFormat
@@ -65,12 +66,8 @@ class Adapters:
             self.peft_model.set_adapter(adapter, inference_mode=adapter != "default")
         self.active = adapter
 
-    # -- files ---------------------------------------------------------------------------------------------------
-
     def save(self, folder: Path, adapter: str = "default") -> None:
         """Write an adapter in the layout that PEFT, vLLM and the Hub load, with tokenizer, chat template and heads."""
-        from safetensors.torch import save_file
-
         self.peft_model.save_pretrained(folder, selected_adapters=["default"], save_embedding_layers=False)
         if adapter != "default":  # PEFT would write it into a subfolder
             save_file(self.past_adapter(adapter), folder / "adapter_model.safetensors", {"format": "pt"})
@@ -83,7 +80,6 @@ class Adapters:
     def load(self, folder: Path) -> None:
         """Load what ``save`` wrote into ``default`` and the heads; ConfigError: it is of another model or LoRA."""
         from peft import set_peft_model_state_dict
-        from safetensors.torch import load_file
 
         if missing := [name for name in self.heads if not (folder / f"{name}.safetensors").exists()]:
             raise ConfigError(f"{folder} holds no {missing[0]}.safetensors: it was trained without it")
@@ -96,8 +92,6 @@ class Adapters:
         set_peft_model_state_dict(self.peft_model, theirs["adapter_model"])
         for name, head in self.heads.items():
             head.load_state_dict(theirs[name])
-
-    # -- frozen adapters ---------------------------------------------------------------------------------------------
 
     def keep_past(self, name: str, tensors: dict[str, Tensor] | None = None) -> None:
         """Add a frozen adapter to the base: a copy of the current one, or ``tensors`` as ``past_adapter`` returns them.

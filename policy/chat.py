@@ -46,7 +46,8 @@ class ChatFormat:
         self._special = [token.content for token in tokenizer.added_tokens_decoder.values() if token.special]
         self.encode = _cached(self._encode)
         self._first = _cached(self._encode_first)
-        self.answers_of = lru_cache(maxsize=4096)(self._answers_of)
+        # Characters of ANSWER_CHARS -> their tokens; the same list each time.
+        self.answers_of = lru_cache(maxsize=4096)(lambda chars: [self.answer_ids[char] for char in chars])
         parts = self._parts()
         if parts[2] != parts[4]:
             tokenizer.chat_template = self._prefix_preserving()
@@ -134,10 +135,6 @@ class ChatFormat:
     def _encode_first(self, system: str, user: str) -> tuple[tuple[int, ...], int]:
         head = self.encode(system, self.before_system)
         return (*head, *self._encode(user, self.after_system, self.after_user)), len(head)
-
-    def _answers_of(self, chars: str) -> list[int]:
-        """The tokens of some of ANSWER_CHARS; the same list each time."""
-        return [self.answer_ids[char] for char in chars]
 
     def answer_text(self, tokens: list[int]) -> tuple[str, bool]:
         """The text of a sampled answer, and whether its last token is ``end_id``, the end of the turn."""

@@ -22,13 +22,12 @@ class StateHead(nn.Module):
     def __init__(self, hidden_size: int, shapes: Mapping[str, Iterable[int]], device: torch.device) -> None:
         super().__init__()
         self.length = GAIN * hidden_size**0.5
-        layers = {
+        self.layers = nn.ModuleDict({
             f"{game}-{size}": nn.Linear(hidden_size, size, dtype=torch.float32, device=device)
             for game in sorted(shapes) for size in sorted(shapes[game])
-        }  # fmt: skip
-        for parameter in (p for layer in layers.values() for p in layer.parameters()):
+        })  # fmt: skip
+        for parameter in self.parameters():
             nn.init.zeros_(parameter)
-        self.layers = nn.ModuleDict(layers)
 
     def forward(self, hidden_MD: Tensor, states: Sequence[State]) -> Tensor:
         """KL(state || prediction) of each decision (M), in nats, summed over the state's numbers.

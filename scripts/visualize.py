@@ -10,6 +10,7 @@ and ``report.md``, for pasting.
 """
 
 import argparse
+import fcntl
 import io
 import json
 import math
@@ -266,8 +267,7 @@ def draw_curves(runs: Sequence[RunData], path: Path) -> Path:
     figure.suptitle(" · ".join(run.name for run in runs), fontsize=13)
     axes = list(figure.subplots(rows, columns, squeeze=False).flat)
     for axis, panel in zip(axes, drawn, strict=False):
-        _draw_lines(axis, panel, runs)
-        _finish(axis, panel["title"], panel["unit"], len(panel["lines"]))
+        _draw_panel(axis, panel, runs)
     for axis in axes[len(drawn) :]:
         axis.set_axis_off()
     drawing = io.BytesIO()
@@ -276,8 +276,8 @@ def draw_curves(runs: Sequence[RunData], path: Path) -> Path:
     return path
 
 
-def _draw_lines(axis: Any, panel: dict[str, Any], runs: Sequence[RunData]) -> None:
-    lines = panel["lines"]
+def _draw_panel(axis: Any, panel: dict[str, Any], runs: Sequence[RunData]) -> None:
+    lines, title, unit = panel["lines"], panel["title"], panel["unit"]
     for line in lines:
         x, colour = line["x"], PALETTE[line["colour"] % len(PALETTE)]
         if line["mean"]:
@@ -290,22 +290,19 @@ def _draw_lines(axis: Any, panel: dict[str, Any], runs: Sequence[RunData]) -> No
                   linestyle=DASHES[line["dash"] % len(DASHES)])  # fmt: skip
     for step, text in (stage for run in runs for stage in run.stages):
         axis.axvline(step, color="#777777", linewidth=0.8, linestyle=":")
-        if panel["title"] == "Score":
+        if title == "Score":
             name = text.partition(":")[0]
             axis.annotate(name, (step, 1), xycoords=("data", "axes fraction"), rotation=90, fontsize=7, va="top")
     if limits := panel["limits"]:
         axis.set_ylim(limits[0] - 0.02, limits[1] + 0.02)
-
-
-def _finish(axis: Any, title: str, unit: str, lines: int) -> None:
     axis.set_title(f"{title}  ({unit})" if unit else title, fontsize=10, loc="left")
     axis.set_xlabel("step", fontsize=8)
     axis.tick_params(labelsize=8)
     axis.grid(alpha=0.25)
     axis.spines[["top", "right"]].set_visible(False)
-    if lines > 6:
-        axis.legend(fontsize=6, ncols=1 + (lines > 14), frameon=False, loc="center left", bbox_to_anchor=(1, 0.5))
-    elif lines > 1:
+    if len(lines) > 6:
+        axis.legend(fontsize=6, ncols=1 + (len(lines) > 14), frameon=False, loc="center left", bbox_to_anchor=(1, 0.5))
+    elif len(lines) > 1:
         axis.legend(fontsize=7, framealpha=0.6)
 
 
@@ -387,8 +384,6 @@ def follow(directories: Sequence[Path], output: Path, seconds: float) -> None:
 
 def _ended(directory: Path) -> bool:
     """Whether the run's summary is newer than its last step, or no process holds its lock."""
-    import fcntl
-
     files = [directory / name for name in ("metrics.jsonl", "summary.json")]
     if all(file.is_file() for file in files) and files[0].stat().st_mtime <= files[1].stat().st_mtime:
         return True

@@ -209,7 +209,8 @@ class Checkpointed:
 
         def fill(adapter: str, folder: Path) -> None:
             self.policy.save(folder, adapter=adapter)
-            (folder / "run_config.json").write_bytes(self.shown_config)  # the run's own copy may change later
+            config = json.dumps(self.safe_config, indent=1)  # the run's own copy may change later
+            (folder / "run_config.json").write_text(config)
             utils.write_manifest(folder, self.state.step, self.base)
 
         check_lock(self.run_dir, self.lock)
@@ -218,11 +219,6 @@ class Checkpointed:
         elif (self.run_dir / "average").exists():  # from before the run was extended
             set_aside(self.run_dir / "average")
         return utils.write_directory(self.run_dir / "final", partial(fill, "default"))
-
-    @property
-    def shown_config(self) -> bytes:
-        """The configuration as files hold it, without secrets."""
-        return json.dumps(self.safe_config, indent=1).encode()
 
     @property
     def safe_config(self) -> dict[str, Any]:
