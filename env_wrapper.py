@@ -178,7 +178,7 @@ class _Ongoing:
         else:
             self.n_decisions[seat] = self.n_decisions.get(seat, 0) + 1
 
-    def _finish(self, outcome: str, score: float = 0.0, last: int | None = None) -> None:
+    def _finish(self, outcome: str, score: float, last: int | None) -> None:
         self.env.close()
         info = self.step.info
         self.episode.outcome, self.episode.score = outcome, score

@@ -17,7 +17,7 @@ _least = 1 << 62  # smallest resident size at the start of a pass since memory w
 @cache
 def _libc() -> Any:
     """The C library where it is glibc on Linux, else None."""
-    libc = ctypes.CDLL(None) if os.name == "posix" else None
+    libc = ctypes.CDLL(None)
     return libc if hasattr(libc, "mallopt") and hasattr(libc, "malloc_trim") else None
 
 
