@@ -370,11 +370,11 @@ def result_table(before: list[dict[str, Any]], after: list[GameResult]) -> tuple
 
     means = _mean_shares([game for game in games.values() if game["share"] is not None])
     if means["mean_share_of_ceiling"] is not None:
-        shares = [shown_share(means["mean_share_before"], None) or "unknown",
-                  shown_share(means["mean_share_of_ceiling"], means["mean_share_interval"])]  # fmt: skip
+        was = shown_share(means["mean_share_before"], None) or "unknown"
+        now = shown_share(means["mean_share_of_ceiling"], means["mean_share_interval"])
         known_of = sum(game["share"] is not None for game in games.values())
         some = f", {known_of} of {len(games)} games" if known_of < len(games) else ""
-        text += f"\nmean share of the best-response ceiling{some}: {' -> '.join(shares)}"
+        text += f"\nmean share of the best-response ceiling{some}: {was} -> {now}"
     return text, means | {"games": games}
 
 
