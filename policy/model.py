@@ -23,6 +23,8 @@ from games import own_digest
 from policy import cpu_memory
 from utils import bounded, fingerprint, in_threads, verify_checkpoint
 
+log = logging.getLogger(__name__)
+
 LINEARS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 ARCHITECTURES = ("qwen2", "qwen3", "llama")
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json")  # a tokenizer has at least one of them
@@ -100,7 +102,7 @@ def device_of(config: ModelConfig) -> str:
             "pip install bitsandbytes, or --set model.use_4bit=false"
         )
     if config.device == "cpu":
-        return "cpu"
+        return _cpu(config.dtype)
     if torch.cuda.is_available():
         major, minor = torch.cuda.get_device_capability()
         built = [int(name[3:]) for name in torch.cuda.get_arch_list() if name[:3] == "sm_" and name[3:].isdigit()]
@@ -123,6 +125,17 @@ def device_of(config: ModelConfig) -> str:
             f"model.use_4bit: {config.model_name} in 4 bits needs a CUDA device and there is none{why}; "
             "to try it on this machine: make train, or --config config/presets/tiny.json"
         )
+    return _cpu(config.dtype)
+
+
+@functools.cache
+def _cpu(dtype: str) -> str:
+    """The name "cpu"; a warning, once, where it has to imitate the arithmetic of ``dtype``."""
+    has = [name for name, there in torch.cpu.get_capabilities().items() if there is True]
+    kind = {"bfloat16": "bf16", "float16": "fp16"}.get(dtype)
+    if kind and not any(kind in name for name in has):
+        log.warning("model.dtype: this CPU has no %s arithmetic, so that %s is several times slower than float32 "
+                    "(--set model.dtype=float32, which takes twice the memory)", dtype, dtype)  # fmt: skip
     return "cpu"
 
 

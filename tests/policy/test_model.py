@@ -20,7 +20,16 @@ from config.reader import ConfigError, load_config
 from policy import network
 from policy.attention import PaddedRows, Runs, attend
 from policy.chat import ChatFormat, answer_trie
-from policy.model import LoraConfig, ModelConfig, _load_base, device_of, load_architecture, load_model, load_tokenizer
+from policy.model import (
+    LoraConfig,
+    ModelConfig,
+    _cpu,
+    _load_base,
+    device_of,
+    load_architecture,
+    load_model,
+    load_tokenizer,
+)  # fmt: skip
 from policy.network import CUTS, Read, run_trunk
 from policy.tree import Cut, Row, grow
 from scripts import make_tiny_model
@@ -444,6 +453,20 @@ def test_what_needs_a_cuda_device_is_refused_without_one():
     with pytest.raises(ConfigError, match=r"^model\.device"):
         device_of(ModelConfig(device="cuda", use_4bit=False))
     assert device_of(ModelConfig(device="cpu")) == device_of(ModelConfig(use_4bit=False)) == "cpu"
+
+
+@pytest.mark.parametrize(("dtype", "there", "told"), [
+    ("bfloat16", ["avx2"], True), ("float16", ["avx512_bf16"], True), ("float32", [], False),
+    ("bfloat16", ["amx_bf16"], False), ("float16", ["fp16_arith"], False),
+])  # fmt: skip
+def test_a_type_that_a_cpu_has_no_arithmetic_for_is_told_once(monkeypatch, caplog, dtype, there, told):
+    known = dict.fromkeys(("avx2", "avx512_bf16", "amx_bf16", "fp16_arith"), False) | dict.fromkeys(there, True)
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: known)
+    _cpu.cache_clear()
+    for _ in range(2):
+        assert device_of(ModelConfig(device="cpu", use_4bit=False, dtype=dtype)) == "cpu"
+    assert [f"this CPU has no {dtype} arithmetic" in line for line in caplog.messages] == [True] * told
+    _cpu.cache_clear()
 
 
 @pytest.mark.parametrize("broken", ["missing", "another"])
