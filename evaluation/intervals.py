@@ -15,6 +15,7 @@ Z = 1.959964  # the normal distribution's quantile at 0.975
 RESAMPLES = 10_000
 ALIKE = 0.75  # share of units with the same score from which on the others count as rare
 CELLS = 2_000_000  # random signs in memory at a time
+ROUNDING = 1e-15  # variance up to which units are all alike
 
 
 class Interval(NamedTuple):
@@ -64,79 +65,75 @@ def pair_means(scores: Sequence[float | None]) -> np.ndarray:
     return np.array([sum(pair) / len(pair) for pair in whole_pairs(scores)])
 
 
-def mean_interval(strata: Sequence[np.ndarray], games: int) -> Interval:
-    """Mean score over strata of at least one unit, made of ``games`` games in all.
+def mean_interval(strata: Sequence[np.ndarray], games: Sequence[int]) -> Interval:
+    """Mean score over strata of at least one unit; ``games``: how many of each ended by themselves, at most its games.
 
-    Wilson's interval for the number of won-or-lost games that would have this variance (the effective sample size
-    of survey statistics, Kish 1965): it stays inside [0, 1] and, unlike a normal approximation, has a width for a
-    player that always wins. It is at least as wide as ``_rare`` says. Where all units have the same score, the share of
-    others that may exist is the upper end of Wilson's interval of none among the ``games``.
-    """
-    mean, variance, degrees = _moments(strata)
-    z = student(degrees) if degrees else Z
-    if variance <= 1e-15:
-        unseen = wilson(0.0, games, z).high
-        return Interval(mean, mean - unseen * mean, mean + unseen * (1 - mean))
-    _, low, high = wilson(mean, mean * (1 - mean) / variance, z)
-    below, above = _rare(strata, (0.0, 1.0))
-    return Interval(mean, max(min(low, mean - below), 0.0), min(max(high, mean + above), 1.0))
-
-
-def _rare(strata: Sequence[np.ndarray], ends: tuple[float, float]) -> tuple[float, float]:
-    """How far a mean may be below and above its estimate where nearly all units have one score inside the scale.
-
-    (0, 0) elsewhere. The mean then depends on a few better or worse units, whose variance says little about how many to
-    expect: one loss among a thousand draws has a standard error as large as itself. The distances to the ends of
-    Wilson's intervals of both shares are combined by the root of the sum of squares (Newcombe 1998, "Interval
+    Wilson's interval for the number of won-or-lost games that would have this variance (the effective sample size of
+    survey statistics, Kish 1965): it stays inside [0, 1] and, unlike a normal approximation, has a width for a player
+    that always wins. Since one game may always be won and another hang on a few deals, it is at least as wide as the
+    strata's own, combined by the root of the sum of squares of their distances to the means (Newcombe 1998, "Interval
     estimation for the difference between independent proportions").
     """
-    units = np.concatenate(strata)
-    values, counts = np.unique(units, return_counts=True)
-    usual = float(values[counts.argmax()])
-    if usual in ends or counts.max() < ALIKE * len(units):
-        return 0.0, 0.0
-    away = [part - usual for part in strata]
-    far = float(max(np.abs(part).max() for part in away))
-    better, worse = (wilson(float(np.mean([np.maximum(sign * part, 0).mean() for part in away])) / far, len(units))
-                     for sign in (1, -1))  # fmt: skip
-    return (far * math.hypot(better.estimate - better.low, worse.high - worse.estimate),
-            far * math.hypot(better.high - better.estimate, worse.estimate - worse.low))  # fmt: skip
+    if max(map(len, strata)) == 1:  # none has a variance
+        strata, games = [np.concatenate(strata)], [sum(games)]
+    mean, variances, degrees = _moments(strata)
+    if not degrees:  # a single unit says nothing
+        return Interval(mean, 0.0, 1.0)
+    z = student(degrees)
+    reaches = [_reach(*stratum, z) for stratum in zip(strata, variances, games, strict=True)]
+    below, above = (math.hypot(*distances) / len(strata) for distances in zip(*reaches, strict=True))
+    low, high = max(mean - below, 0.0), min(mean + above, 1.0)
+    if (variance := sum(variances) / len(strata) ** 2) > ROUNDING:
+        _, least, most = wilson(mean, mean * (1 - mean) / variance, z)
+        low, high = min(low, least), max(high, most)
+    return Interval(mean, low, high)
 
 
-def _moments(strata: Sequence[np.ndarray]) -> tuple[float, float, int]:
-    """Mean over strata, the variance of that mean, and its degrees of freedom.
+def _reach(units: np.ndarray, variance: float, games: int, z: float) -> tuple[float, float]:
+    """How far the mean of a stratum may be below and above its estimate.
+
+    Where all units have the same score, the share of others that may exist is the upper end of Wilson's interval of
+    none among the games. Where nearly all have one score inside the scale, the mean depends on a few better or worse
+    units, whose variance says little about how many to expect: one loss among a thousand draws has a standard error as
+    large as itself. Wilson's intervals of both shares are then combined as those of strata.
+    """
+    mean, usual = float(units.mean()), float(np.median(units))
+    if variance <= ROUNDING:
+        unseen = wilson(0.0, games, z).high
+        return unseen * mean, unseen * (1 - mean)
+    _, low, high = wilson(mean, mean * (1 - mean) / variance, z)
+    if len(units) == 1 or not 0 < usual < 1 or np.mean(units == usual) < ALIKE:
+        return mean - low, high - mean
+    away, far = units - usual, float(np.abs(units - usual).max())
+    better, worse = (wilson(float(np.maximum(sign * away, 0).mean()) / far, len(units)) for sign in (1, -1))
+    return (max(mean - low, far * math.hypot(better.estimate - better.low, worse.high - worse.estimate)),
+            max(high - mean, far * math.hypot(better.high - better.estimate, worse.estimate - worse.low)))  # fmt: skip
+
+
+def _moments(strata: Sequence[np.ndarray]) -> tuple[float, list[float], int]:
+    """Mean over strata, the variance of the mean of each, and the degrees of freedom of all.
 
     A stratum of a single unit has no sample variance: the mean of the others' is used.
     """
     mean = float(np.mean([units.mean() for units in strata]))
     typical = np.mean([units.var(ddof=1) for units in strata if len(units) > 1] or [0.0])
-    variances = [(units.var(ddof=1) if len(units) > 1 else typical) / len(units) for units in strata]
-    return mean, float(sum(variances)) / len(strata) ** 2, sum(len(units) - 1 for units in strata)
+    variances = [float(units.var(ddof=1) if len(units) > 1 else typical) / len(units) for units in strata]
+    return mean, variances, sum(len(units) - 1 for units in strata)
 
 
 def paired_difference(strata: Sequence[np.ndarray]) -> Difference:
-    """Mean of the units' differences over strata, with Student's interval and a sign-flip p-value.
+    """Mean of the units' differences over strata, with the interval of a mean score and a sign-flip p-value.
 
-    Values differ by -2 to 2, which bounds the interval; with a single unit it is that range. Where n units were all
-    alike, up to 1 - 0.05^(1/n) of all may be others (about 3/n: Hanley and Lippman-Hand 1983), as different as can be.
-    The p-value is that of the randomisation test: if both players were equal, each unit's difference might as well have
-    had the other sign (Fisher 1935).
+    Values differ by -2 to 2. The p-value is that of the randomisation test: if both players were equal, each unit's
+    difference might as well have had the other sign (Fisher 1935).
     """
     rng, flipped = np.random.default_rng(0), np.zeros(RESAMPLES)
-    estimate, variance, degrees = _moments(strata)
     for units in strata:
         rows = max(1, CELLS // len(units))
         for start in range(0, RESAMPLES, rows):
             size = (min(rows, RESAMPLES - start), len(units))
             signs = rng.integers(2, size=size) * 2 - 1
             flipped[start : start + rows] += signs @ units / len(units) / len(strata)
-    if not degrees:
-        low, high = -2.0, 2.0
-    elif variance > 1e-15:
-        half, (below, above) = student(degrees) * math.sqrt(variance), _rare(strata, (-2.0, 2.0))
-        low, high = max(estimate - max(half, below), -2.0), min(estimate + max(half, above), 2.0)
-    else:
-        unseen = 1 - 0.05 ** (1 / sum(map(len, strata)))
-        low, high = estimate - unseen * (estimate + 2), estimate + unseen * (2 - estimate)
+    estimate, low, high = (4 * end - 2 for end in mean_interval([(u + 2) / 4 for u in strata], [*map(len, strata)]))
     extreme = np.count_nonzero(np.abs(flipped) >= abs(estimate) - 1e-12)
     return Difference(estimate, low, high, (extreme + 1) / (RESAMPLES + 1))

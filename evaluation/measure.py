@@ -122,7 +122,8 @@ def summary(game: str, strata: Seq[Seq[Row]], **exact: Any) -> GameResult:
         raise EvaluationError(f"every game of {game} failed; the first: {rows[0]['error']}")
     counted = [pairs for stratum in strata if (pairs := whole_pairs([row["score"] for row in stratum]))]
     units = [np.array([sum(pair) / len(pair) for pair in pairs]) for pairs in counted]
-    value, low, high = (2 * end - 1 for end in mean_interval(units, sum(map(len, chain(*counted)))))
+    games = [sum(1 + len(pair) - len({*pair}) for pair in pairs) for pairs in counted]  # a won and a lost one: one
+    value, low, high = (2 * end - 1 for end in mean_interval(units, games))
     signs = [np.sign(np.array([*chain(*pairs)]) - 0.5) for pairs in counted]  # strata have equal weights, as above
     success, draw, loss = (float(np.mean([np.mean(sign_E == kind) for sign_E in signs])) for kind in (1, 0, -1))
     masses = [(row["legal_mass"], row["decisions"]) for row in rows if row.get("legal_mass") is not None]
