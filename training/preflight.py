@@ -284,7 +284,7 @@ def say_evaluation(config: SimpleNamespace, chat: ChatFormat, parameters: Parame
     if config.ppo.legal_mass_coef and config.env.answer_mode == "constrained":
         work.append(evaluation_work(SimpleNamespace(**vars(config) | {"env": free}), chat))
         lines.append(f"and as many games with free answers (ppo.legal_mass_coef > 0), about {work[1][0]:.0f} forward "
-                     f"passes and {work[1][1]:,.0f} tokens where each takes ppo.max_new_tokens")  # fmt: skip
+                     f"passes and {work[1][1]:,.0f} tokens if each is legal and takes ppo.max_new_tokens")  # fmt: skip
     with contextlib.suppress(ConfigError):  # of a missing device, which ``check`` reports
         speeds = [_matmul_speed(config, architecture, max(round(tokens / passes), 1)) for passes, tokens in work]
         products = sum(2 * sum(parameters.linears) * w[1] / speed for w, speed in zip(work, speeds, strict=True))

@@ -727,6 +727,7 @@ def test_dry_run_tells_what_the_evaluation_takes(tmp_path):
     )
     assert "tokens; exact values of leduc_poker, kuhn_poker (ppo.eval_exact auto)" in said
     assert "and as many games with free answers (ppo.legal_mass_coef > 0)" in said
+    assert "tokens if each is legal and takes ppo.max_new_tokens" in said, "an illegal one is asked for again, twice"
     assert "its matrix products take 0m00s each time at this machine's speed, less where positions" in said
 
 
