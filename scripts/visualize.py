@@ -67,7 +67,6 @@ PANELS = (
     Panel("KL", ("kl_ref", "update_kl"), "nats a decision", first=True),
     Panel("Explained variance", ("explained_variance",), "of the returns, by the critic", first=True),
     Panel("Score", ("score_mean",), "mean score of a step, 0 to 1", smooth=True),
-    Panel("Success by game", ("success/",), "rolling mean", smooth=True, limits=(0, 1)),
     Panel("Opponents", ("opponent/",), "share of games, rolling mean", smooth=True, limits=(0, 1)),
     Panel("KL coefficient", ("kl_coef",)),
     Panel("Clip fraction", ("clip_fraction",), "share of decisions"),

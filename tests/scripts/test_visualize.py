@@ -196,6 +196,12 @@ def test_rolling_mean_and_its_band():
     assert low[0] == high[0] == 0
 
 
+def test_panels_are_of_metrics_that_there_are():
+    page = Path(visualize.__file__).parents[1] / "docs" / "metrics.md"
+    explained = {"opponent/", *re.findall(r"`([a-z_]+/?)", page.read_text())}
+    assert {key for panel in visualize.PANELS for key in panel.keys} <= explained
+
+
 def test_panels_hold_exactly_the_finite_numbers_of_their_keys():
     rows: list[dict] = [{"step": 1, "kl_ref": 0.1, "update_kl": float("nan"), "score/hex": 1}]
     rows += [
