@@ -18,7 +18,9 @@ def extend(games: list[Game], folder: str) -> tuple[list[Game], dict[str, str]]:
     by_name, files = {game.name: game for game in games}, dict[str, str]()
     if not (home := Path(os.path.expanduser(folder))).is_dir():
         raise ValueError(f"{folder} is not a folder")
-    for path in sorted(path for path in home.glob("*.py") if not path.name.startswith("_")):
+    if not (paths := sorted(path for path in home.glob("*.py") if not path.name.startswith("_"))):
+        raise ValueError(f"{folder} holds no game: expected files like nim.py in it")
+    for path in paths:
         game = _load(path)
         if game.name in files:
             raise ValueError(f"{path}: the game {game.name!r} is also in {files[game.name]}")

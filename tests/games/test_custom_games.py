@@ -117,6 +117,7 @@ def test_a_pipe_is_no_game_and_is_not_waited_for(tmp_path):
 def test_a_missing_folder_and_a_name_given_twice(tmp_path):
     missing = run(tmp_path / "none")
     assert missing.stderr == f"refused: env: games_path: {tmp_path}/none is not a folder\n"
+    assert run(write(tmp_path, _c=NIM)).stderr.startswith(f"refused: env: games_path: {tmp_path} holds no game: ")
     twice = run(write(tmp_path, a=NIM, b=NIM))
     assert f"{tmp_path}/b.py: the game 'nim' is also in {tmp_path}/a.py" in twice.stderr
 
