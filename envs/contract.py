@@ -143,7 +143,7 @@ def check_game(name: str) -> None:
             if given not in checked and len(checked) < CHECKED_VARIANTS:
                 checked.add(given)
                 _check_variant(games.GAMES[index], task_id)
-        except ContractError as error:
+        except ConfigError as error:
             raise ContractError(f"task {task_id}: {error}") from error
         except (Exception, SystemExit) as error:  # a user's game may raise anything
             raise ContractError(f"task {task_id}: {type(error).__name__}: {' '.join(str(error).split())}") from error
@@ -178,7 +178,7 @@ def _check_random_games(task_id: int) -> None:
     hides = table(task_id).hides and spiel.get_type().provides_information_state_string
     seen: dict[tuple[int, str], tuple[str, str]] = {}
     rng, scores = random.Random(0), set[float]()
-    for _ in range(PLAYOUTS):
+    for playout in range(PLAYOUTS):
         state = spiel.new_initial_state()
         while not state.is_terminal() and state.move_number() < min(most_moves(spiel), LONGEST):
             everyone, mover = range(spiel.num_players()), state.current_player()
@@ -186,9 +186,11 @@ def _check_random_games(task_id: int) -> None:
                 for outcome, _ in state.chance_outcomes():
                     _promise(isinstance(game.dealt(outcome), str), f"dealt gives no text for the outcome {outcome}")
             movers = everyone if state.is_simultaneous_node() else [mover] if mover >= 0 else []
-            for player in movers if hides else []:  # equal information states must have equal descriptions
+            for player in movers if hides or not playout else []:
                 texts = game.describe(state, player), game.compact(state, player)
-                known = seen.setdefault((player, state.information_state_string(player)), texts)
+                odd = [text for text in texts if not isinstance(text, str)]  # a prompt would say "None"
+                _promise(not odd, f"describe and compact must return text, not {odd}")
+                known = seen.setdefault((player, state.information_state_string(player)), texts) if hides else texts
                 _promise(known == texts, f"the description shows seat {player} what the game hides from it")
             if state.is_simultaneous_node():
                 choices = [state.legal_actions(p) for p in everyone]

@@ -7,6 +7,7 @@ is taken modulo 2^32, so that any integer is a seed.
 """
 
 import contextlib
+import difflib
 import functools
 import hashlib
 import json
@@ -23,7 +24,7 @@ from typing import Any
 import pyspiel
 
 import games
-from config.reader import blaming
+from config.reader import ConfigError, blaming
 from envs.config import EnvConfig
 from envs.opponents import Bot, RandomBot, Stream, make_bot, parse_opponent
 from envs.parser import parse_action
@@ -80,8 +81,11 @@ class Table:
 @functools.lru_cache(maxsize=4096)  # every configuration of a user's game may have parameters of its own
 def _table(game: Game, params_json: str) -> Table:
     params = json.loads(params_json)  # passed as text, since nested parameters have no hash
+    if (name := game.short_name) not in (known := pyspiel.registered_names()):
+        near = "".join(f", the nearest is {other}" for other in difflib.get_close_matches(name, known, 1))
+        raise ConfigError(f"OpenSpiel has no game {name!r}{near}; spiel_name gives its name there")
     with _silent_stderr(), blaming(f"{game.name}: ", pyspiel.SpielError):
-        spiel = pyspiel.load_game(game.short_name, params)
+        spiel = pyspiel.load_game(name, params)
     usual = game.params(0)
     variant = [f"{key}={value}" for key, value in params.items() if value != usual.get(key)]
     systems = {"full": full_system(game.name, game.rules(params)), "compact": " ".join([game.name, *variant])}

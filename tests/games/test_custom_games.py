@@ -185,7 +185,12 @@ BROKEN_PROMISES = [
         "rules hold '# Current Game State'",
     ),
     (nim_with('"is_misere"', '"is_misery"'), "Unknown parameter 'is_misery'"),
-    (nim_with('name="nim"', 'name="no_such_game"'), "no_such_game"),
+    (
+        nim_with('name="nim"', 'name="my_nim"'),
+        "task 2800000000: OpenSpiel has no game 'my_nim', the nearest is nim; spiel_name gives its name there\n",
+    ),
+    (nim_with('return "\\n".join(', '"\\n".join('), "describe and compact must return text, not [None]"),
+    (nim_with('return " ".join(piles(state))', "return len(piles(state))"), "must return text, not [3]"),
     (nim_with('return "\\n".join(', 'return "" and str('), "a position has an empty description (full prompt)"),
     (nim_with('return " ".join(piles(state))', "return 1 / 0"), "ZeroDivisionError: division by zero"),
     (nim_with('return " ".join(piles(state))', 'return "\\ud800"'), "UnicodeEncodeError: "),
