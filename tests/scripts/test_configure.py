@@ -196,11 +196,16 @@ def test_bad_usage_is_told_in_one_line(qwen3_4b, tmp_path, capsys, arguments, ex
 
 
 def test_no_text_of_somebodys_and_no_defaults_are_replaced(tmp_path, capsys, monkeypatch):
-    mine, defaults = tmp_path / "README.md", tmp_path / "env_config.json"
+    mine, defaults, run = tmp_path / "README.md", tmp_path / "env_config.json", tmp_path / "run_config.json"
+    preset = tmp_path / "presets" / "24gb.json"
+    preset.parent.mkdir()
+    monkeypatch.setattr(configure, "TINY", preset.with_name("tiny.json"))
     monkeypatch.setattr(configure, "DEFAULT_FILES", [*configure.DEFAULT_FILES, defaults])
     mine.write_text("# Mine")
-    defaults.write_text("{}")
-    for file, told in ((mine, "invalid JSON"), (defaults, "holds the defaults of every run")):
+    for file in (defaults, preset, run):
+        file.write_text("{}")
+    comes = "comes with this project or belongs to a run"
+    for file, told in ((mine, "invalid JSON"), (defaults, comes), (preset, comes), (run, comes)):
         before = file.read_text()
         assert configure.main(["--yes", "--output", str(file), "--games", "kuhn_poker", "--gpu-memory", "0"]) == 2
         assert told in capsys.readouterr().err
