@@ -120,8 +120,10 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     """Read the command line."""
     parser = FlagParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
-    add("--checkpoint", "--opponent", dest="opponent", metavar="PLAYER", default="base",
-        help="whom to play against: a checkpoint, a run, base, a bot or an http(s) address")  # fmt: skip
+    who = parser.add_mutually_exclusive_group().add_argument  # one of them would silently win
+    who("--checkpoint", dest="opponent", metavar="PLAYER", default="base", help="whom to play against: a checkpoint, "
+        "a run, base, a bot or an http(s) address")  # fmt: skip
+    who("--opponent", metavar="PLAYER", default="base", help="the same")
     add("--game", default="tic_tac_toe", help="NAME, NAME#CONFIG or a task id (default tic_tac_toe)")
     add("--seat", type=int, choices=(0, 1), default=0, help="yours (default 0)")
     player_flags(parser)

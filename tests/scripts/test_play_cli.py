@@ -313,6 +313,8 @@ def test_it_works_with_piped_input():
         (["--opponent", "mcts:x"], "opponent 'mcts:x' is not known"),
         ([], "base: the base of what?"),
         (["--opponent", "random", "--game", "ches"], "--game: game 'ches' is not known"),
+        (["--checkpoint", "nowhere", "--opponent", "random"], "--opponent: not allowed with argument --checkpoint"),
+        (["--run", "nowhere", "--opponent", "random"], "--opponent: not allowed with argument --checkpoint"),
         (["--opponent", "random", "--seat", "2"], "invalid choice: 2"),
         (["--opponent", "random", "--seed", "-1"], "--seed: -1: expected at least 0"),
         (["--opponent", "ismcts", "--game", "phantom_ttt"], "ismcts cannot play phantom_ttt"),
