@@ -1,8 +1,10 @@
 """The command-line parser that all programs share."""
 
 import argparse
+import difflib
 import errno
 import os
+import re
 import sys
 from collections.abc import Sequence
 from typing import Any, NoReturn
@@ -12,6 +14,7 @@ ALIKE = (
     ("--run", "--checkpoint", "--checkpoint-dir", "--adapters"), ("--episodes", "--num-episodes"),
     ("--games", "--game"), ("--output", "--output-dir"),
 )  # fmt: skip
+NAMES = "games", "opponents"  # lists whose names may also be separated by commas, as in --set
 LONGEST = 1000  # characters of a message
 
 
@@ -60,8 +63,16 @@ class FlagParser(argparse.ArgumentParser):
                     self.error(f"{path}: {error.strerror}")
             except ValueError:  # a null character
                 pass
-        return super().parse_known_args(words, namespace)
+        found, others = super().parse_known_args(words, namespace)
+        for name in NAMES:
+            if isinstance(given := getattr(found, name, None), list):
+                setattr(found, name, [part for word in given for part in word.split(",") if part] or given)
+        return found, others
 
     def error(self, message: str) -> NoReturn:
         """Print one line about a wrong command line and exit with 2."""
+        flags = self._option_string_actions
+        if flag := re.match("unrecognized arguments: (--[^ =]{1,99})", message):
+            message += "".join(f"; the nearest is {near}" for near in difflib.get_close_matches(flag[1], flags, 1, 0.7))
+            message += "; --set KEY=VALUE changes settings" * ("--set" in flags)
         self.exit(2, f"error: {one_line(message)}\n")

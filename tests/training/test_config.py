@@ -239,6 +239,27 @@ def test_words_that_name_nothing_are_told_in_a_line(tmp_path, capsys, words, tol
     assert line.startswith(f"error: {told.replace('LOOP', str(loop))}")
 
 
+def test_a_flag_that_is_none_is_told_with_what_is_meant(capsys):
+    parser = FlagParser()
+    for flag in ("--set", "--episodes"):
+        parser.add_argument(flag)
+    told = {"--episode=9": "; the nearest is --episodes", "--learning-rate": "", "--learning-rate=1e-3": ""}
+    for typed, near in told.items():
+        with pytest.raises(SystemExit, match="2"):
+            FlagParser.error(parser, f"unrecognized arguments: {typed} x")
+        line = capsys.readouterr().err
+        assert line == f"error: unrecognized arguments: {typed} x{near}; --set KEY=VALUE changes settings\n"
+
+
+def test_names_in_a_list_may_have_commas():
+    parser = FlagParser()
+    parser.add_argument("--games", nargs="+")
+    parser.add_argument("--run", nargs="+")
+    read = parser.parse_args(["--games", "hex,ttt", "go,", "--games", "chess", "--run", "a,b"])
+    assert (read.games, read.run) == (["hex", "ttt", "go", "chess"], ["a,b"])
+    assert parser.parse_args(["--games", ","]).games == [","]  # refused by whoever looks the name up
+
+
 def test_a_message_keeps_both_ends_of_what_it_quotes(capsys):
     with pytest.raises(SystemExit):
         FlagParser().parse_args(["--" + "9" * 5000 + "z"])
