@@ -1,10 +1,12 @@
 """What to play next: stages of rising difficulty, replay of failed tasks, and tasks drawn by what they can teach."""
 
+import logging
 import math
 import re
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from itertools import accumulate
 from typing import Any
 
@@ -15,6 +17,7 @@ from envs.opponents import parse_opponent
 from envs.types import Task
 from utils import uniform
 
+log = logging.getLogger(__name__)
 # The environment derives seat, deal and opponent from the seed. The lower half of NumPy's seeds is for training, the
 # upper half for evaluation (except for the last few thousand: offsets of the seed must stay below 2^32).
 TRAIN_SEEDS = range(0, 2**31)
@@ -142,12 +145,20 @@ def _ids(item: str) -> TaskRange:
     name, marked, configs = item.partition("#")
     numbers = None if item in games.NAMES else re.fullmatch(r"(\d+)(?:-(\d+))?", configs if marked else name)
     if numbers and not marked:
+        if numbers[2] is None and 0 < int(numbers[1]) < len(games.NAMES):
+            _tell_task(int(numbers[1]))
         return int(numbers[1]), int(numbers[2] or numbers[1])
     start = games.NAMES.index(games.find(name if numbers else item)) * games.CONFIGS_PER_GAME
     first, last = (int(numbers[1]), int(numbers[2] or numbers[1])) if numbers else (0, games.CONFIGS_PER_GAME - 1)
     if last >= games.CONFIGS_PER_GAME:
         raise ValueError(f"{item} is out of range: configurations are below {games.CONFIGS_PER_GAME}")
     return start + first, start + last
+
+
+@cache
+def _tell_task(number: int) -> None:
+    """Say, once, that a number is a task: env.allowed_game_indices takes it for a game."""
+    log.warning("%d is the task %s#%d; game %d is %s", number, games.NAMES[0], number, number, games.NAMES[number])
 
 
 def eval_tasks(game_set: GameSet, n_per_seat: int, seed: int, opponent: str = "random") -> list[Task]:
