@@ -1,6 +1,7 @@
 """Plays contestants against opponents, a fixed number of games at a time, and keeps the results in a file."""
 
 import json
+import logging
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,6 +19,7 @@ from evaluation.players import Contestant, ModelPlayer, Seats
 from training.console import Console
 from utils import CheckpointError, ConfigError, in_threads, write_file
 
+log = logging.getLogger(__name__)
 MOST_BYTES = 2**31  # size limit of a file of results
 
 
@@ -73,6 +75,10 @@ class Arena:
                 self._write(self._head + "".join(lines))
             progress = f"{own.label} against {opponent.label}, {game}: {len(rows)}/{len(tasks)} games"
             self.console.update(len(self._done), progress)
+        if cut := sum(row["outcome"] == "truncated" for row in rows):
+            log.warning("%s against %s, %s: %d of %d games ended where a prompt did not fit ppo.max_seq_length, not by "
+                        "the rules; if the prompt was the player's, they count as lost", own.label, opponent.label, game,
+                        cut, len(rows))  # fmt: skip
         return rows
 
     def _write(self, text: str) -> None:

@@ -406,12 +406,14 @@ def _check_how(parser: argparse.ArgumentParser, args: argparse.Namespace) -> Non
         parser.error("--base-url: --model must name the model that the server is to be asked for")
 
 
-def _check_json(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
+def _check_files(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
     try:
         if args.json:
             _must_take_tables(Path(os.path.realpath(args.json)), args.output)
     except (ConfigError, OSError) as error:
         parser.error(f"--json {args.json}: {error}")
+    if args.output and not Path(os.path.realpath(args.output)).parent.is_dir():
+        parser.error(f"--output {args.output}: there is no such folder")
 
 
 def _must_take_tables(file: Path, output: Path | None) -> None:
@@ -471,7 +473,7 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     if (args.ladder is not None and (args.opponent or args.exact)) or (args.exploit and args.opponent):
         parser.error("--ladder and --exploit name opponents themselves: leave out --opponent, and of --ladder --exact")
     _check_how(parser, args)
-    _check_json(parser, args)
+    _check_files(parser, args)
     return args
 
 

@@ -544,12 +544,14 @@ def test_the_table_counts_what_the_rows_say(checkpoint, tmp_path):
     assert {row["seat"] for row in rows} == {0, 1}
 
 
-def test_what_is_too_long_is_counted_and_scores_nothing(checkpoint, tmp_path):
+def test_what_is_too_long_is_counted_and_told_and_scores_nothing(checkpoint, tmp_path, capsys):
     args = ("--checkpoint", checkpoint, "--set", "ppo.max_seq_length=16", "--set", "env.history_turns=all")
     output = tmp_path / "games.jsonl"
     [leduc] = report(tmp_path, *args, "--output", str(output), games=["leduc_poker"])["tables"][0]["results"]
     cut = [row for row in played(output) if row["outcome"] == "truncated"]
     assert leduc["truncated"] == len(cut) > 0
+    told = f"leduc_poker: {len(cut)} of 20 games ended where a prompt did not fit ppo.max_seq_length, not by the rules; "
+    assert capsys.readouterr().err.count(told) == 1
     assert {row["score"] for row in cut} == {0.0}
     assert leduc["episodes"] == 20
     exact = report(tmp_path, *args, "--exact", games=["leduc_poker"])["tables"][0]["results"][0]["exact"]
@@ -1192,6 +1194,7 @@ def test_flags_mean_the_same_in_every_program(capsys):
         (["--compare", "random"], "expected 2 arguments"),
         (["--ladder", "random", "mcts:2x1", "--games", "hearts"], "--ladder: hearts#* is not for two players"),
         (["--checkpoint", "random", "--output", "/"], "--output /"),
+        (["--checkpoint", "x", "--output", "/nowhere/x.jsonl"], "--output /nowhere/x.jsonl: there is no such folder"),
         (["--checkpoint", "random", "--opponent", "ismcts", "--games", "hearts"], "ismcts cannot play hearts"),
         (["--checkpoint", "perfect", "--games", "leduc_poker"], "perfect cannot play leduc_poker"),
         (["--ladder", "random", "cfr", "--games", "tic_tac_toe"], "cfr cannot play tic_tac_toe: it hides nothing"),
