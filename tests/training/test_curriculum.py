@@ -106,6 +106,13 @@ def test_a_range_may_span_games():
     }  # fmt: skip
 
 
+def test_a_number_that_could_be_meant_for_a_game_is_told_once_to_be_a_task(caplog):
+    curriculum_module._tell_task.cache_clear()
+    for _ in range(2):
+        assert pool(["23", "0", "28", "23-40", "hex#23"])[0] == [(23, 23), (0, 0), (28, 28), (23, 40)]
+    assert caplog.messages == ["23 is the task goofspiel#23; game 23 is tic_tac_toe"]
+
+
 def test_training_never_draws_a_seed_of_the_evaluation():
     assert TRAIN_SEEDS.stop <= EVAL_SEEDS.start
     assert EVAL_SEEDS.stop < 2**32
