@@ -15,6 +15,8 @@ ARGS ?=
 NAME = $(basename $(notdir $(CONFIG)))-seed$(SEED)
 # The first name that is free: runs/tiny-seed0, runs/tiny-seed0-2, ...
 OUT ?= $(shell out="runs/$(NAME)" n=1; while [ -e "$$out" ]; do n=$$((n + 1)); out="runs/$(NAME)-$$n"; done; echo "$$out")
+# Nothing with ARGS="--resume RUN": the run goes on in its own folder, with its own settings.
+NEW_RUN = $(if $(and $(filter file,$(origin OUT)),$(findstring --resume,$(ARGS))),,--config "$(CONFIG)" --seed $(SEED) --output-dir "$(OUT)")
 PYTHON := .venv/bin/python
 # Two processes of one thread each: with more, threads of the small models wait for each other.
 test test-all: export OMP_NUM_THREADS = 1
@@ -26,7 +28,7 @@ help:
 	@sed -n 's/^# \(make .*\)/\1/p' Makefile
 
 train: .venv/requirements.installed models/tiny/recipe.json
-	$(PYTHON) train_ppo.py --config "$(CONFIG)" --seed $(SEED) --output-dir "$(OUT)" $(ARGS)
+	$(PYTHON) train_ppo.py $(NEW_RUN) $(ARGS)
 
 smol: override CONFIG = config/presets/smol.json
 smol: override ARGS := --set model.dtype=$(SMOL_DTYPE) $(ARGS)

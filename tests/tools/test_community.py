@@ -34,6 +34,12 @@ def test_a_run_gets_a_folder_of_its_configurations_name(name):
     assert words[words.index("--output-dir") + 1].startswith(f"runs/{name.removesuffix('.json')}-seed0")
 
 
+def test_a_run_that_goes_on_stays_where_it_is_and_as_it_was():
+    assert trained_by("train", "ARGS=--resume runs/tiny-seed0")[1:] == ["train_ppo.py", "--resume", "runs/tiny-seed0"]
+    words = trained_by("train", "OUT=runs/x", "ARGS=--resume")
+    assert words[words.index("--output-dir") :] == ["--output-dir", "runs/x", "--resume"]
+
+
 def test_arguments_with_quotes_and_spaces_reach_the_pretrained_model_s_run():
     stage = 'curriculum.stages=[{"name": "two words", "games": ["kuhn_poker"]}]'
     words = trained_by("smol", f"ARGS=--no-wandb --set {shlex.quote(stage)}")
