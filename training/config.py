@@ -173,7 +173,7 @@ def load_sections(
 def checkpoint_in(place: Path) -> Path:
     """The checkpoint in ``place``, or the newest of the run there that verifies; ConfigError if there is none."""
     if not place.is_dir():
-        raise ConfigError(f"--resume: there is no folder {place}")
+        raise ConfigError(f"--resume: there is no folder {place}; expected a run's folder or one of its checkpoints")
     place = place.resolve()  # "." and links have other parents than the run
     named = re.fullmatch(r"checkpoint-\d+", place.name) or (place / "trainer_state.json").exists()
     path = place if named else latest_checkpoint(place)

@@ -446,7 +446,7 @@ def find_checkpoint(
         return None
     path = Path(resume)
     with blaming("--resume: ", CheckpointError):
-        saved = load_checkpoint(path).json("run_config")
+        saved, done = (checkpoint := load_checkpoint(path)).json("run_config"), checkpoint.step
     for section, cls in SECTIONS.items():  # knobs newer than the checkpoint had their defaults
         defaults = {f.name: f.default for f in fields(cls) if f.default is not MISSING}
         defaults |= {f.name: f.default_factory() for f in fields(cls) if f.default_factory is not MISSING}
@@ -457,6 +457,9 @@ def find_checkpoint(
     if refused and not force_config:
         raise ConfigError(f"--resume: the configuration has changed since {path.name}: {'; '.join(refused)}; "
                           "--force-config goes on with the new one")  # fmt: skip
+    if resolved["ppo"]["num_train_steps"] < done:
+        raise ConfigError(f"--resume: ppo.num_train_steps = {resolved['ppo']['num_train_steps']}: {path.name} has done "
+                          f"{done} already; expected the last step of the whole run, not how many to add")  # fmt: skip
     if look_only:
         return path
     if any(line.startswith("ppo.num_train_steps") for line in changed):
@@ -467,7 +470,8 @@ def find_checkpoint(
         if plays and every != past_every(saved["ppo"]["num_train_steps"]):
             changed.append(f"a past self is now kept every {every} steps")
     changed = [line for line in changed if not line.startswith("run.output_dir")]
-    log.info("goes on from %s%s", path, f" with {'; '.join(changed)}" if changed else "")
+    place = f" in {run_dir}, without the earlier rows of metrics" if path.resolve().parent != run_dir.resolve() else ""
+    log.info("goes on from %s%s%s", path, place, f" with {'; '.join(changed)}" if changed else "")
     return path
 
 

@@ -671,7 +671,14 @@ def test_a_finished_run_is_not_finished_with_other_knobs(tmp_path, capsys):
     assert "the configuration has changed since checkpoint-000001: ppo.gamma" in capsys.readouterr().err
 
 
-def test_what_a_resume_changed_is_kept_by_a_run_that_dies_at_once(undisturbed, tmp_path, monkeypatch):
+def test_a_last_step_that_has_passed_is_refused(undisturbed, capsys):
+    for words in (["ppo.num_train_steps=2"], ["ppo.num_train_steps=2", "--dry-run"]):
+        assert train_ppo.main(["--resume", str(undisturbed / "run" / "checkpoint-000004"), "--set", *words]) == 2
+        told = "error: --resume: ppo.num_train_steps = 2: checkpoint-000004 has done 4 already; expected the last step of "
+        assert capsys.readouterr().err.splitlines()[-1].startswith(told)
+
+
+def test_what_a_resume_changed_is_kept_by_a_run_that_dies_at_once(undisturbed, tmp_path, monkeypatch, capsys):
     def dies(self, stop):
         raise KeyboardInterrupt
 
@@ -683,7 +690,10 @@ def test_what_a_resume_changed_is_kept_by_a_run_that_dies_at_once(undisturbed, t
         ppo = read_config(parse_args(["--resume", str(tmp_path / "run")], None)).ppo
         assert (ppo.num_train_steps, ppo.learning_rate) == (STEPS + 1, 1e-4)
     other = ["--resume", str(tmp_path / "run" / "checkpoint-000004"), "--output-dir", str(tmp_path / "other")]
+    capsys.readouterr()
     assert train_ppo.main(other) == 130
+    place = f"{other[1]} in {tmp_path / 'other'}, without the earlier rows of metrics"
+    assert f"INFO: goes on from {place}\n" in capsys.readouterr().err
     saved = tmp_path / "other" / "checkpoint-000004"
     assert verify_checkpoint(saved) == []
     assert json.loads((saved / "manifest.json").read_text())["score"] == score is not None
