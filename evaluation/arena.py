@@ -76,9 +76,8 @@ class Arena:
             progress = f"{own.label} against {opponent.label}, {game}: {len(rows)}/{len(tasks)} games"
             self.console.update(len(self._done), progress)
         if cut := sum(row["outcome"] == "truncated" for row in rows):
-            log.warning("%s against %s, %s: %d of %d games ended where a prompt did not fit ppo.max_seq_length, not by "
-                        "the rules; if the prompt was the player's, they count as lost", own.label, opponent.label, game,
-                        cut, len(rows))  # fmt: skip
+            log.warning("%s against %s, %s: in %d of %d games a prompt did not fit ppo.max_seq_length; its own "
+                        "count as lost", own.label, opponent.label, game, cut, len(rows))  # fmt: skip
         return rows
 
     def _write(self, text: str) -> None:

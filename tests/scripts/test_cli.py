@@ -170,7 +170,8 @@ def test_nothing_to_resume(refused, tmp_path):
 
 def test_checkpoint_that_is_not_there(refused, tmp_path):
     line = refused("--config", micro_file(tmp_path), "--output-dir", tmp_path / "run", "--resume", tmp_path / "nope")
-    assert line == f"--resume: there is no folder {tmp_path / 'nope'}; expected a run's folder or one of its checkpoints"
+    expected = "expected a run's folder or one of its checkpoints"
+    assert line == f"--resume: there is no folder {tmp_path / 'nope'}; {expected}"
     (tmp_path / "checkpoint-000001").mkdir()
     line = refused("--resume", tmp_path / "checkpoint-000001")
     assert line == f"--resume: {tmp_path / 'checkpoint-000001'}: manifest.json: No such file or directory"

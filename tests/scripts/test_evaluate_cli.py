@@ -550,7 +550,7 @@ def test_what_is_too_long_is_counted_and_told_and_scores_nothing(checkpoint, tmp
     [leduc] = report(tmp_path, *args, "--output", str(output), games=["leduc_poker"])["tables"][0]["results"]
     cut = [row for row in played(output) if row["outcome"] == "truncated"]
     assert leduc["truncated"] == len(cut) > 0
-    told = f"leduc_poker: {len(cut)} of 20 games ended where a prompt did not fit ppo.max_seq_length, not by the rules; "
+    told = f", leduc_poker: in {len(cut)} of 20 games a prompt did not fit ppo.max_seq_length; "
     assert capsys.readouterr().err.count(told) == 1
     assert {row["score"] for row in cut} == {0.0}
     assert leduc["episodes"] == 20

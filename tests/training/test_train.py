@@ -674,7 +674,7 @@ def test_a_finished_run_is_not_finished_with_other_knobs(tmp_path, capsys):
 def test_a_last_step_that_has_passed_is_refused(undisturbed, capsys):
     for words in (["ppo.num_train_steps=2"], ["ppo.num_train_steps=2", "--dry-run"]):
         assert train_ppo.main(["--resume", str(undisturbed / "run" / "checkpoint-000004"), "--set", *words]) == 2
-        told = "error: --resume: ppo.num_train_steps = 2: checkpoint-000004 has done 4 already; expected the last step of "
+        told = "error: --resume: ppo.num_train_steps = 2: checkpoint-000004 has done 4 already; expected the last step "
         assert capsys.readouterr().err.splitlines()[-1].startswith(told)
 
 
