@@ -70,7 +70,10 @@ class Arena:
                 played = [_row(own, opponent, game, e) for e in _episodes(own, opponent, chunk)]
             rows += played
             self._done += played
-            if fresh and self._path:
+            if not fresh:
+                self.console.known(len(self._done))
+                continue
+            if self._path:
                 lines = [json.dumps(row) + "\n" for row in (*self._done, *self._kept)]
                 self._write(self._head + "".join(lines))
             progress = f"{own.label} against {opponent.label}, {game}: {len(rows)}/{len(tasks)} games"
