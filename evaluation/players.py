@@ -302,12 +302,12 @@ def find_adapter(name: str) -> Path:
 
 
 def check_base(name: str, found: dict[str, str | None]) -> None:
-    """Make sure that a checkpoint plays on the base and tokenizer it was trained with; ``found``: their ``identity``.
+    """Make sure that the checkpoint in a folder plays on its own base and tokenizer; ``found``: their ``identity``.
 
-    ConfigError: the model of that name has changed since. One of another name only causes a warning: it may be the same
-    in another precision.
+    ConfigError: the model of that name has changed since. A base of another name only causes a warning: it may be the
+    same in another precision. So do other games.
     """
-    if not (manifest := find_adapter(name) / "manifest.json").exists():
+    if not (manifest := Path(name) / "manifest.json").exists():
         return
     trained = read_json(manifest).get("base")
     if not isinstance(trained, dict):
@@ -318,6 +318,8 @@ def check_base(name: str, found: dict[str, str | None]) -> None:
             if found["model"] == trained.get("model"):
                 raise ConfigError(f"{problem}; --set model.model_name=... chooses another base")
             log.warning("%s", problem)
+    if trained.get("games") not in (None, "", found.get("games")):
+        log.warning("%s: your own games have changed since it was trained, so other games are played", name)
 
 
 def run_config_file(folder: Path) -> Path:

@@ -318,7 +318,14 @@ def test_a_run_keeps_its_games_and_every_program_finds_them(tmp_path, forget, mo
     assert [row["step"] for row in rows(tmp_path)] == [1, 2]
     forget()
     assert evaluate.main(["--checkpoint", run, "--episodes", "2"]) == 0
-    assert re.search(r"^nim#\* +2 ", capsys.readouterr().out, re.MULTILINE)
+    shown = capsys.readouterr()
+    assert re.search(r"^nim#\* +2 ", shown.out, re.MULTILINE)
+    assert "have changed" not in shown.err
+    forget()
+    write(own, nim=NIM + "# another\n")
+    assert evaluate.main(["--checkpoint", run, "--episodes", "2"]) == 0
+    assert "checkpoint-000002: your own games have changed since it was trained, so" in capsys.readouterr().err
+    write(own, nim=NIM)
     forget()
     monkeypatch.setattr("builtins.input", lambda _: "q")
     assert play.main(["--checkpoint", run, "--game", "nim#1"]) == 0
