@@ -531,7 +531,7 @@ def finish(trainer: Trainer, stop: StopSignal, console: Console, results: list[G
         (trainer.run_dir / "episodes.jsonl").unlink()
     utils.write_file(trainer.run_dir / "summary.json", json.dumps(summary, indent=1).encode())
     console.close()
-    console.say(f"\n{table}\n\ncheckpoint: {checkpoint}\nadapter:    {final}")
+    console.say(f"\n{table}\n\ncheckpoint: {checkpoint}\nadapter:    {final}\nWhat remains is for the report.")
     try:
         show(trainer, stop, console, summary)
     except InterruptedRolloutError:

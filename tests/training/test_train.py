@@ -112,7 +112,8 @@ def test_what_plays_itself_is_measured_by_what_its_best_answer_would_gain(undist
 
 def test_a_run_says_what_it_is_and_keeps_its_start_and_its_time(tmp_path, capsys):
     assert train(tmp_path, "--set", "ppo.num_train_steps=1") == 0
-    head, place = capsys.readouterr().out.splitlines()[:2]
+    head, place, *shown = capsys.readouterr().out.splitlines()
+    assert shown[shown.index("What remains is for the report.") + 1].startswith("curves: ")  # seconds or minutes later
     assert head.endswith(" plays kuhn_poker, leduc_poker against random")
     assert re.fullmatch(r"\S+/run · seed 0 · 1 steps of 16 games · commit \S+ · .*CPU cores, \d+ GiB", place)
     path = tmp_path / "run" / "about.json"
