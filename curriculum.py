@@ -17,7 +17,6 @@ from envs.opponents import parse_opponent
 from envs.types import Task
 from utils import uniform
 
-log = logging.getLogger(__name__)
 # The environment derives seat, deal and opponent from the seed. The lower half of NumPy's seeds is for training, the
 # upper half for evaluation (except for the last few thousand: offsets of the seed must stay below 2^32).
 TRAIN_SEEDS = range(0, 2**31)
@@ -155,10 +154,10 @@ def _ids(item: str) -> TaskRange:
     return start + first, start + last
 
 
-@cache
+@cache  # once is enough
 def _tell_task(number: int) -> None:
-    """Say, once, that a number is a task: env.allowed_game_indices takes it for a game."""
-    log.warning("%d is the task %s#%d; game %d is %s", number, games.NAMES[0], number, number, games.NAMES[number])
+    meant = f"{number} is the task {games.NAMES[0]}#{number}; game {number} is {games.NAMES[number]}"
+    logging.getLogger(__name__).warning("%s", meant)
 
 
 def eval_tasks(game_set: GameSet, n_per_seat: int, seed: int, opponent: str = "random") -> list[Task]:

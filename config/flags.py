@@ -1,10 +1,8 @@
 """The command-line parser that all programs share."""
 
 import argparse
-import difflib
 import errno
 import os
-import re
 import sys
 from collections.abc import Sequence
 from typing import Any, NoReturn
@@ -71,8 +69,6 @@ class FlagParser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Print one line about a wrong command line and exit with 2."""
-        flags = self._option_string_actions
-        if flag := re.match("unrecognized arguments: (--[^ =]{1,99})", message):
-            message += "".join(f"; the nearest is {near}" for near in difflib.get_close_matches(flag[1], flags, 1, 0.7))
-            message += "; --set KEY=VALUE changes settings" * ("--set" in flags)
+        if message.startswith("unrecognized arguments: --") and "--set" in self._option_string_actions:
+            message += "; --set KEY=VALUE changes settings"
         self.exit(2, f"error: {one_line(message)}\n")

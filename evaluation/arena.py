@@ -38,6 +38,7 @@ class Arena:
         self._path, self._head = path, json.dumps({"settings": settings}) + "\n"
         self._done: list[Row] = []  # played, now or before
         self._kept: list[Row] = []  # from the file, not used yet
+        self._known = 0  # of those done: from the file
         self._written = (0, 0)  # inode and modification time of the file as this process wrote it last
         if path is None:
             return
@@ -70,14 +71,15 @@ class Arena:
                 played = [_row(own, opponent, game, e) for e in _episodes(own, opponent, chunk)]
             rows += played
             self._done += played
-            if not fresh:
-                self.console.known(len(self._done))
+            if not fresh:  # it took no time that tells how much is left
+                self._known += len(chunk)
+                self.console.total -= len(chunk)
                 continue
             if self._path:
                 lines = [json.dumps(row) + "\n" for row in (*self._done, *self._kept)]
                 self._write(self._head + "".join(lines))
             progress = f"{own.label} against {opponent.label}, {game}: {len(rows)}/{len(tasks)} games"
-            self.console.update(len(self._done), progress)
+            self.console.update(len(self._done) - self._known, progress)
         if cut := sum(row["outcome"] == "truncated" for row in rows):
             log.warning("%s against %s, %s: in %d of %d games a prompt did not fit ppo.max_seq_length; its own "
                         "count as lost", own.label, opponent.label, game, cut, len(rows))  # fmt: skip

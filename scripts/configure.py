@@ -208,15 +208,13 @@ def run(args: argparse.Namespace) -> None:
     room = gpu or preflight.machine_memory() / GB
     print(f"Machine: a GPU with {gpu:.0f} GB" if gpu else f"Machine: no GPU, {room:.0f} GB of memory")
     resolve({"env": {"games_path": args.games_path}})  # registers the custom games, so that --games may name them
-    if args.output.is_dir():
-        raise ConfigError(f"--output {args.output}: is a folder; expected a file")
+    if args.output.exists() and not args.output.is_file():
+        raise ConfigError(f"--output {args.output}: is a folder or a device; expected a file")
     place, ours = args.output.resolve(), [*DEFAULT_FILES, TINY.parents[1] / "trace_config.json"]
     if place in ours or place.parent == TINY.parent or place.name == "run_config.json":
         raise ConfigError(f"--output {args.output}: comes with this project or belongs to a run; name another file")
     if args.output.exists() and args.yes:  # a file that is no configuration is refused, not replaced
         load_sections([*DEFAULT_FILES, args.output])
-    if args.output.exists() and not args.output.is_file():
-        raise ConfigError(f"--output {args.output}: is no regular file")
     must_be_writable(args.output.absolute().parent)
     ask_all(args, bool(gpu))
     found, config, measured = options(args, bool(gpu))

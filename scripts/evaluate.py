@@ -407,19 +407,18 @@ def _check_how(parser: argparse.ArgumentParser, args: argparse.Namespace) -> Non
 
 
 def _check_files(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
+    for flag, given in (("--json", args.json), ("--output", args.output)):
+        if given and not Path(os.path.realpath(given)).parent.is_dir():
+            parser.error(f"{flag} {given}: there is no such folder")
     try:
         if args.json:
             _must_take_tables(Path(os.path.realpath(args.json)), args.output)
     except (ConfigError, OSError) as error:
         parser.error(f"--json {args.json}: {error}")
-    if args.output and not Path(os.path.realpath(args.output)).parent.is_dir():
-        parser.error(f"--output {args.output}: there is no such folder")
 
 
 def _must_take_tables(file: Path, output: Path | None) -> None:
     """Raise ConfigError or OSError where tables cannot be written there, or would replace something else."""
-    if not file.parent.is_dir():
-        raise ConfigError("there is no such folder")
     with suppress(FileNotFoundError):
         file.lstat()  # raises for a name that is too long, say
     if output and file == Path(os.path.realpath(output)):

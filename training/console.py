@@ -32,7 +32,6 @@ class Console:
 
     def __init__(self, total: int, stream: IO[str] | None = None, eval_freq: int = 0) -> None:
         self._stream, self.total, self.done, self.eval_freq = stream or sys.stdout, total, 0, eval_freq
-        self._known = 0  # of what is done: before this process
         self._steps: list[float] = []  # seconds of the latest steps
         self._evaluation: list[float] = []  # start and latest progress of the evaluation since the last step
         self._evaluated = 0.0  # seconds of the latest evaluation
@@ -67,13 +66,8 @@ class Console:
 
     def update(self, done: int, line: str) -> None:
         """Show the progress of another program than the trainer, which words the line."""
-        left = duration((self.total - done) * (time.monotonic() - self._since) / max(done - self._known, 1))
+        left = duration((self.total - done) * (time.monotonic() - self._since) / max(done, 1))
         self._show(done, line if self._drawn else f"{line} | ETA {left}", left, line)
-
-    def known(self, done: int) -> None:
-        """Count what an earlier process has done, which says nothing about the time left."""
-        self.done = self._known = done
-        self._since = time.monotonic()
 
     def _show(self, done: int, line: str, left: str, note: str) -> None:
         self.done, self._left, self._note = done, f"{left} left", note

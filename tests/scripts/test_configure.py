@@ -182,7 +182,7 @@ def test_questions(tiny_models, tmp_path, monkeypatch, capsys):
         (("--opponents", "perfect"), "--opponents: curriculum.stages: stage 'perfect': opponent perfect cannot play"),
         (("--model", "./nothing"), "--model: model.model_name: there is no folder nothing"),
         (("--gpu-memory", "1"), "nothing fits: at least"),
-        (("--output", "docs"), "--output docs: is a folder; expected a file"),
+        (("--output", "docs"), "--output docs: is a folder or a device; expected a file"),
     ],
 )
 def test_bad_usage_is_told_in_one_line(qwen3_4b, tmp_path, capsys, arguments, expected):

@@ -105,7 +105,7 @@ def test_the_same_command_prints_the_same_table(checkpoint, capsys):
 
 @pytest.mark.parametrize("cut", [0, 300, 0.4, 0.999])
 def test_an_interrupted_evaluation_goes_on_where_it_was(checkpoint, tmp_path, capsys, monkeypatch, cut):
-    output, asked, known = tmp_path / "games.jsonl", [], [0]
+    output, asked, told = tmp_path / "games.jsonl", [], list[tuple[int, int]]()
 
     def counting(config, player, tasks):
         asked.extend(tasks)
@@ -119,11 +119,12 @@ def test_an_interrupted_evaluation_goes_on_where_it_was(checkpoint, tmp_path, ca
     head = data.index(b"\n") + 1
     torn = b"?" * 20_000 if cut == 0.4 else b""  # a row that was never finished, and longer than what will be there
     output.write_bytes(data[: int(cut * len(data)) if cut < 1 else head + cut] + torn)
-    monkeypatch.setattr(Console, "known", lambda self, done: known.append(done))  # took no time that tells that left
+    monkeypatch.setattr(Console, "update", lambda self, done, line: told.append((done, self.total)))
     assert table(capsys, "--checkpoint", checkpoint, "--output", str(output)) == whole
     assert output.read_bytes() == data
     kept = 0 if cut in (0, 300) else {0.4: 8, 0.999: 36}[cut]  # chunks are 8, 8 and 4 games of each of the two
-    assert (len(asked), max(known)) == (40 - kept, kept)
+    assert len(asked) == 40 - kept
+    assert told[-1] == (40 - kept, 40 - kept)  # what is kept took no time that tells how much is left
 
 
 def test_games_that_failed_are_played_again_and_those_after_them_kept(checkpoint, tmp_path, capsys, monkeypatch):

@@ -394,11 +394,6 @@ def test_another_programs_bar_has_a_time_left(monkeypatch):
     now["t"] = 100.0
     work(Console(40, stream=(plain := io.StringIO())))
     assert plain.getvalue() == "10 games played | ETA 0m30s\n"
-    now["t"] = 100.0
-    console = Console(40, stream=(plain := io.StringIO()))
-    console.known(5)  # by an evaluation that was interrupted
-    work(console)
-    assert plain.getvalue() == "10 games played | ETA 1m00s\n"
 
 
 def test_the_first_step_soon_counts_no_more_and_old_ones_neither():
