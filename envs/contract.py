@@ -190,6 +190,7 @@ def _check_random_games(task_id: int) -> None:
                 texts = game.describe(state, player), game.compact(state, player)
                 odd = [text for text in texts if not isinstance(text, str)]  # a prompt would say "None"
                 _promise(not odd, f"describe and compact must return text, not {odd}")
+                # Equal information states must have equal descriptions.
                 known = seen.setdefault((player, state.information_state_string(player)), texts) if hides else texts
                 _promise(known == texts, f"the description shows seat {player} what the game hides from it")
             if state.is_simultaneous_node():

@@ -81,8 +81,8 @@ class Arena:
             progress = f"{own.label} against {opponent.label}, {game}: {len(rows)}/{len(tasks)} games"
             self.console.update(len(self._done) - self._known, progress)
         if cut := sum(row["outcome"] == "truncated" for row in rows):
-            log.warning("%s against %s, %s: in %d of %d games a prompt did not fit ppo.max_seq_length; its own "
-                        "count as lost", own.label, opponent.label, game, cut, len(rows))  # fmt: skip
+            log.warning("%s against %s, %s: in %d of %d games a prompt did not fit ppo.max_seq_length; they are "
+                        "lost where it was the player's", own.label, opponent.label, game, cut, len(rows))  # fmt: skip
         return rows
 
     def _write(self, text: str) -> None:
