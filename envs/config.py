@@ -61,9 +61,11 @@ class EnvConfig:
         make(TraceConfig, self.trace, "trace")
 
     def _add_games(self) -> None:
-        # Whoever loads a run's configuration runs its games' code, so a stranger's must not name a relative folder.
-        if not Path(os.path.expanduser(self.games_path)).is_absolute():
-            raise ValueError(f"games_path {self.games_path!r} is not allowed: a path that begins with / or ~")
+        # Whoever loads a run's configuration runs its games' code, so a stranger's must not name a relative folder: nor
+        # through /proc, which knows where this program was started.
+        folder = Path(os.path.expanduser(self.games_path))
+        if not folder.is_absolute() or any(f"{os.path.realpath(p)}/".startswith("/proc/") for p in folder.parents):
+            raise ValueError(f"games_path {self.games_path!r} is not allowed: a path from / or ~ on, not in /proc")
         with blaming("games_path: ", raising=ValueError):
             games.add(self.games_path)
 

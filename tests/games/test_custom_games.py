@@ -285,8 +285,10 @@ def forget(monkeypatch):
 def test_a_folder_is_named_in_full_and_there_is_one(tmp_path, forget, monkeypatch):
     monkeypatch.setenv("HOME", str(write(tmp_path, nim=NIM)))
     monkeypatch.chdir(tmp_path)
-    for wrong in (".", "games", "~nobody-of-that-name"):
-        with pytest.raises(ConfigError, match=rf"env: games_path '{wrong}' is not allowed: a path that"):
+    disguised = ("/proc/self/cwd", "/usr/../proc/self/cwd/", "//proc/self/root/tmp", "/dev/fd/../cwd")
+    (tmp_path / "link").symlink_to("/proc/self")
+    for wrong in (".", "games", "~nobody-of-that-name", *disguised, str(tmp_path / "link" / "cwd")):
+        with pytest.raises(ConfigError, match=rf"env: games_path '{wrong}' is not allowed: a path from / or ~ on"):
             make(EnvConfig, {"games_path": wrong}, "env")
     for spelled in ("~", "~", "~/", str(tmp_path)):
         EnvConfig(games_path=spelled)
@@ -384,7 +386,7 @@ def test_the_variable_that_named_the_games_yields_to_a_file(tmp_path, forget, mo
 
 def test_what_is_no_path_in_a_runs_configuration_is_one_line(tmp_path, capsys):
     (tmp_path / "metrics.jsonl").write_text('{"step": 1}\n')
-    for wrong, told in ((1, "= 1: expected a string"), ("x", "'x' is not allowed: a path that begins with / or ~")):
+    for wrong, told in ((1, "= 1: expected a string"), ("x", "is not allowed: a path from / or ~ on, not in /proc")):
         (tmp_path / "run_config.json").write_text(json.dumps({"env": {"games_path": wrong}}))
         assert visualize.main(["--run", str(tmp_path)]) == 2
         assert capsys.readouterr().err.splitlines()[-1].endswith(told)
