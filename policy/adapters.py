@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from policy.chat import ChatFormat
-from policy.model import ADAPTER_BYTES, ADAPTER_SECONDS, ON_CPU, check_folder, check_kind, must_lack_nothing
+from policy.model import ADAPTER_BYTES, ADAPTER_SECONDS, ON_CPU, check_folder, check_kind, must_be_used
 from utils import ConfigError, bounded
 
 AVERAGE_POWER = 7  # exponent of polynomial-decay averaging: it covers about the last eighth of the run so far
@@ -148,7 +148,7 @@ class Adapters:
             with bounded(ADAPTER_SECONDS, ADAPTER_BYTES):
                 found = self.peft_model.load_adapter(str(folder), adapter_name=name, is_trainable=False, **ON_CPU)
             try:
-                must_lack_nothing(found.missing_keys, f"adapter {folder}")
+                must_be_used(found, f"adapter {folder}")
             except ConfigError:
                 self.peft_model.delete_adapter(name)
                 raise

@@ -39,6 +39,16 @@ TEXTS = (".json", ".jinja", ".txt", ".model")  # files that libraries read whole
 HUB_SECONDS = 5.0  # until the Hub counts as out of reach
 ROOT = Path(__file__).parents[1]
 REWRITES_BASE = ("pissa", "olora", "loftq", "corda", "lora_ga")  # such ``init_lora_weights`` change the base
+# Settings of PEFT's that plain LoRA may have, or whose tensors are checked. Others act in ways of their own: they copy
+# or drop layers of the base (layer_replication), or wait for a token (alora_invocation_tokens).
+PLAIN = {
+    "peft_type", "task_type", "auto_mapping", "peft_version", "base_model_name_or_path", "revision", "inference_mode",
+    "r", "lora_alpha", "lora_dropout", "rank_pattern", "alpha_pattern", "use_rslora", "use_dora", "bias", "lora_bias",
+    "target_modules", "exclude_modules", "layers_to_transform", "layers_pattern", "fan_in_fan_out", "megatron_core",
+    "init_lora_weights", "eva_config", "corda_config", "loftq_config", "lora_ga_config", "runtime_config",
+    "modules_to_save", "trainable_token_indices", "ensure_weight_tying", "qalora_group_size",
+}  # fmt: skip
+USUAL_RANK = 1024  # PEFT makes room for any rank that a file names, which could fill the memory
 LORA = re.compile(r"\.lora_([AB]\.weight|B\.bias|magnitude_vector)$")  # how names of LoRA tensors end in a file
 ROPE_TYPES = ("default", "linear", "yarn", "llama3")  # others depend on the sequence length, so keys cannot be cached
 
@@ -62,7 +72,7 @@ class ModelConfig:
 class LoraConfig:
     """The adapter, in PEFT's terms. Without dropout: with it the ratio is not 1 before the first update."""
 
-    r: int = knob(16, min=1, max=1024)  # rank
+    r: int = knob(16, min=1, max=USUAL_RANK)  # rank
     lora_alpha: int = knob(32, min=1, max=2**20)  # the adapter is scaled by lora_alpha / r
     target_modules: tuple[str, ...] = knob(LINEARS, choices=LINEARS)  # linear layers that get an adapter
     first_layer: int = knob(
@@ -217,6 +227,10 @@ def check_kind(name: str) -> None:
 
     with _loading("adapter", name), bounded(ADAPTER_SECONDS, ADAPTER_BYTES):
         peft_config, tensors = peft.PeftConfig.from_pretrained(name), peft.load_peft_weights(name, **ON_CPU)
+        named = max(getattr(peft_config, "r", 0), *(getattr(peft_config, "rank_pattern", None) or {}).values(), 0)
+        held = max((len(tensor) for key, tensor in tensors.items() if ".lora_A." in key), default=0)
+        if named > max(held, USUAL_RANK):
+            raise ValueError(f"rank {named} is named and {held} is held")
     kind = getattr(peft_config.peft_type, "value", None)
     init = str(getattr(peft_config, "init_lora_weights", "")).lower()
     if kind != "LORA":
@@ -226,6 +240,9 @@ def check_kind(name: str) -> None:
             f"model.adapter: {name!r} changes the base (init_lora_weights {init!r}); allowed: LoRA that does not "
             "(convert it first: PEFT's path_initial_model_for_weight_conversion)"
         )
+    usual = vars(peft.LoraConfig())
+    if odd := [key for key, value in vars(peft_config).items() if key not in PLAIN and value != usual.get(key)]:
+        raise ConfigError(f"model.adapter: {name!r} is not plain LoRA: {odd[0]} is set in its adapter_config.json")
     if others := [key for key in tensors if not LORA.search(key) or "lm_head" in key]:
         more = "holds more than LoRA on linear layers below the output layer"
         raise ConfigError(f"model.adapter: {name!r} {more}: {others[0]}")
@@ -379,11 +396,17 @@ def whole(loaded: Any, source: str) -> Any:
     return model
 
 
-def must_lack_nothing(missing: Iterable[str], source: str) -> None:
+def must_be_used(found: Any, source: str) -> None:
+    """Raise ConfigError where PEFT missed weights in an adapter, or found some that it has no place for."""
+    must_lack_nothing(found.missing_keys, source)
+    must_lack_nothing(found.unexpected_keys, source, "holds weights that have no place in the model")
+
+
+def must_lack_nothing(missing: Iterable[str], source: str, problem: str = "lacks weights") -> None:
     """Raise ConfigError where weights are missing from what was loaded: libraries initialise them at random."""
     if names := sorted(missing):
         others = f" and {len(names) - 1} more" if names[1:] else ""
-        raise ConfigError(f"{source} lacks weights: {names[0]}{others}")
+        raise ConfigError(f"{source} {problem}: {names[0]}{others}")
 
 
 def check_layers(config: ModelConfig, lora: LoraConfig, architecture: Any) -> None:
@@ -409,7 +432,7 @@ def _put_adapter_on(base: Any, config: ModelConfig, lora: LoraConfig) -> Any:
     with _loading("adapter", config.adapter), bounded(ADAPTER_SECONDS, ADAPTER_BYTES):
         model = peft.PeftModel.from_pretrained(base, config.adapter, is_trainable=True, **ON_CPU)
         found = model.load_adapter(config.adapter, adapter_name="reference", is_trainable=False, **ON_CPU)
-    must_lack_nothing(found.missing_keys, f"model.adapter: {config.adapter!r}")
+    must_be_used(found, f"model.adapter: {config.adapter!r}")
     return model
 
 

@@ -173,13 +173,18 @@ def test_adapters_that_are_no_lora_or_change_the_base_are_refused(sound, tmp_pat
     policy = tiny_policy(tmp_path)
     before = {name: p.clone() for name, p in policy.peft_model.named_parameters()}
     kinds = [("peft_type", kind, "allowed: LORA") for kind in ("IA3", "LN_TUNING")]
+    kinds += [(key, value, f"is not plain LoRA: {key} is set in its adapter_config.json")
+              for key, value in (("layer_replication", [[0, 1]]), ("alora_invocation_tokens", [3]))]  # fmt: skip
+    kinds += [(key, value, "(rank 65536 is named and 4 is held)")
+              for key, value in (("r", 2**16), ("rank_pattern", {"q_proj": 2**16}))]  # fmt: skip
     kinds += [("init_lora_weights", init, "path_initial_model_for_weight_conversion)")
               for init in ("pissa", "pissa_niter_4", "OLoRA", "corda")]  # fmt: skip
     for n, (key, value, told) in enumerate(kinds):
         folder = shutil.copytree(sound["adapter"], tmp_path / str(n))
         edited("adapter_config.json", lambda c, key=key, value=value: c.update({key: value}))(folder)
         [said] = set(refusals(policy, folder))
-        assert said.startswith(f"model.adapter: '{folder}' ")
+        assert said.startswith("model.adapter: ")
+        assert f"'{folder}' " in said
         assert told in said
     after = dict(policy.peft_model.named_parameters())
     assert all(torch.equal(p, after.pop(name)) for name, p in before.items())
@@ -201,6 +206,13 @@ def test_what_would_be_in_an_adapter_and_not_be_trained_is_refused(tmp_path, opt
     for said in refusals(tiny_policy(tmp_path), tmp_path / "adapter"):
         assert "holds more than LoRA on linear layers below the output layer: base_model.model." in said
         assert named in said
+
+
+def test_an_adapter_for_more_layers_than_it_is_put_on_is_refused(sound, tmp_path):
+    folder = shutil.copytree(sound["adapter"], tmp_path / "adapter")
+    edited("adapter_config.json", lambda c: c.update(layers_to_transform=[0]))(folder)
+    for said in refusals(tiny_policy(tmp_path), folder):
+        assert " holds weights that have no place in the model: base_model.model.model.layers.1." in said
 
 
 def test_no_file_of_an_adapter_is_copied_over_what_players_share(sound, tmp_path):
