@@ -17,6 +17,7 @@ from typing import IO, Any
 
 from config.reader import blaming
 from envs.types import Episode
+from training.process import open_own
 from utils import naming, read_file, redact, write_file
 
 log = logging.getLogger(__name__)
@@ -54,7 +55,7 @@ class MetricsLog:
         damaged = {number: lines[number] for number in others if lines[number].endswith(b"\n")}
         if damaged:
             aside = self.path.with_name(f"damaged-{self.path.name}")
-            with aside.open("ab") as file:
+            with blaming("run.output_dir: ", OSError), _appending(aside) as file:
                 file.writelines(damaged.values())
             lines_named = reprlib.repr(list(damaged))
             log.warning("%s: lines %s are no rows in their order: set aside in %s", self.path, lines_named, aside)
@@ -63,7 +64,7 @@ class MetricsLog:
         if content and (lost := [n for n in range(1, step + 1) if n not in kept]):
             log.warning("%s: there are no rows of %d steps: %s", self.path, len(lost), reprlib.repr(lost))
         with blaming("run.output_dir: ", OSError):  # fail now if the run cannot append to it
-            self.path.open("ab").close()
+            _appending(self.path).close()
         return max(kept, default=0)
 
     def append(self, row: Mapping[str, Any]) -> None:
@@ -78,7 +79,7 @@ class MetricsLog:
 
     def _write(self) -> None:
         while self._waiting:
-            self._file = self._file or self.path.open("ab", buffering=0)
+            self._file = self._file or _appending(self.path, buffering=0)
             self._waiting = self._waiting[self._file.write(self._waiting) :]
 
     def sync(self) -> None:
@@ -95,6 +96,11 @@ class MetricsLog:
         if self._file:
             self._file.close()
             self._file = None
+
+
+def _appending(path: Path, **options: Any) -> Any:
+    """A file of the run, opened to append to it; OSError if it is a link, to a file of somebody else's, or a pipe."""
+    return os.fdopen(open_own(path, os.O_WRONLY | os.O_APPEND), "ab", **options)
 
 
 def _step_of(line: bytes) -> int | None:

@@ -51,7 +51,7 @@ class _RunLog(logging.FileHandler):
     """``run.log``: what was logged and shown, with timestamps. Its failures do not end the run."""
 
     def _open(self) -> Any:
-        return os.fdopen(_open_own(self.baseFilename, os.O_WRONLY | os.O_APPEND), "a", encoding="utf-8")
+        return os.fdopen(open_own(self.baseFilename, os.O_WRONLY | os.O_APPEND), "a", encoding="utf-8")
 
     def emit(self, record: logging.LogRecord) -> None:
         with contextlib.suppress(OSError):
@@ -61,7 +61,7 @@ class _RunLog(logging.FileHandler):
         pass
 
 
-def _open_own(path: str | Path, flags: int) -> int:
+def open_own(path: str | Path, flags: int) -> int:
     """Open or create a file, without following a link to another one or waiting for the reader of a pipe."""
     return os.open(path, flags | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
 
@@ -197,7 +197,7 @@ def lock_run(run_dir: str | Path, seen: list[str] | None = None) -> IO[str]:
     path = Path(run_dir) / ".lock"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        file = os.fdopen(_open_own(path, os.O_RDWR), "r+")
+        file = os.fdopen(open_own(path, os.O_RDWR), "r+")
     except OSError as exc:
         raise ConfigError(f"{run_dir}: cannot be written: {exc.strerror}") from exc
     try:

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 import utils
-from config.reader import ConfigError, blaming, config_dict, config_diff, knob, make, read_json
+from config.reader import ConfigError, blaming, config_dict, config_diff, knob, make, read_file, read_json
 from config.synonyms import GONE
 from curriculum import Curriculum, first_tasks
 from envs.client import is_number
@@ -32,7 +32,7 @@ from training import alarms
 from training.config import SECTIONS
 from training.loggers import Loggers
 from training.memory import checkpoint_bytes
-from training.metrics import MetricsLog, finite
+from training.metrics import MOST_BYTES, MetricsLog, finite
 from training.positions import state_shapes
 from training.process import StoppablePlayer, StopSignal, check_lock
 from training.ranks import Ranks
@@ -390,7 +390,7 @@ def set_aside(path: Path, copied: bool = False) -> str:
     names = itertools.chain([first], (first.with_stem(f"{first.stem}-{n}") for n in itertools.count(2)))
     target = next(name for name in names if not os.path.lexists(name))
     if copied:
-        utils.write_file(target, path.read_bytes())
+        utils.write_file(target, read_file(path, MOST_BYTES))
     else:
         path.rename(target)
     return target.name

@@ -24,6 +24,7 @@ from training.console import Console, progress_line
 from training.loggers import Loggers
 from training.metrics import MetricsLog
 from training.process import TOGETHER, StopSignal, lock_run, say_how_to_go_on
+from training.state import set_aside
 from utils import ConfigError
 
 ROOT = Path(__file__).parents[2]
@@ -89,6 +90,26 @@ def test_no_intact_row_is_lost_with_a_damaged_one(tmp_path, caplog, damage):
     assert [r.getMessage() for r in caplog.records] == ([told] if damage.strip() else [])
 
 
+@pytest.mark.parametrize("name", ["metrics.jsonl", "damaged-metrics.jsonl"])
+@pytest.mark.parametrize("make", [lambda path: path.symlink_to("mine"), os.mkfifo], ids=["link", "pipe"])
+def test_nothing_is_appended_through_a_link_or_to_a_pipe(tmp_path, name, make):
+    """A run of a stranger's could otherwise have its lines written into a file of one's own."""
+    mine, metrics = tmp_path / "mine", tmp_path / "metrics.jsonl"
+    mine.write_bytes(ROW % 1)
+    metrics.write_bytes(ROW % 1 + b"touch me\n")
+    (tmp_path / name).unlink(missing_ok=True)
+    make(tmp_path / name)
+    with pytest.raises(ConfigError, match=rf"{name}"):
+        MetricsLog(metrics).truncate_to(2)
+    assert mine.read_bytes() == ROW % 1
+
+
+def test_metrics_that_are_a_pipe_are_not_copied(tmp_path):
+    os.mkfifo(tmp_path / "metrics.jsonl")
+    with pytest.raises(ConfigError, match=r"metrics\.jsonl: cannot be read: is no regular file"):
+        set_aside(tmp_path / "metrics.jsonl", copied=True)
+
+
 @pytest.mark.parametrize("wrong", [2, 15, 55])
 def test_a_wrong_digit_of_a_step_costs_no_other_row(tmp_path, caplog, wrong):
     path = tmp_path / "metrics.jsonl"
@@ -122,14 +143,14 @@ def test_truncating_reports_what_is_missing(tmp_path):
 def test_rows_that_could_never_be_written_end_a_resume_at_once(tmp_path, monkeypatch):
     path = tmp_path / "metrics.jsonl"
     path.write_bytes(ROW % 1)
-    opened = Path.open
+    opened = os.open
 
-    def read_only(self, mode="r", *args, **options):
-        if "a" in mode:
-            raise PermissionError(errno.EACCES, "Permission denied", str(self))
-        return opened(self, mode, *args, **options)
+    def read_only(name, flags, *mode):
+        if flags & os.O_WRONLY:
+            raise PermissionError(errno.EACCES, "Permission denied", str(name))
+        return opened(name, flags, *mode)
 
-    monkeypatch.setattr(Path, "open", read_only)
+    monkeypatch.setattr(os, "open", read_only)
     with pytest.raises(ConfigError, match="Permission denied"):
         MetricsLog(path).truncate_to(1)
 
