@@ -7,6 +7,8 @@ import sys
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
+from config.reader import printable
+
 # Synonymous flags: a program declares one of a group, which its help shows, and accepts the others.
 ALIKE = (
     ("--run", "--checkpoint", "--checkpoint-dir", "--adapters"), ("--episodes", "--num-episodes"),
@@ -18,7 +20,7 @@ LONGEST = 1000  # characters of a message
 
 def one_line(message: object) -> str:
     """Join the lines of a message, and cut out its middle where it is too long."""
-    line = " ".join(str(message).split())
+    line = printable(" ".join(str(message).split()))
     return line if len(line) <= LONGEST else f"{line[: LONGEST // 2]} ... {line[-LONGEST // 2 :]}"
 
 

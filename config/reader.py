@@ -31,6 +31,11 @@ class ConfigError(ValueError):
     """A mistake of the user's, explained in one line. Programs print it and exit with 2."""
 
 
+def printable(text: str) -> str:
+    """The text as it may be shown: whatever a terminal would obey, but for ends of lines, stands there as an escape."""
+    return "".join(c if c.isprintable() or c == "\n" else ascii(c)[1:-1] for c in text)
+
+
 @contextlib.contextmanager
 def blaming(
     where: str = "", kinds: Any = ValueError, raising: Callable[[str], Exception] = ConfigError
@@ -39,8 +44,7 @@ def blaming(
     try:
         yield
     except kinds as error:
-        line = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in f"{where}{error}")  # in file names, say
-        raise raising(line) from error
+        raise raising(printable(f"{where}{error}").replace("\n", "\\n")) from error
 
 
 def knob(default: Any, *, min: Any = None, max: Any = None, above: Any = None, choices: Iterable[str] = ()) -> Any:

@@ -10,7 +10,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from config.reader import blaming
+from config.reader import blaming, printable
 from env_wrapper import Sequence as Tokens
 from envs.client import NO_ANSWER, NOT_SENT, HttpClient, bearer, one_line, parse, problem_of
 from envs.config import ADDRESS, EnvConfig
@@ -204,7 +204,7 @@ class Roster:
         if not names and not self.model:
             raise ConfigError("base: the base of what? name a checkpoint too, or --model")
         config = self.config(None if self.model else names[0])
-        label, policy = "_".join(self.model.split()) if self.model else "base", self._policy(config)
+        label, policy = _label(self.model) if self.model else "base", self._policy(config)
         origin = _origin(config, None) | {"base": identity(config.model, policy.base, policy.tokenizer)}
         return Contestant(label, origin, config.env, ModelPlayer(policy, "base"))
 
@@ -223,9 +223,9 @@ class Roster:
         base = identity(config.model, policy.base, policy.tokenizer)
         check_base(str(folder), base)
         digest = fingerprint(folder / WEIGHTS)["sha256"]
-        label = "_".join(f"{folder.resolve().parent.name}/{folder.name}".split())
+        label = _label(f"{folder.resolve().parent.name}/{folder.name}")
         if self._has_label(label):
-            label = "_".join(str(folder).split())
+            label = _label(str(folder))
         origin = _origin(config, digest) | {"base": base}
         return Contestant(label, origin, config.env, ModelPlayer(policy, adapter), str(folder))
 
@@ -239,7 +239,12 @@ class Roster:
         temperature, most = 0.0 if self.greedy else config.ppo.temperature, config.ppo.max_new_tokens
         player = ChatPlayer(address, self.model, temperature, None if most == UNLIMITED else most, self.seed)
         origin = player.settings | {"url": address} | _programs(config)
-        return Contestant("_".join(self.model.split()), origin, config.env, player)
+        return Contestant(_label(self.model), origin, config.env, player)
+
+
+def _label(name: str) -> str:
+    """A name as tables show it, one word."""
+    return printable("_".join(name.split()))
 
 
 def _is_path(name: str) -> bool:

@@ -7,6 +7,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import IO, Any
 
+from config.reader import printable
 from utils import redact
 
 QUIET_SECONDS = 10.0  # between two plain lines of progress
@@ -25,6 +26,10 @@ COLUMNS = (
 )  # fmt: skip
 
 log = logging.getLogger(__name__)
+
+
+def _shown(text: str) -> str:
+    return printable(redact(text))
 
 
 class Console:
@@ -95,9 +100,9 @@ class Console:
         """Print a permanent line, above the picture if there is one."""
         log.debug("%s", text)
         if self._drawn:
-            self._rich.print(redact(text))  # which breaks lines between words
+            self._rich.print(_shown(text))  # which breaks lines between words
         else:
-            print(redact(text), file=self._stream, flush=True)
+            print(_shown(text), file=self._stream, flush=True)
 
     def close(self) -> None:
         """Stop updating the picture; later lines are printed below it."""
@@ -134,7 +139,7 @@ class Console:
             parts.append(Text("score ").append(sparkline(scores, width - 24), style="cyan").append(ends))
         line = Table.grid(padding=(0, 1))
         bar = ProgressBar(total=max(self.total, 1), completed=self.done, width=20 if width >= WIDE else 8)
-        note = " · ".join(filter(None, (redact(self._note), self._left)))
+        note = " · ".join(filter(None, (_shown(self._note), self._left)))
         line.add_row(bar, f"{self.done:,}/{self.total:,}", Text(note, overflow="ellipsis", no_wrap=True))
         return Group(*parts, line)
 
@@ -151,7 +156,7 @@ class Console:
             table.add_column(head, justify="right", no_wrap=True)
         table.add_column("stage", no_wrap=True, overflow="ellipsis")
         for row in self._rows:
-            stage = Text(redact(str(row["stage"]))).append("".join(f" !{a}" for a in row.get("alarms", ())), "bold red")
+            stage = Text(_shown(str(row["stage"]))).append("".join(f" !{a}" for a in row.get("alarms", ())), "bold red")
             stage.truncate(max(left, 1), overflow="ellipsis")
             table.add_row(*(number(row.get(key), form) for _, key, form in shown), stage)
         return table

@@ -25,6 +25,7 @@ from types import FrameType
 from typing import IO, Any, NoReturn
 
 from config.flags import one_line
+from config.reader import printable
 from envs.types import Action, InterruptedRolloutError, Query
 from utils import CheckpointError, ConfigError, checkpoints_in, redact, sweep
 
@@ -44,7 +45,7 @@ class TrainingError(ProgramError):
 
 class _Redacted(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
-        return redact(super().format(record))
+        return printable(redact(super().format(record)))
 
 
 class _RunLog(logging.FileHandler):

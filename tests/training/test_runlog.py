@@ -468,6 +468,23 @@ def test_logs_and_tracebacks_hold_no_secret():
     assert "canary" not in error.replace('"hf_canary"', "")  # the quoted one is this test's own source line
 
 
+def test_nothing_that_is_shown_commands_the_terminal(tmp_path, capsys):
+    """What strangers name their files, stages and games."""
+    code = r"""
+        import logging
+        from training import process
+        process.setup_logging()
+        logging.getLogger("x").warning("%s", "\x1b]0;title\x07 two\nlines")
+        def fail():
+            raise process.ConfigError("\x1b[2J")
+        process.run_program(fail)
+    """
+    error = python(code).communicate(timeout=60)[1]
+    assert error == "WARNING: \\x1b]0;title\\x07 two\nlines\nerror: \\x1b[2J\n"
+    Console(2, stream=sys.stdout).say("stage \x1b[31m\nof two lines")
+    assert capsys.readouterr().out == "stage \\x1b[31m\nof two lines\n"
+
+
 # --------------------------------------------------------------------------------------------------------------- wandb
 
 
