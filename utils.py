@@ -8,12 +8,9 @@ import logging
 import math
 import os
 import re
-import resource
 import shutil
-import signal
 import struct
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
@@ -24,8 +21,6 @@ from importlib import metadata
 from itertools import islice
 from pathlib import Path
 from typing import Any, SupportsIndex
-
-import psutil
 
 from config.reader import ConfigError, load_config, read_file, read_json  # noqa: F401, load_config is re-exported
 from games import NAMES
@@ -107,33 +102,6 @@ def in_threads(function: Callable[[Any], Any], items: Iterable[Any], at_once: in
         return results
     finally:
         pool.shutdown(wait=False, cancel_futures=True)
-
-
-@contextmanager
-def bounded(seconds: float, spare_bytes: int) -> Iterator[None]:
-    """Limit the time (TimeoutError) and the memory (MemoryError) a library may spend on an untrusted file.
-
-    Has no effect outside of the main thread, where signals are not delivered.
-    """
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def late(number: int, frame: Any) -> None:
-        raise TimeoutError(f"it takes more than {seconds:g} s")
-
-    limits, held = resource.getrlimit(resource.RLIMIT_AS), psutil.Process().memory_info().vms
-    room = min(size for size in (held + spare_bytes, *limits) if size != resource.RLIM_INFINITY)
-    room = room if sys.platform == "linux" else limits[0]  # other systems count reserved address space
-    before = signal.signal(signal.SIGALRM, late)
-    resource.setrlimit(resource.RLIMIT_AS, (room, limits[1]))
-    signal.setitimer(signal.ITIMER_REAL, seconds)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
-        resource.setrlimit(resource.RLIMIT_AS, limits)
 
 
 def write_directory(target: Path, fill: Callable[[Path], object]) -> Path:

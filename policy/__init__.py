@@ -5,7 +5,7 @@ read and written · ``chat`` text to tokens, and the tree of legal answers · ``
 tokens through the layers: rows as a ``tree``, a layer's parts in ``lora`` (products with their adapters), ``attention``
 and ``layers``, keys and values in the ``cache``, what the layers below all adapters make of tokens in ``lower`` ·
 ``cpu_memory`` what is freed · ``vocabulary`` the output layer over all words · ``rehearsal``, ``state_head`` what else
-an update teaches · ``vllm_player`` where ``vllm_server``s answer.
+an update teaches · ``bounded`` what templates and adapters may cost · ``vllm_player`` where ``vllm_server``s answer.
 Only this package imports transformers, peft, bitsandbytes and trl, but for the few that pyproject.toml names.
 """
 

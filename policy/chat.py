@@ -12,7 +12,8 @@ from typing import Any
 
 from envs.client import one_line
 from envs.types import Message
-from utils import ConfigError, bounded
+from policy.bounded import apart
+from utils import ConfigError
 
 TEMPLATE_SECONDS, TEMPLATE_BYTES = 5.0, 2**31  # limits on rendering a few words
 TEMPLATE_CHARACTERS = 2**16
@@ -22,6 +23,8 @@ END = "."  # stands for the end-of-turn token in an answer
 DIGITS = "0123456789"
 ANSWER_CHARS = END + DIGITS
 KEPT_CHARACTERS = 2**13  # longest text whose tokens are cached; longer ones, from a server, are rare or do not fit
+
+_rendered: dict[str, str] = {}  # by template, words and messages: a process each is slow where models share them
 
 
 def _cached(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -80,16 +83,20 @@ class ChatFormat:
 
     def _render(self, messages: list[Message], options: dict[str, bool] = ASKED) -> str:
         """Apply the template, a program by whoever made the model: it may fail, or never end."""
-        options = {"tokenize": False, "add_generation_prompt": True, **options}
+
+        def rendered() -> str:
+            text = self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True, **options)
+            if len(text) > TEMPLATE_CHARACTERS:
+                raise ValueError(f"it makes {len(text):,} characters of a few words")
+            return text
+
+        key = str((self.tokenizer.chat_template, self.tokenizer.special_tokens_map, messages, options))
         try:
-            with bounded(TEMPLATE_SECONDS, TEMPLATE_BYTES):
-                text = self.tokenizer.apply_chat_template(messages, **options)
-        except Exception as error:  # whatever the template raises, or ``bounded``
-            cause = one_line(f"{type(error).__name__} {error}")
-            raise ConfigError(f"model.model_name: its chat template fails: {cause}") from error
-        if len(text) > TEMPLATE_CHARACTERS:
-            raise ConfigError(f"model.model_name: its chat template makes {len(text):,} characters of a few words")
-        return text
+            if key not in _rendered:
+                _rendered[key] = apart(rendered, TEMPLATE_SECONDS, TEMPLATE_BYTES)
+            return _rendered[key]
+        except RuntimeError as error:
+            raise ConfigError(f"model.model_name: its chat template fails: {one_line(str(error))}") from error
 
     def _parts(self) -> list[str]:
         """The texts before, between and after a system, a user, an assistant and a last user message."""

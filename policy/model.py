@@ -21,7 +21,8 @@ from torch import nn
 from config.reader import ConfigError, knob, read_file
 from games import own_digest
 from policy import cpu_memory
-from utils import bounded, fingerprint, in_threads, verify_checkpoint
+from policy.bounded import bounded
+from utils import fingerprint, in_threads, verify_checkpoint
 
 log = logging.getLogger(__name__)
 

@@ -35,6 +35,8 @@ TEMPLATES = {
     "a long text": "{{ 'a' * 10 ** 11 }}",
     "a wide format": "{{ '%999999999999d' % 1 }}",
     "the messages, many times": "{% for i in range(99999) %}{{ messages }}{% endfor %}",
+    "a comparison that no signal ends": "{% set at = namespace(a=[1], b=[1]) %}{% for i in range(60) %}"
+    "{% set at.a = [at.a, at.a] %}{% set at.b = [at.b, at.b] %}{% endfor %}{{ at.a == at.b }}",
     "recursion": "{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}",
     "nothing": " ",
     "no turns": "hello",
@@ -155,6 +157,14 @@ def test_no_folder_hangs_or_is_more_than_a_line(sound, tmp_path, monkeypatch, ca
     assert "Traceback" not in capfd.readouterr().err
     print(f"\n{len(ALL)} hostile folders, {ends.total()} loaded: {dict(ends)}")
     assert ends["refused"] >= 9
+
+
+def test_a_template_that_no_signal_ends_is_killed(sound, tmp_path, monkeypatch):
+    monkeypatch.setattr("policy.chat.TEMPLATE_SECONDS", 0.1)
+    folder = shutil.copytree(sound["model_name"], tmp_path / "model")
+    MODELS["template: a comparison that no signal ends"](folder)
+    with pytest.raises(ConfigError, match=r"its chat template fails: TimeoutError it takes more than 0\.1 s$"):
+        load_policy(micro_config(tmp_path, model={"model_name": str(folder)}))
 
 
 def refusals(policy, folder):
