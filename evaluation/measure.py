@@ -24,6 +24,7 @@ from envs.types import Action, Episode, Player, PromptTooLongError, Query, Task
 from evaluation.intervals import mean_interval, pair_means, paired_difference, whole_pairs
 from games import CONFIGS_PER_GAME, decode_task_id
 from training.process import ProgramError
+from utils import redact
 
 tabulate.MIN_PADDING = 0  # columns no wider than they need to be
 
@@ -96,7 +97,7 @@ class GameResult:
 def outcome(episode: Episode) -> Row:
     """How an episode ended: outcome and score, or the error where it failed."""
     if episode.outcome == "failed":
-        return {"outcome": "failed", "score": None, "error": episode.info["error"]}
+        return {"outcome": "failed", "score": None, "error": redact(episode.info["error"])}
     return {"outcome": episode.outcome, "score": episode.score}
 
 

@@ -52,7 +52,7 @@ from training.config import narrowed
 from training.console import Console
 from training.metrics import finite
 from training.process import ProgramError, at_least, device_errors, leave, must_be_writable, run_program
-from utils import CheckpointError, ConfigError, write_file
+from utils import CheckpointError, ConfigError, redact, write_file
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -177,14 +177,15 @@ class Contest:
         return {game: [(first, first)] for game, first in firsts.items() if game in STRENGTH}
 
     def settings(self, opponents: Sequence[Contestant]) -> dict[str, Any]:
-        """All that determines the games: the head of the --output file, which only the same settings continue."""
+        """All that determines the games, without secrets: the head of --output, which only they continue."""
         args = self.args
-        return {"players": [p.origin | {"label": p.label, "env": vars(p.env)} for p in [*self.players, *opponents]],
-                "games": self.rows, "num_episodes": args.episodes,
-                **({"exploit": args.exploit, "exploit_steps": args.exploit_steps,
-                    "config": [read_json(file) for file in args.config]} if args.exploit else {}),
-                "own_games": own_digest(), "seed": args.seed, "greedy": args.greedy, "protocol": args.protocol,
-                "set": args.set, "games_at_once": args.games_at_once}  # fmt: skip
+        return redact({
+            "players": [p.origin | {"label": p.label, "env": vars(p.env)} for p in [*self.players, *opponents]],
+            "games": self.rows, "num_episodes": args.episodes,
+            **({"exploit": args.exploit, "exploit_steps": args.exploit_steps,
+                "config": [read_json(file) for file in args.config]} if args.exploit else {}),
+            "own_games": own_digest(), "seed": args.seed, "greedy": args.greedy, "protocol": args.protocol,
+            "set": args.set, "games_at_once": args.games_at_once}, words=False)  # fmt: skip
 
     @contextmanager
     def arena(self, opponents: Sequence[Contestant], matches: int) -> Iterator[Arena]:

@@ -55,7 +55,7 @@ from training.console import Console
 from training.memory import checkpoint_bytes, with_less_memory
 from training.preflight import exact_tasks, say_answers
 from training.process import at_least, leave, must_be_writable, run_program
-from utils import CheckpointError, in_threads, need_space, uniform, write_directory
+from utils import CheckpointError, in_threads, need_space, redact, uniform, write_directory
 
 _MOVE, _EXPLORE = 201, 202  # first keys of random streams
 GAMES_AT_ONCE = 256
@@ -253,7 +253,8 @@ def run(args: argparse.Namespace) -> None:
 
     def fill(folder: Path) -> None:
         policy.save(folder)
-        (folder / "run_config.json").write_text(json.dumps(config_dict(vars(config)), indent=1))  # for evaluate.py
+        known = redact(config_dict(vars(config)), words=False)
+        (folder / "run_config.json").write_text(json.dumps(known, indent=1))  # for evaluate.py
 
     output = _free(args.output)
     write_directory(Path(output).resolve(), fill)  # before the evaluation, which may fail

@@ -72,6 +72,17 @@ def test_where_the_report_goes_is_looked_at_first_and_a_cut_off_adapter_is_a_lin
     assert error.count("\n") == 1
 
 
+def test_no_secret_of_the_environment_is_in_results(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("HF_TOKEN", "canary-0123456789")
+    files = tmp_path / "games.jsonl", tmp_path / "tables.json"
+    args = ["--checkpoint", "random", "--games", "kuhn_poker", "--episodes", "2", "--output", str(files[0])]
+    args += ["--json", str(files[1]), "--set", "env.env_url=http://127.0.0.1:9/canary-0123456789"]
+    for _ in range(2):  # the second continues the first
+        assert evaluate.main(args) == 0
+        assert all("127.0.0.1:9/[redacted]" in file.read_text() for file in files)
+        assert not any("canary" in file.read_text() for file in files)
+
+
 def command(*args, games=("kuhn_poker", "leduc_poker"), episodes=20):
     return [*args, *(["--games", *games] if games else []), "--num_episodes", str(episodes), "--games_at_once", "8"]
 

@@ -135,7 +135,7 @@ def test_a_warm_start_is_legal_and_better_and_ppo_goes_on_from_it(tmp_path, caps
 
 
 def test_two_with_one_output_keep_both(tmp_path, monkeypatch, capsys):
-    """Both find the name free at their start; the later one to end must not replace the other's adapter."""
+    """Both find the name free at their start; the later one to end must not replace the other's adapter. No secret."""
     config = micro_file(
         tmp_path, ppo={"eval_games": 2}, curriculum={"stages": [{"name": "one", "games": ["kuhn_poker"]}]}
     )
@@ -146,7 +146,10 @@ def test_two_with_one_output_keep_both(tmp_path, monkeypatch, capsys):
         (out / "adapter_model.safetensors").write_text("of another one")
 
     monkeypatch.setattr(warmstart, "clone", clone)
-    assert main(["--config", config, "--teacher", "cfr:5", "--episodes", "4", "--output", f"{out}/"]) == 0
+    monkeypatch.setenv("HF_TOKEN", "canary-0123456789")
+    secret = ["--set", "env.env_url=http://127.0.0.1:9/canary-0123456789"]
+    assert main(["--config", config, "--teacher", "cfr:5", "--episodes", "4", "--output", f"{out}/", *secret]) == 0
+    assert "127.0.0.1:9/[redacted]" in (tmp_path / "warm-2" / "run_config.json").read_text()
     assert (out / "adapter_model.safetensors").read_text() == "of another one"
     assert (tmp_path / "warm-2" / "adapter_model.safetensors").is_file()
     assert f"adapter: {out}-2\n" in capsys.readouterr().out
