@@ -10,6 +10,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from config.reader import blaming
 from envs.client import one_line
 from envs.types import Message
 from policy.bounded import apart
@@ -51,7 +52,11 @@ class ChatFormat:
         self._first = _cached(self._encode_first)
         # Characters of ANSWER_CHARS -> their tokens; the same list each time.
         self.answers_of = lru_cache(maxsize=4096)(lambda chars: [self.answer_ids[char] for char in chars])
-        parts = self._parts()
+        with blaming("model.model_name: its tokenizer gives no tokens: ", (LookupError, TypeError)):
+            self._take_apart(ends)
+
+    def _take_apart(self, ends: int | list[int] | None) -> None:
+        tokenizer, parts = self.tokenizer, self._parts()
         if parts[2] != parts[4]:
             tokenizer.chat_template = self._prefix_preserving()
             parts = self._parts()

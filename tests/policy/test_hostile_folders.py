@@ -103,6 +103,9 @@ MODELS = {
        for name in ("config.json", "tokenizer.json", "model.safetensors") for make in (os.mkfifo, zeros)},
     **{f"{name} {data[:5]!r}": written(name, data) for name in ("config.json", "tokenizer.json")
        for data in (b"", b"[" * 10**5, b"\xff\x00", b'{"a": ' + b"9" * 5000 + b"}")},
+    "no token for a digit": edited("tokenizer.json", lambda c: c.update(
+        model={"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "u"})),
+    "a length of words": edited("tokenizer_config.json", lambda c: c.update(model_max_length="x")),
     "no tokenizer.json": lambda folder: (folder / "tokenizer.json").unlink(),
     "weights of a great header": written("model.safetensors", b"\xff" * 8 + b"{}"),
     "weights without bytes": written("model.safetensors", b""),
@@ -164,6 +167,14 @@ def test_a_template_that_no_signal_ends_is_killed(sound, tmp_path, monkeypatch):
     folder = shutil.copytree(sound["model_name"], tmp_path / "model")
     MODELS["template: a comparison that no signal ends"](folder)
     with pytest.raises(ConfigError, match=r"its chat template fails: TimeoutError it takes more than 0\.1 s$"):
+        load_policy(micro_config(tmp_path, model={"model_name": str(folder)}))
+
+
+@pytest.mark.parametrize("name", ["no token for a digit", "a length of words"])
+def test_a_tokenizer_that_gives_no_tokens_is_refused(sound, tmp_path, name):
+    folder = shutil.copytree(sound["model_name"], tmp_path / "model")
+    MODELS[name](folder)
+    with pytest.raises(ConfigError, match=r"^model\.model_name: its tokenizer gives no tokens: "):
         load_policy(micro_config(tmp_path, model={"model_name": str(folder)}))
 
 
