@@ -39,6 +39,8 @@ from utils import ConfigError, read_file, read_json, write_file
 ASSETS = Path(__file__).resolve().parent / "report"
 MAX_POINTS = 1500  # of a line
 MAX_EPISODES = 200  # of a run on the page: the latest
+MAX_LINES = 100  # of a panel and run
+MAX_NAME = 40  # characters of the name of a line or stage: charts with longer ones take minutes
 LONGEST = 1e9  # seconds of a run that are shown
 # Okabe and Ito's colour-blind-safe palette (Okabe & Ito 2008, "Color Universal Design"), best on white first.
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
@@ -100,8 +102,8 @@ class RunData:
     def stages(self) -> list[tuple[float, str]]:
         """(step, text) of each stage change: the stage entered, and why."""
         changes = [row for row in self.rows if row.get("stage_change")]
-        keys = ("stage_change", "stage_reason")
-        return [(row["step"], ": ".join(str(row[key]) for key in keys if row.get(key))) for row in changes]
+        keys = (("stage_change", MAX_NAME), ("stage_reason", 5 * MAX_NAME))
+        return [(row["step"], ": ".join(str(row[key])[:most] for key, most in keys if row.get(key))) for row in changes]
 
     @property
     def window(self) -> int:
@@ -223,7 +225,7 @@ def panel_lines(panel: Panel, runs: Sequence[RunData]) -> list[dict[str, Any]]:
         present = dict.fromkeys(key for row in run.rows for key in row)
         prefixes = tuple(key for key in panel.keys if key.endswith("/"))
         keys = [key for key in present if key in panel.keys or (prefixes and key.startswith(prefixes))]
-        for key in sorted(keys) if prefixes else sorted(keys, key=panel.keys.index):
+        for key in (sorted(keys) if prefixes else sorted(keys, key=panel.keys.index))[:MAX_LINES]:
             points = [(row["step"], row[key]) for row in run.rows if is_number(row.get(key))]
             if not points:
                 continue
@@ -242,7 +244,7 @@ def panel_lines(panel: Panel, runs: Sequence[RunData]) -> list[dict[str, Any]]:
         found = [part for part in found if part[-1]]
     keys = list(dict.fromkeys(key for _, key, *_ in found))
     for index, key, line, _ in found:
-        name, run_name, place = key.split("/", 1)[-1], runs[index].name, keys.index(key)
+        name, run_name, place = key.split("/", 1)[-1][:MAX_NAME], runs[index].name, keys.index(key)
         dash = index * math.ceil(len(keys) / len(PALETTE)) + place // len(PALETTE)
         if len(keys) == 1:
             line |= {"colour": index, "dash": 0, "label": run_name if len(runs) > 1 else name}

@@ -22,8 +22,9 @@ function short(v, digits = 3) {
 function ticks(low, high, count) {
   const raw = (high - low) / count, power = 10 ** Math.floor(Math.log10(raw));
   const step = [1, 2, 2.5, 5, 10].map((m) => m * power).find((s) => s >= raw * 0.999);
-  const found = [];
-  for (let i = Math.ceil(low / step - 1e-9); i * step <= high + step * 1e-9; i++) found.push(Number((i * step).toPrecision(12)));
+  const first = Math.ceil(low / step - 1e-9), found = [];
+  // Beyond 2 ** 53, counting on from ``first`` would never get any further.
+  for (let i = 0; i < 4 * count && (first + i) * step <= high + step * 1e-9; i++) found.push(Number(((first + i) * step).toPrecision(12)));
   return found;
 }
 

@@ -14,10 +14,18 @@ BOARDS = ("Values are 2 * score - 1 against uniform random, in [-1, 1]; share is
           "interval that of sampled play, lies between random play (0) and the best response (1).")  # fmt: skip
 
 
-def plain(value: Any, most: int = 300) -> str:
-    """Any text, whoever wrote it, as one cell of a table: on one line, without markup, at most so many characters."""
-    text = " ".join(str(value).split()).replace("|", "/").replace("<", "&lt;")
+HARMLESS = str.maketrans({"|": "/", "<": "&lt;", "[": "&#91;"})
+
+
+def one_line(value: Any, most: int = 300) -> str:
+    """Any text on one line, at most so many characters."""
+    text = " ".join(str(value).split())
     return text if len(text) <= most else text[: most - 3] + "..."
+
+
+def plain(value: Any) -> str:
+    """Any text, whoever wrote it, as one cell of a table: no links, pictures or other markup of its own."""
+    return one_line(value).translate(HARMLESS)
 
 
 def table(rows: Sequence[Sequence[Any]]) -> str:
@@ -60,7 +68,7 @@ def page(name: str, about: Sequence[tuple[str, str]], versions: Any, summary: di
         parts += [f"Mean share of the ceiling, {some}: {share:.3f}{within}"] if is_number(share) else []
     parts += ["## Curves", "![curves](curves.png)"]
     if config:
-        lines = [f"* `{plain(line).replace('`', '')}`" for line in differing(config)]
+        lines = [f"* `{one_line(line).replace('`', '')}`" for line in differing(config)]
         parts += ["## Settings that differ from the defaults", "\n".join(lines) or "None."]
     if isinstance(versions, dict):
         parts += ["## Versions", ", ".join(f"{plain(k)} {plain(v)}" for k, v in versions.items())]

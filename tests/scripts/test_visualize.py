@@ -530,6 +530,25 @@ def test_the_readout_is_of_the_step_under_the_cursor():
     assert late == "step 300 · a: hard · b: late a – b 0.3"
 
 
+@pytest.mark.skipif(not shutil.which("node"), reason="no Node here")
+def test_steps_too_large_to_count_on_from_have_marks_all_the_same():
+    script = f"{CHARTS}; console.log(ticks({2**60}, {2**60 + 256}, 5).length < 30, ticks(0, 10, 5).join(' '))"
+    said = subprocess.run(["node", "-e", script], capture_output=True, text=True, check=True, timeout=5).stdout
+    assert said == "true 0 2 4 6 8 10\n"
+
+
+def test_names_and_their_number_are_bounded(tmp_path):
+    """Charts of longer or of more ones take minutes, or never end."""
+    games = {"score/" + "a" * 10**5: 1.0} | {f"score/b{n}": 1.0 for n in range(1500)}
+    rows = [{"step": n, "stage_change": "s" * 10**5, "stage_reason": "r" * 10**5} | games for n in (1, 2)]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    run = visualize.load_run(tmp_path)
+    lines = visualize.panels([run])[0]["lines"]
+    assert len(lines) == visualize.MAX_LINES
+    assert max(len(line["label"]) for line in lines) == visualize.MAX_NAME
+    assert max(len(text) for _, text in run.stages) == 6 * visualize.MAX_NAME + 2
+
+
 def test_the_exact_value_of_a_page_is_the_one_after_training():
     games = {"hex": {"before": 0.1, "after": 0.2, "exact_before": 0.125, "exact_after": 0.25}}
     head, _, row = markdown.results(games).splitlines()
@@ -563,6 +582,13 @@ def test_numbers_that_cannot_be_drawn_are_told_in_one_line(tmp_path, capsys):
         assert visualize.main(["--run", str(tmp_path)]) == 1
     assert capsys.readouterr().err.startswith("error: no curves.png: ")
     assert (tmp_path / "report.md").exists()
+
+
+def test_text_of_others_links_to_nothing_in_the_pasted_page():
+    evil = "![x](http://127.0.0.1/seen) [y](javascript:z)"
+    text = markdown.page(evil, [("model", evil)], {evil: evil}, {"games": {evil: {"after": 0.5, "interval": evil}}}, {})
+    assert [line for line in text.splitlines() if "[" in line] == [markdown.BOARDS, "![curves](curves.png)"]
+    assert markdown.page("run", [], {}, {}, {"env": {"x": ["<2>"]}}).count("`env.x: null -> ['<2>']`") == 1
 
 
 def test_text_of_others_cannot_break_the_pasted_page():
