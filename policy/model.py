@@ -40,10 +40,9 @@ TEXTS = (".json", ".jinja", ".txt", ".model")  # files that libraries read whole
 HUB_SECONDS = 5.0  # until the Hub counts as out of reach
 ROOT = Path(__file__).parents[1]
 REWRITES_BASE = ("pissa", "olora", "loftq", "corda", "lora_ga")  # such ``init_lora_weights`` change the base
-# Settings of PEFT's that plain LoRA may have, or whose tensors are checked. Others act in ways of their own: they copy
-# or drop layers of the base (layer_replication), or wait for a token (alora_invocation_tokens).
+# Settings that plain LoRA may have, or whose tensors are checked. Others act in ways of their own: they drop layers of
+# the base (layer_replication), or wait for a token (alora_invocation_tokens).
 PLAIN = {
-    "peft_type", "task_type", "auto_mapping", "peft_version", "base_model_name_or_path", "revision", "inference_mode",
     "r", "lora_alpha", "lora_dropout", "rank_pattern", "alpha_pattern", "use_rslora", "use_dora", "bias", "lora_bias",
     "target_modules", "exclude_modules", "layers_to_transform", "layers_pattern", "fan_in_fan_out", "megatron_core",
     "init_lora_weights", "eva_config", "corda_config", "loftq_config", "lora_ga_config", "runtime_config",
@@ -241,8 +240,8 @@ def check_kind(name: str) -> None:
             f"model.adapter: {name!r} changes the base (init_lora_weights {init!r}); allowed: LoRA that does not "
             "(convert it first: PEFT's path_initial_model_for_weight_conversion)"
         )
-    usual = vars(peft.LoraConfig())
-    if odd := [key for key, value in vars(peft_config).items() if key not in PLAIN and value != usual.get(key)]:
+    usual, told = vars(peft.LoraConfig()), PLAIN | vars(peft.PeftConfig()).keys()
+    if odd := [key for key, value in vars(peft_config).items() if key not in told and value != usual.get(key)]:
         raise ConfigError(f"model.adapter: {name!r} is not plain LoRA: {odd[0]} is set in its adapter_config.json")
     if others := [key for key in tensors if not LORA.search(key) or "lm_head" in key]:
         more = "holds more than LoRA on linear layers below the output layer"

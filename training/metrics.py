@@ -55,7 +55,7 @@ class MetricsLog:
         damaged = {number: lines[number] for number in others if lines[number].endswith(b"\n")}
         if damaged:
             aside = self.path.with_name(f"damaged-{self.path.name}")
-            with blaming("run.output_dir: ", OSError), _appending(aside) as file:
+            with blaming("run.output_dir: ", OSError), open(aside, "ab", opener=open_own) as file:
                 file.writelines(damaged.values())
             lines_named = reprlib.repr(list(damaged))
             log.warning("%s: lines %s are no rows in their order: set aside in %s", self.path, lines_named, aside)
@@ -64,7 +64,7 @@ class MetricsLog:
         if content and (lost := [n for n in range(1, step + 1) if n not in kept]):
             log.warning("%s: there are no rows of %d steps: %s", self.path, len(lost), reprlib.repr(lost))
         with blaming("run.output_dir: ", OSError):  # fail now if the run cannot append to it
-            _appending(self.path).close()
+            open(self.path, "ab", opener=open_own).close()
         return max(kept, default=0)
 
     def append(self, row: Mapping[str, Any]) -> None:
@@ -79,7 +79,7 @@ class MetricsLog:
 
     def _write(self) -> None:
         while self._waiting:
-            self._file = self._file or _appending(self.path, buffering=0)
+            self._file = self._file or open(self.path, "ab", 0, opener=open_own)  # noqa: SIM115, as long as the run
             self._waiting = self._waiting[self._file.write(self._waiting) :]
 
     def sync(self) -> None:
@@ -96,11 +96,6 @@ class MetricsLog:
         if self._file:
             self._file.close()
             self._file = None
-
-
-def _appending(path: Path, **options: Any) -> Any:
-    """A file of the run, opened to append to it; OSError if it is a link, to a file of somebody else's, or a pipe."""
-    return os.fdopen(open_own(path, os.O_WRONLY | os.O_APPEND), "ab", **options)
 
 
 def _step_of(line: bytes) -> int | None:

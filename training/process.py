@@ -52,7 +52,7 @@ class _RunLog(logging.FileHandler):
     """``run.log``: what was logged and shown, with timestamps. Its failures do not end the run."""
 
     def _open(self) -> Any:
-        return os.fdopen(open_own(self.baseFilename, os.O_WRONLY | os.O_APPEND), "a", encoding="utf-8")
+        return open(self.baseFilename, "a", encoding="utf-8", opener=open_own)
 
     def emit(self, record: logging.LogRecord) -> None:
         with contextlib.suppress(OSError):
@@ -63,7 +63,7 @@ class _RunLog(logging.FileHandler):
 
 
 def open_own(path: str | Path, flags: int) -> int:
-    """Open or create a file, without following a link to another one or waiting for the reader of a pipe."""
+    """Open or create a file of a run, as an ``opener``; OSError: a link to another file, or a pipe that nobody reads."""
     return os.open(path, flags | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
 
 
@@ -198,7 +198,7 @@ def lock_run(run_dir: str | Path, seen: list[str] | None = None) -> IO[str]:
     path = Path(run_dir) / ".lock"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        file = os.fdopen(open_own(path, os.O_RDWR), "r+")
+        file = open(path, "r+", opener=open_own)  # noqa: SIM115, as long as the run
     except OSError as exc:
         raise ConfigError(f"{run_dir}: cannot be written: {exc.strerror}") from exc
     try:
