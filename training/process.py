@@ -63,7 +63,7 @@ class _RunLog(logging.FileHandler):
 
 
 def open_own(path: str | Path, flags: int) -> int:
-    """Open or create a file of a run, as an ``opener``; OSError: a link to another file, or a pipe that nobody reads."""
+    """Open or create a file of a run, an ``opener``; OSError: a link to another file, a pipe that nobody reads."""
     return os.open(path, flags | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
 
 
