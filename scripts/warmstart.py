@@ -237,7 +237,7 @@ def run(args: argparse.Namespace) -> None:
     with blaming("--output ", CheckpointError):
         need_space(Path(args.output), size)
     before = _measure(policy, config, tasks_shown)
-    curriculum, seed = config.curriculum, config.run.seed
+    curriculum, seed, shown = config.curriculum, config.run.seed, redact(config_dict(vars(config)), words=False)
     stages = [Curriculum(replace(curriculum, stages=(stage,)), seed) for stage in curriculum.stages]
     tasks = [stages[i % len(stages)].next(i) for i in range(args.episodes)]
     episodes: list[Episode] = []
@@ -253,8 +253,7 @@ def run(args: argparse.Namespace) -> None:
 
     def fill(folder: Path) -> None:
         policy.save(folder)
-        known = redact(config_dict(vars(config)), words=False)
-        (folder / "run_config.json").write_text(json.dumps(known, indent=1))  # for evaluate.py
+        (folder / "run_config.json").write_text(json.dumps(shown, indent=1))  # for evaluate.py
 
     output = _free(args.output)
     write_directory(Path(output).resolve(), fill)  # before the evaluation, which may fail
