@@ -100,7 +100,7 @@ class ChatFormat:
             if key not in _rendered:
                 _rendered[key] = apart(rendered, TEMPLATE_SECONDS, TEMPLATE_BYTES)
             return _rendered[key]
-        except RuntimeError as error:
+        except Exception as error:  # a program may raise anything
             raise ConfigError(f"model.model_name: its chat template fails: {one_line(str(error))}") from error
 
     def _parts(self) -> list[str]:

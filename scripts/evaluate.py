@@ -113,8 +113,7 @@ class Contest:
         self.lost: list[str] = []  # why there is no result: a message for each that failed
         self.roster = Roster(args.config, sets, args.seed, args.greedy, args.model)
         self.names = self._names()
-        opponent = args.opponent or ("mcts" if affinetes else "random")
-        self.opponent_name = opponent.removeprefix("past:")
+        self.opponent_name = (args.opponent or ("mcts" if affinetes else "random")).removeprefix("past:")
         self.rows = self._rows()
         self.players = [self.roster.contestant(name, self.names) for name in self.names]
         self._check_kind()
