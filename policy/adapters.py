@@ -34,6 +34,7 @@ class Adapters:
         self.heads: dict[str, nn.Module] = {"value_head": value_head}
         self.model_name = model_name
         self.active = "default"
+        self._layers = [module for module in peft_model.modules() if hasattr(module, "lora_A")]
 
     def trainable(self) -> dict[str, nn.Parameter]:
         """Name -> parameter of everything PPO trains: the adapter ``default`` and the heads."""
@@ -60,11 +61,12 @@ class Adapters:
             self._activate(before)
 
     def _activate(self, adapter: str) -> None:
-        if adapter == "base":
-            self.peft_model.base_model.disable_adapter_layers()
-        else:
-            self.peft_model.base_model.enable_adapter_layers()
-            self.peft_model.set_adapter(adapter, inference_mode=adapter != "default")
+        """Tell each layer its adapter.
+
+        PEFT's own functions walk over all modules, 40 ms each time with SmolLM2-135M, and change what is trained.
+        """
+        for layer in self._layers:
+            layer._disable_adapters, layer._active_adapter = adapter == "base", [adapter]
         self.active = adapter
 
     def save(self, folder: Path, adapter: str = "default") -> None:

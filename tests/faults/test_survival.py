@@ -574,7 +574,8 @@ def change_one_bit(folder):
     file.write_bytes(flip(file.read_bytes(), 8 * (file.stat().st_size - 777)))
 
 
-CHANGES = [("weights", change_weights), ("weights", change_one_bit), ("tokenizer", change_tokenizer)]
+CHANGES = [pytest.param("weights", change_weights, marks=pytest.mark.slow), ("weights", change_one_bit),
+           ("tokenizer", change_tokenizer)]  # fmt: skip
 
 
 @pytest.mark.parametrize(("part", "change"), CHANGES)

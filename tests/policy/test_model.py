@@ -191,6 +191,45 @@ def test_adapters_that_are_off_partial_or_several_are_honoured(new_policy, off):
         assert_close(found, policy.base.model(torch.tensor([ids])).last_hidden_state[0, -1:], atol=1e-5, rtol=0)
 
 
+def test_adapters_are_changed_as_peft_does_without_its_walks(new_policy, monkeypatch):
+    """Its functions walk over all modules thrice, 40 ms each time with SmolLM2-135M: longer than a small step."""
+    policy = new_policy()
+    policy.keep_past("past")
+    for parameter in policy.trainable().values():
+        parameter.data += 0.1
+    ids, trained = (
+        torch.tensor([random_ids(30).tolist()]),
+        {n for n, p in policy.trainable().items() if p.requires_grad},
+    )
+    assert trained
+
+    def told():
+        layers = [module for module in policy.peft_model.modules() if hasattr(module, "lora_A")]
+        with torch.no_grad():
+            return {(m.disable_adapters, *([] if m.disable_adapters else m.active_adapters)) for m in layers}, (
+                policy.base.model(ids).last_hidden_state
+            )
+
+    expected = {}
+    for name in ("past", "default"):
+        policy.peft_model.set_adapter(name)
+        expected[name] = told()
+    with policy.peft_model.disable_adapter():
+        expected["base"] = told()
+    for name in ("default", "past", "base", "past", "default"):
+        with monkeypatch.context() as walks:
+            walks.setattr(torch.nn.Module, "named_modules", None)
+            context = policy.using(name)
+            context.__enter__()
+        (state, hidden), (peft_state, peft_hidden) = told(), expected[name]
+        assert state == peft_state
+        assert torch.equal(hidden, peft_hidden)
+        context.__exit__(None, None, None)
+        assert {n for n, p in policy.trainable().items() if p.requires_grad} == trained
+    assert not torch.equal(expected["base"][1], expected["past"][1])
+    assert not torch.equal(expected["default"][1], expected["past"][1])
+
+
 def test_the_last_layer_runs_only_where_it_is_read(policy, monkeypatch):
     rows, gated = [], network.gated
     monkeypatch.setattr(network, "gated", lambda mlp, x: rows.append(len(x)) or gated(mlp, x))

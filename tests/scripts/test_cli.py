@@ -6,6 +6,7 @@ import logging
 import os
 import re
 import resource
+import shlex
 import shutil
 import signal
 import subprocess
@@ -339,8 +340,10 @@ SETS = [word for item in FIVE for word in ("--set", item)]
 
 
 @pytest.mark.usefixtures("_undrawn")
-@pytest.mark.parametrize("form", [["--resume", "RUN"], ["--resume", "RUN/checkpoint-000001"],
-                                  ["--resume", "--output-dir", "RUN"]])  # fmt: skip
+@pytest.mark.parametrize("form", [
+    ["--resume", "RUN"], pytest.param(["--resume", "RUN/checkpoint-000001"], marks=pytest.mark.slow),
+    pytest.param(["--resume", "--output-dir", "RUN"], marks=pytest.mark.slow),
+])  # fmt: skip
 def test_a_run_goes_on_from_its_folder_alone(tmp_path, monkeypatch, form):
     """A relative base model, five ``--set``, and the resume from another folder."""
     monkeypatch.chdir(tmp_path)
@@ -402,7 +405,10 @@ def test_an_interrupt_and_a_failure_tell_the_command_that_goes_on(tmp_path, monk
     assert train_ppo.main(["--resume", str(tmp_path / "run")]) == 1
     assert capsys.readouterr().err.splitlines()[-2:] == [f"go on with: {command}", "training failed: no space"]
     monkeypatch.undo()
-    assert subprocess.run(["sh", "-c", command], capture_output=True).returncode == 0
+    monkeypatch.setattr(train_ppo, "subprocess", Drawing())
+    python, script, *words = shlex.split(command)
+    assert [os.path.abspath(word) for word in (python, script)] == [sys.executable, train_ppo.__file__]
+    assert train_ppo.main(words) == 0
     assert [row["step"] for row in rows(tmp_path)] == [1, 2]
 
 

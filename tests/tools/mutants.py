@@ -95,7 +95,7 @@ MUTANTS = {
     ],
     UPDATE + "the_kl_is_taken_to_the_model_without_its_adapter": [
         Mutant("KL penalty: to the policy itself", ADAPTERS,
-               "self.peft_model.base_model.disable_adapter_layers()", "pass"),
+               'adapter == "base", [adapter]', 'False, ["default"]'),
     ],
     # ---- loss
     PPO + "loss_and_its_parts_are_the_papers": [
