@@ -240,6 +240,7 @@ def test_a_disk_that_stays_full_ends_the_run_with_the_last_checkpoint_as_it_was(
     assert_same_run(tmp_path, undisturbed)
 
 
+@pytest.mark.slow
 def test_files_that_may_not_grow_end_the_run_in_one_line(tmp_path):
     """A limit of the system's, met in the middle of a write: the optimizer does not fit."""
     code = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (30_000, 30_000))"

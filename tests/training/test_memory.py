@@ -86,7 +86,8 @@ def test_a_run_on_the_cpu_of_a_machine_with_a_gpu_tells_the_memory_of_its_proces
     assert peak_memory_mb() == 1024
 
 
-@pytest.mark.parametrize("preset", ["tiny", pytest.param("smol", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("preset", ["tiny", "smol"])
 def test_a_process_on_a_cpu_takes_the_memory_that_was_estimated(tmp_path, preset):
     """A step of the whole process, by the kernel's own count of what it ever held; smol in bf16 takes minutes."""
     if not (ROOT / "models" / {"tiny": "tiny", "smol": "smollm2-135m"}[preset]).exists():
