@@ -523,8 +523,8 @@ def test_loading_says_nothing(tiny_models):
     program = (
         "from types import SimpleNamespace as S; from policy.model import *; from training.config import *\n"
         "from policy import *\n"
-        f"load_policy(S(model=ModelConfig({str(tiny_models['qwen2'])!r}, use_4bit=False, device='cpu'),\n"
-        "  lora=LoraConfig(), ppo=PPOConfig(), env=EnvConfig(), run=RunConfig()))"
+        f"load_policy(S(model=ModelConfig({str(tiny_models['qwen2'])!r}, use_4bit=False, dtype='float32',\n"
+        "  device='cpu'), lora=LoraConfig(), ppo=PPOConfig(), env=EnvConfig(), run=RunConfig()))"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT, timeout=120)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
