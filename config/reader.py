@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import difflib
+import functools
 import io
 import json
 import logging
@@ -168,7 +169,8 @@ def parse_json(text: str, source: str) -> Any:
             raise RecursionError
         return value
     except json.JSONDecodeError as exc:
-        raise ConfigError(f"{source}invalid JSON in line {exc.lineno}: {exc.msg}") from exc
+        found = _show(text[exc.pos :].split("\n")[0].strip()) if text[exc.pos :].strip() else "the end"
+        raise ConfigError(f"{source}invalid JSON in line {exc.lineno}, at {found}: {exc.msg}") from exc
     except RecursionError as exc:
         raise ConfigError(f"{source}invalid JSON: nested too deeply") from exc
     except ValueError as exc:
@@ -326,6 +328,7 @@ def _plain(key: str) -> str:
     return key.strip().lower().replace("-", "_")
 
 
+@functools.cache
 def _knobs(cls: type) -> dict[str, tuple[Any, Mapping[str, Any]]]:
     hints = typing.get_type_hints(cls)
     return {field.name: (hints[field.name], field.metadata) for field in dataclasses.fields(cls)}

@@ -45,6 +45,8 @@ def derive_seed(task_id: int) -> int:
     return int.from_bytes(hashlib.sha256(f"game:{task_id}".encode()).digest()[:8], "big") % 2**32
 
 
+if sys.stderr is None:  # closed: the next file to be opened would be descriptor 2, and get what C++ writes
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
 _fd_lock = threading.Lock()
 
 
@@ -54,12 +56,11 @@ def _silent_stderr() -> Iterator[None]:
     with _fd_lock, contextlib.ExitStack() as later:
         if sys.stderr:
             sys.stderr.flush()
-        with contextlib.suppress(OSError):  # a closed descriptor shows nothing anyway
-            saved = os.dup(2)
-            later.callback(os.close, saved)
-            later.callback(os.dup2, saved, 2)
-            with open(os.devnull, "wb") as null:
-                os.dup2(null.fileno(), 2)
+        saved = os.dup(2)
+        later.callback(os.close, saved)
+        later.callback(os.dup2, saved, 2)
+        with open(os.devnull, "wb") as null:
+            os.dup2(null.fileno(), 2)
         yield
 
 

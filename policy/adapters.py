@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from copy import copy
 from pathlib import Path
 from typing import Any
 
@@ -71,10 +72,11 @@ class Adapters:
 
     def save(self, folder: Path, adapter: str = "default") -> None:
         """Write an adapter in the layout that PEFT, vLLM and the Hub load, with tokenizer, chat template and heads."""
-        self.peft_model.save_pretrained(folder, selected_adapters=["default"], save_embedding_layers=False)
-        if adapter != "default":  # PEFT would write it into a subfolder
-            save_file(self.past_adapter(adapter), folder / "adapter_model.safetensors", {"format": "pt"})
-        (folder / "README.md").unlink(missing_ok=True)  # PEFT's empty model card
+        # PEFT's own function would put other adapters than "default" into a subfolder, and write an empty model card.
+        kept = copy(self.peft_model.peft_config["default"])
+        kept.inference_mode, kept.task_type = True, "CAUSAL_LM"
+        kept.save_pretrained(folder)
+        save_file(self.past_adapter(adapter), folder / "adapter_model.safetensors", {"format": "pt"})
         self.chat.save(folder)
         for name, head in self.heads.items():
             tensors = {n: p.detach().cpu().contiguous() for n, p in head.named_parameters()}

@@ -210,9 +210,11 @@ def check_adapter(config: ModelConfig) -> None:
         raise ConfigError(f"model.adapter: {config.adapter!r} holds no adapter_config.json; expected e.g. RUN/final")
     if (folder / "manifest.json").exists() and (problems := verify_checkpoint(folder)):
         raise ConfigError(f"model.adapter: {config.adapter!r}: {'; '.join(problems)}")
-    if not folder.is_dir() and (folder.is_absolute() or config.adapter.startswith(".") or _hub_problem()):
+    if not folder.is_dir() and (folder.is_absolute() or config.adapter.startswith(".")):
+        raise ConfigError(f"model.adapter: there is no folder {folder}; if it was moved: --set model.adapter=FOLDER")
+    if not folder.is_dir() and _hub_problem():
         with _loading("adapter", config.adapter):
-            raise FileNotFoundError("no such folder")
+            raise FileNotFoundError
     check_kind(config.adapter)
 
 

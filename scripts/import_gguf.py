@@ -62,7 +62,7 @@ def load(file: Path, dtype: str) -> tuple[Any, Any]:
     from policy.chat import ChatFormat
 
     if not file.is_file():
-        raise ConfigError(f"{file}: no such file")
+        raise ConfigError(f"{file}: is a folder; expected a file .gguf" if file.is_dir() else f"{file}: no such file")
     options: dict[str, Any] = {"dtype": torch.float32, "quantization_config": GgufConfig(dequantize=True)}
     with tempfile.TemporaryDirectory() as folder, quietly():  # alone in it: transformers would read files beside it
         (Path(folder) / file.name).symlink_to(file.resolve())

@@ -1,5 +1,6 @@
 """Tiny Qwen models on disk, and policies on them, for all tests."""
 
+import gc
 import signal
 from types import SimpleNamespace
 
@@ -19,6 +20,12 @@ board round cards hand chips raise call fold pass bid dice face row column x o e
 
 signal.signal(signal.SIGINT, signal.default_int_handler)  # nohup and a shell that runs tests aside ignore them
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def thawed():
+    """Let go of what runs of earlier modules froze (``training.process.rest_collector``)."""
+    gc.unfreeze()
 
 
 @pytest.fixture(scope="session")

@@ -175,7 +175,6 @@ def rest_collector() -> None:
     Otherwise full collections walk all objects of the libraries, which takes longer than a tiny rollout, and young ones
     the decisions of the step being played: together a third of a tiny rollout.
     """
-    gc.unfreeze()
     gc.collect()
     gc.freeze()
     gc.set_threshold(100_000)

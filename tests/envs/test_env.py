@@ -454,7 +454,9 @@ def test_parse_opponent_names_what_is_allowed(text):
 @pytest.mark.parametrize("closed", ["", "2>&-"])
 def test_engine_noise_is_kept_from_the_user(closed):
     program = (
+        "import os, envs.openspiel\n"
         "from env_wrapper import Task, play, Action\n"
+        "os.fstat(2)\n"  # nobody else's file, which would be silenced for a moment
         "class First:\n"
         "    def act(self, queries): return [Action(str(min(q.legal))) for q in queries]\n"
         "tasks = [Task(i * 10**8 + c, c, o) for i in (12, 14, 9) for c in range(3) for o in ('random', 'mcts:2x1')]\n"

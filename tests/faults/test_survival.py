@@ -85,6 +85,7 @@ utils.Path.rename = rename"""
     assert_same_run(tmp_path, undisturbed)
 
 
+@pytest.mark.slow
 def test_a_signal_while_saving_lets_the_checkpoint_be_finished(undisturbed, tmp_path, monkeypatch):
     real, saves = utils.save_checkpoint, iter(range(10**6))
 
@@ -101,6 +102,7 @@ def test_a_signal_while_saving_lets_the_checkpoint_be_finished(undisturbed, tmp_
     assert_same_run(tmp_path, undisturbed)
 
 
+@pytest.mark.slow
 def test_a_second_interrupt_ends_the_run_at_once_and_leaves_the_last_checkpoint(undisturbed, tmp_path):
     """In the middle of the update of step 4, which the first one would have let finish."""
     code = """
@@ -150,7 +152,8 @@ LONG = {  # a search of minutes a move
 }
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_during_a_search_of_minutes_ends_the_run_in_seconds(tmp_path, number):
     command = [sys.executable, "train_ppo.py", *arguments(tmp_path, **LONG)]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as run:
@@ -271,6 +274,7 @@ def test_a_disk_that_is_full_from_the_start_is_told_before_the_model_is_loaded(t
     assert line.endswith(" MB are needed, its disk has 0 MB free")
 
 
+@pytest.mark.slow
 def test_a_disk_too_small_for_a_checkpoint_is_told_before_it_is_written(undisturbed, tmp_path, monkeypatch, capsys):
     real, asked = shutil.disk_usage, iter(range(10**6))
 
@@ -400,6 +404,7 @@ def test_nor_what_lies_beside_another_tiny_model_and_one_without_weights_is_made
 # ------------------------------------------------------------------------------------------------------- memory, clocks
 
 
+@pytest.mark.slow
 def test_a_batch_that_was_halved_for_lack_of_memory_stays_halved_after_a_resume(tmp_path, monkeypatch):
     """Memory runs out in step 2; the run that is resumed after step 3 is the one that was not interrupted."""
 
@@ -449,6 +454,7 @@ def test_batches_that_an_evaluation_halved_are_those_of_its_checkpoint(tmp_path,
     assert [state["tokens_per_batch"] for state in states] == [whole // 2, whole // 4]
 
 
+@pytest.mark.slow
 def test_a_clock_that_jumps_back_changes_nothing(undisturbed, tmp_path, monkeypatch):
     hours = iter(range(10**6))
     with monkeypatch.context() as patch:

@@ -758,6 +758,7 @@ def test_every_match_of_a_ladder_has_deals_of_its_own(tmp_path, capsys):
     assert not {task.index for task in chosen_by} & {row["index"] for row in played(file)}
 
 
+@pytest.mark.slow
 def test_games_that_are_in_two_lines_count_once_in_the_mean(tmp_path):
     lines = ["kuhn_poker", "liars_dice_small#0", "liars_dice_small#0-1"]
     [shown] = report(tmp_path, "--checkpoint", "random", games=lines)["tables"]
@@ -953,7 +954,10 @@ def test_programs_that_are_not_there_are_told_before_a_model_is_loaded(capsys, m
     assert "error: env.trace: trace.source 'nowhere' is not there" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(("bot", "game"), [("perfect", "hex_small"), ("cfr:2", "liars_dice_small")])
+@pytest.mark.parametrize(
+    ("bot", "game"),
+    [("perfect", "hex_small"), pytest.param("cfr:2", "liars_dice_small", marks=pytest.mark.slow)],
+)
 def test_a_bot_that_cannot_play_all_configurations_is_refused_before_the_first_game(bot, game, capsys):
     """It could play the first one."""
     assert evaluate.main(command("--checkpoint", "random", "--opponent", bot, games=[f"{game}#0"])) == 0

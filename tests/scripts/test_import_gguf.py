@@ -103,6 +103,7 @@ def refusal(capsys, *args):
 def test_what_cannot_be_used_is_told_in_one_line(source, tmp_path, capsys):
     model, words = source
     assert refusal(capsys, tmp_path / "none.gguf", tmp_path / "out").endswith("no such file")
+    assert refusal(capsys, tmp_path, tmp_path / "out").endswith("is a folder; expected a file .gguf")
     (tmp_path / "text.gguf").write_text("no GGUF")
     assert "cannot" in refusal(capsys, tmp_path / "text.gguf", tmp_path / "out")
     write_gguf(tmp_path / "gemma2.gguf", model, words, "gemma2")

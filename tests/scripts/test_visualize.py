@@ -24,6 +24,7 @@ from envs.prompts import user_message
 from scripts import visualize
 from scripts.report import markdown
 from scripts.report.replay import replayable
+from scripts.visualize import draw_curves
 from training.process import lock_run
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -32,6 +33,12 @@ SHOWN = (
     "clobber", "othello", "checkers", "amazons", "2048", "phantom_ttt", "kuhn_poker", "backgammon",
 )  # fmt: skip
 AS_TEXT = ("hearts", "backgammon")
+
+
+@pytest.fixture(autouse=True)
+def undrawn(monkeypatch):
+    """No curves, which take half a second: tests that look at them call ``draw_curves``."""
+    monkeypatch.setattr(visualize, "draw_curves", lambda runs, path: path.write_bytes(b"") or path)
 
 
 def play(name, seed, step=0, config_id=None):
@@ -153,14 +160,14 @@ def test_a_game_that_failed_before_anything_was_asked_has_a_frame_to_show():
 def test_what_a_link_in_the_runs_folder_leads_to_is_kept(run_dir, tmp_path):
     (tmp_path / "mine.txt").write_text("mine")
     (tmp_path / "curves.png").symlink_to(tmp_path / "mine.txt")
-    visualize.draw_curves([visualize.load_run(run_dir)], tmp_path / "curves.png")
+    draw_curves([visualize.load_run(run_dir)], tmp_path / "curves.png")
     assert (tmp_path / "mine.txt").read_text() == "mine"
     assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_draw_curves_writes_a_picture_that_grows_with_the_keys(run_dir, tmp_path):
     def draw(folder):
-        return visualize.draw_curves([visualize.load_run(folder)], tmp_path / "curves.png")
+        return draw_curves([visualize.load_run(folder)], tmp_path / "curves.png")
 
     width, height = png_size(draw(run_dir))
     few = tmp_path / "few"
@@ -171,6 +178,7 @@ def test_draw_curves_writes_a_picture_that_grows_with_the_keys(run_dir, tmp_path
 
 
 def test_without_matplotlib_there_is_a_report(run_dir, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(visualize, "draw_curves", draw_curves)
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     assert visualize.main(["--run", str(run_dir), "--output", str(tmp_path)]) == 1
     assert capsys.readouterr().err.startswith("error: no curves.png: import of matplotlib")
@@ -317,7 +325,7 @@ def test_a_run_of_one_step_has_points(tmp_path, monkeypatch, steps, marker):
         Figure, "savefig", lambda f, *_, **__: markers.extend(a.lines[-1].get_marker() for a in f.axes if a.lines)
     )
     (tmp_path / "metrics.jsonl").write_text("".join(f'{{"step": {n}, "entropy": 1.0}}\n' for n in range(1, steps + 1)))
-    visualize.draw_curves([visualize.load_run(tmp_path)], tmp_path / "curves.png")
+    draw_curves([visualize.load_run(tmp_path)], tmp_path / "curves.png")
     assert markers == [marker]
 
 
@@ -335,7 +343,7 @@ def test_numbers_that_hardly_change_are_drawn_as_they_are(tmp_path, monkeypatch)
     run = visualize.load_run(write_run(tmp_path / "run", steps=9))
     for row in run.rows:
         row["memory_mb"] = 956 + 0.01 * (row["step"] > 4)
-    visualize.draw_curves([run], tmp_path / "curves.png")
+    draw_curves([run], tmp_path / "curves.png")
     assert len(texts) > 5
     assert not any(texts)
 
@@ -352,11 +360,11 @@ def test_long_names_leave_the_curves_their_room(tmp_path, monkeypatch):
 
     monkeypatch.setattr(Figure, "savefig", look)
     runs = [visualize.load_run(write_run(tmp_path / f"{'long' * 50}{seed}", steps=3)) for seed in range(2)]
-    visualize.draw_curves(runs, tmp_path / "curves.png")
+    draw_curves(runs, tmp_path / "curves.png")
     short = [f"longlonglonglonglong…onglonglonglonglong{seed}" for seed in range(2)]
     assert shown[0] == " · ".join(short)
     assert all(text.endswith(tuple(short)) for text in shown[1:])
-    visualize.draw_curves([dataclasses.replace(runs[0], name="a" * 80)], tmp_path / "curves.png")
+    draw_curves([dataclasses.replace(runs[0], name="a" * 80)], tmp_path / "curves.png")
     assert "a" * 80 in shown
 
 
@@ -394,12 +402,14 @@ def test_runs_of_one_name_are_told_apart(tmp_path):
     assert [run.name for run in visualize.load_runs([runs[0], deep])] == [f"{tmp_path.name}/a/seed0", "c/a/seed0"]
 
 
-def test_the_report_carries_several_runs_and_stands_alone(run_dir, tmp_path, capsys):
+def test_the_report_carries_several_runs_and_stands_alone(run_dir, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(visualize, "draw_curves", draw_curves)
     second = write_run(tmp_path / "second", steps=30, seed=1, shown=("hex",))
     assert visualize.main(["--checkpoint_dir", str(run_dir), str(second), "--output", str(tmp_path / "out")]) == 0
     assert capsys.readouterr().out.split() == [
         str(tmp_path / "out" / n) for n in ("report.html", "report.md", "curves.png")
     ]
+    assert png_size(tmp_path / "out" / "curves.png")[0] >= 1200
     page = tmp_path / "out" / "report.html"
     text = page.read_text(encoding="utf-8")
     assert "http" not in text.replace("http-equiv", "")
@@ -574,7 +584,8 @@ def test_odd_numbers_of_a_summary_are_no_numbers():
     assert [line for line in text.splitlines() if line.startswith("| hex")] == ["| hex | - | - |"]
 
 
-def test_numbers_that_cannot_be_drawn_are_told_in_one_line(tmp_path, capsys):
+def test_numbers_that_cannot_be_drawn_are_told_in_one_line(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(visualize, "draw_curves", draw_curves)
     rows = [{"step": step, "score_mean": x} for step, x in ((1, 1e308), (2, -1e308), (3, 1e308))]
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     with warnings.catch_warnings():

@@ -359,7 +359,7 @@ def passes(tree: Path, test: str) -> bool:
     Raises:
         RuntimeError: it did not run, which proves nothing.
     """
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", test]
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-m", "slow or not slow", test]
     env = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
     done = subprocess.run(command, cwd=tree, env=env, capture_output=True, text=True, timeout=600)
     if done.returncode not in (0, 1):

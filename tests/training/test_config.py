@@ -185,14 +185,14 @@ def test_broken_set(item):
 
 
 BROKEN_FILES = {
-    b'{"ppo": {"batch_size": 8,\n "learning_rate": }}': "invalid JSON in line 2: Expecting value",
+    b'{"ppo": {"batch_size": 8,\n "learning_rate": }}': 'invalid JSON in line 2, at "}}": Expecting value',
     b'{"ppo": {"batch_size": 8, "batch_size": 8}}': 'the key "batch_size" stands twice in one object',
     b'{"ppo": {"learning_rate": NaN}}': '"NaN" is not allowed: numbers are finite',
     b'{"ppo": {"batch_size": -2}}': "ppo.batch_size = -2: expected an integer >= 1",
     b'{"pop": {"batch_size": 2}}': "pop = {'batch_size': 2}: no such key; the nearest is ppo",
     b'{"": 1}': '"" = 1: no such key; docs/configuration.md lists them',
     b"[]": "expected an object with the keys ppo, env",
-    b"": "invalid JSON in line 1: Expecting value",
+    b"": "invalid JSON in line 1, at the end: Expecting value",
     b"\xff\xfe{": "is not UTF-8 text: invalid start byte at byte 0",
     b'{"env": {"opponent": "a\\u0000b"}}': r'env.opponent = "a\u0000b": expected a string or an object of (a number)',
     b'{"env": {"opponent": "a\\ud800b"}}': r'env.opponent = "a\ud800b": expected a string or an object of (a number)',
