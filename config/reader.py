@@ -384,5 +384,5 @@ def _name(path: str) -> str:
 
 def _show(value: Any) -> str:
     scalar = value is None or isinstance(value, str | int | float)
-    text = json.dumps(value) if scalar else reprlib.repr(value)
+    text = printable(json.dumps(value, ensure_ascii=False)) if scalar else reprlib.repr(value)
     return text if len(text) <= 80 else text[:77] + "..."

@@ -282,7 +282,7 @@ class Contest:
         report: dict[str, Any] = {"settings": self.settings([]), "tables": []}
         with tempfile.TemporaryDirectory() as held, self.arena([], len(self.players) * len(self.rows)) as arena:
             for i, player in enumerate(self.players):
-                player.folder = shutil.copytree(str(player.folder), f"{held}/{i}")  # its run may delete the original
+                player.folder = shutil.copytree(str(player.folder), f"{held}/{i}", symlinks=True)  # its run may go on
                 attempts = [partial(self._exploited, arena, player, game) for game in self.rows]
                 if not (results := [r for attempt in attempts for r in self._found(attempt)]):
                     continue

@@ -1336,9 +1336,11 @@ def test_a_best_response_wins_from_a_frozen_player_no_more_than_the_exact_one(tm
 
 def test_a_best_response_is_to_the_player_as_it_was_though_its_run_deletes_it(run, tmp_path, monkeypatch):
     shutil.copytree(run, tmp_path / "run")
+    (tmp_path / "run" / f"checkpoint-{STEPS:06d}" / "others").symlink_to(tmp_path)  # and is not read through
     asked = []
 
     def best_response(config, frozen, *args):
+        assert (frozen / "others").is_symlink()
         asked.append((config.ppo.num_train_steps, (frozen / "adapter_model.safetensors").read_bytes()))
         shutil.rmtree(tmp_path / "run", ignore_errors=True)
         raise ConfigError("seen")

@@ -195,6 +195,7 @@ BROKEN_FILES = {
     b"": "invalid JSON in line 1, at the end: Expecting value",
     b"\xff\xfe{": "is not UTF-8 text: invalid start byte at byte 0",
     b'{"env": {"opponent": "a\\u0000b"}}': r'env.opponent = "a\u0000b": expected a string or an object of (a number)',
+    '{"lä\u202eufe": {}}'.encode(): r'"lä\u202eufe" = {}: no such key; docs/configuration.md lists them',
     b'{"env": {"opponent": "a\\ud800b"}}': r'env.opponent = "a\ud800b": expected a string or an object of (a number)',
     b"[" * 100_000: "invalid JSON: nested too deeply",
     b'{"env": {"trace": {"source": %s%s}}}' % (b"[" * 200, b"]" * 200): "invalid JSON: nested too deeply",
