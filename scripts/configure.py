@@ -178,7 +178,9 @@ def ask_all(args: argparse.Namespace, gpu: bool) -> None:
     hint = "  random mcts mcts_light mcts:SIMSxROLLOUTS ismcts perfect cfr self"
     ask(args, "opponents", "random mcts:50x1", "Opponents, a stage each", hint, check_opponents)
     usual = 200_000 if args.model == [TINY_MODEL] else 20_000
-    while not args.budget or args.budget < 1:
+    while args.budget is None or args.budget < 1:
+        if args.budget is not None:
+            print("expected at least one game")
         args.budget = usual if args.yes else IntPrompt.ask("Games to play", default=usual)
 
 

@@ -165,6 +165,7 @@ def test_questions(tiny_models, tmp_path, monkeypatch, capsys):
     assert "game 'ches' is not known" in told
     assert "opponent 'mtcs' is not known" in told
     assert "opponent perfect cannot play leduc_poker" in " ".join(told.split())
+    assert "expected at least one game" in told
     config = config_of(file)
     assert [(s.opponent, s.games) for s in config.curriculum.stages] == [("random", ["leduc_poker", "kuhn_poker"])]
     assert config.ppo.num_train_steps == 1
