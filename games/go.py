@@ -8,35 +8,29 @@ def _rules(params: Params) -> str:
     return rules_text("go", **params, columns=f"a-{'abcdefghjklmnopqrst'[size - 1]}", limit=2 * size * size)
 
 
-def _rows(state: State) -> list[str]:
-    """Return the board rows, the top one first, in the characters + X O."""
-    return [line[3:] for line in str(state).splitlines()[2:] if line[:2].strip()]
-
-
-def _ply(state: State) -> tuple[int, int]:
-    return len(state.history()), 2 * len(_rows(state)) ** 2
-
-
-def _passed(state: State) -> bool:
-    return bool(state.history()) and state.history()[-1] == len(_rows(state)) ** 2
+def _view(state: State) -> tuple[list[str], int, int, bool]:
+    """Return the rows in the characters + X O, the top one first; turns played, their limit, and if the last passed."""
+    rows = [line[3:] for line in str(state).splitlines()[2:] if line[:2].strip()]
+    history, cells = state.history(), len(rows) ** 2
+    return rows, len(history), 2 * cells, history[-1:] == [cells]
 
 
 # Earlier positions are left out: a ko shows in the legal actions, and only longer repetitions would need them.
 def _describe(state: State, seat: int) -> str:
-    done, limit = _ply(state)
+    _, done, limit, passed = _view(state)
     lines = ["You are Black (X)." if seat == 0 else "You are White (O)."]
     lines += str(state).rstrip().splitlines()[2:]
     lines.append(f"Turns played: {done} of at most {limit}.")
-    if _passed(state):
+    if passed:
         lines.append("The last turn was a pass: another pass ends the game.")
     return "\n".join(lines)
 
 
 def _compact(state: State, seat: int) -> str:
     """Rows from the bottom up (the order of the action ids), x mine, o theirs; color; turns left; p after a pass."""
-    board = seen_from(seat, "/".join(reversed(_rows(state))), "XO").replace("+", ".")
-    done, limit = _ply(state)
-    return f"{board} {'BW'[seat]} {limit - done}{' p' if _passed(state) else ''}"
+    rows, done, limit, passed = _view(state)
+    board = seen_from(seat, "/".join(reversed(rows)), "XO").replace("+", ".")
+    return f"{board} {'BW'[seat]} {limit - done}{' p' if passed else ''}"
 
 
 GAME = Game(

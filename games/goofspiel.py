@@ -18,21 +18,16 @@ def _rules(params: Params) -> str:
     return rules_text("goofspiel", num_cards=n, order=ORDER[params["points_order"]], seen=seen, last_id=n - 1)
 
 
-def _fields(state: State, seat: int) -> dict[str, list[int]]:
-    """Return the numbers in each line of the seat's information state, by the line's label."""
+def _view(state: State, seat: int) -> tuple[dict[str, list[int]], list[tuple[int, str]], list[int]]:
+    """Return the numbers in each line of the information state, (prize, result) of each finished round, and own bids.
+
+    The winner of a tie is negative. Bids that are open are not listed, and so are none.
+    """
     lines = (line.partition(":") for line in state.information_state_string(seat).splitlines())
-    return {label: [int(n) for n in re.findall(r"-?\d+", numbers)] for label, _, numbers in lines}
-
-
-def _rounds(fields: dict[str, list[int]], seat: int) -> list[tuple[int, str]]:
-    """Return (prize, result for the seat) of each finished round; the winner of a tie is negative."""
+    fields = {label: [int(n) for n in re.findall(r"-?\d+", numbers)] for label, _, numbers in lines}
     results = (WON if winner == seat else TIED if winner < 0 else LOST for winner in fields["Win sequence"])
-    return list(zip(fields["Point card sequence"], results, strict=False))
-
-
-def _own_bids(fields: dict[str, list[int]], seat: int) -> list[int]:
-    """Return the seat's bids; none where the information state does not list them, because bids are open."""
-    return [action + 1 for action in fields.get(f"P{seat} action sequence", [])]
+    rounds = list(zip(fields["Point card sequence"], results, strict=False))
+    return fields, rounds, [action + 1 for action in fields.get(f"P{seat} action sequence", [])]
 
 
 def _numbers(values: list[int]) -> str:
@@ -44,8 +39,7 @@ def _letters(cards: list[int]) -> str:
 
 
 def _describe(state: State, seat: int) -> str:
-    fields = _fields(state, seat)
-    rounds, own_bids = _rounds(fields, seat), _own_bids(fields, seat)
+    fields, rounds, own_bids = _view(state, seat)
     prizes, points = fields["Point card sequence"], fields["Points"]
     count = len(rounds) + len(fields[f"P{seat} hand"])
     words = {WON: "you won", LOST: "opponent won", TIED: "tie"}
@@ -69,8 +63,7 @@ def _compact(state: State, seat: int) -> str:
     With hidden bids: result, prize and own bid of each round. With open bids: own hand, the opponent's in capitals,
     points, then prize and result of each round.
     """
-    fields = _fields(state, seat)
-    rounds, own_bids = _rounds(fields, seat), _own_bids(fields, seat)
+    fields, rounds, own_bids = _view(state, seat)
     current = _letters(fields["Point card sequence"][len(rounds) :])
     if own_bids or f"P{1 - seat} hand" not in fields:
         played = [r + CARDS[prize] + CARDS[bid] for (prize, r), bid in zip(rounds, own_bids, strict=True)]

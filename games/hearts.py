@@ -3,7 +3,7 @@
 import re
 
 from games.base import Game, Params, State, rules_text
-from games.tricks import SEATS, parse_hand, parse_tricks
+from games.tricks import SEATS, Trick, parse_hand, parse_tricks
 
 
 def _rules(params: Params) -> str:
@@ -13,23 +13,19 @@ def _rules(params: Params) -> str:
     return rules_text("hearts", extra="".join(bonuses))
 
 
-def _cards(view: str) -> list[str]:
-    return [rank + suit for suit, ranks in parse_hand(view).items() for rank in ranks]
-
-
-def _fields(view: str) -> tuple[str, str, str, list[int]]:
-    """Return pass direction, cards passed, cards received ("" where the view has none) and points by player."""
+def _view(state: State, seat: int) -> tuple[str, str, str, list[str], list[int], list[Trick]]:
+    """Return pass direction, cards passed and received ("" where nothing is told), hand, points by player, tricks."""
+    view = state.information_state_string(seat)
     texts = {key: value.strip() for key, _, value in (line.partition(":") for line in view.splitlines())}
-    points = [int(n) for n in re.findall(r"^[NESW]: (-?\d+)$", view, re.M)]
-    passed, received = texts.get("Passed Cards", ""), texts.get("Received Cards", "")
-    return texts.get("Pass Direction", ""), passed, received, points or [0, 0, 0, 0]
+    direction, passed, received = (texts.get(key, "") for key in ("Pass Direction", "Passed Cards", "Received Cards"))
+    hand = [rank + suit for suit, ranks in parse_hand(view).items() for rank in ranks]
+    points = [int(n) for n in re.findall(r"^[NESW]: (-?\d+)$", view, re.M)] or [0, 0, 0, 0]
+    return direction, passed, received, hand, points, parse_tricks(view)
 
 
 def _describe(state: State, seat: int) -> str:
-    view = state.information_state_string(seat)
-    direction, passed, received, points = _fields(view)
-    tricks = parse_tricks(view)
-    lines = [f"You are {SEATS[seat]}. Pass direction: {direction}", f"Your hand: {' '.join(_cards(view)) or 'none'}"]
+    direction, passed, received, hand, points, tricks = _view(state, seat)
+    lines = [f"You are {SEATS[seat]}. Pass direction: {direction}", f"Your hand: {' '.join(hand) or 'none'}"]
     if direction != "No Pass":
         lines.append(f"Cards you passed: {passed or 'none yet'}; received: {received or 'none yet'}")
     if not tricks:
@@ -45,13 +41,11 @@ def _compact(state: State, seat: int) -> str:
 
     A trick ``1:2C5C`` was led by the player one place to the left of ``seat``.
     """
-    view = state.information_state_string(seat)
-    direction, passed, received, points = _fields(view)
-    hand = "".join(_cards(view))
-    tricks = [f"{(t[0][0] - seat) % 4}:{''.join(card for _, card in t)}" for t in parse_tricks(view)]
+    direction, passed, received, hand, points, tricks = _view(state, seat)
+    played = [f"{(t[0][0] - seat) % 4}:{''.join(card for _, card in t)}" for t in tricks]
     turned = ",".join(str(points[(seat + i) % 4]) for i in range(4))
     moved = f"{passed}>{received}".replace(" ", "")
-    return f"{direction[0]}|{hand}|{moved}|{turned}|{' '.join(tricks)}"
+    return f"{direction[0]}|{''.join(hand)}|{moved}|{turned}|{' '.join(played)}"
 
 
 GAME = Game(

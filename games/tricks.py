@@ -4,6 +4,7 @@ import itertools
 import re
 
 SEATS = ("North", "East", "South", "West")
+Trick = list[tuple[int, str]]  # (seat, card) in order of play
 
 
 def parse_hand(view: str) -> dict[str, str]:
@@ -12,8 +13,8 @@ def parse_hand(view: str) -> dict[str, str]:
     return {suit: "" if ranks == "none" else ranks for suit, ranks in suits}
 
 
-def parse_tricks(view: str) -> list[list[tuple[int, str]]]:
-    """Return the tricks so far, the current one last, each as (seat, card) in order of play.
+def parse_tricks(view: str) -> list[Trick]:
+    """Return the tricks so far, the current one last.
 
     Column k of the engine's table, three characters wide, belongs to seat k mod 4; an empty line ends the table.
     """
