@@ -53,18 +53,11 @@ def _by_name(text: str, legal: dict[int, str]) -> int | None:
 def parse_action(text: str, legal: dict[int, str], protocol: str = "affinetes") -> int | None:
     """Read an action id out of a model's raw answer, as the public affinetes environment does.
 
-    Args:
-        text: the answer; think blocks are removed inside.
-        legal: action id -> action string.
-        protocol: "affinetes" is the parser of its ``evaluate``: a bare number, else the lowest legal id that
-            stands as a word of its own, else the first action whose name the text contains (letters and digits
-            suffice). "affinetes_step" is the parser of its ``step``: the first number in the raw text.
+    ``protocol`` "affinetes" is the parser of its ``evaluate``, without think blocks: a bare number, else the lowest
+    legal id that stands as a word of its own, else the first action whose name the text contains (letters and digits
+    suffice). "affinetes_step" is the parser of its ``step``: the first number in the raw text.
 
-    Returns:
-        A legal action id, None if the text has none.
-
-    Raises:
-        ValueError: unknown protocol.
+    None: the text has no legal action. ValueError: unknown protocol.
     """
     if protocol == "affinetes_step":
         number = re.search(r"\d+", text)

@@ -41,18 +41,13 @@ def rate(matches: Mapping[tuple[int, int], Sequence[np.ndarray]], players: int, 
         samples.append(_fit(drawn, players, anchor))
     lows, highs = np.quantile(samples, (0.025, 0.975), axis=0)
     lows, highs = np.minimum(lows, 2 * fitted - highs), np.maximum(highs, 2 * fitted - lows)
-    scored = _scored(matches, players)
-    highs[~scored[anchor]], lows[~scored[:, anchor]] = np.inf, -np.inf
-    return [Rating(float(p), float(low), float(high)) for p, low, high in zip(fitted, lows, highs, strict=True)]
-
-
-def _scored(matches: Mapping[tuple[int, int], Sequence[np.ndarray]], players: int) -> np.ndarray:
-    """Return a matrix: whether i scored against j, or against somebody who did, and so on; True on the diagonal."""
-    scored = np.eye(players, dtype=bool)
+    scored = np.eye(players, dtype=bool)  # whether i scored against j
     for (i, j), games in matches.items():
         scored[i, j] |= any((units > 0).any() for units in games)
         scored[j, i] |= any((units < 1).any() for units in games)
-    return np.linalg.matrix_power(scored, players)
+    scored = np.linalg.matrix_power(scored, players)  # or against somebody who did, and so on
+    highs[~scored[anchor]], lows[~scored[:, anchor]] = np.inf, -np.inf
+    return [Rating(float(p), float(low), float(high)) for p, low, high in zip(fitted, lows, highs, strict=True)]
 
 
 def _resample(results: np.ndarray, rng: np.random.Generator) -> np.ndarray:

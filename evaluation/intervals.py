@@ -76,8 +76,11 @@ def mean_interval(strata: Sequence[np.ndarray], games: Sequence[int]) -> Interva
     """
     if max(map(len, strata)) == 1:  # none has a variance
         strata, games = [np.concatenate(strata)], [sum(games)]
-    mean, variances, degrees = _moments(strata)
-    if not degrees:  # a single unit says nothing
+    mean = float(np.mean([units.mean() for units in strata]))
+    # A stratum of a single unit has no sample variance: the mean of the others' is used.
+    typical = np.mean([units.var(ddof=1) for units in strata if len(units) > 1] or [0.0])
+    variances = [float(units.var(ddof=1) if len(units) > 1 else typical) / len(units) for units in strata]
+    if not (degrees := sum(len(units) - 1 for units in strata)):  # a single unit says nothing
         return Interval(mean, 0.0, 1.0)
     z = student(degrees)
     reaches = [_reach(*stratum, z) for stratum in zip(strata, variances, games, strict=True)]
@@ -108,17 +111,6 @@ def _reach(units: np.ndarray, variance: float, games: int, z: float) -> tuple[fl
     better, worse = (wilson(float(np.maximum(sign * away, 0).mean()) / far, len(units)) for sign in (1, -1))
     return (max(mean - low, far * math.hypot(better.estimate - better.low, worse.high - worse.estimate)),
             max(high - mean, far * math.hypot(better.high - better.estimate, worse.estimate - worse.low)))  # fmt: skip
-
-
-def _moments(strata: Sequence[np.ndarray]) -> tuple[float, list[float], int]:
-    """Mean over strata, the variance of the mean of each, and the degrees of freedom of all.
-
-    A stratum of a single unit has no sample variance: the mean of the others' is used.
-    """
-    mean = float(np.mean([units.mean() for units in strata]))
-    typical = np.mean([units.var(ddof=1) for units in strata if len(units) > 1] or [0.0])
-    variances = [float(units.var(ddof=1) if len(units) > 1 else typical) / len(units) for units in strata]
-    return mean, variances, sum(len(units) - 1 for units in strata)
 
 
 def paired_difference(strata: Sequence[np.ndarray]) -> Difference:

@@ -114,8 +114,7 @@ def legal_rate(episodes: Seq[Episode]) -> float | None:
 def summary(game: str, strata: Seq[Seq[Row]], **exact: Any) -> GameResult:
     """Summarise the rows of one game, or of several with equal weights (a stratum each); rows come in pairs of seats.
 
-    Raises:
-        EvaluationError: all games failed.
+    EvaluationError: all games failed.
     """
     rows = [row for stratum in strata for row in stratum]
     scores = [row["score"] for row in rows if row["score"] is not None]
@@ -140,8 +139,7 @@ def differences(
 ) -> list[dict[str, Any]]:
     """Difference of two players' values on the same deals: per game, and the mean over those of ``averaged``.
 
-    Raises:
-        EvaluationError: no deal was played to its end by both.
+    EvaluationError: no deal was played to its end by both.
     """
     strata: dict[str, list[np.ndarray]] = {}
     for game in ours:
@@ -189,11 +187,7 @@ def label(task_id: int) -> str:
 
 
 def game_sets(items: Seq[Any]) -> dict[str, list[TaskRange]]:
-    """The lines of a table of results, label -> tasks, from items as ``curriculum.pool`` takes them.
-
-    Raises:
-        ValueError: not such an item, or there is no such game.
-    """
+    """The lines of a table of results, label -> tasks, from items as ``curriculum.pool`` takes them, and refuses."""
     return {_range_label(*parts[0]): parts for item in items for parts in pool([item]).values()}
 
 
@@ -304,9 +298,7 @@ def evaluate(
 
     Exact values, and with ``nash`` NashConv, are computed for ``exact_tasks`` (None: all), where the game is small
     enough and no episode was truncated. The ceiling against "random" is known of every game that is small enough.
-
-    Raises:
-        EvaluationError: every episode of a game failed.
+    EvaluationError: every episode of a game failed.
     """
     trace = env_config.env_type == "trace"
     drawn = paired_tasks([[deals_of(t, env_config)] for t in task_ids], games, seed, opponent)

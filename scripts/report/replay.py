@@ -9,12 +9,10 @@ from utils import ConfigError
 
 
 def frames(episode: dict[str, Any]) -> list[dict[str, Any]]:
-    """Replay an episode's history.
+    """Replay an episode: one frame a position, with ``state`` (text) and ``moves``, [{player, action, name}, ...].
 
-    Returns:
-        One frame a position: ``state`` (text) and ``moves``, [{player, action, name}, ...]. Successive chance events
-        share a frame, as do the moves of a simultaneous node; the last frame has no moves. Frames of a custom game
-        that hides nothing also have ``text``, the position as the game's file describes it.
+    Successive chance events share a frame, as do the moves of a simultaneous node; the last frame has no moves. Frames
+    of a custom game that hides nothing also have ``text``, the position as the game's file describes it.
     """
     found: list[dict[str, Any]] = []
     shared, seat = table(episode["task_id"]), episode.get("seat") or 0
@@ -34,8 +32,7 @@ def frames(episode: dict[str, Any]) -> list[dict[str, Any]]:
 def replayable(episode: dict[str, Any]) -> dict[str, Any]:
     """The episode with ``frames`` for its history, each with ``turns``: the indices of the turns answered in it.
 
-    Raises:
-        ConfigError: not a row of an episode, or the history does not fit the game of its task id.
+    ConfigError: not a row of an episode, or the history does not fit the game of its task id.
     """
     try:
         turns, at = episode.get("turns", []), 0
