@@ -157,12 +157,6 @@ class ImpatientProtocol(H11Protocol):
         super().resume_writing()
         self._answer_timer.cancel()
 
-    def connection_lost(self, exc: Exception | None) -> None:
-        """Stop the head's timer."""
-        super().connection_lost(exc)
-        if self._head_timer:
-            self._head_timer.cancel()
-
 
 class GameServer(uvicorn.Server):
     """uvicorn's server, which drops its games when it stops and remembers whether SIGINT stopped it."""
