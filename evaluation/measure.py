@@ -34,6 +34,7 @@ Row = dict[str, Any]  # a finished game: how it ended (see outcome) and what els
 Progress = Callable[[str, int, int], Any]  # called with what is being done, how much is done, of how much
 VALUE = "+.3f"  # format of values in tables
 OVERALL = "overall"
+RARE = "draw", "truncated", "forfeited", "failed"  # columns that tables leave out where they are 0 in every row
 STATES_AT_ONCE = 512  # information states between reports of progress
 
 
@@ -157,11 +158,11 @@ def differences(
 
 
 def columns(rows: Seq[dict[str, Any]], style: str = "plain", **forms: str) -> str:
-    """A table with a column for each key that is not None in all rows; ``forms``: format by key, else three digits.
+    """A table with a column for each key that says something in a row; ``forms``: format by key, else three digits.
 
     ``style``: tabulate's, "github" for Markdown.
     """
-    known = [key for key in rows[0] if any(row[key] is not None for row in rows)]
+    known = [key for key in rows[0] if any(row[key] is not None and (row[key] or key not in RARE) for row in rows)]
     return tabulate.tabulate(
         [[row[key] for key in known] for row in rows], known, tablefmt=style, missingval="-", stralign="right",
         floatfmt=[forms.get(key, ".3f") for key in known], numalign="right", colalign=("left",),

@@ -89,17 +89,6 @@ def exact_results(player: Contestant, task_ids: set[int]) -> dict[str, float]:
     return measure.table_values(policy_table, task_id, nash=True)
 
 
-def result_lines(results: Sequence[GameResult], style: str) -> str:
-    """The table of one player, without counts that are 0 in every game."""
-    counts = [kind for kind in ("draw", "truncated", "forfeited", "failed") if any(getattr(r, kind) for r in results)]
-    lines = [
-        {"game": r.game, "games": r.episodes, "value": r.value, "95 %": between(r.low, r.high), "success": r.success,
-         **{kind: getattr(r, kind) for kind in counts}, "legal": r.legal_mass, "exact": r.exact, "ceiling": r.ceiling,
-         "share": measure.shown_share(r.share, r.share_interval), "NashConv": r.nash_conv} for r in results
-    ]  # fmt: skip
-    return columns(lines, style, value=VALUE, legal=".2g", exact=VALUE, ceiling=VALUE)
-
-
 # ----------------------------------------------------------------------------------------------------------- program
 
 
@@ -234,7 +223,13 @@ class Contest:
             exactly = "; exact, ceiling and share: against random" * (self.args.exact and opponent.label != "random")
             against = f" against {opponent.label}" * self.boards
             print(f"{player.label}{against}, {sampling}, seed {self.args.seed}{exactly}")
-            print(result_lines(results, self.style), end="\n\n")
+            lines = [
+                {"game": r.game, "games": r.episodes, "value": r.value, "95 %": between(r.low, r.high),
+                 "success": r.success, **{kind: getattr(r, kind) for kind in measure.RARE}, "legal": r.legal_mass,
+                 "exact": r.exact, "ceiling": r.ceiling, "share": measure.shown_share(r.share, r.share_interval),
+                 "NashConv": r.nash_conv} for r in results
+            ]  # fmt: skip
+            print(columns(lines, self.style, value=VALUE, legal=".2g", exact=VALUE, ceiling=VALUE), end="\n\n")
         compare = partial(measure.differences, played[0], played[-1], measure.apart(self.rows))
         if self.args.compare and (found := self._found(compare)):
             [report["comparison"]] = found
@@ -352,25 +347,19 @@ class Contest:
         if not results:
             raise EvaluationError(self.lost.pop(0))
         print(f"Strength, {'greedy' if self.args.greedy else 'sampled'}, seed {self.args.seed}")
-        print(strength_lines(results, self.style), end="\n\n")
+        several = len({p.label for p, _, _ in results}) > 1
+        lines = [
+            {"player": p.label if several else None, "game": r.game, "opponent": o.label, "games": r.episodes,
+             "value": r.value, "95 %": between(r.low, r.high), "won": r.success, "drawn": r.draw, "lost": r.loss,
+             "truncated": r.truncated, "forfeited": r.forfeited, "failed": r.failed} for p, o, r in results
+        ]  # fmt: skip
+        print(columns(lines, self.style, value=VALUE), end="\n\n")
         shown = [{"player": p.label, "opponent": o.label, **r.row} for p, o, r in results]
         solved = {game: exact_results(cfr, {self.rows[game][0][0]}) for game, cfr in cells if cfr.label == "cfr"}
         told = {game: found["nash_conv"] for game, found in solved.items()}
         if told:
             print(f"cfr: {CFR_ITERATIONS} iterations; its NashConv: {', '.join(f'{told[g]:.4f} in {g}' for g in told)}")
         return {"settings": self.settings([*opponents.values()]), "strength": shown, "cfr_nash_conv": told}
-
-
-def strength_lines(results: Sequence[tuple[Contestant, Contestant, GameResult]], style: str) -> str:
-    """The table of ``Contest.strength``, with names where there are several players, without counts that are all 0."""
-    several, odd = len({p.label for p, _, _ in results}) > 1, ("truncated", "forfeited", "failed")
-    counts = [kind for kind in odd if any(getattr(r, kind) for _, _, r in results)]
-    lines = [
-        {"player": p.label if several else None, "game": r.game, "opponent": o.label, "games": r.episodes,
-         "value": r.value, "95 %": between(r.low, r.high), "won": r.success, "drawn": r.draw, "lost": r.loss,
-         **{kind: getattr(r, kind) for kind in counts}} for p, o, r in results
-    ]  # fmt: skip
-    return columns(lines, style, value=VALUE)
 
 
 def _outcomes(rows: Sequence[Row]) -> np.ndarray:

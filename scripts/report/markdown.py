@@ -12,8 +12,6 @@ HEADS = {"before": "before", "after": "after", "interval": "95 %", "exact_after"
 PROGRAMS = "Values are 2 * score - 1, in [-1, 1], of programs predicted."
 BOARDS = ("Values are 2 * score - 1 against uniform random, in [-1, 1]; share is where the exact value, or with an "
           "interval that of sampled play, lies between random play (0) and the best response (1).")  # fmt: skip
-
-
 HARMLESS = str.maketrans({"|": "/", "<": "&lt;", "[": "&#91;"})
 
 
@@ -47,16 +45,10 @@ def _number(value: Any) -> str:
     return f"{value:+.3f}" if is_number(value) else "-"
 
 
-def differing(config: dict[str, Any]) -> list[str]:
-    """The settings that differ from the default files, as ``key: default -> value``."""
-    from training.config import DEFAULT_FILES, SECTIONS
-
-    changed = config_diff(config_dict(load_config(SECTIONS, DEFAULT_FILES)), config)
-    return [line for line in changed if not line.startswith(("run.output_dir", "run.seed"))]
-
-
 def page(name: str, about: Sequence[tuple[str, str]], versions: Any, summary: dict[str, Any], config: Any) -> str:
     """The page of one run."""
+    from training.config import DEFAULT_FILES, SECTIONS
+
     parts = [f"# {plain(name)}", table([["", ""], *about])]
     if summary.get("games"):
         parts += ["## Evaluation", results(summary["games"])]
@@ -68,7 +60,9 @@ def page(name: str, about: Sequence[tuple[str, str]], versions: Any, summary: di
         parts += [f"Mean share of the ceiling, {some}: {share:.3f}{within}"] if is_number(share) else []
     parts += ["## Curves", "![curves](curves.png)"]
     if config:
-        lines = [f"* `{one_line(line).replace('`', '')}`" for line in differing(config)]
+        changed = config_diff(config_dict(load_config(SECTIONS, DEFAULT_FILES)), config)
+        told = [line for line in changed if not line.startswith(("run.output_dir", "run.seed"))]
+        lines = [f"* `{one_line(line).replace('`', '')}`" for line in told]
         parts += ["## Settings that differ from the defaults", "\n".join(lines) or "None."]
     if isinstance(versions, dict):
         parts += ["## Versions", ", ".join(f"{plain(k)} {plain(v)}" for k, v in versions.items())]
