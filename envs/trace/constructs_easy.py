@@ -99,24 +99,18 @@ def _characters(w: Writer) -> None:
 
 
 def _rebuild(w: Writer) -> None:
-    source, result, i = w.get("str"), w.fresh("str"), w.fresh("int")
-    w.emit(f"{result} = ''")
+    source, result, i = w.get("str"), w.bind("str", "''"), w.fresh("int")
     with w.block(f"for {i} in range(0, len({source}), {w.small(1, 3)}):"):
         w.emit_one(
             f"{result} += {source}[{i}]", f"{result} = {source}[{i}] + {result}", f"{result} += {source}[-{i} - 1]"
         )
-    w.live["str"].append(result)
     w.emit(f"print({result})")
 
 
 def _caesar(w: Writer) -> None:
     text, shift = w.bind("str", repr(w.rng.choice(WORDS))), w.small(1, 9)
-    result = w.fresh("str")
-    w.emit(
-        f"{result} = ''.join(chr((ord(c) - 97 + {shift}) % 26 + 97) for c in {text})",
-        f"print({result}, {result} < {text})",
-    )
-    w.live["str"].append(result)
+    result = w.bind("str", f"''.join(chr((ord(c) - 97 + {shift}) % 26 + 97) for c in {text})")
+    w.emit(f"print({result}, {result} < {text})")
 
 
 def _splitting(w: Writer) -> None:

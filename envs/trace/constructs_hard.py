@@ -42,11 +42,8 @@ def _sets(w: Writer) -> None:
 
 def _read_numbers(w: Writer) -> None:
     values = [w.small(0, 50) for _ in range(w.small(2, 5))]
-    n, name = w.fresh("int"), w.fresh("list")
     w.stdin += [str(len(values)), " ".join(map(str, values))]
-    w.emit(f"{n} = int(input())", f"{name} = list(map(int, input().split()))")
-    w.live["int"].append(n)
-    w.live["list"].append(name)
+    n, name = w.bind("int", "int(input())"), w.bind("list", "list(map(int, input().split()))")
     w.print_one(f"sum({name}) // {n}", f"max({name}) - min({name})", f"{name}[{n} // 2]", f"sorted({name})[:{n} - 1]")
 
 
@@ -66,16 +63,15 @@ def _read_commands(w: Writer) -> None:
 
 
 def _read_records(w: Writer) -> None:
-    table = w.fresh("dict")
+    table = w.bind("dict", "{}")
     w.stdin += [f"{word}={w.small(0, 30)}" for word in w.words(2, 4)] + ["end"]
-    w.emit(f"{table} = {{}}", "line_in = input()")
+    w.emit("line_in = input()")
     with w.block("while line_in != 'end':"):
         w.emit(
             "key, value = line_in.split('=')",
             f"{table}[key] = int(value) {w.one_of('+', '-', '%')} {w.small(2, 9)}",
             "line_in = input()",
         )
-    w.live["dict"].append(table)
     w.print_one(f"sorted({table}, key={table}.get)", table, f"min({table}.values())")
 
 
