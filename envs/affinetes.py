@@ -191,7 +191,6 @@ class RemoteEnv(OpenSpielEnv):
                 logger.warning("%s: an episode could not be stopped: %s", self._server.name, error)
 
     def _call(self, method: str, **arguments: Any) -> Reply:
-        """Return the server's checked reply to reset or step."""
         with blaming(f"{method}: ", ServerError, raising=self._error):
             return read_reply(self._server.call(method, arguments, self.config.env_timeout), self._spiel)
 

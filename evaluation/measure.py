@@ -332,7 +332,6 @@ class _Watched:
         progress("evaluation: games", 0, games)
 
     def release(self, episodes: list[int]) -> None:
-        """Count finished games."""
         self._done += len(episodes)
         self._progress("evaluation: games", self._done, self._games)
         self._pass_on(episodes)
@@ -398,7 +397,6 @@ class _Transcript:
         self.turns: dict[int, list[dict[str, Any]]] = {}
 
     def act(self, queries: Seq[Query]) -> list[Action]:
-        """Answer as the player does."""
         actions = self.player.act(queries)
         probs = iter(self._probs([q for q, a in zip(queries, actions, strict=True) if q.legal and not a.truncated]))
         for query, action in zip(queries, actions, strict=True):

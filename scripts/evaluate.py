@@ -89,9 +89,6 @@ def exact_results(player: Contestant, task_ids: set[int]) -> dict[str, float]:
     return measure.table_values(policy_table, task_id, nash=True)
 
 
-# ----------------------------------------------------------------------------------------------------------- program
-
-
 class Contest:
     """The evaluation that the command line asks for: its players, its opponent, its games, and how to run it."""
 
@@ -151,9 +148,9 @@ class Contest:
             if getattr(self.args, flag):
                 raise ConfigError(f"--{flag}: programs (env.env_type trace) have none")
 
-    def _need_players(self, flag: str, least: int, most: int, number: str) -> None:
+    def _need_players(self, flag: str, most: int, number: str) -> None:
         for game, [(first, _), *_] in self.rows.items():
-            if not least <= table(first).players <= most:
+            if not 2 <= table(first).players <= most:
                 raise ConfigError(f"{flag}: {game} is not for {number} players; choose others with --games")
 
     def _with_cells(self, rows: dict[str, list[TaskRange]]) -> dict[str, list[TaskRange]]:
@@ -251,7 +248,7 @@ class Contest:
 
     def ladder(self) -> dict[str, Any]:
         """Play every pair of players and rate them, over all games and in each."""
-        self._need_players("--ladder", 2, 2, "two")
+        self._need_players("--ladder", 2, "two")
         players = self.players
         if len(players) < 2:
             raise ConfigError(f"--ladder: nobody to play against {players[0].label}; name others, or --checkpoint")
@@ -273,7 +270,7 @@ class Contest:
 
     def exploit(self) -> dict[str, Any]:
         """Train best responses to each player in each game and play the best: lower bounds of how much it can lose."""
-        self._need_players("--exploit", 2, 99, "several")
+        self._need_players("--exploit", 99, "several")
         report: dict[str, Any] = {"settings": self.settings([]), "tables": []}
         with tempfile.TemporaryDirectory() as held, self.arena([], len(self.players) * len(self.rows)) as arena:
             for i, player in enumerate(self.players):
