@@ -223,22 +223,20 @@ class OpenSpielEnv:
         """Start the task's game and play on to the first decision of a model; ValueError: no such task or opponent."""
         self.close()
         opponent = parse_opponent(task.opponent)
-        self._table = table(task.task_id)
-        self._system = self._table.systems[self.config.prompt]
+        shared = self._table = table(task.task_id)
+        self._system = shared.systems[self.config.prompt]
         seed = derive_seed(task.task_id) if task.seed is None else task.seed
-        players = self._table.players
-        self._own_seat = (seed % 2) % players
-        self._adapters = {self._own_seat: None}
+        self._own_seat = (seed % 2) % shared.players
+        self._adapters, self._bots = {self._own_seat: None}, dict[int, Bot]()
+        others = [p for p in range(shared.players) if p != self._own_seat]
         if opponent.kind in ("self", "past"):
-            self._adapters |= {p: opponent.adapter for p in range(players) if p != self._own_seat}
-        seats = [p for p in range(players) if p not in self._adapters]
-        self._bots: dict[int, Bot] = {
-            p: make_bot(self._table.game, self._table.spiel, opponent, p, seed) for p in seats
-        }
+            self._adapters |= dict.fromkeys(others, opponent.adapter)
+        else:
+            self._bots = {p: make_bot(shared.game, shared.spiel, opponent, p, seed) for p in others}
         self._chance = Stream(seed)
         self._joint: list[int] = []  # what the first seats of a simultaneous node have chosen
         self._history, self._attempt = [], 1
-        self._state = self._table.spiel.new_initial_state()
+        self._state = shared.spiel.new_initial_state()
         return self._advance()
 
     def step(self, text: str) -> Step:

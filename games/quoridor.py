@@ -27,10 +27,8 @@ def _describe(state: State, seat: int) -> str:
     drawing = [line.rstrip() for line in str(state).splitlines()[1:] if line.strip()]
     size, _, walls, done = _view(state)
     head = f"You are pawn {'0@'[seat]}; your goal is row {(1, size)[seat]}."
-    counts = (
-        f"Walls left: you {walls[seat]}, opponent {walls[1 - seat]}. Turns played: {done} of at most {4 * size**2}."
-    )
-    return "\n".join([head, *drawing, counts])
+    left = f"Walls left: you {walls[seat]}, opponent {walls[1 - seat]}. Turns played: {done} of at most {4 * size**2}."
+    return "\n".join([head, *drawing, left])
 
 
 def _compact(state: State, seat: int) -> str:

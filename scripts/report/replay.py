@@ -18,8 +18,7 @@ def frames(episode: dict[str, Any]) -> list[dict[str, Any]]:
     shared, seat = table(episode["task_id"]), episode.get("seat") or 0
     described = shared.game.name in games.OWN and not shared.hides
     for state, taken in replay(shared.spiel, episode["history"]):
-        names = [move_name(shared.game, state, *move) for move in taken]
-        moves = [{"player": p, "action": a, "name": n} for (p, a), n in zip(taken, names, strict=True)]
+        moves = [{"player": p, "action": a, "name": move_name(shared.game, state, p, a)} for p, a in taken]
         if found and taken and taken[0][0] == -1 and found[-1]["moves"][0]["player"] == -1:
             found[-1]["moves"] += moves
         else:
