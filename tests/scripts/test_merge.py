@@ -488,6 +488,7 @@ def test_each_game_of_a_card_has_a_value_of_its_own(tmp_path):
     row = {"before": 0.0, "interval": [-0.5, 0.5], "episodes": 8} | dict.fromkeys(("exact_after", "ceiling", "share"))
     games = {game: row | {"after": after} for game, after in (("leduc_poker", 0.1), ("tic_tac_toe", 0.2))}
     card = publish.card(about(tmp_path, summary={"checkpoint": "checkpoint-000006", "games": games}))
+    assert "*share* is where the exact value, or with an interval that of sampled play, lies" in card
     told = {shown.dataset_name: shown.metric_value for shown in ModelCard(str(card)).data.eval_results}
     assert told == {"leduc_poker": 0.1, "tic_tac_toe": 0.2}
 
