@@ -457,7 +457,7 @@ def _say_memory(config: SimpleNamespace, parts: dict[str, float]) -> list[str]:
     elif torch.cuda.is_available():
         room, owner = torch.cuda.mem_get_info()[0], f"{torch.cuda.get_device_name()} that are free"
     else:
-        return [*lines, f"no CUDA device here: it needs one with about {memory.peak(parts) / GB:.0f} GB"]
+        return [*lines, f"no CUDA device here: it needs one with about {memory.peak(parts) / GB:.1f} GB"]
     verdict = "fits" if memory.peak(parts) < room else "does not fit"
     return [*lines, f"{verdict}: about {memory.peak(parts) / GB:.1f} of the {room / GB:.1f} GB of {owner}"]
 
