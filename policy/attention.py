@@ -118,11 +118,11 @@ def _forward(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float) -> tup
     return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale), q.new_empty(0)
 
 
-def _backward(q: Tensor, k: Tensor, v: Tensor, out: Tensor, g: Tensor, lse: Tensor, mask: Tensor, scale: float) -> Any:
-    """Gradients of queries, keys and values, from that of the output."""
-    if q.device.type == "cpu":  # uses the log-sum-exps, which autograd would compute once more
+def _backward(q: Tensor, k: Tensor, v: Tensor, g: Tensor, lse: Tensor, mask: Tensor, scale: float, *o: Tensor) -> Any:
+    """Gradients of queries, keys and values, from that of the output; ``o``: on CPUs, the output itself."""
+    if o:  # and the log-sum-exps, which autograd would compute once more
         # Not in bf16: each head's products there cost 0.3 ms before they begin, up to twice the time.
-        g, q, k, v, out, mask = (x.float() for x in (g, q, k, v, out, mask))
+        g, q, k, v, out, mask = (x.float() for x in (g, q, k, v, *o, mask))
         return aten._scaled_dot_product_flash_attention_for_cpu_backward(
             g, q, k, v, out, lse, 0.0, False, attn_mask=mask, scale=scale
         )
@@ -148,14 +148,14 @@ class _Attend(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        q_NQE, k_NHE, v_NHE, out_NQE, *sums = ctx.saved_tensors
-        [g_NQE] = grads
+        [g_NQE], (q_NQE, k_NHE, v_NHE, out_NQE, *sums) = grads, ctx.saved_tensors
         by_q, heads = list[Tensor](), k_NHE.shape[1]
         total = torch.promote_types(k_NHE.dtype, torch.float32)  # one key may be on a thousand paths
         by_k, by_v = (k_NHE.new_zeros(len(k_NHE), k_NHE[0].numel(), dtype=total) for _ in range(2))
         for run, lse in zip(ctx.runs.buckets, sums, strict=True):
-            q, out, g = (_queries(x, run, heads, blank=x is g_NQE) for x in (q_NQE, out_NQE, g_NQE))
-            grads = _backward(q, _keys(k_NHE, run), _keys(v_NHE, run), out, g, lse, run.mask, ctx.scale)
+            read = (q_NQE, g_NQE, out_NQE) if len(lse) else (q_NQE, g_NQE)  # a GPU computes the output again
+            q, g, *o = (_queries(x, run, heads, blank=x is g_NQE) for x in read)
+            grads = _backward(q, _keys(k_NHE, run), _keys(v_NHE, run), g, lse, run.mask, ctx.scale, *o)
             by_q.append(grads[0])
             for by, x in zip((by_k, by_v), grads[1:], strict=True):
                 by.index_add_(0, run.keys.flatten(), x.transpose(1, 2).reshape(-1, by.shape[1]).to(total))
