@@ -235,7 +235,7 @@ MUTANTS = {
         Mutant("attention: padding of a bucket has gradients", ATTENTION, "x.masked_fill_(run.empty, 0)", "pass"),
         Mutant("attention: a gradient of another temperature", ATTENTION,
                "lse, 0.0, False, attn_mask=mask, scale=scale", "lse, 0.0, False, attn_mask=mask, scale=1.0"),
-        Mutant("attention: the last path's gradient only", ATTENTION, "by.index_add_(", "by.index_copy_("),
+        Mutant("attention: the last path's gradient only", ATTENTION, "by_kv.index_add_(", "by_kv.index_copy_("),
         Mutant("adapter: gradient of B without its scale", LORA,
                ".to(factors[0].dtype) * scale", ".to(factors[0].dtype)"),
         Mutant("adapter: the first one's inner part for all", LORA,
