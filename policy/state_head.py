@@ -39,7 +39,7 @@ class StateHead(nn.Module):
         nats_M, names = hidden_MD.new_zeros(len(states)), [f"{game}-{len(x)}" for game, x in states]
         for name in sorted({*names} & {*self.layers}):
             at_K = torch.tensor([i for i, other in enumerate(names) if other == name], device=hidden_MD.device)
-            target = torch.stack([states[i][1] for i in at_K.tolist()]).to(hidden_MD)
+            target = torch.stack([x for n, (_, x) in zip(names, states, strict=True) if n == name]).to(hidden_MD)
             logits = self.layers[name](hidden_MD[at_K])
             nats_K = F.binary_cross_entropy_with_logits(logits, target, reduction="none").sum(1)
             nats_K = nats_K + (torch.xlogy(target, target) + torch.xlogy(1 - target, 1 - target)).sum(1)

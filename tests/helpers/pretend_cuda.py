@@ -123,6 +123,8 @@ class _Functions(TorchFunctionMode):
 
     def _move(self, x: torch.Tensor, name: str, rest: list[Any], kwargs: dict[str, Any]) -> torch.Tensor:
         device = self.device
+        for like in [p for p in rest if isinstance(p, torch.Tensor)]:
+            rest += [CUDA if device.has(like) else torch.device("cpu"), like.dtype]
         places = [p for p in (*rest, kwargs.get("device")) if isinstance(p, str | torch.device)]
         there = name == "cuda" if name != "to" else torch.device(places[0]).type == "cuda" if places else device.has(x)
         dtypes = [d for d in (*rest, kwargs.get("dtype")) if isinstance(d, torch.dtype)]

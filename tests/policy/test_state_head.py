@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from pretend_cuda import pretend
 from tiny import rollout, tiny_policy
 from torch.testing import assert_close
 
@@ -35,6 +36,15 @@ def test_each_game_and_size_has_a_layer_of_its_own():
         expected.append(-(wanted * p.log() + (1 - wanted) * (1 - p).log()).sum() - certain)
     assert_close(head(hidden_MD, STATES), torch.stack(expected))
     assert head(hidden_MD, STATES).tolist()[3:5] == [0.0, 0.0]
+
+
+def test_a_gpu_is_not_asked_which_positions_it_was_told():
+    head = head_of(std=0.1)
+    with pretend() as device:
+        device.put_module(head)
+        head(torch.ones(6, 4).to("cuda"), STATES).sum().backward()
+    assert not device.waits
+    assert not device.mixed
 
 
 def test_it_begins_without_an_opinion_or_a_gradient_for_what_it_reads():
