@@ -15,6 +15,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.utils import get_total_norm
 from torch.utils.checkpoint import checkpoint
 
 from config.reader import blaming
@@ -119,8 +120,7 @@ class Policy(Adapters):
     @torch.no_grad()
     def check(self) -> None:
         """Read a short prompt, as a game would; RuinedWeightsError: weights or results are not finite."""
-        for parameter in self.trainable().values():
-            _must_be_finite(parameter)
+        _must_be_finite(get_total_norm(self.trainable().values()))  # hundreds of tensors, asked about at once
         ids, _ = self.chat.first_prompt([{"role": "system", "content": SAMPLE}, {"role": "user", "content": SAMPLE}])
         [hidden_D], _ = self.reader.read([Read(ids, None, False)])
         _must_be_finite(self.lm_head(hidden_D))

@@ -106,6 +106,15 @@ def test_a_tensor_made_on_the_host_is_noticed(bases, monkeypatch):
     assert any(what.startswith("index_select attention.py") for what in device.mixed)
 
 
+def test_a_check_of_all_weights_waits_a_few_times(bases):
+    loaded = load(bases["qwen3"])
+    with pretend() as device:
+        policy = player(*loaded, device)
+        device.waits.clear()
+        policy.check()
+    assert sum(device.waits.values()) <= 3 < len(policy.trainable()), device.waits
+
+
 def trained(policy):
     """Statistics of three steps, and the weights then. Fused, as the trainer has it: such a step counts as no write."""
     optimizer = torch.optim.AdamW(policy.trainable().values(), lr=1e-3, fused=True)
