@@ -217,7 +217,7 @@ def naming(what: str) -> Iterator[None]:
 SCHEMA = 1
 MANIFEST = "manifest.json"
 MOST_FILES = 1000  # in a checkpoint: a forged manifest could keep the hashing busy for ever
-LIBRARIES = ("numpy", "open_spiel", "peft", "safetensors", "tokenizers", "torch", "transformers")
+LIBRARIES = ("bitsandbytes", "numpy", "open_spiel", "peft", "safetensors", "tokenizers", "torch", "transformers")
 
 
 @dataclass(frozen=True)

@@ -169,6 +169,7 @@ def test_what_is_saved_is_loaded(tmp_path):
     assert all(torch.equal(loaded[name], tensor) for name, tensor in tensors["optimizer"].items())
     assert checkpoint.manifest["base"] == {"model": "tiny", "revision": "abc"}
     assert checkpoint.manifest["versions"]["torch"] == torch.__version__
+    assert "bitsandbytes" in checkpoint.manifest["versions"], "whose kernels a 4-bit run's last digits depend on"
     assert "chat_templates/tool.jinja" in checkpoint.manifest["files"]
     assert not {"config.json", "manifest.json"} & set(checkpoint.manifest["files"])
 
