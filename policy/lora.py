@@ -97,10 +97,10 @@ class _Linears(torch.autograd.Function):
                 W_OD = _weight(base, g_NO.dtype)
                 by_x_ND = g_NO @ W_OD if by_x_ND is None else by_x_ND.addmm_(g_NO, W_OD)
             if B_OR is not None:
-                by_B = (inner_NR[:, start : start + B_OR.shape[1]].T @ g_NO).T.to(factors[0].dtype) * scale
+                by_B = (inner_NR[:, start : start + B_OR.shape[1]].T @ g_NO).T  # autograd would copy it into B's layout
                 start += B_OR.shape[1]
                 by_inner.append(g_NO @ B_OR)
-                by_factors += [None, by_B]
+                by_factors += [None, torch.empty_like(B_OR, dtype=factors[0].dtype).copy_(by_B).mul_(scale)]
         by_inner_NR = torch.cat(by_inner, 1)
         by_A_RD = (by_inner_NR.T @ x_ND).to(factors[0].dtype)
         by_factors[0::2] = by_A_RD.split([len(A) for A in factors[0::2]])

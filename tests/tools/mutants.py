@@ -237,7 +237,7 @@ MUTANTS = {
                "lse, 0.0, False, attn_mask=mask, scale=scale", "lse, 0.0, False, attn_mask=mask, scale=1.0"),
         Mutant("attention: the last path's gradient only", ATTENTION, "by_kv.index_add_(", "by_kv.index_copy_("),
         Mutant("adapter: gradient of B without its scale", LORA,
-               ".to(factors[0].dtype) * scale", ".to(factors[0].dtype)"),
+               ".copy_(by_B).mul_(scale)", ".copy_(by_B)"),
         Mutant("adapter: the first one's inner part for all", LORA,
                "                start += B_OR.shape[1]\n                by_inner", "                by_inner"),
         Mutant("adapter: frozen weights only", LORA,
