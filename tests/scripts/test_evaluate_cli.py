@@ -1207,7 +1207,7 @@ def test_flags_mean_the_same_in_every_program(capsys):
             ["--opponent", "https://me:hunter2@127.0.0.1/v1", "--checkpoint", "random"],
             "without user, password or query",
         ),
-        (["--model", "./nowhere", "--set", "model.use_4bit=false"], "there is no folder"),
+        (["--model", "./nowhere", "--set", "model.use_4bit=false", "model.dtype=float32"], "there is no folder"),
         (["--compare", "random"], "expected 2 arguments"),
         (["--ladder", "random", "mcts:2x1", "--games", "hearts"], "--ladder: hearts#* is not for two players"),
         (["--checkpoint", "random", "--output", "/"], "--output /"),
