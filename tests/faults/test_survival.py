@@ -227,6 +227,7 @@ def test_a_disk_that_is_full_for_a_while_costs_checkpoints_and_nothing_else(undi
     assert_same_run(tmp_path, undisturbed)
 
 
+@pytest.mark.slow
 def test_a_disk_that_stays_full_ends_the_run_with_the_last_checkpoint_as_it_was(
     undisturbed, tmp_path, monkeypatch, capsys
 ):

@@ -286,6 +286,7 @@ def test_a_signal_that_another_process_was_sent_decides_how_all_end(tmp_path, mo
     assert len(rows(tmp_path)) == 2
 
 
+@pytest.mark.slow
 def test_an_evaluation_that_fails_costs_no_step(undisturbed, tmp_path, monkeypatch, capsys):
     """A server that died, say: the step before it is in the checkpoint, and its evaluation is made on resuming."""
     real, evaluations = train_ppo.evaluate, iter(range(10**6))

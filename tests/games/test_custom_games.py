@@ -249,6 +249,7 @@ def test_a_game_whose_scores_are_always_even_is_warned_of_once(tmp_path, utility
     assert (result.returncode, result.stderr.count("\n"), result.stderr.count(told)) == (0, warnings, warnings)
 
 
+@pytest.mark.slow
 def test_every_program_refuses_a_bad_game_before_anything_else(tmp_path):
     bad = write(tmp_path, bad=nim_with('"is_misere"', '"is_misery"'))
     train = ["train_ppo.py", "--config", "config/presets/tiny.json", "--output-dir", str(tmp_path / "out")]
@@ -408,9 +409,10 @@ def test_parameters_that_nothing_checked_are_one_line_where_they_are_met():
         openspiel._table(late, json.dumps({"pile_sizes": "3;x"}))
 
 
-def test_the_built_in_games_pass_the_check():
-    for name in ("kuhn_poker", "goofspiel_small", "hearts", "gin_rummy", "blackjack"):
-        check_game(name)
+@pytest.mark.parametrize("name", ["kuhn_poker", "goofspiel_small", "blackjack",
+                                  *(pytest.param(name, marks=pytest.mark.slow) for name in ("hearts", "gin_rummy"))])  # fmt: skip
+def test_the_built_in_games_pass_the_check(name):
+    check_game(name)
 
 
 def test_an_endless_game_is_refused(monkeypatch):

@@ -428,6 +428,7 @@ def test_metrics_of_a_run_that_left_no_checkpoint_are_set_aside(tmp_path, capsys
     assert [row["step"] for row in rows(tmp_path)] == [1]
 
 
+@pytest.mark.slow
 def test_files_of_ones_own_are_set_aside(tmp_path, monkeypatch, capsys):
     """A run in the folder that somebody works in."""
     names = ("run_config.json", "report.md", "report.html", "curves.png")

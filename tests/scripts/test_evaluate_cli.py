@@ -595,7 +595,8 @@ def test_games_that_fail_are_left_out_and_when_all_do_nothing_is_reported(checkp
 @pytest.mark.parametrize(
     "words",
     [("--checkpoint", "RUN"), ("--checkpoint", "RUN", "--exploit", "1", "--exploit-steps", "1"),
-     ("--ladder", "RUN", "random", "base"), ("--compare", "RUN", "base"), ("--checkpoint", "RUN", "--strength")],
+     ("--ladder", "RUN", "random", "base"), ("--compare", "RUN", "base"),
+     pytest.param(("--checkpoint", "RUN", "--strength"), marks=pytest.mark.slow)],
     ids=lambda words: "".join(words[::2]),
 )  # fmt: skip
 def test_a_game_that_always_fails_costs_no_other_its_table(words, checkpoint, tmp_path, monkeypatch, capsys):

@@ -46,6 +46,7 @@ def parameters(folder, step):
     return {key: x for name in names for key, x in load_file(checkpoint / f"{name}.safetensors").items()}
 
 
+@pytest.mark.slow
 def test_two_processes_make_the_run_of_one(tmp_path, monkeypatch):
     """The first update differs by rounding alone; later ones too, as long as no draw falls on the other side of it."""
     few = ("--set", "ppo.num_train_steps=4", "--set", "ppo.eval_games=2")
