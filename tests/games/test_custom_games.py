@@ -409,8 +409,10 @@ def test_parameters_that_nothing_checked_are_one_line_where_they_are_met():
         openspiel._table(late, json.dumps({"pile_sizes": "3;x"}))
 
 
-@pytest.mark.parametrize("name", ["kuhn_poker", "goofspiel_small", "blackjack",
-                                  *(pytest.param(name, marks=pytest.mark.slow) for name in ("hearts", "gin_rummy"))])  # fmt: skip
+LONG = [pytest.param(name, marks=pytest.mark.slow) for name in ("hearts", "gin_rummy")]
+
+
+@pytest.mark.parametrize("name", ["kuhn_poker", "goofspiel_small", "blackjack", *LONG])
 def test_the_built_in_games_pass_the_check(name):
     check_game(name)
 
