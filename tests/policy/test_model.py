@@ -659,3 +659,12 @@ def test_a_base_that_cannot_be_made_anew_leaves_the_one_that_was_there(tmp_path,
     monkeypatch.setattr(make_tiny_model, "make_model", lambda *args: Full())
     assert make_tiny_model.main(words) == 2
     assert (tmp_path / "base" / "model.safetensors").read_bytes() == before
+
+
+def test_a_saved_adapter_says_what_it_is_for_and_the_live_one_is_still_trained(new_policy, tmp_path):
+    policy = new_policy(model={}, lora={"r": 2})
+    policy.peft_model.peft_config["default"].task_type = None
+    policy.save(tmp_path / "adapter")
+    told = json.loads((tmp_path / "adapter" / "adapter_config.json").read_text())
+    assert (told["inference_mode"], told["task_type"]) == (True, "CAUSAL_LM")
+    assert not policy.peft_model.peft_config["default"].inference_mode
