@@ -49,6 +49,8 @@ install() {
         echo "setup:     PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu"
     fi
     # First and alone: resolved together with the rest, pip may choose and download another build of torch.
+    # An old pip takes twice as long for the rest. Where none is newer, it will do.
+    "${pip[@]}" --upgrade "pip>=25" || true
     echo "setup: installing torch"
     "${pip[@]}" "$(grep '^torch==' requirements.txt)"
     echo "setup: installing the rest of $requirements"

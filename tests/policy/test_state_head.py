@@ -7,7 +7,7 @@ from tiny import rollout, tiny_policy
 from torch.testing import assert_close
 
 from policy.state_head import GAIN, StateHead
-from utils import ConfigError
+from utils import ConfigError, RuinedWeightsError
 
 SHAPES = {"b": {3}, "a": {2, 3}}
 STATES = [("a", torch.tensor([1.0, 0.0])), ("b", torch.tensor([0.0, 1.0, 0.25])), ("a", torch.tensor([1.0, 1.0, 0.0])),
@@ -79,3 +79,20 @@ def test_a_head_of_other_games_is_named(tmp_path):
     policy.learn_states({"b": [3]})
     with pytest.raises(ConfigError, match="its state_head does not fit these games"):
         policy.load(tmp_path / "saved")
+
+
+def test_one_weight_that_is_not_finite_is_noticed_in_any_tensor_that_is_trained(tmp_path):
+    policy = tiny_policy(tmp_path)
+    policy.learn_states({"a": [3]})  # is read in updates alone: no game would show it
+    policy.check()
+    for name, parameter in policy.trainable().items():
+        sound = parameter.detach().clone()
+        for value in (torch.nan, torch.inf):
+            with torch.no_grad():
+                parameter.view(-1)[-1] = value
+            with pytest.raises(RuinedWeightsError):
+                policy.check()
+                pytest.fail(f"{value} in {name} was not noticed")
+            with torch.no_grad():
+                parameter.copy_(sound)
+    policy.check()
