@@ -35,10 +35,10 @@ smol: override ARGS := --set model.dtype=$(SMOL_DTYPE) $(ARGS)
 smol: $(SMOL)/config.json train
 
 test: .venv/requirements-dev.installed models/tiny/recipe.json
-	$(PYTHON) -m pytest -n 2 $(ARGS)
+	$(PYTHON) -m pytest -n 2 --dist worksteal $(ARGS)
 
 test-all: .venv/requirements-dev.installed models/tiny/recipe.json $(SMOL)/config.json
-	$(PYTHON) -m pytest -n 2 -m "slow or not slow" $(ARGS)
+	$(PYTHON) -m pytest -n 2 --dist worksteal -m "slow or not slow" $(ARGS)
 
 lint: .venv/requirements-dev.installed
 	$(PYTHON) -m ruff check .

@@ -110,8 +110,8 @@ def test_compact_prompt_lists_the_legal_actions_where_they_do_not_follow_from_th
 
 @pytest.mark.parametrize("name", [game.name for game in games.GAMES if not game.compact_actions])
 def test_where_legal_actions_are_left_out_the_prompt_determines_them(name):
-    seeds = range(4 if name == "quoridor" else 50)  # its games are a hundred moves long
-    tasks = [Task(task_id(name, c), seed, index=50 * c + seed) for c in range(6) for seed in seeds]
+    seeds = range(4 if name == "quoridor" else 25)  # its games are a hundred moves long
+    tasks = [Task(task_id(name, c), seed, index=25 * c + seed) for c in range(6) for seed in seeds]
     player, legal = random_player(), {}
     play({"prompt": "compact", "history_turns": 0}, player, tasks)
     for query in player.queries:

@@ -326,7 +326,7 @@ def written():
 
 @pytest.mark.parametrize(("mechanisms", "user"), [
     pytest.param(m, {"user": 65534, "group": 65534, "extra_groups": []} if user else {},
-                 marks=[pytest.mark.slow] * (user == i % 2), id=f"{m}-{'user' if user else 'root'}")
+                 marks=[pytest.mark.slow] * (user == i % 2 or i == 1), id=f"{m}-{'user' if user else 'root'}")
     for i, m in enumerate(["none", *(m for m in MECHANISMS if level_of(m) > 0)]) for user in (False, True)
 ])  # fmt: skip
 def test_disk(mechanisms, user):

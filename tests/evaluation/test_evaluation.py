@@ -233,7 +233,7 @@ def test_strata_have_equal_weights_whatever_their_size():
     assert (two.high - two.low) / (one.high - one.low) == pytest.approx(0.5**0.5, rel=0.02)
 
 
-@pytest.mark.parametrize("task_id", [LEDUC, TIC_TAC_TOE])
+@pytest.mark.parametrize("task_id", [LEDUC, pytest.param(TIC_TAC_TOE, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("share", [0.0, 0.5, 0.9, 1.0])
 def test_95_in_100_intervals_contain_the_exact_score(task_id, share):
     """2,000 evaluations of 200 games, drawn from the exact distribution of outcomes in each seat."""

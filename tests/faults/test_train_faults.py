@@ -97,7 +97,8 @@ def signal_in_evaluation(number, nth):
     ("name", "patched", "number", "step", "done"),
     [
         pytest.param("evaluate", signal_in_evaluation, signal.SIGTERM, 0, 0, marks=pytest.mark.slow),  # before step 1
-        ("evaluate", signal_in_evaluation, signal.SIGTERM, 1, 4),  # of step 4, whose row waits for it
+        # Of step 4, whose row waits for it.
+        pytest.param("evaluate", signal_in_evaluation, signal.SIGTERM, 1, 4, marks=pytest.mark.slow),
         pytest.param(
             "evaluate", signal_in_evaluation, signal.SIGINT, 2, 6, marks=pytest.mark.slow
         ),  # after the last step

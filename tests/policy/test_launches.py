@@ -81,6 +81,7 @@ def test_layers_below_the_first_adapter_are_counted_in_rollouts_alone(default):
     assert 0.95 < flops("rollout", decode(), 18) / flops("rollout", decode(), 0) < 1, "without half of the adapters"
 
 
+@pytest.mark.slow
 def test_a_default_step_takes_few_passes(default, tmp_path):
     step, _ = predict.play_steps(predict.narrow(default, tmp_path), gpu=True)
     read = {part: predict.forward_equivalents(step, part) for part in ("rollout", "score", "update")}

@@ -15,7 +15,10 @@ GAMES = ["kuhn_poker", "leduc_poker", "tic_tac_toe", "liars_dice_small"] * 2
 TASKS = [Task(NAMES.index(name) * CONFIGS_PER_GAME, seed=i, index=i) for i, name in enumerate(GAMES)]
 
 
-@pytest.fixture(params=[("qwen2", 1), ("qwen2", 2), ("qwen3", 1), ("llama", 2)], ids=str)
+MORE = [pytest.param(one, marks=pytest.mark.slow) for one in (("qwen2", 2), ("qwen3", 1))]
+
+
+@pytest.fixture(params=[("qwen2", 1), ("llama", 2), *MORE], ids=str)
 def policy(request, new_policy):
     """One with adapters from layer 1 or 2 of three on."""
     architecture, first = request.param

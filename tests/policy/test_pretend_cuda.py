@@ -69,7 +69,7 @@ def step(policy, optimizer, opponent):
 
 
 @pytest.mark.parametrize(("architecture", "four_bit"), [
-    pytest.param(name, four_bit, marks=[pytest.mark.slow] * ((name == "qwen3") != four_bit),
+    pytest.param(name, four_bit, marks=[pytest.mark.slow] * ((name, four_bit) not in {("qwen3", 1), ("llama", 0)}),
                  id=f"{name}-{'nf4' if four_bit else 'bf16'}")
     for name in ("qwen2", "qwen3", "llama") for four_bit in (False, True)
 ])  # fmt: skip

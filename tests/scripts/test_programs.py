@@ -96,7 +96,7 @@ def test_a_secret_that_lies_where_a_long_message_is_cut_is_not_told(monkeypatch,
         assert "SECRET" not in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("closed", ["2>&-", "0<&- 1>&-"])
+@pytest.mark.parametrize("closed", ["2>&-", pytest.param("0<&- 1>&-", marks=pytest.mark.slow)])
 def test_nobody_needs_to_listen(tmp_path, closed):
     command = [sys.executable, "scripts/evaluate.py", "--checkpoint", "random", "--episodes", "2"]
     command += ["--games", "tic_tac_toe", "--json", str(tmp_path / "tables.json")]

@@ -298,8 +298,11 @@ def test_answers_too_short_for_what_programs_print_are_refused(tmp_path, check):
     check(micro_config(tmp_path, env=env, ppo={"max_seq_length": 2048, "max_new_tokens": needed}, curriculum=levels))
 
 
-@pytest.mark.parametrize("check", [preflight.describe, preflight.check])
-@pytest.mark.parametrize(("endless", "stopped"), [(1, False), (5, True)])
+@pytest.mark.parametrize(("check", "endless", "stopped"), [
+    (preflight.check, 1, False), (preflight.describe, 5, True),
+    pytest.param(preflight.describe, 1, False, marks=pytest.mark.slow),
+    pytest.param(preflight.check, 5, True, marks=pytest.mark.slow),
+])  # fmt: skip
 def test_programs_without_an_answer_stop_a_run_where_they_are_many(tmp_path, caplog, check, endless, stopped):
     """Of ten; the episodes of a few fail, and that is all."""
     programs = ["print('x' * 10**7)"] * endless + [f"print({n})" for n in range(10 - endless)]

@@ -61,17 +61,13 @@ def test_a_probe_is_learnt(name, tmp_path):
     assert run(PROBES[name], tmp_path)
 
 
-ALSO = (
-    "critic: bootstraps through the end",
-    "mask: trained decisions shifted by one",
-)  # their probes have another fault
-
-
-@pytest.mark.parametrize("fault", [pytest.param(f, marks=[pytest.mark.slow] * (f in ALSO)) for f in FAULTS])
-def test_a_planted_fault_is_found_by_its_own_probe_and_by_no_other(fault, tmp_path, monkeypatch):
+@pytest.mark.parametrize("everywhere", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["own", "all"])
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_planted_fault_is_found_by_its_own_probe_and_by_no_other(fault, everywhere, tmp_path, monkeypatch):
     home, owner, name, faulty = FAULTS[fault]
     monkeypatch.setattr(owner, name, faulty)
-    assert {name for name, probe in PROBES.items() if not run(probe, tmp_path)} == {home}
+    probes = PROBES if everywhere else {home: PROBES[home]}
+    assert {name for name, probe in probes.items() if not run(probe, tmp_path)} == {home}
 
 
 def test_every_probe_has_a_fault_to_find():

@@ -284,6 +284,7 @@ def wider_model(folder):
     return folder / "wider"
 
 
+@pytest.mark.slow
 def test_what_an_evaluation_had_read_does_not_reach_the_next_step(tmp_path):
     """Full prompts have system messages long enough to be kept; here each step meets one or two of four games."""
     options = {
