@@ -127,7 +127,7 @@ def intact(run):
 @pytest.mark.parametrize("many", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["few", "many"])
 def test_no_damage_to_a_run_hangs_it_or_costs_what_is_sound(tmp_path, capsys, many):
     ends = Counter()
-    for seed in range(300) if many else range(0, len(KINDS), 4):
+    for seed in range(300) if many else range(0, len(KINDS), 2):
         folder = tmp_path / str(seed)
         folder.mkdir()
         copy_of(undisturbed_run() / "run", folder, LAST)
