@@ -269,6 +269,7 @@ def load_architecture(config: ModelConfig, **files: str) -> Any:
     """
     from transformers import AutoConfig
 
+    _log_with_the_program()
     name = _located(config.model_name)
     check_folder("model_name", name)
     with _loading("model_name", config.model_name):
@@ -321,6 +322,18 @@ def load_tokenizer(config: ModelConfig) -> Any:
 
 def _not_of_optional_kernels(record: logging.LogRecord) -> bool:
     return "gemm_4bit_forward" not in record.getMessage()
+
+
+def _log_with_the_program() -> None:
+    """Let what these libraries log reach the root's handlers alone: they quote files, and would not leave out secrets.
+
+    transformers has a handler of its own, and one more above it where the environment says CI; the Hub has both always.
+    """
+    for name in ("transformers", "huggingface_hub"):
+        logger = logging.getLogger(name)
+        logger.propagate = True
+        for handler in [handler for handler in logger.handlers if type(handler) is logging.StreamHandler]:
+            logger.removeHandler(handler)
 
 
 @contextmanager

@@ -1,6 +1,7 @@
 """Tiny Qwen models on disk, and policies on them, for all tests."""
 
 import gc
+import logging
 import signal
 from types import SimpleNamespace
 
@@ -12,6 +13,7 @@ from policy import load_policy
 from policy.model import LoraConfig, ModelConfig
 from scripts import make_tiny_model
 from training.config import PPOConfig, RunConfig
+from training.process import _RunLog
 
 # The tokenizer's words. Not the games' own: a change of their texts would make another model of every seed.
 WORDS = """You are playing a game. Rules: two players take turns; the player with the higher card or the longest line
@@ -26,6 +28,15 @@ signal.signal(signal.SIGHUP, signal.SIG_DFL)
 def thawed():
     """Let go of what runs of earlier modules froze (``training.process.rest_collector``)."""
     gc.unfreeze()
+
+
+@pytest.fixture(autouse=True)
+def unheard():
+    """Take down the handlers that a program run by the test set up: their streams end with the test."""
+    yield
+    for handler in [h for h in logging.getLogger().handlers if type(h) in (logging.StreamHandler, _RunLog)]:
+        logging.getLogger().removeHandler(handler)
+        handler.close()
 
 
 @pytest.fixture(scope="session")

@@ -268,3 +268,16 @@ def test_the_program_says_so_before_and_in_a_run(sound, tmp_path, capsys):
     assert train(tmp_path, model={"adapter": str(folder)}) == 2
     [line] = capsys.readouterr().err.splitlines()
     assert line.startswith(f"error: model.adapter: '{folder}' cannot be used: the weights are ruined: ")
+
+
+def test_what_transformers_logs_is_the_programs_own_log(sound, tmp_path, capsys, monkeypatch):
+    """Once, in one line, without secrets and control characters: it quotes the folder's files."""
+    monkeypatch.setenv("WANDB_API_KEY", "0123456789abcdef")
+    folder = shutil.copytree(sound["model_name"], tmp_path / "model")
+    edited("config.json", lambda c: c.update(rope_parameters={"rope_type": "\x1b[2J0123456789abcdef"}))(folder)
+    assert train(tmp_path, model={"model_name": str(folder)}) == 2
+    said = capsys.readouterr().err
+    assert [line.split(":")[0] for line in said.splitlines()] == ["WARNING", "error"], said
+    assert "rope" in said.splitlines()[0]
+    assert "\x1b" not in said
+    assert "0123456789abcdef" not in said
