@@ -721,7 +721,7 @@ def test_the_legal_rate_counts_answers_that_were_asked_for_again():
 
 
 def test_dry_run_tells_what_the_evaluation_takes(tmp_path):
-    said = preflight.describe(micro_config(tmp_path, ppo={"legal_mass_coef": 0.1}))
+    said = preflight.describe(micro_config(tmp_path, ppo={"legal_mass_coef": 0.1, "eval_exact": "auto"}))
     assert re.search(
         r"evaluation, before and after: 4 games of each of 2, about [1-9] forward passes and \d+ tok", said
     )

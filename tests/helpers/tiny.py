@@ -27,7 +27,7 @@ MICRO: dict[str, dict[str, Any]] = {
     "ppo": {
         "learning_rate": 1e-2, "num_train_steps": 6, "batch_size": 16, "mini_batch_size": 8, "ppo_epochs": 2,
         "init_kl_coef": 0.05, "horizon": 100, "entropy_coef": 0.01, "lr_final": 0.5, "save_freq": 1, "eval_games": 4,
-        "max_seq_length": 256, "gamma": 0.99, "legal_mass_coef": 0.0, "recompute_logprobs": True,
+        "eval_exact": "never", "max_seq_length": 256, "gamma": 0.99, "legal_mass_coef": 0.0, "recompute_logprobs": True,
     },
     "env": {"prompt": "compact", "history_turns": 0},
     "curriculum": {"stages": [STAGE]},

@@ -28,7 +28,7 @@ CLIMB: dict[str, Any] = {
     "failure_replay_prob": 0.3,
 }
 ADAPTIVE: dict[str, dict[str, Any]] = {
-    "ppo": {"eval_freq": 4, "magnet_coef": 0.1, "rehearsal_coef": 0.5, "state_coef": 0.02},
+    "ppo": {"eval_freq": 4, "eval_exact": "auto", "magnet_coef": 0.1, "rehearsal_coef": 0.5, "state_coef": 0.02},
     "curriculum": CLIMB,
     "lora": {"first_layer": 1},
 }

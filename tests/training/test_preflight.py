@@ -242,7 +242,7 @@ def test_self_play_counts_both_seats(tmp_path):
 
 
 def test_over_a_server_no_exact_value_is_planned(tmp_path):
-    config = micro_config(tmp_path)
+    config = micro_config(tmp_path, ppo={"eval_exact": "auto"})
     assert preflight.exact_tasks(config, chat_of(config))
     config.env = EnvConfig(env_mode="url", env_url="http://127.0.0.1:9")
     assert preflight.exact_tasks(config, chat_of(config)) == {}

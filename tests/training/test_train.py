@@ -106,7 +106,7 @@ def test_the_summary_has_values_before_and_after_with_interval_ceiling_and_share
 def test_what_plays_itself_is_measured_by_what_its_best_answer_would_gain(undisturbed, tmp_path):
     for game in summary(undisturbed)["games"].values():
         assert 0 < game["nash_conv"] != game["nash_conv_before"] > 0
-    assert train(tmp_path, "--set", "ppo.num_train_steps=1") == 0
+    assert train(tmp_path, "--set", "ppo.num_train_steps=1", "ppo.eval_exact=auto") == 0
     assert {game["nash_conv"] for game in summary(tmp_path)["games"].values()} == {None}
 
 
