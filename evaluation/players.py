@@ -28,6 +28,8 @@ log = logging.getLogger(__name__)
 
 WEIGHTS = "adapter_model.safetensors"
 BOTS = ("random", "mcts", "mcts_light", "ismcts", "perfect", "cfr")
+PLAYERS = ("a checkpoint, a run, base, a bot (random, mcts, mcts_light, mcts:SIMSxROLLOUTS, ismcts, perfect, cfr) or "
+           "an http(s) address")  # fmt: skip
 AFFINETES = (  # settings with which the public environment's evaluate asks a model
     'env.protocol="affinetes"', 'env.answer_mode="free"', 'env.history_turns="all"',
     'env.prompt="full"',
@@ -279,12 +281,11 @@ def _programs(config: SimpleNamespace) -> dict[str, str]:
         return programs_digest(config.env)
 
 
-def _folder(name: str) -> Path:
+def _folder(name: str, allowed: str = PLAYERS) -> Path:
     """A checkpoint's directory: the one named, or the latest of the run named."""
     folder = Path(name)
     if not folder.is_dir():
-        raise ConfigError(f"{name}: no such directory; allowed are a checkpoint, a run, base, a bot (random, mcts, "
-                          "mcts_light, mcts:SIMSxROLLOUTS, ismcts, perfect, cfr) or an http(s) address")  # fmt: skip
+        raise ConfigError(f"{name}: no such directory; allowed are {allowed}")
     if any(folder.glob("checkpoint-*")):
         if (latest := latest_checkpoint(folder)) is None:
             raise ConfigError(f"{name}: no checkpoint in it verifies")
@@ -292,9 +293,9 @@ def _folder(name: str) -> Path:
     return folder
 
 
-def find_adapter(name: str) -> Path:
+def find_adapter(name: str, allowed: str = PLAYERS) -> Path:
     """A checkpoint's directory, or that of a run's latest one; ConfigError: there is none, or it is damaged."""
-    folder = _folder(name)
+    folder = _folder(name, allowed)
     if not (folder / WEIGHTS).is_file():
         raise ConfigError(f"{name}: there is no {WEIGHTS} in {folder}")
     if (folder / "manifest.json").exists() and (problems := verify_checkpoint(folder)):

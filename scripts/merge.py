@@ -252,7 +252,7 @@ def run(args: argparse.Namespace) -> None:
         publish.check_repo(args.push)
         if not args.dry_run:
             print(f"uploading as {publish.who_uploads()}")
-    adapter = find_adapter(args.checkpoint)
+    adapter = find_adapter(args.checkpoint, allowed="a checkpoint and a run")
     config = run_config(adapter, args.base, args.set)
     file, base, report = adapter.parent / "summary.json", config.model.model_name, None
     summary = read_json(file) if file.is_file() else None

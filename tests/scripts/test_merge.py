@@ -551,7 +551,7 @@ def test_bad_usage_is_told_in_one_line(run_plain, tmp_path, capsys):
     shutil.copytree(run_plain / "checkpoint-000006", damaged)
     (damaged / "adapter_model.safetensors").write_bytes(b"")
     cases = [
-        (tmp_path / "new", tmp_path / "nope", (), "no such directory"),
+        (tmp_path / "new", tmp_path / "nope", (), "no such directory; allowed are a checkpoint and a run"),
         (tmp_path / "new", empty, (), "there is no adapter_model.safetensors in"),
         (tmp_path / "new", bare, (), "there is no run_config.json in it or above it"),
         (tmp_path / "new", damaged, (), "adapter_model.safetensors: 0 bytes instead of"),
