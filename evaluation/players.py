@@ -202,7 +202,7 @@ class Roster:
         return self._policies[key]
 
     def _base(self, checkpoints: Sequence[str]) -> Contestant:
-        names = [name for name in checkpoints if _is_path(name)]
+        names = [name for name in checkpoints if is_path(name)]
         if not names and not self.model:
             raise ConfigError("base: the base of what? name a checkpoint too, or --model")
         config = self.config(None if self.model else names[0])
@@ -249,13 +249,14 @@ def _label(name: str) -> str:
     return printable("_".join(name.split()))
 
 
-def _is_path(name: str) -> bool:
+def is_path(name: str) -> bool:
+    """Whether a name means a folder, whether there is one or not."""
     return name != "base" and name.partition(":")[0] not in (*BOTS, "http", "https")
 
 
 def is_folder(name: str) -> bool:
     """Whether a name means a folder; not where a folder is called like a bot, say."""
-    return _is_path(name) and Path(name).is_dir()
+    return is_path(name) and Path(name).is_dir()
 
 
 def player_flags(parser: argparse.ArgumentParser) -> None:

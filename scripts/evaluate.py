@@ -46,7 +46,7 @@ from envs.trace import check_config
 from evaluation import measure
 from evaluation.arena import Arena, check_match
 from evaluation.measure import OVERALL, VALUE, EvaluationError, GameResult, Row, between, columns, game_sets, summary
-from evaluation.players import AFFINETES, Contestant, Roster, find_adapter, is_folder, player_flags
+from evaluation.players import AFFINETES, Contestant, Roster, find_adapter, is_folder, is_path, player_flags
 from games import own_digest
 from training.config import narrowed
 from training.console import Console
@@ -450,7 +450,7 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         parser.error("nobody to evaluate: name a --checkpoint or a --model, or use --compare or --ladder")
     if args.episodes % 2:
         parser.error(f"--episodes {args.episodes}: an even number, half of them for each seat")
-    trained = args.checkpoint and all(map(os.path.isdir, args.checkpoint))
+    trained = args.checkpoint and all(map(is_path, args.checkpoint))
     if args.exploit and (others or args.strength or not trained):
         parser.error("--exploit: needs --checkpoint with runs or their checkpoints, and nothing to compare")
     if (args.compare and (args.checkpoint or args.base_url)) or (args.ladder and args.checkpoint):

@@ -1185,6 +1185,8 @@ def test_flags_mean_the_same_in_every_program(capsys):
     [
         ([], "nobody to evaluate"),
         (["--checkpoint", "nowhere"], "nowhere: no such directory"),
+        (["--checkpoint", "nowhere", "--exploit", "1"], "nowhere: no such directory"),
+        (["--checkpoint", "random", "--exploit", "1"], "--exploit: needs --checkpoint with runs or their checkpoints"),
         (["--checkpoint", "mcts:0x1"], "opponent 'mcts:0x1' is not known"),
         (["--checkpoint", "random", "--opponent", "nobody"], "nobody: no such directory"),
         (["--checkpoint", "random", "--games", "ches"], "--games: game 'ches' is not known"),
