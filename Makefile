@@ -9,7 +9,7 @@ CONFIG ?= config/presets/tiny.json
 SMOL := models/smollm2-135m
 SMOL_SHA256 := bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70
 # bf16 where the CPU multiplies it, which halves the time.
-SMOL_DTYPE = $(shell grep -qE 'avx512_bf16|amx_bf16' /proc/cpuinfo && echo bfloat16 || echo float32)
+SMOL_DTYPE = $(shell grep -qsE 'avx512_bf16|amx_bf16' /proc/cpuinfo && echo bfloat16 || echo float32)
 SEED ?= 0
 ARGS ?=
 NAME = $(basename $(notdir $(CONFIG)))-seed$(SEED)

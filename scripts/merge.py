@@ -186,7 +186,10 @@ def parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--push", metavar="OWNER/NAME", help="upload the folder to the Hub")
     add("--private", action="store_true", help="make the repository private")
     add("--dry-run", action="store_true", help="everything but the upload; list files, print the card")
-    return parser.parse_args(argv)
+    args = parser.parse_args(argv)
+    if args.private and not args.push:
+        parser.error("--private: of a repository; name it with --push OWNER/NAME")
+    return args
 
 
 def make_merge(adapter: Path, config: SimpleNamespace, args: argparse.Namespace) -> dict[str, Any]:

@@ -131,7 +131,8 @@ def peak_memory_mb() -> float:
         return held / 2**20
     if peak := PEAK.search(STATUS.read_text() if STATUS.exists() else ""):
         return int(peak[1]) / 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024  # includes the peak of the parent process
+    unit = 1 if sys.platform == "darwin" else 1024  # bytes
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 2**20  # includes the parent process's peak
 
 
 def summarise(episodes: Sequence[Episode]) -> dict[str, Any]:

@@ -476,6 +476,20 @@ def test_the_card_of_an_adapter_says_where_its_base_is_to_be_had(tmp_path, four_
     assert needed not in publish.card(replace(shown, base="Qwen/Qwen3-4B"))
 
 
+@pytest.mark.parametrize(
+    ("penalty", "told"),
+    [
+        ({"init_kl_coef": 0.0}, "none"),
+        ({"init_kl_coef": 0.05, "target": 0.2, "adap_kl_ctrl": True}, "0.05 a nat at first, target 0.2 a decision"),
+        ({"init_kl_coef": 0.05, "target": 0.2, "adap_kl_ctrl": False}, "0.05 a nat"),
+    ],
+)
+def test_the_card_tells_the_kl_penalty_there_was(tmp_path, penalty, told):
+    shown = about(tmp_path)
+    shown.config.ppo = replace(shown.config.ppo, **penalty)
+    assert f"\n| KL penalty | {told} |\n" in publish.card(shown)
+
+
 def test_the_card_tells_how_free_play_ended(tmp_path):
     row = {"before": 0.0, "after": 0.5, "interval": [0.4, 0.6], "episodes": 8, "exact_after": None, "ceiling": None,
            "share": None, "free_play": {"value": 0.1, "legal_rate": 0.25}}  # fmt: skip
@@ -536,6 +550,12 @@ def test_front_matter_is_what_the_hub_reads(tmp_path):
 
 
 # ------------------------------------------------------------------------------------------------------- bad usage
+
+
+def test_nothing_is_private_that_is_not_pushed(tmp_path, capsys):
+    with pytest.raises(SystemExit, match=r"^2$"):
+        merge_in(tmp_path / "new", tmp_path, "--private")
+    assert capsys.readouterr().err == "error: --private: of a repository; name it with --push OWNER/NAME\n"
 
 
 def test_bad_usage_is_told_in_one_line(run_plain, tmp_path, capsys):

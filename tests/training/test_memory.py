@@ -1,10 +1,12 @@
 """What ``--dry-run`` says of memory, held against the tensors of a step and against a process."""
 
 import os
+import resource
 import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -17,7 +19,7 @@ from env_wrapper import Task
 from games import CONFIGS_PER_GAME, NAMES
 from policy.chat import ChatFormat
 from policy.model import load_architecture, load_tokenizer
-from training import memory, preflight, token_counts
+from training import memory, metrics, preflight, token_counts
 from training.config import parse_args, read_config
 from training.metrics import peak_memory_mb
 from training.token_counts import play_step
@@ -84,6 +86,14 @@ def test_a_run_on_the_cpu_of_a_machine_with_a_gpu_tells_the_memory_of_its_proces
     assert peak_memory_mb() > 1
     monkeypatch.setattr(torch.cuda, "max_memory_reserved", lambda: 2**30)
     assert peak_memory_mb() == 1024
+
+
+@pytest.mark.parametrize(("system", "held"), [("linux", 3 * 2**10), ("darwin", 3 * 2**20)])  # KiB and bytes
+def test_where_there_is_no_proc_the_systems_own_unit_is_read(monkeypatch, system, held):
+    monkeypatch.setattr(metrics, "STATUS", Path("/nowhere"))
+    monkeypatch.setattr(sys, "platform", system)
+    monkeypatch.setattr(resource, "getrusage", lambda who: SimpleNamespace(ru_maxrss=held))
+    assert peak_memory_mb() == 3
 
 
 @pytest.mark.slow
