@@ -27,6 +27,7 @@ from types import SimpleNamespace
 from typing import Any
 
 os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")  # torch reads it on import
+sys.path.insert(0, str(Path(__file__).resolve().parent))  # not there with PYTHONSAFEPATH
 
 import numpy as np
 import torch

@@ -33,6 +33,16 @@ def test_help_shows_two_examples_and_flags_by_their_usual_names(name, capsys):
 
 
 @pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name != "train_ppo")) for name in PROGRAMS]
+)
+def test_a_program_finds_its_modules_where_python_does_not_look_beside_it(name, tmp_path):
+    """From any folder, and with PYTHONSAFEPATH."""
+    command = [sys.executable, "-P", str(ROOT / f"{name.replace('.', '/')}.py"), "--help"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize(
     ("name", "others"),
     [("train_ppo", []), ("scripts.evaluate", ["--checkpoint", "base"]), ("scripts.warmstart", ["--output", "x"])],
 )

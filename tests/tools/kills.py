@@ -3,10 +3,10 @@
     PYTHONPATH=tests/helpers python tests/tools/kills.py          # 10 kills, where they hit; exit 1: another end
     PYTHONPATH=tests/helpers python tests/tools/kills.py 100 7    # 100 of them, another seed
 
-Every second run plays on a server (scripts/serve.py), the others against themselves and past selves; all replay
-failures and evaluate. The program is forked, imports done, so that a life of it costs a second. It tells a pipe what it
-enters and leaves; the kill comes from outside, at a random moment after a random one of these marks: a resume that
-loads is one of them.
+One run in three plays against itself and past selves, one on a server (scripts/serve.py), and one with settings drawn
+at random. The program is forked, imports done, so that a life of it costs a second. It tells a pipe what it enters and
+leaves; the kill comes from outside, at a random moment after a random one of these marks: a resume that loads is one of
+them.
 """
 
 from __future__ import annotations
@@ -51,6 +51,21 @@ SERVED: dict[str, dict[str, Any]] = {
     "curriculum": {"stages": [{"name": "only", "games": [[KUHN, KUHN]]}], "failure_replay_prob": 0.3},
     "run": SECTIONS["run"],
 }
+DRAWN: dict[str, dict[str, tuple[Any, ...]]] = {  # half of them, one of the values each
+    "model": {"gradient_checkpointing": (False, True), "tokens_per_batch": (64, 512, 16384)},
+    "lora": {"r": (1, 4), "first_layer": (0, 1), "target_modules": (["q_proj", "down_proj"], ["v_proj"], ["o_proj"])},
+    "ppo": {
+        "mini_batch_size": (4, 8, 16), "ppo_epochs": (1, 2, 3), "gamma": (0.5, 1.0), "lam": (0.0, 1.0),
+        "magnet_coef": (0.0, 0.1), "rehearsal_coef": (0.0, 0.5), "state_coef": (0.0, 0.02),
+        "legal_mass_coef": (0.0, 0.1), "init_kl_coef": (0.0, 0.05), "adap_kl_ctrl": (False, True),
+        "target_kl": (None, 1e-4, 0.1), "entropy_coef": (0.0, 0.3), "entropy_final": (0.0, 1.0),
+        "lr_final": (0.0, 1.0), "max_grad_norm": (0.01, 1000.0),
+        "temperature": (0.3, 1.0), "recompute_logprobs": (False, True), "alarms": ("off", "act"),
+        "eval_freq": (0, 1, 3), "eval_exact": ("auto", "never"), "save_freq": (1, 2), "max_seq_length": (128, 512),
+    },
+    "env": {"answer_mode": ("constrained", "free"), "history_turns": (0, "auto", "all"), "games_at_once": (0, 3)},
+    "curriculum": {"replay_seed": ("same", "fresh"), "sampling": ("uniform", "learnability")},
+}  # fmt: skip
 PHASES: dict[str, tuple[Any, str]] = {
     "rollout": (train_ppo, "play"),
     "update": (train_ppo, "ppo_update"),
@@ -61,6 +76,7 @@ PHASES: dict[str, tuple[Any, str]] = {
 AIMS = ("rollout", "update", "save", "loading", "evaluation")
 ONCE = ("loading", "evaluation")  # or so, in a life
 ENTERED, LEFT = 1, 0
+IN_A_RUN = 4  # kills
 
 
 def mark_phases(pipe: int) -> None:
@@ -172,12 +188,20 @@ def end_state(folder: Path) -> dict[str, Any]:
     return {str(path.relative_to(run)): path.read_bytes() for path in files} | {"metrics.jsonl": rows}
 
 
-def new_folder(root: Path, name: str, url: str) -> Path:
-    """A folder with the configuration, in which a run is to be; ``url``: of the server to play on, if any."""
+def new_folder(root: Path, name: str, sections: dict[str, dict[str, Any]]) -> Path:
+    """A folder with the configuration, in which a run is to be."""
     (root / name).mkdir()
-    env = {"env_mode": "url", "env_url": url, "prompt": "full"}
-    micro_file(root / name, **(SERVED | {"env": env} if url else SECTIONS))
+    micro_file(root / name, **sections)
     return root / name
+
+
+def drawn(rng: random.Random) -> dict[str, dict[str, Any]]:
+    """The first sections with some of ``DRAWN``."""
+    found = dict(SECTIONS)
+    for section, knobs in DRAWN.items():
+        some = {knob: rng.choice(values) for knob, values in knobs.items() if rng.random() < 0.5}
+        found[section] = found.get(section, {}) | some
+    return found
 
 
 def aim_at(folder: Path, phase: str, rng: random.Random, usual: dict[str, float]) -> tuple[str, int, float]:
@@ -191,17 +215,21 @@ def main(kills: int = 10, seed: int = 0) -> int:
     rng, marks, died, chains, different, early = random.Random(seed), Marks(), Counter[str](), 0, 0, 0
     mark_phases(marks.pipe)
     with tempfile.TemporaryDirectory(prefix="kills-") as root, running_server() as server:
-        expected = {}
-        for url in ("", server):
-            name = "served" if url else "local"
-            assert live(new_folder(Path(root), name, url), marks, None) is None
-            expected[url] = end_state(Path(root) / name)
-        usual = {phase: sorted(seconds)[len(seconds) // 2] for phase, seconds in marks.seconds.items() if seconds}
+        sort = [SECTIONS, SERVED | {"env": {"env_mode": "url", "env_url": server, "prompt": "full"}}, {}]
+        expected: list[dict[str, Any]] = [{}, {}, {}]
         while died.total() < kills:
-            url = server if chains % 2 else ""
-            folder, chains = new_folder(Path(root), f"run{chains}", url), chains + 1
+            which = chains % 3
+            if which == 2:
+                sort[which] = drawn(rng)
+            if which == 2 or not expected[which]:
+                whole = new_folder(Path(root), f"whole{chains}", sort[which])
+                live(whole, marks, None)
+                expected[which] = end_state(whole)
+            usual = {phase: sorted(seconds)[len(seconds) // 2] for phase, seconds in marks.seconds.items() if seconds}
+            folder, chains = new_folder(Path(root), f"run{chains}", sort[which]), chains + 1
+            most = min(kills, died.total() + IN_A_RUN)
             while True:
-                aim = aim_at(folder, AIMS[died.total() % len(AIMS)], rng, usual) if died.total() < kills else None
+                aim = aim_at(folder, AIMS[died.total() % len(AIMS)], rng, usual) if died.total() < most else None
                 where = live(folder, marks, aim)
                 if where is None:
                     break
@@ -210,9 +238,11 @@ def main(kills: int = 10, seed: int = 0) -> int:
                 else:  # nothing to resume: the run starts anew
                     early += 1
             found = end_state(folder)
-            names = expected[url].keys() | found.keys()
-            wrong = sorted(name for name in names if expected[url].get(name) != found.get(name))
+            names = expected[which].keys() | found.keys()
+            wrong = sorted(name for name in names if expected[which].get(name) != found.get(name))
             different += bool(wrong)
+            if wrong:
+                print(json.dumps(sort[which]))
             print(f"run {chains}: {died.total()} kills so far, {wrong or 'the end is identical'}", flush=True)
     print(f"{died.total()} kills, each followed by --resume, in {chains} runs of {STEPS} steps: "
           f"{dict(died.most_common())}; {early} more before the first checkpoint")  # fmt: skip
