@@ -463,7 +463,7 @@ def test_each_step_is_played_by_the_weights_of_the_step_before(server, tmp_path,
 
 GOOFSPIEL = NAMES.index("goofspiel_small") * CONFIGS_PER_GAME
 LEARNING = {"num_train_steps": 80, "batch_size": 64, "mini_batch_size": 32, "learning_rate": 1e-2, "lr_final": 0.1,
-            "init_kl_coef": 0.0, "save_freq": 1000}  # fmt: skip
+            "init_kl_coef": 0.0, "save_freq": 1000, "eval_exact": "auto"}  # fmt: skip
 
 
 @pytest.mark.slow

@@ -40,6 +40,7 @@ SECTIONS: dict[str, dict[str, Any]] = {
         "rehearsal_coef": 0.5,
         "state_coef": 0.02,
         "eval_freq": 4,
+        "eval_exact": "auto",
         "save_freq": 1,
     },
     "curriculum": CLIMB,
