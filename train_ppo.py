@@ -350,6 +350,7 @@ class Trainer(Checkpointed):
         tasks = [self.curriculum.next(state.drawn + i) for i in range(ppo.batch_size)]
         texts = self.rehearsal.texts(state.step) if ppo.rehearsal_coef else []
         player = self.player(stop, trained_on=True)
+        self.agree_on_batches()  # the first process may have met the end of its memory in an evaluation
         self.policy.forget()
         with self.policy.lower_layers_once(self.ranks.world):
             episodes = self.ranks.together(partial(play, self.config.env, player, self.ranks.share(tasks)))
@@ -445,7 +446,9 @@ def train(config: Any, resume: str | None, force_config: bool = False, ranks: Ra
     locks: list[Any] = []
     ranks.alone(lambda: locks.append(process.lock_run(run_dir, seen)))
     if resume is not None and ranks.alone(partial(is_finished, run_dir, resume, resolved, force_config)):
-        print(f"{run_dir} is finished: see {run_dir / 'summary.json'}; --set ppo.num_train_steps=N goes on to step N")
+        if ranks.first:
+            more = "--set ppo.num_train_steps=N goes on to step N"
+            print(f"{run_dir} is finished: see {run_dir / 'summary.json'}; {more}")
         return 0
     if ranks.first:
         process.log_into(run_dir)
@@ -463,9 +466,9 @@ def train(config: Any, resume: str | None, force_config: bool = False, ranks: Ra
     step = trainer.state.step - bool(trainer.state.row) if start else None  # a row that awaits evaluation was not sent
     trainer.loggers = Loggers(config.run.logger if ranks.first else "none", run_dir, resolved, step)
     code = 1
-    with StopSignal() as stop:  # until everything is closed: launchers signal the processes that are left
+    with StopSignal() as stop:
         try:
-            return (code := training_loop(trainer, stop, console))
+            code = training_loop(trainer, stop, console)
         finally:
             console.close()
             with suppress(TrainingError):
@@ -477,6 +480,8 @@ def train(config: Any, resume: str | None, force_config: bool = False, ranks: Ra
                 trainer.engine.close()
             for lock in locks:
                 lock.close()
+        ranks.alone(lambda: None)  # the first has closed everything: launchers signal the processes that are left
+    return code
 
 
 def training_loop(trainer: Trainer, stop: StopSignal, console: Console) -> int:
@@ -574,9 +579,9 @@ def main(argv: list[str] | None = None) -> int:
         if args.dry_run:
             return 0
         code = train(config, args.resume, args.force_config, ranks, args.seen)
-        ranks.close()
         if code and ranks.first:
             process.say_how_to_go_on(__file__, config.run.output_dir, ranks.world, sys.stdout)
+        ranks.close()
         return code
     except ConfigError as error:
         print(f"error: {one_line(utils.redact(str(error)))}", file=sys.stderr)

@@ -173,16 +173,20 @@ class Ranks:
         self, policy: Policy, sequences: Seq[Sequence], adapter: str | None = None, legal_mass: bool = False
     ) -> Evaluation:
         """``policy.evaluate_decisions`` without gradients, on the CPU; each process computes its share."""
-        mine, rows = self.share(sequences), []
-        with torch.no_grad():
-            read = policy.evaluate_decisions(mine, adapter=adapter, legal_mass=legal_mass) if mine else None
-        columns_M = [x.cpu() for x in read or () if x is not None]
-        if self.world == 1:
-            return Evaluation(*columns_M)
-        if mine:
+        mine = self.share(sequences)
+
+        def columns() -> list[Tensor]:
+            with torch.no_grad():
+                read = policy.evaluate_decisions(mine, adapter=adapter, legal_mass=legal_mass) if mine else ()
+            return [x_M.cpu() for x_M in read if x_M is not None]
+
+        def rows() -> list[tuple[list[float], ...]]:
             sizes = [len(s.decisions) for s in mine]
-            rows = list(zip(*([part.tolist() for part in x_M.split(sizes)] for x_M in columns_M), strict=True))
-        gathered = zip(*self.gather(rows), strict=True)
+            return list(zip(*([part.tolist() for part in x_M.split(sizes)] for x_M in columns()), strict=True))
+
+        if self.world == 1:
+            return Evaluation(*columns())
+        gathered = zip(*self.together(rows), strict=True)
         return Evaluation(*(torch.tensor([x for part in column for x in part]) for column in gathered))
 
     def close(self) -> None:

@@ -157,8 +157,15 @@ class Checkpointed:
         """Names of the run's frozen adapters: past selves, and the moving average."""
         return [*self.curriculum.past, *(["average"] if self.config.ppo.magnet_coef and self.state.step else [])]
 
+    def agree_on_batches(self) -> None:
+        """Let all processes compute as little at a time as the one with the least memory: the limit in checkpoints."""
+        least = -int(self.ranks.largest(-self.policy.tokens_per_batch))
+        if least < self.policy.tokens_per_batch:
+            self.policy.tokens_per_batch = least
+
     def grow_batches(self) -> None:
         """Double the batches now and then, since memory may be free again; at the same steps in a resumed run."""
+        self.agree_on_batches()
         if self.state.step % GROW_STEPS == 0:
             self.policy.tokens_per_batch = min(2 * self.policy.tokens_per_batch, self.config.model.tokens_per_batch)
         self.state.tokens_per_batch = self.policy.tokens_per_batch
@@ -263,6 +270,8 @@ class Checkpointed:
     def save_at_the_end(self) -> str:
         """Save when the run ends; return the checkpoint's path, or the newest sound one and why saving failed."""
         log.debug("what ended the run", exc_info=True)
+        if not self.ranks.first:
+            return "that of the first process"
         check_lock(self.run_dir, self.lock)
         if self.midway:
             return str(latest_checkpoint(self.run_dir) or "none yet")
@@ -310,10 +319,12 @@ class Checkpointed:
                 log.warning("saved with %s %s, now %s: the resumed run will not be identical to the bit",
                             what, arithmetic[what], now)  # fmt: skip
         self.policy.tokens_per_batch = min(self.state.tokens_per_batch, self.config.model.tokens_per_batch)
+        changed |= path.parent.resolve() != self.run_dir.resolve()
+        changed = bool(self.ranks.largest(changed))  # all have read it: from here on the first may write in its place
         if self.ranks.first:
             abandon_after(self.run_dir, self.state.step)
             self.metrics.truncate_to(self.state.step - (self.state.row is not None))
-        return changed or path.parent.resolve() != self.run_dir.resolve()
+        return changed
 
     def _load_optimizer(self, moments: dict[str, Any], rest: dict[str, Any]) -> None:
         """Load Adam's state, except for that of a state head which is not trained any more."""

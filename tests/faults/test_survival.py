@@ -437,7 +437,8 @@ def test_a_batch_that_was_halved_for_lack_of_memory_stays_halved_after_a_resume(
 def test_batches_grow_back_now_and_then_up_to_what_was_asked_for(tokens, step, after):
     policy, state = SimpleNamespace(tokens_per_batch=tokens), TrainerState(step=step)
     config = SimpleNamespace(model=SimpleNamespace(tokens_per_batch=256))
-    Checkpointed.grow_batches(SimpleNamespace(policy=policy, state=state, config=config))
+    trainer = SimpleNamespace(policy=policy, state=state, config=config, agree_on_batches=lambda: None)
+    Checkpointed.grow_batches(trainer)
     assert policy.tokens_per_batch == state.tokens_per_batch == after
 
 

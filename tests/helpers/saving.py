@@ -1,10 +1,12 @@
 """A small checkpoint to save, for the tests of checkpoints."""
 
+import json
 import random
 from typing import Any
 
 import torch
 
+import utils
 from utils import save_checkpoint
 
 
@@ -31,6 +33,16 @@ def names(folder):
 def damage(path):
     with (path / "adapter_model.safetensors").open("r+b") as file:
         file.write(b"damage")
+
+
+def seal_again(file):
+    """Put a file of a checkpoint that has been changed into its manifest."""
+    path = file.parent / "manifest.json"
+    manifest = json.loads(path.read_text())
+    del manifest["digest"]
+    manifest["files"][file.name] = utils.fingerprint(file)
+    path.write_text(utils._seal(manifest))
+    assert utils.verify_checkpoint(file.parent) == []
 
 
 def flip(data, bit):

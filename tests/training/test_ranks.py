@@ -1,5 +1,6 @@
 """Two processes that train together: the same run as one process makes, one set of files, exact resume."""
 
+import json
 import logging
 import math
 import os
@@ -13,9 +14,10 @@ from types import SimpleNamespace
 import accelerate
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
+from saving import seal_again
 from tiny import LEDUC, micro_config, micro_file
-from tiny_runs import ADAPTIVE, ROOT, Drawing, assert_same_run, final_bytes, rows, train
+from tiny_runs import ADAPTIVE, ROOT, Drawing, assert_same_run, copy_of, final_bytes, rows, train, undisturbed_run
 
 import train_ppo
 from env_wrapper import Task, play
@@ -23,6 +25,7 @@ from policy import load_policy
 from training import ranks
 from training.process import TrainingError, lock_run
 from training.ranks import Ranks, SharedError
+from training.state import Checkpointed
 from utils import ConfigError
 
 LAUNCH = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", "train_ppo.py"]
@@ -150,6 +153,77 @@ def test_what_failed_in_another_process_is_in_the_log_and_holds_no_memory(monkey
     assert not any(ref() is not None for ref in held)
 
 
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_score_that_fails_in_one_process_ends_all(monkeypatch, rank):
+    place = Ranks(0, 2)
+    found = [("", ""), ("process 1: no room", "")] if rank else None
+    monkeypatch.setattr(place, "gather", lambda mine: found or [*mine, ("", "")])
+
+    def fail(*args, **options):
+        raise RuntimeError("no room")
+
+    with pytest.raises(SharedError, match=f"process {rank}: no room"):
+        place.score(SimpleNamespace(evaluate_decisions=fail), [] if rank else [SimpleNamespace(decisions=[])])
+
+
+def test_only_the_first_process_names_a_checkpoint_when_it_ends_by_itself():
+    trainer = SimpleNamespace(ranks=Ranks(1, 2))
+    assert Checkpointed.save_at_the_end(trainer) == "that of the first process"
+
+
+@pytest.mark.parametrize(("limits", "least"), [((256, 128), 128), ((128, 256), 128), ((64, 64), 64)])
+def test_all_compute_as_little_at_a_time_as_the_one_with_the_least_memory(monkeypatch, limits, least):
+    for rank, own in enumerate(limits):
+        place, policy = Ranks(rank, 2), SimpleNamespace(tokens_per_batch=own)
+        monkeypatch.setattr(place, "gather", lambda mine: [-limit for limit in limits])
+        Checkpointed.agree_on_batches(SimpleNamespace(ranks=place, policy=policy))
+        assert policy.tokens_per_batch == least
+
+
+LATE = """
+import os, sys, time
+import train_ppo
+from policy import Policy
+load = Policy.load
+def late(self, path):
+    load(self, path)
+    if os.environ["RANK"] == "1":
+        time.sleep(4)
+Policy.load = late
+state = train_ppo.Trainer.refuse_to_go_on
+def told(self, row):
+    print("weights", sum(float(p.detach().double().sum()) for p in self.policy.trainable().values()), flush=True)
+    return state(self, row)
+train_ppo.Trainer.refuse_to_go_on = told
+sys.exit(train_ppo.main())
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ruined", [False, True])
+def test_the_first_process_replaces_a_checkpoint_once_all_have_read_it(tmp_path, ruined):
+    """A resume with other settings writes it again, one whose weights are ruined is set aside."""
+    script = tmp_path / "late.py"
+    script.write_text(LATE)
+    copy_of(undisturbed_run() / "run", tmp_path, 3)
+    newest = tmp_path / "run" / "checkpoint-000003"
+    if ruined:
+        file = newest / "adapter_model.safetensors"
+        save_file({k: x * torch.nan for k, x in load_file(file).items()}, file, metadata={"format": "pt"})
+    else:  # an alarm has halved the rate, which another one ends
+        file = newest / "trainer_state.json"
+        file.write_text(json.dumps(json.loads(file.read_text()) | {"lr_scale": 0.5}))
+    seal_again(file)
+    words = command(tmp_path, "--resume", "--set", "ppo.learning_rate=0.005", "ppo.num_train_steps=4")
+    words[words.index("train_ppo.py")] = str(script)
+    done = subprocess.run(words, cwd=ROOT, env=ENV | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
+    found = [line for line in done.stdout.splitlines() if line.startswith("weights")]
+    assert len(found) == 2 * (2 if ruined else 1)
+    assert len(set(found)) == len(found) // 2  # the same in both processes
+    assert (tmp_path / "run" / "abandoned-000003").exists() == ruined
+
+
 FAILING = """
 import os, sys
 import train_ppo
@@ -190,6 +264,12 @@ def slow(target, fill):
         time.sleep(3)
     return write(target, fill)
 utils.write_directory = slow
+close = train_ppo.Loggers.close
+def closing(self, code):
+    time.sleep(3)
+    close(self, code)
+    print("closed", flush=True)
+train_ppo.Loggers.close = closing
 sys.exit(train_ppo.main())
 """
 
@@ -209,6 +289,7 @@ def test_a_signal_to_the_first_process_alone_lets_it_save(tmp_path):
                 break
         said = process.stdout.read() if process.stdout else ""
     assert "interrupted after step " in said
+    assert said.count("closed") == 2
     step = int(said.partition("interrupted after step ")[2].partition(";")[0])
     assert parameters(tmp_path, step)
 
