@@ -23,21 +23,24 @@ def _logits(hidden_ND: Tensor, weight_CD: Tensor, temperature: float) -> Tensor:
 class _Sums:
     """Running sums over the vocabulary of exp(z), z exp(z), W exp(z), W z exp(z), for logits z given slice by slice.
 
-    z is relative to the largest logit so far, ``peak_N``, for numerical stability.
+    z is relative to the largest logit so far, ``peak_N``, for numerical stability. The sums with W leave out the chosen
+    token: its W would swallow what all others add where it is likely, since low precision rounds the sum.
     """
 
     def __init__(self, like_N: Tensor) -> None:
         self.peak_N = torch.full_like(like_N, -torch.inf)
         self.sums: list[Tensor] = []
 
-    def add(self, logits_NC: Tensor, weight_CD: Tensor, pulls: int) -> None:
-        """Add a slice; ``pulls``: how many of the two sums with W are needed."""
+    def add(self, logits_NC: Tensor, weight_CD: Tensor, pulls: int, at_N: Tensor) -> None:
+        """Add a slice, with the chosen tokens at ``at_N`` of it; ``pulls``: how many of the sums with W are needed."""
         before_N, self.peak_N = self.peak_N, torch.maximum(self.peak_N, logits_NC.amax(1))
         below_NC = logits_NC - self.peak_N[:, None]
         exp_NC = below_NC.exp()
         weighted_NC = exp_NC * below_NC
         new = [exp_NC.sum(1, keepdim=True), weighted_NC.sum(1, keepdim=True)]
-        new += [(x.to(weight_CD.dtype) @ weight_CD).to(x.dtype) for x in (exp_NC, weighted_NC)[:pulls]]
+        for x_NC in (exp_NC, weighted_NC)[:pulls]:
+            others_NC = x_NC.masked_fill_(torch.arange(len(weight_CD), device=at_N.device) == at_N[:, None], 0)
+            new.append((others_NC.to(weight_CD.dtype) @ weight_CD).to(x_NC.dtype))
         if self.sums:
             fall_N1 = (before_N - self.peak_N)[:, None]
             for plain, weighted in zip(self.sums[::2], self.sums[1::2], strict=False):
@@ -58,19 +61,21 @@ class _Score(torch.autograd.Function):
         for start in range(0, len(weight_VD), COLUMNS):
             weight_CD = weight_VD[start : start + COLUMNS]
             logits_NC = _logits(hidden_ND, weight_CD, temperature)
-            over.add(logits_NC, weight_CD, pulls)
             at_N = chosen_N - start
+            over.add(logits_NC, weight_CD, pulls, at_N)
             inside_N = (at_N >= 0) & (at_N < len(weight_CD))
             here_N = logits_NC.gather(1, at_N.clamp(0, len(weight_CD) - 1)[:, None])[:, 0]
             logit_N = torch.where(inside_N, here_N, logit_N)
         total_N1, mean_N1, *pulls_ND = over.sums
         mean_N1, pulls_ND = mean_N1 / total_N1, [pull_ND / total_N1 for pull_ND in pulls_ND]
         log_total_N = over.peak_N + total_N1[:, 0].log()
-        grads = []
+        grads, below_N1, own_ND = [], (logit_N - over.peak_N)[:, None], weight_VD[chosen_N].to(logit_N.dtype)
+        p_N1 = below_N1.exp() / total_N1
         if pulls:
-            grads.append((weight_VD[chosen_N].to(logit_N.dtype) - pulls_ND[0]) / temperature)
+            grads.append(((1 - p_N1) * own_ND - pulls_ND[0]) / temperature)
         if pulls > 1:
-            grads.append((mean_N1 * pulls_ND[0] - pulls_ND[1]) / temperature)
+            own = p_N1 * (mean_N1 - below_N1) * own_ND
+            grads.append((mean_N1 * pulls_ND[0] - pulls_ND[1] + own) / temperature)
         ctx.save_for_backward(*(grad_ND.to(hidden_ND.dtype) for grad_ND in grads))
         return logit_N - log_total_N, total_N1[:, 0].log() - mean_N1[:, 0]
 

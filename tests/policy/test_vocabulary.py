@@ -61,6 +61,22 @@ def test_the_entropys_gradient_in_bf16_is_a_difference_of_small_numbers():
     assert float((found - exact).norm() / exact.norm()) < 0.12
 
 
+def test_a_likely_tokens_gradient_in_bf16_is_what_the_others_pull():
+    """Rows of an output layer have a mean, as real ones do; added up with the token's own, others were rounded away."""
+    generator = torch.Generator().manual_seed(0)
+    spread_VD, mean_D = (torch.randn(n, 256, generator=generator) / 16 for n in (head.COLUMNS + 77, 1))
+    weight_VD = (spread_VD + mean_D).bfloat16()
+    chosen_N, gradients = torch.randint(len(weight_VD), (64,), generator=generator), []
+    hidden_ND = (17 * spread_VD[chosen_N]).bfloat16()
+    for dtype in (torch.float64, torch.bfloat16):
+        read_ND = hidden_ND.to(dtype).requires_grad_()
+        logp_N, _ = head.score(read_ND, weight_VD.to(dtype), chosen_N, 1.0)
+        gradients.append(torch.autograd.grad(logp_N.sum(), read_ND)[0].double())
+    exact_ND, found_ND = gradients
+    assert 0.99 < float(logp_N.detach().exp().median()) < 0.9999
+    assert float(((found_ND - exact_ND).norm(dim=1) / exact_ND.norm(dim=1)).median()) < 0.1
+
+
 def test_scoring_keeps_no_row_over_the_vocabulary_for_the_backward_pass():
     hidden_ND, weight_VD, chosen_N = layer(9000, torch.float32)
     sizes = []
