@@ -267,7 +267,7 @@ def test_a_signal_that_comes_while_processes_agree_is_neither_lost_nor_followed_
     calls = iter(range(10**6))
 
     def largest(ranks, number):
-        if next(calls) == 1:
+        if number >= 0 and next(calls) == 1:  # below: limits of batches
             os.kill(os.getpid(), signal.SIGTERM)
         return number
 
@@ -281,7 +281,11 @@ def test_a_signal_that_comes_while_processes_agree_is_neither_lost_nor_followed_
 
 def test_a_signal_that_another_process_was_sent_decides_how_all_end(tmp_path, monkeypatch):
     calls = iter(range(10**6))
-    monkeypatch.setattr(train_ppo.Ranks, "largest", lambda _, number: signal.SIGINT if next(calls) == 1 else number)
+
+    def largest(ranks, number):
+        return signal.SIGINT if number >= 0 and next(calls) == 1 else number
+
+    monkeypatch.setattr(train_ppo.Ranks, "largest", largest)
     monkeypatch.setattr(train_ppo.Trainer, "player", lambda trainer, *_, **__: trainer.policy)
     assert train(tmp_path, "--set", "ppo.num_train_steps=5") == 128 + signal.SIGINT
     assert len(rows(tmp_path)) == 2
