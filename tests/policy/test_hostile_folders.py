@@ -4,6 +4,7 @@
 """
 
 import json
+import logging
 import os
 import shutil
 import time
@@ -19,6 +20,8 @@ from tiny_runs import train
 from transformers import AutoModelForCausalLM
 
 from policy import load_policy
+from policy.model import _log_with_the_program
+from training.process import setup_logging
 from utils import ConfigError
 
 NESTED = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
@@ -268,6 +271,15 @@ def test_the_program_says_so_before_and_in_a_run(sound, tmp_path, capsys):
     assert train(tmp_path, model={"adapter": str(folder)}) == 2
     [line] = capsys.readouterr().err.splitlines()
     assert line.startswith(f"error: model.adapter: '{folder}' cannot be used: the weights are ruined: ")
+
+
+@pytest.mark.parametrize("library", ["transformers", "huggingface_hub"])
+def test_a_library_with_a_handler_of_its_own_is_heard_once(library, capsys):
+    setup_logging()
+    logging.getLogger(library).addHandler(logging.StreamHandler())
+    _log_with_the_program()
+    logging.getLogger(library).warning("a line")
+    assert capsys.readouterr().err == "WARNING: a line\n"
 
 
 def test_what_transformers_logs_is_the_programs_own_log(sound, tmp_path, capsys, monkeypatch):

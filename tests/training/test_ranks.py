@@ -22,7 +22,7 @@ from tiny_runs import ADAPTIVE, ROOT, Drawing, assert_same_run, copy_of, final_b
 import train_ppo
 from env_wrapper import Task, play
 from policy import load_policy
-from training import ranks
+from training import ranks, state
 from training.process import TrainingError, lock_run
 from training.ranks import Ranks, SharedError
 from training.state import Checkpointed
@@ -178,6 +178,46 @@ def test_all_compute_as_little_at_a_time_as_the_one_with_the_least_memory(monkey
         monkeypatch.setattr(place, "gather", lambda mine: [-limit for limit in limits])
         Checkpointed.agree_on_batches(SimpleNamespace(ranks=place, policy=policy))
         assert policy.tokens_per_batch == least
+
+
+def test_limits_are_agreed_on_before_games_and_before_a_checkpoint(tmp_path, monkeypatch):
+    """The other process has room for 100 tokens at first, then for 80."""
+    others, play_games, seen = iter([-100, -80]), train_ppo.play, []
+
+    def largest(ranks, number):
+        return max(number, next(others)) if number < 0 else number
+
+    def noted(config, player, tasks):
+        seen.append(player.policy.tokens_per_batch)
+        return play_games(config, player, tasks)
+
+    monkeypatch.setattr(Ranks, "largest", largest)
+    monkeypatch.setattr(train_ppo, "play", noted)
+    monkeypatch.setattr(train_ppo, "subprocess", Drawing())
+    assert train(tmp_path, "--set", "ppo.num_train_steps=1") == 0
+    assert seen == [100]
+    saved = json.loads((tmp_path / "run" / "checkpoint-000001" / "trainer_state.json").read_text())
+    assert saved["tokens_per_batch"] == 80
+
+
+def test_all_have_read_a_checkpoint_before_anything_is_set_aside(tmp_path, monkeypatch):
+    copy_of(undisturbed_run() / "run", tmp_path, 5)
+    events, abandon = [], state.abandon_after
+    monkeypatch.setattr(Ranks, "largest", lambda ranks, number: events.append("all are here") or number)
+    monkeypatch.setattr(state, "abandon_after", lambda *args: events.append("set aside") or abandon(*args))
+    monkeypatch.setattr(train_ppo, "subprocess", Drawing())
+    assert train(tmp_path, "--resume", **ADAPTIVE) == 0
+    assert events[:2] == ["all are here", "set aside"]
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_that_a_run_is_finished_is_said_once(tmp_path, capsys, rank):
+    class Place(Ranks):
+        def alone(self, work):
+            return True
+
+    assert train_ppo.train(micro_config(tmp_path, run={"output_dir": str(tmp_path)}), "run", ranks=Place(rank, 2)) == 0
+    assert ("is finished" in capsys.readouterr().out) == (rank == 0)
 
 
 LATE = """
