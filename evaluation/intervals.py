@@ -12,9 +12,8 @@ from typing import NamedTuple
 import numpy as np
 
 Z = 1.959964  # the normal distribution's quantile at 0.975
-RESAMPLES = 10_000
 ALIKE = 0.75  # share of units with the same score from which on the others count as rare
-CELLS = 2_000_000  # random signs in memory at a time
+LEAST_P = 1e-12  # no smaller p-value is told
 ROUNDING = 1e-15  # variance up to which units are all alike
 
 
@@ -44,11 +43,11 @@ def wilson(rate: float, n: float, z: float = Z) -> Interval:
     return Interval(rate, min(rate, max(centre - half, 0.0)), max(rate, min(centre + half, 1.0)))
 
 
-def student(degrees: int) -> float:
-    """Student's t at 0.975."""
+def student(degrees: int, missed: float = 0.05) -> float:
+    """Student's t, beyond whose two ends lies a share ``missed`` of the distribution."""
     from scipy.special import stdtrit
 
-    return float(stdtrit(degrees, 0.975))
+    return -float(stdtrit(degrees, missed / 2))
 
 
 def whole_pairs(scores: Sequence[float | None]) -> list[list[float]]:
@@ -65,8 +64,10 @@ def pair_means(scores: Sequence[float | None]) -> np.ndarray:
     return np.array([sum(pair) / len(pair) for pair in whole_pairs(scores)])
 
 
-def mean_interval(strata: Sequence[np.ndarray], games: Sequence[int]) -> Interval:
+def mean_interval(strata: Sequence[np.ndarray], games: Sequence[int], missed: float = 0.05) -> Interval:
     """Mean score over strata of at least one unit; ``games``: how many of each ended by themselves, at most its games.
+
+    ``missed``: share of the intervals that may not hold the mean.
 
     Wilson's interval for the number of won-or-lost games that would have this variance (the effective sample size of
     survey statistics, Kish 1965): it stays inside [0, 1] and, unlike a normal approximation, has a width for a player
@@ -82,7 +83,7 @@ def mean_interval(strata: Sequence[np.ndarray], games: Sequence[int]) -> Interva
     variances = [float(units.var(ddof=1) if len(units) > 1 else typical) / len(units) for units in strata]
     if not (degrees := sum(len(units) - 1 for units in strata)):  # a single unit says nothing
         return Interval(mean, 0.0, 1.0)
-    z = student(degrees)
+    z = student(degrees, missed)
     reaches = [_reach(*stratum, z) for stratum in zip(strata, variances, games, strict=True)]
     below, above = (math.hypot(*distances) / len(strata) for distances in zip(*reaches, strict=True))
     low, high = max(mean - below, 0.0), min(mean + above, 1.0)
@@ -108,24 +109,28 @@ def _reach(units: np.ndarray, variance: float, games: int, z: float) -> tuple[fl
     if len(units) == 1 or not 0 < usual < 1 or np.mean(units == usual) < ALIKE:
         return mean - low, high - mean
     away, far = units - usual, float(np.abs(units - usual).max())
-    better, worse = (wilson(float(np.maximum(sign * away, 0).mean()) / far, len(units)) for sign in (1, -1))
+    better, worse = (wilson(float(np.maximum(sign * away, 0).mean()) / far, len(units), z) for sign in (1, -1))
     return (max(mean - low, far * math.hypot(better.estimate - better.low, worse.high - worse.estimate)),
             max(high - mean, far * math.hypot(better.high - better.estimate, worse.estimate - worse.low)))  # fmt: skip
 
 
 def paired_difference(strata: Sequence[np.ndarray]) -> Difference:
-    """Mean of the units' differences over strata, with the interval of a mean score and a sign-flip p-value.
+    """Mean of the units' differences over strata, from -2 to 2, with the interval of a mean score and its p-value.
 
-    Values differ by -2 to 2. The p-value is that of the randomisation test: if both players were equal, each unit's
-    difference might as well have had the other sign (Fisher 1935).
+    The p-value is the share ``missed`` from which on the interval leaves out zero (a test and its intervals are each
+    other's inverse, Neyman 1937), so that neither says what the other denies.
     """
-    rng, flipped = np.random.default_rng(0), np.zeros(RESAMPLES)
-    for units in strata:
-        rows = max(1, CELLS // len(units))
-        for start in range(0, RESAMPLES, rows):
-            size = (min(rows, RESAMPLES - start), len(units))
-            signs = rng.integers(2, size=size) * 2 - 1
-            flipped[start : start + rows] += signs @ units / len(units) / len(strata)
-    estimate, low, high = (4 * end - 2 for end in mean_interval([(u + 2) / 4 for u in strata], [*map(len, strata)]))
-    extreme = np.count_nonzero(np.abs(flipped) >= abs(estimate) - 1e-12)
-    return Difference(estimate, low, high, (extreme + 1) / (RESAMPLES + 1))
+    from scipy.optimize import brentq
+
+    scores, games = [(units + 2) / 4 for units in strata], [*map(len, strata)]
+
+    def beside_zero(missed: float) -> float:  # how far zero is outside, less than nothing within
+        _, low, high = mean_interval(scores, games, math.exp(missed))
+        return max(low - 0.5, 0.5 - high)
+
+    estimate, low, high = (4 * end - 2 for end in mean_interval(scores, games))
+    least = math.log(LEAST_P)
+    if beside_zero(0.0) <= 0:  # not even a point is apart from it
+        return Difference(estimate, low, high, 1.0)
+    missed = least if beside_zero(least) > 0 else brentq(beside_zero, least, 0.0)
+    return Difference(estimate, low, high, math.exp(missed))
