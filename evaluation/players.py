@@ -46,18 +46,19 @@ MAX_CHARACTERS = 2**18  # of an answer
 
 
 class ModelPlayer:
-    """A policy with one of its adapters (``"base"``: none)."""
+    """A policy with one of its adapters (``"base"``: none), which may be shared with players that are not greedy."""
 
-    def __init__(self, policy: Any, adapter: str | None) -> None:
-        self.policy, self.adapter, self.release = policy, adapter, policy.release
+    def __init__(self, policy: Any, adapter: str | None, greedy: bool) -> None:
+        self.policy, self.adapter, self.greedy, self.release = policy, adapter, greedy, policy.release
 
     def act(self, queries: Sequence[Query]) -> list[Action]:
         """Answer with the adapter."""
+        self.policy.greedy = self.greedy
         return self.policy.act([replace(query, adapter=self.adapter) for query in queries])
 
     def action_probs(self, queries: Sequence[Query]) -> list[dict[int, float]]:
         """Probability of every legal action in ``act``, 0 or 1 where greedy; raises as ``Policy.action_probs``."""
-        if self.policy.greedy:
+        if self.greedy:
             actions = self.act(queries)
             if any(action.truncated for action in actions):
                 raise PromptTooLongError
@@ -198,7 +199,6 @@ class Roster:
         key = repr((sections["model"], config.env.answer_mode, _limits(config)))  # all that matters of a run in play
         if key not in self._policies:
             self._policies[key] = load_policy(SimpleNamespace(**sections))
-            self._policies[key].greedy = self.greedy
         return self._policies[key]
 
     def _base(self, checkpoints: Sequence[str]) -> Contestant:
@@ -208,7 +208,7 @@ class Roster:
         config = self.config(None if self.model else names[0])
         label, policy = _label(self.model) if self.model else "base", self._policy(config)
         origin = _origin(config, None) | {"base": identity(config.model, policy.base, policy.tokenizer)}
-        return Contestant(label, origin, config.env, ModelPlayer(policy, "base"))
+        return Contestant(label, origin, config.env, ModelPlayer(policy, "base", self.greedy))
 
     def _checkpoint(self, name: str) -> Contestant:
         folder = find_adapter(name)
@@ -229,7 +229,7 @@ class Roster:
         if self._has_label(label):
             label = _label(str(folder))
         origin = _origin(config, digest) | {"base": base}
-        return Contestant(label, origin, config.env, ModelPlayer(policy, adapter), str(folder))
+        return Contestant(label, origin, config.env, ModelPlayer(policy, adapter, self.greedy), str(folder))
 
     def _server(self, address: str) -> Contestant:
         if not ADDRESS.fullmatch(address):  # it is shown and kept in results, so it may hold no secret

@@ -296,6 +296,7 @@ class Contest:
         with tempfile.TemporaryDirectory() as folder:
             best, scores = best_response(config, frozen, ranges, self.args, Path(folder), arena.console)
             answer = replace(self.roster.contestant(str(best), self.names), label=f"response_to_{player.label}")
+            answer.player.greedy = True  # a best response need not vary
         rows = self.play(arena, answer, player, [game])[game]
         gain = self._exact(player, rows).get("nash_conv")  # summed over both seats, in the game's own units
         spiel = load_game(rows[0]["task_id"])

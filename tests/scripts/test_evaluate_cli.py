@@ -518,19 +518,21 @@ def test_games_of_a_base_that_has_changed_are_not_taken_for_its_own(tmp_path, ca
     assert "holds games with other settings" in capsys.readouterr().err
 
 
-def test_best_responses_in_several_games_are_gone_on_with(run, tmp_path, capsys):
-    args = (
-        "--checkpoint",
-        str(run),
-        "--exploit",
-        "1",
-        "--exploit-steps",
-        "1",
-        "--output",
-        str(tmp_path / "games.jsonl"),
-    )
+def test_best_responses_in_several_games_are_gone_on_with(run, tmp_path, monkeypatch, capsys):
+    sampled, act = {}, players.ModelPlayer.act
+
+    def measured(player, queries):
+        answers = act(player, queries)
+        sampled[player.adapter] = not player.policy.greedy
+        return answers
+
+    monkeypatch.setattr(players.ModelPlayer, "act", measured)
+    args = ("--checkpoint", str(run), "--exploit", "1", "--exploit-steps", "1", "--output", str(tmp_path / "o.jsonl"))
     games = ["kuhn_poker", "leduc_poker"]
     assert table(capsys, *args, games=games, episodes=4) == table(capsys, *args, games=games, episodes=4)
+    assert sampled.pop("player0"), "what responses have learnt against"
+    assert sampled
+    assert not any(sampled.values()), "a response need not vary"
 
 
 def test_greedy_play_is_exactly_the_likeliest_answers(checkpoint, tmp_path):
@@ -538,7 +540,7 @@ def test_greedy_play_is_exactly_the_likeliest_answers(checkpoint, tmp_path):
     result = report(tmp_path, *args, games=["kuhn_poker"], episodes=200)["tables"][0]["results"][0]
     assert result["low"] - 0.04 <= result["exact"] <= result["high"] + 0.04
     contestant = Roster([], [], 0, True, None).contestant(checkpoint)
-    assert contestant.player.policy.greedy
+    assert contestant.player.greedy
     sampled = report(tmp_path, "--checkpoint", checkpoint, "--exact", games=["kuhn_poker"])["tables"][0]["results"][0]
     assert sampled["exact"] != result["exact"]
 
