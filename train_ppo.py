@@ -346,14 +346,15 @@ class Trainer(Checkpointed):
 
     def step(self, stop: StopSignal) -> dict[str, Any]:
         """Draw tasks, play them, update the policy and the curriculum; return the row of metrics."""
-        state, ppo, started = self.state, self.ppo, time.perf_counter()
-        tasks = [self.curriculum.next(state.drawn + i) for i in range(ppo.batch_size)]
+        state, ppo, started, episodes = self.state, self.ppo, time.perf_counter(), list[Episode]()
         texts = self.rehearsal.texts(state.step) if ppo.rehearsal_coef else []
         player = self.player(stop, trained_on=True)
         self.agree_on_batches()  # the first process may have met the end of its memory in an evaluation
         self.policy.forget()
         with self.policy.lower_layers_once(self.ranks.world):
-            episodes = self.ranks.together(partial(play, self.config.env, player, self.ranks.share(tasks)))
+            while not any(e.sequences or e.outcome != "finished" for e in episodes):  # others may end a game first
+                tasks = [self.curriculum.next(state.drawn + len(episodes) + i) for i in range(ppo.batch_size)]
+                episodes += self.ranks.together(partial(play, self.config.env, player, self.ranks.share(tasks)))
             self.policy.forget()
             played = time.perf_counter()
 
@@ -371,7 +372,7 @@ class Trainer(Checkpointed):
 
         stage = self.curriculum.stage.name
         updated = [self.curriculum.update(e.task, e.score, stage) for e in valid if e.outcome != "truncated"]
-        state.step, state.drawn = state.step + 1, state.drawn + len(tasks)
+        state.step, state.drawn = state.step + 1, state.drawn + len(episodes)
         self.keep_past()
         self.grow_batches()
         row = {"step": state.step, "stage": stage, **summarise(episodes), **stats, **batch.summary(), **moved}
@@ -397,8 +398,7 @@ class Trainer(Checkpointed):
         """Drop episodes that failed; too many of them end the run, and so do answers by outdated weights."""
         failed = [e for e in episodes if e.outcome == "failed"]
         if too_many_failed(len(failed), len(episodes)):
-            cause = failed[0].info.get("error", "unknown")
-            raise SharedError(f"{len(failed)} of {len(episodes)} episodes failed; the first: {cause}")
+            raise SharedError(f"{len(failed)} of {len(episodes)} episodes failed; the first: {failed[0].info['error']}")
         valid = [e for e in episodes if e.outcome != "failed"]
         if self.engine:
             self.engine.check_age(s for e in valid for sequences in e.sequences.values() for s in sequences)
