@@ -108,7 +108,7 @@ def whiten(x_M: Tensor, groups_M: Tensor | None = None) -> Tensor:
     """Shift and scale to mean 0 and standard deviation 1 (population), per group; group -1 by the statistics of all."""
     if not len(x_M):
         return x_M
-    if x_M.std(correction=0) <= 1e-6 * x_M.abs().max():  # equal up to rounding errors, which must not be amplified
+    if x_M.std(correction=0) <= 1e-6 * x_M.abs().max().clamp(min=10):  # rounding errors must not be amplified
         return torch.zeros_like(x_M)
     out_M = (x_M - x_M.mean()) / (x_M.std(correction=0) + 1e-8)
     for group in [] if groups_M is None else groups_M.unique():

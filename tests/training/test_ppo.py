@@ -105,6 +105,14 @@ def test_equal_values_whiten_to_zero():
     assert whiten(torch.zeros(0), torch.zeros(0)).tolist() == []
 
 
+def test_what_two_readings_of_one_probability_differ_by_is_no_advantage():
+    """Where all games end alike in the first step, the KL penalty alone is left: that of a policy to itself."""
+    read_twice = 0.2 * 4e-6 * torch.tensor([1.0, -1.0, 0.5, 0.0])  # ppo.init_kl_coef, a rounding at 60 nats in fp32
+    assert not whiten(read_twice).any()
+    assert not whiten(read_twice, torch.zeros(4)).any()
+    assert whiten(1e3 * read_twice).std(correction=0) == pytest.approx(1, abs=1e-4)
+
+
 def test_groups_are_whitened_alone_and_the_others_by_all():
     rng = np.random.default_rng(0)
     x, group = rng.normal(size=9 + 8 + 3) * 5, np.repeat([2, 0, -1], [9, 8, 3])
