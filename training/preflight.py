@@ -277,14 +277,14 @@ def say_evaluation(config: SimpleNamespace, chat: ChatFormat, parameters: Parame
     exactly, played = exact_tasks(config, chat), first_tasks(config.curriculum, config.env.env_type)
     names = ", ".join(GAMES[task // CONFIGS_PER_GAME].name for task in exactly) or "no game"
     names += " (only here are all positions at hand)" * (config.env.env_mode != "local")
-    lines = [
-        f"evaluation, before and after: {config.ppo.eval_games} games of each of {len(played)}, about {work[0][0]:.0f} "
-        f"forward passes and {work[0][1]:,.0f} tokens; exact values of {names} (ppo.eval_exact {config.ppo.eval_exact})"
-    ]
+    full = " if each is legal and takes ppo.max_new_tokens"  # an answer that is illegal is asked for again
+    lines = [f"evaluation, before and after: {config.ppo.eval_games} games of each of {len(played)}, about "
+             f"{work[0][0]:.0f} forward passes and {work[0][1]:,.0f} tokens{full * (config.env.answer_mode == 'free')}"
+             f"; exact values of {names} (ppo.eval_exact {config.ppo.eval_exact})"]  # fmt: skip
     if config.ppo.legal_mass_coef and config.env.answer_mode == "constrained":
         work.append(evaluation_work(SimpleNamespace(**vars(config) | {"env": free}), chat))
         lines.append(f"and as many games with free answers (ppo.legal_mass_coef > 0), about {work[1][0]:.0f} forward "
-                     f"passes and {work[1][1]:,.0f} tokens if each is legal and takes ppo.max_new_tokens")  # fmt: skip
+                     f"passes and {work[1][1]:,.0f} tokens{full}")  # fmt: skip
     with contextlib.suppress(ConfigError):  # of a missing device, which ``check`` reports
         speeds = [_matmul_speed(config, architecture, max(round(tokens / passes), 1)) for passes, tokens in work]
         products = sum(2 * sum(parameters.linears) * w[1] / speed for w, speed in zip(work, speeds, strict=True))

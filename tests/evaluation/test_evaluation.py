@@ -745,6 +745,8 @@ def test_dry_run_tells_what_the_evaluation_takes(tmp_path):
     assert "and as many games with free answers (ppo.legal_mass_coef > 0)" in said
     assert "tokens if each is legal and takes ppo.max_new_tokens" in said, "an illegal one is asked for again, twice"
     assert "its matrix products take 0m00s each time at this machine's speed, less where positions" in said
+    said = preflight.describe(micro_config(tmp_path, env={"answer_mode": "free"}))
+    assert "tokens if each is legal and takes ppo.max_new_tokens; exact values of no game" in said
 
 
 @pytest.mark.slow
