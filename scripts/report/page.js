@@ -63,7 +63,7 @@ function evaluation() {
   const above = many ? html`<tr><th></th>${runs.map((run) => html`<th colspan="${known.length}" class="of">${run.name}</th>`)}</tr>` : "";
   const heads = runs.map(() => known.map(([head, meaning]) => html`<th title="${meaning}">${head}</th>`));
   const rows = games.map((game) => html`<tr><td>${game}</td>${runs.map((run) => known.map(([, , cell]) => html`<td>${cell(of(run, game))}</td>`))}</tr>`);
-  const legend = html`<p class="note">Values are 2 × score − 1${programs ? ": −1 wrong, 1 right." : " against uniform random play: −1 lost, 0 even, 1 won."} ${known.map(([head, meaning]) => html`<b>${head}</b>: ${meaning}. `)}</p>`;
+  const legend = html`<p class="note">Values are 2 × score − 1${programs ? ": −1 wrong, 1 right." : " against uniform random play: from −1, the greatest loss, to 1, the greatest win."} ${known.map(([head, meaning]) => html`<b>${head}</b>: ${meaning}. `)}</p>`;
   const table = games.length ? html`<div class="sheet"><table><thead>${above}<tr><th>Game</th>${heads}</tr></thead><tbody>${rows}</tbody></table></div>${legend}` : "";
   return [table, without, runs.map(english)];
 }
@@ -234,7 +234,7 @@ $("title").textContent = names + (data.seen ? ` · going on, as of ${data.seen}`
 put($("tiles"), tiles());
 put($("tables"), evaluation());
 const stages = data.runs.flatMap((run) => run.stages.map(([step, text]) => [step, text, data.runs.length > 1 ? `${run.name}: ` : ""]));
-$("curves-note").textContent = `Bold: mean of the last ${data.runs.map((r) => r.window).join(" / ")} steps, with its 95 % band (Student's t).${stages.length ? ` Dotted: stage changes (${stages.map(([step, text, run]) => `${step}: ${run}${text}`).join(", ")}).` : ""}`;
+$("curves-note").textContent = `Bold: mean of the last ${data.runs.map((r) => r.window).join(" / ")} steps that have a value, with its 95 % band (Student's t).${stages.length ? ` Dotted: stage changes (${stages.map(([step, text, run]) => `${step}: ${run}${text}`).join(", ")}).` : ""}`;
 const drawn = data.panels.some((panel) => panel.first) ? (panel) => panel.first : () => true;
 for (const panel of data.panels) $(drawn(panel) ? "charts" : "others").append(chart({...panel, stages}));
 $("more").textContent = `${data.panels.filter((panel) => !drawn(panel)).length} more charts`;
