@@ -292,18 +292,18 @@ def _draw_panel(axis: Any, panel: dict[str, Any], runs: Sequence[RunData]) -> No
     for step, text in (stage for run in runs for stage in run.stages):
         axis.axvline(step, color="#777777", linewidth=0.8, linestyle=":")
         if title == "Score":
-            name = text.partition(":")[0]
-            axis.annotate(name, (step, 1), xycoords=("data", "axes fraction"), rotation=90, fontsize=7, va="top")
+            axis.text(step, 1, text.split(":")[0], transform=axis.get_xaxis_transform(), rotation=90, size=7, va="top")
     if limits := panel["limits"]:
         axis.set_ylim(limits[0] - 0.02, limits[1] + 0.02)
     axis.set_title(f"{title}  ({unit})" if unit else title, fontsize=10, loc="left")
     axis.set_xlabel("step", fontsize=8)
+    axis.locator_params(axis="x", integer=True)
     axis.tick_params(labelsize=8)
     axis.grid(alpha=0.25)
     axis.spines[["top", "right"]].set_visible(False)
     if len(lines) > 6:
         axis.legend(fontsize=6, ncols=1 + (len(lines) > 14), frameon=False, loc="center left", bbox_to_anchor=(1, 0.5))
-    elif len(lines) > 1:
+    elif max(len(lines), len(runs)) > 1:  # of several runs one may lack what the panel shows
         axis.legend(fontsize=7, framealpha=0.6)
 
 

@@ -368,6 +368,27 @@ def test_long_names_leave_the_curves_their_room(tmp_path, monkeypatch):
     assert "a" * 80 in shown
 
 
+def test_a_line_says_whose_it_is_where_other_runs_have_none(tmp_path, monkeypatch):
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    drawn = {}
+
+    def look(figure, *_, **__):
+        FigureCanvasAgg(figure).draw()
+        for axis in [axis for axis in figure.axes if axis.lines]:
+            legend = [text.get_text() for text in axis.get_legend().texts] if axis.get_legend() else []
+            drawn[axis.get_title(loc="left")] = legend, {tick % 1 for tick in axis.get_xticks()}
+
+    monkeypatch.setattr(Figure, "savefig", look)
+    runs = [visualize.load_run(write_run(tmp_path / name, steps=3)) for name in ("first", "second")]
+    for row in runs[1].rows:
+        row["state_loss"] = 1.0
+    draw_curves(runs, tmp_path / "curves.png")
+    assert drawn["Reading the position  (nats a decision)"][0] == ["second"]
+    assert {part for _, parts in drawn.values() for part in parts} == {0.0}, "there is no half a step"
+
+
 def test_what_lies_in_a_folder_of_yours_is_not_replaced(run_dir, tmp_path, capsys):
     output = tmp_path / "mine"
     output.mkdir()
