@@ -352,7 +352,7 @@ class Trainer(Checkpointed):
         self.agree_on_batches()  # the first process may have met the end of its memory in an evaluation
         self.policy.forget()
         with self.policy.lower_layers_once(self.ranks.world):
-            while not any(e.sequences or e.outcome != "finished" for e in episodes):  # others may end a game first
+            while not any(e.sequences or e.outcome in ("truncated", "failed") for e in episodes):  # others ended all
                 tasks = [self.curriculum.next(state.drawn + len(episodes) + i) for i in range(ppo.batch_size)]
                 episodes += self.ranks.together(partial(play, self.config.env, player, self.ranks.share(tasks)))
             self.policy.forget()
