@@ -68,6 +68,7 @@ UNCLIPPED = "state_head."  # its gradient would dominate the norm, and Adam does
 LONE = Ranks()
 Key = tuple[int, ...]  # of a stream of random numbers
 MAX_FAILED_SHARE = 0.2  # of the games of a step or an evaluation; a single one may always fail
+MOST_EMPTY = 100  # times that a step plays its games until one of them holds a decision
 MAX_BAD_UPDATES = 5  # minibatches in a row without a finite loss and gradient before the run ends
 
 
@@ -345,14 +346,15 @@ class Trainer(Checkpointed):
         self.rehearsal = Rehearsal(self.policy, config.run.seed)
 
     def step(self, stop: StopSignal) -> dict[str, Any]:
-        """Draw tasks, play them, update the policy and the curriculum; return the row of metrics."""
+        """Draw tasks, play them (more if others end all of them first), update, and return the row of metrics."""
         state, ppo, started, episodes = self.state, self.ppo, time.perf_counter(), list[Episode]()
         texts = self.rehearsal.texts(state.step) if ppo.rehearsal_coef else []
         player = self.player(stop, trained_on=True)
         self.agree_on_batches()  # the first process may have met the end of its memory in an evaluation
         self.policy.forget()
         with self.policy.lower_layers_once(self.ranks.world):
-            while not any(e.sequences or e.outcome in ("truncated", "failed") for e in episodes):  # others ended all
+            most = MOST_EMPTY * ppo.batch_size
+            while not any(e.sequences or e.outcome == "failed" for e in episodes) and len(episodes) < most:
                 tasks = [self.curriculum.next(state.drawn + len(episodes) + i) for i in range(ppo.batch_size)]
                 episodes += self.ranks.together(partial(play, self.config.env, player, self.ranks.share(tasks)))
             self.policy.forget()
@@ -430,10 +432,8 @@ class Trainer(Checkpointed):
         for r in (*results, *free):
             if too_many_failed(r.failed, r.failed + r.episodes):
                 raise TrainingError(f"{r.failed} of {r.failed + r.episodes} games of {r.game} failed in an evaluation")
-        if not free:
-            return results
         free_play = [{"value": f.value, "legal_rate": f.legal_rate or 0.0} for f in free]
-        return [replace(r, free_play=f) for r, f in zip(results, free_play, strict=True)]
+        return [replace(r, free_play=f) for r, f in zip(results, free_play, strict=True)] if free else results
 
 
 # --------------------------------------------------------------------------------------------------------- the run

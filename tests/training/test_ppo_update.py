@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers.models.qwen2.modeling_qwen2 import Qwen2RMSNorm
 
 import train_ppo
-from env_wrapper import Sequence, play
+from env_wrapper import Episode, Sequence, play
 from policy import network
 from policy.rehearsal import divergence
 from train_ppo import Trainer, TrainingError, _backward, collate, minibatches, ppo_loss, ppo_update
@@ -425,6 +425,22 @@ def test_a_step_goes_on_playing_until_there_is_a_decision_to_train_on(tmp_path, 
     assert (row["games"], sum(row["opponents"].values()), trainer.state.drawn) == (48, 48, 48)
     assert row["decisions"] >= 16
     assert row["updates"] > 0
+
+
+def test_a_step_does_not_play_for_ever_what_holds_no_decision(tmp_path, monkeypatch):
+    trainer = Trainer(micro_config(tmp_path), tmp_path)
+    played: list[int] = []
+
+    def empty(env, player, tasks):
+        played.append(len(tasks))
+        return [Episode(task, "a", 0.5, "finished", info={"scores": {0: 0.5}}) for task in tasks]
+
+    monkeypatch.setattr(train_ppo, "play", empty)
+    monkeypatch.setattr(train_ppo, "MOST_EMPTY", 3)
+    with pytest.raises(TrainingError, match="no episode of this step holds a decision"):
+        trainer.step(StopSignal())
+    assert played == [16] * 3
+    assert trainer.state.drawn == 0
 
 
 def test_legal_mass_is_rewarded(tmp_path):
