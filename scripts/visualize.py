@@ -188,13 +188,13 @@ def rolling(y: Sequence[float], window: int) -> list[list[float]]:
 def heading(run: RunData) -> list[tuple[str, str]]:
     """(head, text) of each known fact about the run: what was trained, on what, for how long."""
     about, row = run.about, run.rows[-1]
-    mix = row.get("opponents")
+    mix, each = row.get("opponents"), about.get("games_per_step", row.get("games"))
     seconds = min(sum(r["time_total"] for r in run.rows if is_number(r.get("time_total"))), LONGEST)
     facts = {
         "model": about.get("model") or run.config.get("model", {}).get("model_name"),
         "games": _listed(about.get("games")) or _listed([k[6:] for k in row if k.startswith("score/")]),
         "against": _listed(about["opponents"] if "opponents" in about else [*mix] if isinstance(mix, dict) else ()),
-        "steps": f"{row['step']:,}" + (f", of {row['games']:,} games each" if is_number(row.get("games")) else ""),
+        "steps": f"{row['step']:,}" + (f", of {each:,} games each" if is_number(each) else ""),
         "seed": about.get("seed"),
         "started": f"{str(about['started']).replace('T', ' ')[:16]} UTC" if about.get("started") else None,
         "commit": about.get("commit"), "hardware": about.get("hardware"),

@@ -461,6 +461,7 @@ def test_text_of_a_model_cannot_break_out_of_the_data(tmp_path):
 ABOUT = {
     "model": "models/tiny", "games": ["hex", "go"], "opponents": ["random"], "seed": 3, "commit": "abc1234",
     "hardware": "2 CPU cores", "started": "2026-11-22T10:00:00+00:00", "seconds": 3725.0, "versions": {"torch": "2.13"},
+    "games_per_step": 8,  # a row may tell of more, where a step played on
 }  # fmt: skip
 
 
@@ -471,7 +472,7 @@ def test_a_run_says_what_it_is_and_what_it_came_to_on_a_page_to_be_pasted(tmp_pa
     (run / "run_config.json").write_text(json.dumps({"ppo": {"max_grad_norm": 0.5, "cliprange": 0.2}}))
     assert visualize.main(["--run", str(run)]) == 0
     known = dict(embedded(run / "report.html")["runs"][0]["heading"])
-    assert known == {"model": "models/tiny", "games": "hex, go", "against": "random", "steps": "9, of 16 games each",
+    assert known == {"model": "models/tiny", "games": "hex, go", "against": "random", "steps": "9, of 8 games each",
                      "seed": "3", "started": "2026-11-22 10:00 UTC", "commit": "abc1234", "hardware": "2 CPU cores",
                      "time": "1h02m in all, 0m00s in steps"}  # fmt: skip
     text = (run / "report.md").read_text()
