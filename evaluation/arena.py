@@ -36,7 +36,7 @@ class Arena:
     def __init__(self, path: Path | None, settings: dict[str, Any], console: Console, games_at_once: int) -> None:
         self.console, self.games_at_once = console, games_at_once
         self._path, self._head = path, json.dumps({"settings": settings}) + "\n"
-        self._done: list[Row] = []  # played, now or before
+        self._done: list[str] = []  # lines of what is played, now or before: made once, as the file grows with each
         self._kept: list[Row] = []  # from the file, not used yet
         self._known = 0  # of those done: from the file
         self._written = (0, 0)  # inode and modification time of the file as this process wrote it last
@@ -70,14 +70,14 @@ class Arena:
             if fresh:
                 played = [_row(own, opponent, game, e) for e in _episodes(own, opponent, chunk)]
             rows += played
-            self._done += played
+            self._done += [json.dumps(row) + "\n" for row in played]
             if not fresh:  # it took no time that tells how much is left
                 self._known += len(chunk)
                 self.console.total -= len(chunk)
                 continue
             if self._path:
-                lines = [json.dumps(row) + "\n" for row in (*self._done, *self._kept)]
-                self._write(self._head + "".join(lines))
+                later = [json.dumps(row) + "\n" for row in self._kept]
+                self._write(self._head + "".join([*self._done, *later]))
             progress = f"{own.label} against {opponent.label}, {game}: {len(rows)}/{len(tasks)} games"
             self.console.update(len(self._done) - self._known, progress)
         if cut := sum(row["outcome"] == "truncated" for row in rows):

@@ -138,6 +138,18 @@ def test_an_interrupted_evaluation_goes_on_where_it_was(checkpoint, tmp_path, ca
     assert told[-1] == (40 - kept, 40 - kept)  # what is kept took no time that tells how much is left
 
 
+def test_each_row_is_turned_into_text_once_however_many_follow(checkpoint, tmp_path, capsys, monkeypatch):
+    output, texts = tmp_path / "games.jsonl", list[str]()
+
+    def counting(value):
+        texts.append(json.dumps(value))
+        return texts[-1]
+
+    monkeypatch.setattr(arena, "json", SimpleNamespace(dumps=counting, loads=json.loads))
+    table(capsys, "--checkpoint", checkpoint, "--output", str(output))
+    assert texts == output.read_text().splitlines()  # otherwise 100,000 games would cost their number squared
+
+
 def test_games_that_failed_are_played_again_and_those_after_them_kept(checkpoint, tmp_path, capsys, monkeypatch):
     output, asked = tmp_path / "games.jsonl", []
     whole = table(capsys, "--checkpoint", checkpoint, "--output", str(output))
