@@ -21,7 +21,9 @@ from base64 import b64encode
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import cached_property
 from hashlib import sha256
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +35,7 @@ from envs.client import is_number
 from envs.config import EnvConfig
 from training.console import duration
 from training.metrics import MOST_BYTES, finite
-from training.process import ProgramError, at_least, must_be_writable, run_program
+from training.process import ProgramError, at_least, must_be_writable, rest_collector, run_program
 from utils import ConfigError, read_file, read_json, write_file
 
 ASSETS = Path(__file__).resolve().parent / "report"
@@ -97,6 +99,11 @@ class RunData:
     summary: dict[str, Any]
     episodes: list[dict[str, Any]]
     about: dict[str, Any]
+
+    @cached_property
+    def keys(self) -> list[str]:
+        """What some of the rows hold; found once, since every panel asks and there may be 100,000 rows."""
+        return list(dict.fromkeys(chain.from_iterable(self.rows)))
 
     @property
     def stages(self) -> list[tuple[float, str]]:
@@ -222,9 +229,8 @@ def panel_lines(panel: Panel, runs: Sequence[RunData]) -> list[dict[str, Any]]:
     """
     found: list[tuple[int, str, dict[str, Any], bool]] = []
     for index, run in enumerate(runs):
-        present = dict.fromkeys(key for row in run.rows for key in row)
         prefixes = tuple(key for key in panel.keys if key.endswith("/"))
-        keys = [key for key in present if key in panel.keys or (prefixes and key.startswith(prefixes))]
+        keys = [key for key in run.keys if key in panel.keys or (prefixes and key.startswith(prefixes))]
         for key in (sorted(keys) if prefixes else sorted(keys, key=panel.keys.index))[:MAX_LINES]:
             points = [(row["step"], row[key]) for row in run.rows if is_number(row.get(key))]
             if not points:
@@ -420,6 +426,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     def run() -> None:
         _must_be_own(output, args.run)
+        rest_collector()  # which else walks all rows of a long run again and again
         if args.watch:
             follow(args.run, output, args.watch)
         runs = load_runs(args.run)

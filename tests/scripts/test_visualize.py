@@ -151,6 +151,20 @@ def png_size(path):
 # --- Curves ------------------------------------------------------------------------------------------------------
 
 
+def test_the_keys_of_the_rows_are_collected_once_for_all_panels():
+    walks = list[int]()
+
+    class Row(dict):
+        def __iter__(self):
+            walks.append(self["step"])
+            return super().__iter__()
+
+    rows: list[dict] = [Row(step=step, score_mean=0.5, entropy=1.0, grad_norm=0.1) for step in range(1, 4)]
+    drawn = visualize.panels([visualize.RunData("run", rows, {}, {}, [], {})])
+    assert [panel["title"] for panel in drawn] == ["Entropy", "Score", "Gradient norm"]
+    assert walks == [1, 2, 3]
+
+
 def test_a_game_that_failed_before_anything_was_asked_has_a_frame_to_show():
     row = {"step": 1, "game": "trace", "task_id": 0, "outcome": "failed", "history": None, "turns": []}
     [frame] = replayable(row)["frames"]
