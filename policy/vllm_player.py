@@ -69,7 +69,7 @@ class Engine:
         if version == self.version:
             return
         first, self.version = self.version < 0, version
-        for name in ("policy-??????-*", ".tmp-policy-??????-*") if first else ():  # of earlier processes of this run
+        for name in ("policy-??????*-*", ".tmp-policy-??????*-*") if first else ():  # of earlier processes of this run
             for path in self.folder.glob(name):
                 shutil.rmtree(path, ignore_errors=True)
         self._kept.append(write_directory(self.folder / self.name(version), self.policy.save))

@@ -186,7 +186,7 @@ def test_every_version_gets_a_name_of_its_own_and_the_old_one_goes(policy, serve
 
 
 def test_what_else_lies_among_the_adapters_stays(policy, server, tmp_path):
-    left, cut, mine = (tmp_path / "adapters" / n for n in ("policy-000007-abcdef", ".tmp-policy-000008-abcdef", "mine"))
+    left, cut, mine = (tmp_path / "adapters" / n for n in ("policy-1000007-abcdef", ".tmp-policy-000008-abcde", "mine"))
     for folder in (left, cut, mine):
         folder.mkdir(parents=True)
         (folder / "adapter_model.safetensors").touch()
