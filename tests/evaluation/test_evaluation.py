@@ -292,6 +292,13 @@ def test_a_p_value_says_what_the_interval_says():
     assert 40 < apart < 360, "both kinds are among them"
 
 
+def test_an_interval_that_may_miss_more_is_narrower_in_every_case():
+    """Spread units, all alike, nearly all alike: each has a width of its own, and p is found among them."""
+    for units in (np.linspace(0, 1, 50), np.ones(50), np.where(np.arange(50) < 3, 0.0, 0.5)):
+        widths = [high - low for _, low, high in (mean_interval([units], [50], missed) for missed in (0.01, 0.05, 0.3))]
+        assert widths[0] > 1.2 * widths[1] > 1.2 * 1.2 * widths[2] > 0
+
+
 def test_the_p_value_of_many_deals_is_that_of_students_t():
     from scipy.stats import ttest_1samp
 
