@@ -30,8 +30,8 @@ import train_ppo
 import utils
 from curriculum import CurriculumConfig, Stage
 from env_wrapper import EnvConfig, Task
-from envs import client
-from envs.openspiel import OpenSpielEnv, position
+from envs import client, exact
+from envs.openspiel import OpenSpielEnv, load_game, position, query_at
 from evaluation import arena, players
 from evaluation.measure import exact_table, paired_tasks, table_values
 from evaluation.players import ChatPlayer, Roster
@@ -545,6 +545,20 @@ def test_best_responses_in_several_games_are_gone_on_with(run, tmp_path, monkeyp
     assert sampled.pop("player0"), "what responses have learnt against"
     assert sampled
     assert not any(sampled.values()), "a response need not vary"
+
+
+def test_players_of_one_policy_are_greedy_each_for_itself(checkpoint):
+    found = Roster([], [], 0, False, None).contestant(checkpoint)
+    sampling, greedy = found.player, players.ModelPlayer(found.player.policy, found.player.adapter, True)
+    asked = [query_at(KUHN, i.state, i.seat, found.env) for i in exact.information_states(load_game(KUHN))]
+    probs = sampling.action_probs(asked)
+    assert all(0 < p < 1 for answers in probs for p in answers.values())
+    likeliest = [max(answers, key=answers.get) for answers in probs]
+    for _ in range(5):
+        sampling.act(asked)
+        assert [answers[a] for answers, a in zip(greedy.action_probs(asked), likeliest, strict=True)] == [1.0] * 12
+        assert [int(action.text) for action in greedy.act(asked)] == likeliest
+        assert sampling.action_probs(asked) == probs
 
 
 def test_greedy_play_is_exactly_the_likeliest_answers(checkpoint, tmp_path):
