@@ -554,11 +554,14 @@ def test_players_of_one_policy_are_greedy_each_for_itself(checkpoint):
     probs = sampling.action_probs(asked)
     assert all(0 < p < 1 for answers in probs for p in answers.values())
     likeliest = [max(answers, key=answers.get) for answers in probs]
-    for _ in range(5):
-        sampling.act(asked)
+    varied = set()
+    for n in range(30):
+        asked = [dataclasses.replace(query, rng_key=(n, k)) for k, query in enumerate(asked)]
+        varied.add(tuple(int(action.text) for action in sampling.act(asked)))
         assert [answers[a] for answers, a in zip(greedy.action_probs(asked), likeliest, strict=True)] == [1.0] * 12
         assert [int(action.text) for action in greedy.act(asked)] == likeliest
-        assert sampling.action_probs(asked) == probs
+    assert len(varied) > 5
+    assert sampling.action_probs(asked) == probs
 
 
 def test_greedy_play_is_exactly_the_likeliest_answers(checkpoint, tmp_path):
