@@ -427,19 +427,26 @@ def test_a_step_goes_on_playing_until_there_is_a_decision_to_train_on(tmp_path, 
     assert row["updates"] > 0
 
 
-def test_a_step_does_not_play_for_ever_what_holds_no_decision(tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("outcome", "times", "cause"),
+    [
+        ("finished", 3, "no episode of this step holds a decision"),
+        ("failed", 1, "16 of 16 episodes failed; the first: lost"),
+    ],
+)
+def test_a_step_does_not_play_for_ever_what_holds_no_decision(tmp_path, monkeypatch, outcome, times, cause):
     trainer = Trainer(micro_config(tmp_path), tmp_path)
     played: list[int] = []
 
     def empty(env, player, tasks):
         played.append(len(tasks))
-        return [Episode(task, "a", 0.5, "finished", info={"scores": {0: 0.5}}) for task in tasks]
+        return [Episode(task, "a", 0.5, outcome, info={"scores": {0: 0.5}, "error": "lost"}) for task in tasks]
 
     monkeypatch.setattr(train_ppo, "play", empty)
     monkeypatch.setattr(train_ppo, "MOST_EMPTY", 3)
-    with pytest.raises(TrainingError, match="no episode of this step holds a decision"):
+    with pytest.raises(TrainingError, match=cause):
         trainer.step(StopSignal())
-    assert played == [16] * 3
+    assert played == [16] * times
     assert trainer.state.drawn == 0
 
 
