@@ -44,7 +44,8 @@ class Console:
         plain = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
         self._drawn = self._stream.isatty() and not plain
         self._began = self._told = -QUIET_SECONDS
-        self._since = time.monotonic()
+        self._since = self._latest = time.monotonic()
+        self._apart = 0.0  # seconds of what ``progress`` has shown
         self._rows: list[Mapping[str, Any]] = []
         self._scores: list[float] = []
         self._left = self._note = ""
@@ -71,7 +72,7 @@ class Console:
 
     def update(self, done: int, line: str) -> None:
         """Show the progress of another program than the trainer, which words the line."""
-        left = duration((self.total - done) * (time.monotonic() - self._since) / max(done, 1))
+        left = duration((self.total - done) * (time.monotonic() - self._since - self._apart) / max(done, 1))
         self._show(done, line if self._drawn else f"{line} | ETA {left}", left, line)
 
     def _show(self, done: int, line: str, left: str, note: str) -> None:
@@ -87,6 +88,7 @@ class Console:
         now = time.monotonic()
         self._evaluation = [*self._evaluation[:1], now]
         self._began = self._began if done else now
+        self._apart, self._latest = self._apart + (now - self._latest if done else 0), now
         self._note = f"{what}: {done:,} of {total:,}"
         if done:
             self._note += f", {duration((total - done) * (now - self._began) / done)} left"

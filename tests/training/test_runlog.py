@@ -417,6 +417,18 @@ def test_another_programs_bar_has_a_time_left(monkeypatch):
     assert plain.getvalue() == "10 games played | ETA 0m30s\n"
 
 
+def test_what_is_done_between_games_is_no_part_of_their_pace(monkeypatch):
+    """A best response was trained for ten minutes: its first games were said to have an hour and a half to go."""
+    clock = iter([0.0, 1.0, 500.0, 600.0, 610.0])
+    monkeypatch.setattr(time, "monotonic", lambda: next(clock))
+    plain = io.StringIO()
+    console = Console(40, plain)
+    for done in (0, 50, 100):
+        console.progress("best response", done, 100)
+    console.update(11, "11 games played")
+    assert plain.getvalue().splitlines()[-1] == "11 games played | ETA 0m29s"  # 11 s for 11 games
+
+
 def test_the_first_step_soon_counts_no_more_and_old_ones_neither():
     console = Console(1000, stream=io.StringIO())
 
