@@ -40,16 +40,16 @@ function bar(g) {
 }
 // Head, meaning and cell of each column; columns that are unknown for every game are left out.
 const MEASURES = [
-  ["Before", "mean value of sampled play before training", (g) => number(g.before)],
-  ["After", "the same after training, on the same deals", (g) => number(g.after)],
+  ["Before", "mean value of sampled play before training, on the deals of After", (g) => number(g.before)],
+  ["After", "mean value of sampled play after training", (g) => number(g.after)],
   ["95 % interval", "of After", interval],
   ["Exact value", "expected value after training, computed at every position", (g) => number(g.exact_after)],
   ["Ceiling", "value of the best response to uniform random play", (g) => number(g.ceiling)],
   ["Share of ceiling", "where the exact value lies between random play (0 %) and the ceiling (100 %), or that of sampled play, with a line for its 95 % interval", bar],
-  ["NashConv before", "what both seats together could gain by playing their best against the policy, in the game's own units (chips)", (g) => number(g.nash_conv_before)],
-  ["NashConv", "the same after training; 0 at an equilibrium", (g) => number(g.nash_conv)],
-  ["Free play before", "the same games with answers that nothing constrains", (g) => freely(g.free_play_before)],
-  ["Free play", "the same after training", (g) => freely(g.free_play)],
+  ["NashConv before", "NashConv before training", (g) => number(g.nash_conv_before)],
+  ["NashConv", "what both seats together could gain by playing their best against the policy, in the game's own units (chips); 0 at an equilibrium", (g) => number(g.nash_conv)],
+  ["Free play before", "Free play before training", (g) => freely(g.free_play_before)],
+  ["Free play", "the same games with answers that nothing constrains", (g) => freely(g.free_play)],
 ];
 
 function evaluation() {
