@@ -232,7 +232,8 @@ def late(self, path):
 Policy.load = late
 state = train_ppo.Trainer.refuse_to_go_on
 def told(self, row):
-    print("weights", sum(float(p.detach().double().sum()) for p in self.policy.trainable().values()), flush=True)
+    total = sum(float(p.detach().double().sum()) for p in self.policy.trainable().values())
+    sys.stdout.write(f"weights {total}\\n")  # in one piece: both processes write at the same time
     return state(self, row)
 train_ppo.Trainer.refuse_to_go_on = told
 sys.exit(train_ppo.main())
