@@ -124,13 +124,13 @@ def paired_difference(strata: Sequence[np.ndarray]) -> Difference:
 
     scores, games = [(units + 2) / 4 for units in strata], [*map(len, strata)]
 
-    def beside_zero(missed: float) -> float:  # how far zero is outside, less than nothing within
-        _, low, high = mean_interval(scores, games, math.exp(missed))
+    def beside_zero(log_missed: float) -> float:  # how far zero is outside; negative within
+        _, low, high = mean_interval(scores, games, math.exp(log_missed))
         return max(low - 0.5, 0.5 - high)
 
     estimate, low, high = (4 * end - 2 for end in mean_interval(scores, games))
     least = math.log(LEAST_P)
     if beside_zero(0.0) <= 0:  # not even a point is apart from it
         return Difference(estimate, low, high, 1.0)
-    missed = least if beside_zero(least) > 0 else brentq(beside_zero, least, 0.0)
-    return Difference(estimate, low, high, math.exp(missed))
+    log_missed = least if beside_zero(least) > 0 else brentq(beside_zero, least, 0.0)
+    return Difference(estimate, low, high, math.exp(log_missed))
