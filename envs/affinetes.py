@@ -192,7 +192,10 @@ class RemoteEnv(OpenSpielEnv):
 
     def _call(self, method: str, **arguments: Any) -> Reply:
         with blaming(f"{method}: ", ServerError, raising=self._error):
-            return read_reply(self._server.call(method, arguments, self.config.env_timeout), self._spiel)
+            reply = read_reply(self._server.call(method, arguments, self.config.env_timeout), self._spiel)
+            if reply.episode_id != arguments.get("episode_id", reply.episode_id):
+                raise ServerError("the answer is about another episode")
+            return reply
 
     def _error(self, problem: str) -> ServerError:
         defect = None if self._ours else DEFECTS.get(self._name)

@@ -199,7 +199,7 @@ class Engine:
 
     def _write(self, turn: Turn, answer: Any, version: int, most: int) -> None:
         """Write a server's answer of at most ``most`` tokens; ValueError: it is malformed, and nothing is written."""
-        tokens, logprobs = _sampled(answer, self.name(version), self.policy.base.config.vocab_size)
+        tokens, logprobs = _sampled(answer, self.name(version), turn.ids, self.policy.base.config.vocab_size)
         if len(tokens) > most or not set(self.policy.chat.ends).isdisjoint(tokens[:-1]):
             raise ValueError(f"too many tokens, or some after the end: {len(tokens)} where {most} were asked for")
         self.conversations.write(turn, tokens, logprobs)
@@ -209,12 +209,13 @@ async def _together(work: Iterable[Awaitable[Any]]) -> list[Any]:
     return list(await asyncio.gather(*work))
 
 
-def _sampled(answer: Any, model: str, vocabulary: int) -> tuple[list[int], list[float]]:
-    """Token ids and log-probabilities of a response to /v1/completions; ValueError: it is malformed."""
+def _sampled(answer: Any, model: str, prompt: list[int], vocabulary: int) -> tuple[list[int], list[float]]:
+    """Token ids and log-probabilities of a response to /v1/completions; ValueError: malformed, or another's."""
     try:
         choice = answer["choices"][0]
         tokens, logprobs = choice["token_ids"], choice["logprobs"]["token_logprobs"]
-        valid = answer["model"] == model and len(tokens) == len(logprobs) > 0
+        valid = answer["model"] == model and choice.get("prompt_token_ids") in (None, prompt)
+        valid = valid and len(tokens) == len(logprobs) > 0
         valid = valid and all(type(t) is int and 0 <= t < vocabulary for t in tokens)
         valid = valid and all(is_number(p) and LEAST_LOGPROB <= p <= 1e-3 for p in logprobs)
     except (TypeError, KeyError, IndexError):

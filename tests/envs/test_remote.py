@@ -136,6 +136,7 @@ DEFECTS = [
     ("leduc_poker", {"step": answer("Your turn")}, "no legal actions"),
     ("leduc_poker", {"step": None}, "step: answered with 'None'"),
     ("leduc_poker", {"step": answer("x") | {"episode_id": None}}, "without an observation or an episode_id"),
+    ("leduc_poker", {"step": answer("", done=True, reward=1.0) | {"episode_id": "e2"}}, "about another episode"),
     ("leduc_poker", {"step": [(200, ["what"])]}, "not the affinetes protocol"),
     ("leduc_poker", {"step": [(200, {"status": "success"})]}, "not the affinetes protocol"),
     ("leduc_poker", {"step": [(404, {"detail": "Method not found: step"})]}, "HTTP 404: Method not found: step"),

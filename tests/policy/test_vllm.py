@@ -595,6 +595,26 @@ def test_one_question_that_a_server_cannot_answer_fails_its_game_alone(policy, s
     assert {e.outcome for e in episodes if e not in failed} == {"finished"}
 
 
+def test_an_answer_to_another_question_is_asked_again(policy, server, tmp_path):
+    """A proxy that gives one answer twice, or to the wrong caller: it is legal here, but nobody sampled it here."""
+    seen = []
+
+    def another(path, body):
+        if path != "completions":
+            return None
+        seen.append(body["seed"])
+        tokens = [*policy.chat.encode("0"), policy.chat.end_id]
+        choice = {"token_ids": tokens, "logprobs": {"token_logprobs": [-7.0, 0.0]}, "prompt_token_ids": [1, 2]}
+        return JSONResponse({"model": body["model"], "choices": [choice]}) if len(seen) == 1 else None
+
+    server.faulty = another
+    with engine_of(policy, tmp_path, server) as engine:
+        [only] = games(engine, TASKS[:1])
+    assert only.outcome == "finished"
+    assert decisions([only])[0].logprob > -7
+    assert seen[0] != seen[1]
+
+
 def test_a_bad_answer_is_asked_again_with_another_seed_and_what_was_lost_with_the_same(policy, server, tmp_path):
     """The same seed brings the same answer, and that one is wanted where it was lost on the way."""
     seen = []
