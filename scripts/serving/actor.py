@@ -23,7 +23,6 @@ from starlette.requests import Request
 import games
 from config.reader import blaming
 from envs.affinetes import EVALUATE_PATH
-from envs.client import one_line
 from envs.config import EnvConfig
 from envs.openspiel import OpenSpielEnv, derive_seed, table
 from envs.opponents import parse_opponent
@@ -154,9 +153,9 @@ def read_task(task_id: Any, seed: Any, opponent: Any, max_search: float) -> Task
         task_id = int(task_id)
     for name, value in (("task_id", task_id), ("seed", seed)):
         if value is not None and type(value) is not int:
-            raise RequestError("invalid_request", f"{name} {one_line(repr(value), MAX_SHOWN)} is not an integer")
+            raise RequestError("invalid_request", f"{name} {repr(value)[:MAX_SHOWN]} is not an integer")
     if not isinstance(opponent, str) or len(opponent) > MAX_SHOWN:
-        raise RequestError("invalid_request", f"opponent {one_line(repr(opponent), MAX_SHOWN)} is not the name of one")
+        raise RequestError("invalid_request", f"opponent {repr(opponent)[:MAX_SHOWN]} is not the name of one")
     if task_id is None:
         task_id = random.randrange(len(games.GAMES) * games.CONFIGS_PER_GAME)
     with blaming(raising=partial(RequestError, "invalid_game")):
@@ -222,7 +221,7 @@ class Actor:
             text = str(action) if isinstance(action, str) or type(action) is int else ""
             step = await self._in_pool(episode, episode.env.step, text if len(text) <= MAX_ACTION else "")
         if episode.step is not step:
-            message = f"{one_line(repr(action), MAX_SHOWN)} is none of the legal actions {list(step.legal)}"
+            message = f"{repr(action)[:MAX_SHOWN]} is none of the legal actions {list(step.legal)}"
             said = (f'Invalid action: "{str(action)[:MAX_SHOWN]}"\n\nCould not parse a valid action ID. Please respond '
                     "with just the action ID number.\n\n")  # fmt: skip
             return episode.response(ILLEGAL_REWARD, said, _error("invalid_action", message))

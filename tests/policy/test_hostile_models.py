@@ -158,6 +158,16 @@ def test_a_key_that_no_header_can_hold_is_told_without_it(policy, tmp_path, monk
         ChatPlayer("http://127.0.0.1:9/v1", "m", 1.0, 4, 0)
 
 
+@pytest.mark.parametrize("before", [0, 150, 190, 1590])
+def test_a_key_that_a_server_repeats_is_not_told_in_part(policy, tmp_path, monkeypatch, before):
+    """What a server says is cut to a line, which could cut the key: the rest of it would pass for no secret."""
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-of-a-person-who-pays")
+    status, text = 401, " " * (before - before % 200) + "x" * (before % 200) + "Bearer sk-of-a-person-who-pays"
+    for problem in (client.problem_of(status, text), client.problem_of(status, {"error": text})):
+        assert "sk-" not in problem
+        assert problem.startswith("HTTP 401: ")
+
+
 @pytest.mark.parametrize("url", ["http://a..b/v1", "http://127.0.0.1:99999/v1", "http://[::1/v1", "http://\u2028/v1"])
 def test_an_address_that_is_none_is_told_in_one_line(url):
     status, problem = client.HttpClient(url).post("x", {}, time.monotonic() + SECONDS)
