@@ -29,6 +29,7 @@ from envs.types import Step, Task
 CHECK_SECONDS = 10.0  # for a server to answer at all, before a run
 START_SECONDS = 600.0  # for a container to start, including the download of its image
 STOP_SECONDS = 10.0
+LOST = 503, NO_ANSWER, 502, 504  # statuses after which a call may have been carried out
 
 EVALUATE_PATH = "evaluate"  # info["path"] of servers on which (task_id, seed, opponent) mean what they mean locally
 
@@ -42,6 +43,7 @@ DEFECTS = {
 }
 
 logger = logging.getLogger(__name__)
+_unstopped = set[str]()  # servers that failed to stop an episode, which is told once
 
 
 class HttpConnection:
@@ -54,10 +56,11 @@ class HttpConnection:
     def call(self, method: str, arguments: dict[str, Any], seconds: float) -> Any:
         """Return the method's result; ServerError if there is none within ``seconds``, or the server reports an error.
 
-        Calls that reached no server are repeated. Those that may have been carried out (a proxy also says 503 when it
-        has lost the answer) are repeated only where that does no harm: never a step.
+        Calls that no server took are repeated, unless they would stop a game, which is then gone, too. Those that may
+        have been carried out (a proxy also says 503 when it has lost the answer) are repeated only where that does no
+        harm: never a step.
         """
-        repeatable = (NOT_SENT,) if method == "step" else (NOT_SENT, 503, NO_ANSWER, 502, 504)
+        repeatable = {"step": (429, NOT_SENT), "stop": (429, *LOST)}.get(method, (429, NOT_SENT, *LOST))
         body = {"method": method, "args": [], "kwargs": arguments}
         status, text = self._client.call("call", body, seconds, repeatable.__contains__)
         answer: Any = None
@@ -182,13 +185,15 @@ class RemoteEnv(OpenSpielEnv):
         return self._show(self._call("step", action=str(action), episode_id=self._state))
 
     def close(self) -> None:
-        """Tell the server to forget the episode; a failure is only logged."""
+        """Tell the server to forget the episode; a failure is only logged, once."""
         episode_id, self._state = self._state, None
         if episode_id is not None:
             try:
                 self._server.call("stop", {"episode_id": episode_id}, min(STOP_SECONDS, self.config.env_timeout))
             except ServerError as error:
-                logger.warning("%s: an episode could not be stopped: %s", self._server.name, error)
+                if self._server.name not in _unstopped:
+                    logger.warning("%s: an episode could not be stopped: %s", self._server.name, error)
+                _unstopped.add(self._server.name)
 
     def _call(self, method: str, **arguments: Any) -> Reply:
         with blaming(f"{method}: ", ServerError, raising=self._error):

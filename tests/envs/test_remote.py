@@ -241,6 +241,20 @@ def test_an_episode_that_cannot_be_stopped_still_counts():
     assert (episode.outcome, episode.score) == ("finished", 0.75)
 
 
+def test_a_server_that_is_gone_is_asked_once_to_stop_each_game_and_told_once(monkeypatch, caplog):
+    """Its games have gone with it: nothing is to be repeated for seconds, and no line is due for each of them."""
+    asked, post = [], client.HttpClient.post
+    monkeypatch.setattr(affinetes, "_unstopped", set())
+    monkeypatch.setattr(client.HttpClient, "post", lambda *args: asked.append(args[2]["method"]) or post(*args))
+    for _ in range(3):
+        with env_on(PublicServer()) as env:
+            env.reset(TASK)
+            env._server = affinetes.HttpConnection("http://127.0.0.1:9")
+    assert asked == ["reset", "stop"] * 3
+    [told] = caplog.messages
+    assert told.startswith("http://127.0.0.1:9: an episode could not be stopped: no connection: ")
+
+
 def test_after_a_signal_a_server_that_hangs_is_not_waited_for_game_by_game(monkeypatch):
     """A player asks whether it is to stop; eight episodes cannot be stopped within ten seconds each."""
     monkeypatch.setattr("env_wrapper.LEAVING_SECONDS", 0.2)
@@ -271,15 +285,17 @@ def test_after_a_signal_a_server_that_hangs_is_not_waited_for_game_by_game(monke
 # --- connections --------------------------------------------------------------------------------------------------
 
 BUSY = (503, {"detail": "busy"})
+LATER = (429, {"detail": "too many requests"})  # nothing was carried out
 
 
 def test_what_was_not_carried_out_is_repeated():
     server = PublicServer()
     server.replies["reset"] = [BUSY, (502, {}), None, (504, {}), ok(server.replies["reset"])]
+    server.replies["step"] = [LATER, LATER, ok(server.replies["step"])]
     with env_on(server) as env:
         env.reset(TASK)
         assert env.step("3").score == 0.75
-    assert server.methods == ["reset"] * 5 + ["step", "stop"]
+    assert server.methods == ["reset"] * 5 + ["step"] * 3 + ["stop"]
 
 
 @pytest.mark.parametrize("reply", [(502, {}), (503, {}), (504, {}), (500, {}), None])
