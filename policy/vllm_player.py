@@ -73,6 +73,8 @@ class Engine:
             for path in self.folder.glob(name):
                 shutil.rmtree(path, ignore_errors=True)
         self._kept.append(write_directory(self.folder / self.name(version), self.policy.save))
+        for server in self.servers:
+            server.told.clear()
         asked = [s for s in self.servers if s.may_be_tried or not (s.out or s.retry_at == math.inf)]
         self._runner.run(self._unless_stopped(_together(map(self._load, asked))))
         refused = [f"{server.url}: {server.problem}" for server in self.servers if server.version is None]

@@ -40,6 +40,7 @@ class Server:
     retry_at: float = 0.0
     pause: float = FIRST_WAIT
     problem: str = ""
+    told: set[str] = field(default_factory=set)  # kinds of problems since the newest adapter was published
     headers: dict[str, str] = field(default_factory=bearer)
     idle: list[Any] = field(default_factory=list)  # one pool per connection: a shared pool searches all its connections
 
@@ -72,8 +73,9 @@ class Server:
         waiting, self.out = self.out and time.monotonic() < self.retry_at, out
         if waiting:  # many requests fail together: one failure
             return
-        if problem.partition(":")[0] != self.problem.partition(":")[0]:  # what it quotes differs each time
+        if (kind := problem.partition(":")[0]) not in self.told:  # what it quotes differs each time
             log.warning("%s: %s", self.url, problem)
+        self.told.add(kind)
         self.problem = problem
         self.retry_at = time.monotonic() + self.pause
         self.pause = min(2 * self.pause, LONGEST_WAIT)

@@ -645,6 +645,21 @@ def test_what_is_wrong_with_answers_is_told_once(policy, server, tmp_path, monke
     assert told.startswith(f"{server.url}: not an answer with token ids and log-probabilities: ")
 
 
+def test_a_server_that_fails_now_and_then_is_told_once_a_step(policy, server, tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr("policy.vllm_player.FIRST_WAIT", 0.02)
+    monkeypatch.setattr("policy.vllm_server.FIRST_WAIT", 0.02)
+    calls = itertools.count()
+    server.faulty = lambda path, body: error(500) if path == "completions" and next(calls) % 3 == 1 else None
+    with engine_of(policy, tmp_path, server) as engine:
+        engine.servers[0].pause = 0.02
+        for version in range(2):
+            engine.publish(version)
+            for task in TASKS[:2]:
+                assert {e.outcome for e in games(engine, [task])} == {"finished"}
+    assert next(calls) > 12
+    assert [told.partition(": {")[0] for told in caplog.messages] == [f"{server.url}: HTTP 500"] * 2
+
+
 @pytest.mark.parametrize("status", [429, 503])
 def test_a_busy_server_is_asked_more_often_than_a_broken_one(policy, server, tmp_path, monkeypatch, status):
     monkeypatch.setattr("policy.vllm_player.FIRST_WAIT", 0.02)
