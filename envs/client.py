@@ -16,6 +16,7 @@ from config.reader import ConfigError, blaming, deeper_than, parse_json
 ATTEMPTS = 5  # of a call that may be repeated
 FIRST_WAIT, LONGEST_WAIT = 0.5, 8.0  # seconds between attempts, doubling
 CONNECT_SECONDS = 10.0
+HUB_SECONDS = 5.0  # until the Hub counts as out of reach
 # Connections idle for longer are not reused: servers close them after some 5 s, perhaps while a step is being sent.
 KEEPALIVE_SECONDS = 2.0
 GRACE_SECONDS = 1.0  # for the loop to cancel a call that is past its deadline
@@ -150,6 +151,21 @@ async def exchange(pool: Any, url: str, body: Any, seconds: float, headers: dict
     except (httpx.HTTPError, OSError, ValueError, ExceptionGroup) as error:  # odd hosts and ports raise the last two
         cause = error.exceptions[0] if isinstance(error, ExceptionGroup) else error
         return NO_ANSWER, f"no answer: {type(cause).__name__} {cause}".rstrip()
+
+
+@functools.cache
+def hub_problem() -> str:
+    """Why the Hub cannot be reached, "" if it can. Tried once: its library would try half a minute for each file."""
+    from huggingface_hub import constants, get_session
+
+    if constants.HF_HUB_OFFLINE:
+        return "offline mode is on"
+    try:
+        get_session().head(constants.ENDPOINT, timeout=HUB_SECONDS)
+    except Exception as error:  # no network, no DNS, a timeout, a proxy: the client has its own exceptions for each
+        constants.HF_HUB_OFFLINE = True
+        return f"{constants.ENDPOINT} cannot be reached: {str(error) or type(error).__name__}"
+    return ""
 
 
 def connections() -> Any:

@@ -19,6 +19,7 @@ import torch
 from torch import nn
 
 from config.reader import ConfigError, knob, read_file
+from envs.client import hub_problem
 from games import own_digest
 from policy import cpu_memory
 from policy.bounded import bounded
@@ -37,7 +38,6 @@ INDEX = "https://download.pytorch.org/whl/"
 ON_CPU: Any = {"torch_device": "cpu"}  # else PEFT reads a file onto the first GPU, whatever device the model is on
 ADAPTER_SECONDS, ADAPTER_BYTES = 60.0, 2**35  # limits on PEFT loading an adapter: it may name layers by regexes
 TEXTS = (".json", ".jinja", ".txt", ".model")  # files that libraries read whole
-HUB_SECONDS = 5.0  # until the Hub counts as out of reach
 ROOT = Path(__file__).parents[1]
 REWRITES_BASE = ("pissa", "olora", "loftq", "corda", "lora_ga")  # such ``init_lora_weights`` change the base
 # Settings that plain LoRA may have, or whose tensors are checked. Others act in ways of their own: they drop layers of
@@ -149,21 +149,6 @@ def _cpu(dtype: str) -> str:
     return "cpu"
 
 
-@functools.cache
-def _hub_problem() -> str:
-    """Why the Hub cannot be reached, "" if it can. Tried once: its library would try half a minute for each file."""
-    from huggingface_hub import constants, get_session
-
-    if constants.HF_HUB_OFFLINE:
-        return "offline mode is on"
-    try:
-        get_session().head(constants.ENDPOINT, timeout=HUB_SECONDS)
-    except Exception as error:  # no network, no DNS, a timeout, a proxy: the client has its own exceptions for each
-        constants.HF_HUB_OFFLINE = True
-        return f"{constants.ENDPOINT} cannot be reached: {str(error) or type(error).__name__}"
-    return ""
-
-
 def folder_of(name: str) -> Path | None:
     """The folder that a model's name means, here or in the repository; None: it is a name on the Hub."""
     path = Path(os.path.expanduser(name))
@@ -178,7 +163,7 @@ def _located(name: str) -> str:
         raise ConfigError(
             f"model.model_name: there is no folder {Path(name)} (scripts/make_tiny_model.py makes a tiny one)"
         )
-    _hub_problem()
+    hub_problem()
     return name
 
 
@@ -212,7 +197,7 @@ def check_adapter(config: ModelConfig) -> None:
         raise ConfigError(f"model.adapter: {config.adapter!r}: {'; '.join(problems)}")
     if not folder.is_dir() and (folder.is_absolute() or config.adapter.startswith(".")):
         raise ConfigError(f"model.adapter: there is no folder {folder}; if it was moved: --set model.adapter=FOLDER")
-    if not folder.is_dir() and _hub_problem():
+    if not folder.is_dir() and hub_problem():
         with _loading("adapter", config.adapter):
             raise FileNotFoundError
     check_kind(config.adapter)
@@ -257,7 +242,7 @@ def _loading(key: str, name: str) -> Iterator[None]:
         yield
     except Exception as error:
         cause = " ".join(str(error).split())[:300] or type(error).__name__
-        if not Path(_located(name) if key == "model_name" else name).is_dir() and (problem := _hub_problem()):
+        if not Path(_located(name) if key == "model_name" else name).is_dir() and (problem := hub_problem()):
             cause = f"it is not on this disk, and {problem}"
         raise ConfigError(f"model.{key}: cannot load {name!r} ({cause})") from error
 

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from config.reader import blaming, read_text
-from envs.client import one_line
+from envs.client import hub_problem, one_line
 from envs.config import EnvConfig, TraceConfig
 from envs.trace.prints import MAX_PRINTS, compiles, inject_safe
 from envs.trace.programs import LEVELS, Program, generate
@@ -239,12 +239,13 @@ def load_programs(source: str) -> Sequence[Any]:
     elif path.suffix == ".jsonl" and path.is_file():
         rows = _read(path)
     elif source.count("/") == 1 and not source.startswith((".", "/", "~")) and not path.suffix:
+        problem = hub_problem()  # first: the library then knows, and does not try for half a minute
         import datasets  # installed with trl; imported only for this source: it takes half a second
 
         try:
             return datasets.load_dataset(source, split="train")
         except Exception as error:  # the network, the Hub or the dataset's files may raise anything
-            cause = one_line(f"{type(error).__name__} {error}")
+            cause = problem or one_line(f"{type(error).__name__} {error}")
             raise ValueError(f"trace.source {source!r} cannot be read from the Hub: {cause}") from error
     else:
         allowed = 'generator, a folder, a .jsonl file, or the name of a Hub dataset ("owner/name")'

@@ -582,6 +582,7 @@ def test_a_hub_dataset(monkeypatch):
             return [{"program": "print(input())", "inputs": "hub\n"}]
 
     monkeypatch.setitem(sys.modules, "datasets", Datasets)
+    monkeypatch.setattr("envs.trace.env.hub_problem", lambda: "")
     env = new_env(source="owner/programs")
     env.reset(Task(5))
     assert env._task.expected == "hub"

@@ -22,7 +22,7 @@ from tiny_runs import Drawing, copy_of, final_bytes, rows, train
 import policy.model as policy_model
 import train_ppo
 import utils
-from envs import affinetes
+from envs import affinetes, client
 from envs.trace.env import load_programs
 from games import NAMES
 from training.config import parse_args, read_config
@@ -284,13 +284,17 @@ def test_a_model_that_cannot_be_had_is_one_line_at_once(refused, monkeypatch):
 
     monkeypatch.setattr(huggingface_hub, "get_session", NoNetwork)
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
-    policy_model._hub_problem.cache_clear()
+    client.hub_problem.cache_clear()
     for _ in range(2):
         line = refused("--dry-run", "--set", "model.use_4bit=false", "--set", "model.model_name=nobody/nothing")
         assert line == ("model.model_name: cannot load 'nobody/nothing' (it is not on this disk, and "
                         "https://huggingface.co cannot be reached: no route)")  # fmt: skip
+    program = ["--set", "env.env_type=trace", "env.answer_mode=free", "env.trace.source=my/programs"]
+    assert refused("--dry-run", *program, "curriculum.stages=" + json.dumps([{"name": "own", "games": [[0, 9]]}])) == (
+        "env.trace: trace.source 'my/programs' cannot be read from the Hub: https://huggingface.co cannot be reached: "
+        "no route")  # fmt: skip
     assert len(tried) == 1
-    policy_model._hub_problem.cache_clear()
+    client.hub_problem.cache_clear()
 
 
 def test_a_model_of_the_projects_own_is_found_from_anywhere(tmp_path, monkeypatch):
