@@ -5,15 +5,26 @@ import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import games
 from config.reader import blaming, check_values, knob, make
 
 # Without user and password, which would end up wherever the configuration is written: run_config.json, reports, logs.
-ADDRESS = re.compile(r"https?://[^\s/@?#]+(/[^\s@?#]*)?")
+ADDRESS, IMAGE = re.compile(r"https?://[^\s/@?#]+(/[^\s@?#]*)?"), re.compile(r"[^\s@]*(@sha256:[0-9a-f]+)?")
+
+
+def is_address(text: str) -> bool:
+    """Whether a text is a plain http(s) address whose port, if it names one, can exist."""
+    try:
+        return bool(ADDRESS.fullmatch(text)) and urlsplit(text).port != 0
+    except ValueError:  # of a port beyond 65535, or half a bracket
+        return False
+
+
 SECRET_FREE = {
-    "env_url": (ADDRESS, "an address like http://127.0.0.1:8765 without user, password or query"),
-    "env_image": (re.compile(r"[^\s@]*(@sha256:[0-9a-f]+)?"), "the name of an image, without user or password"),
+    "env_url": (is_address, "an address like http://127.0.0.1:8765 without user, password or query"),
+    "env_image": (IMAGE.fullmatch, "the name of an image, without user or password"),
 }
 # What players must have in common to share one table; the other knobs say how games are run, not what is played.
 PLAYED_BY = "env_type", "games_path", "prompt", "answer_mode", "history_turns", "protocol", "trace"
@@ -53,7 +64,7 @@ class EnvConfig:
         check_values(self, "env")  # for configurations made in Python, too
         for name, (form, allowed) in SECRET_FREE.items():
             value = getattr(self, name)
-            if value and not form.fullmatch(value):
+            if value and not form(value):
                 shown = "" if set("@?#") & set(value) else f" {value!r}"  # do not repeat what may hold a password
                 raise ValueError(f"{name}{shown} is not allowed: {allowed}")
         if self.env_mode != "local":

@@ -13,7 +13,7 @@ from typing import Any
 from config.reader import blaming, printable
 from env_wrapper import Sequence as Tokens
 from envs.client import NO_ANSWER, NOT_SENT, HttpClient, bearer, one_line, parse, problem_of
-from envs.config import ADDRESS, EnvConfig
+from envs.config import EnvConfig, is_address
 from envs.opponents import parse_opponent
 from envs.trace import programs_digest
 from envs.trace.sandbox import SandboxError
@@ -232,7 +232,7 @@ class Roster:
         return Contestant(label, origin, config.env, ModelPlayer(policy, adapter, self.greedy), str(folder))
 
     def _server(self, address: str) -> Contestant:
-        if not ADDRESS.fullmatch(address):  # it is shown and kept in results, so it may hold no secret
+        if not is_address(address):  # it is shown and kept in results, so it may hold no secret
             raise ConfigError("a server's address is like http://127.0.0.1:8000/v1, without user, password or query")
         if not self.model:
             raise ConfigError(f"{address}: --model must name the model that the server is to be asked for")

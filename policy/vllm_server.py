@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from envs.client import CONNECT_SECONDS, bearer, connections, exchange, is_number, one_line, parse, problem_of
-from envs.config import ADDRESS, EnvConfig
+from envs.config import EnvConfig, is_address
 from utils import ConfigError
 
 log = logging.getLogger(__name__)
@@ -22,7 +22,7 @@ PROBE_CHOICE = "73"
 def addresses(env: EnvConfig) -> list[str]:
     """The addresses of a configuration's servers; ConfigError: not plain http(s) addresses, or one occurs twice."""
     urls = [env.vllm_base_url] if isinstance(env.vllm_base_url, str) else env.vllm_base_url
-    if not urls or len(set(urls)) < len(urls) or not all(map(ADDRESS.fullmatch, urls)):
+    if not urls or len(set(urls)) < len(urls) or not all(map(is_address, urls)):
         raise ConfigError("env.vllm_base_url: an address like http://127.0.0.1:8000/v1 or a list of different ones, "
                           "without user, password or key (that comes from OPENAI_API_KEY)")  # fmt: skip
     return [url.rstrip("/") for url in urls]

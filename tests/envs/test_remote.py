@@ -362,6 +362,7 @@ def test_a_server_that_starts_late_is_waited_for(monkeypatch):
     [
         ({"env_mode": "url"}, "env_url '' is not allowed.*http://"),
         ({"env_mode": "url", "env_url": "localhost:8765"}, "env_url 'localhost:8765'"),
+        ({"env_mode": "url", "env_url": "http://x:65536/"}, "env_url 'http://x:65536/'"),
         *(
             ({"env_url": f"http{url}"}, "^env_url is not allowed: .*without user, password or query$")
             for url in ("://user:secret@127.0.0.1:9100", "s://secret@x/", "://x/?key=secret", "://x/a#secret")

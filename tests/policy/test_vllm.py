@@ -365,7 +365,11 @@ def test_a_chat_server_is_told_what_it_lacks_for_training(server, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "url", ["ftp://a/v1", "127.0.0.1:8000", "http://me:secret@host/v1", "http://h/v1?key=secret", [], ["http://a"] * 2]
+    "url",
+    [
+        *("ftp://a/v1", "127.0.0.1:8000", "http://me:secret@host/v1", "http://h/v1?key=secret", "http://h:65536/v1"),
+        *([], ["http://a"] * 2),
+    ],
 )
 def test_addresses_hold_no_secrets_and_name_each_server_once(url):
     with pytest.raises(ConfigError, match=r"env\.vllm_base_url: an address like") as error:

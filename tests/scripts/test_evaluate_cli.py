@@ -1241,6 +1241,10 @@ def test_flags_mean_the_same_in_every_program(capsys):
             ["--opponent", "https://me:hunter2@127.0.0.1/v1", "--checkpoint", "random"],
             "without user, password or query",
         ),
+        *(
+            (["--base-url", url, "--model", "m"], "a server's address is like http://127.0.0.1:8000/v1")
+            for url in ("http://127.0.0.1:99999/v1", "http://127.0.0.1:0/v1", "http://h:x/v1", "http://[::1/v1")
+        ),
         (["--model", "./nowhere", "--set", "model.use_4bit=false", "model.dtype=float32"], "there is no folder"),
         (["--compare", "random"], "expected 2 arguments"),
         (["--ladder", "random", "mcts:2x1", "--games", "hearts"], "--ladder: hearts#* is not for two players"),
