@@ -47,7 +47,7 @@ from policy.attention import in_fixed_order
 from policy.model import device_of
 from policy.player import Policy
 from policy.rehearsal import Rehearsal, divergence
-from training import alarms, preflight, process
+from training import alarms, preflight, process, trajectories
 from training.about import begin, end, headline
 from training.config import SECTIONS, PPOConfig, RunConfig, parse_args, read_config  # noqa: F401, public names
 from training.console import Console
@@ -69,6 +69,7 @@ LONE = Ranks()
 Key = tuple[int, ...]  # of a stream of random numbers
 MAX_FAILED_SHARE = 0.2  # of the games of a step or an evaluation; a single one may always fail
 MOST_EMPTY = 100  # times that a step plays its games until one of them holds a decision
+NEURD_CAP = 4.0  # of the weight 1 / p of an answer: what is rarer moves no further
 MAX_BAD_UPDATES = 5  # minibatches in a row without a finite loss and gradient before the run ends
 
 
@@ -192,20 +193,28 @@ def ppo_loss(
     returns_M: Tensor,
     weights_M: Tensor,
     ppo: PPOConfig,
+    preferences_M: Tensor | None = None,
+    spread_M: Tensor | None = None,
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Clipped surrogate, value loss and entropy bonus (https://arxiv.org/abs/1707.06347, eqs. 7 and 9).
 
     Every term is a sum over decisions weighted by ``weights_M``: the caller divides by the number of decisions of the
     whole optimizer step, so that the gradient does not depend on the micro-batches. The value loss is clipped as in
     OpenAI Baselines, not as in the paper. The second result holds the detached sums of the loss's parts.
+    With ``preferences_M`` and ``spread_M`` (see ``Evaluation``) Neural Replicator Dynamics replaces the surrogate
+    (https://arxiv.org/abs/1906.00190): the gradient lacks the answer's own probability as a factor, bonus included.
     """
     log_ratio_M = logprobs_M - old_logprobs_M
     ratio_M, gap_M = log_ratio_M.exp(), log_ratio_M.abs()
-    clipped_M = ratio_M.clamp(1 - ppo.cliprange, 1 + ppo.cliprange)
+    bonus_M, clip = entropies_M, ppo.cliprange or math.inf
+    clipped_M = ratio_M.clamp(1 - clip, 1 + clip)
     policy_M = torch.maximum(-advantages_M * ratio_M, -advantages_M * clipped_M)
-    near_M = old_values_M + (values_M - old_values_M).clamp(-ppo.cliprange, ppo.cliprange)
+    near_M = old_values_M + (values_M - old_values_M).clamp(-clip, clip)
     value_M = 0.5 * torch.maximum((values_M - returns_M) ** 2, (near_M - returns_M) ** 2)
-    loss = (weights_M * (policy_M + ppo.vf_coef * value_M - ppo.entropy_coef * entropies_M)).sum()
+    if preferences_M is not None and spread_M is not None:
+        policy_M = -advantages_M * (-old_logprobs_M).exp().clamp(max=NEURD_CAP) * preferences_M
+        bonus_M = -spread_M
+    loss = (weights_M * (policy_M + ppo.vf_coef * value_M - ppo.entropy_coef * bonus_M)).sum()
     with torch.no_grad():
         parts = {
             "policy_loss": policy_M,
@@ -242,11 +251,11 @@ def _backward(
     for micro in policy.micro_batches([batch.sequences[i] for i in members]):
         sequences = [batch.sequences[members[j]] for j in micro]
         at_M = torch.cat([batch.spans[members[j]] for j in micro])
-        new = policy.evaluate_batch(sequences, ppo.entropy_coef > 0, ppo.legal_mass_coef > 0)
+        new = policy.evaluate_batch(sequences, ppo.entropy_coef > 0, ppo.legal_mass_coef > 0, ppo.cliprange is None)
         weights_M = batch.weights_M[at_M]
         loss, stats = ppo_loss(
             new.logprobs, new.values, new.entropies, batch.old_logprobs_M[at_M], batch.values_M[at_M],
-            batch.advantages_M[at_M], batch.returns_M[at_M], weights_M, ppo,
+            batch.advantages_M[at_M], batch.returns_M[at_M], weights_M, ppo, new.preferences, new.spread,
         )  # fmt: skip
         if new.legal_mass is not None:
             loss = loss - ppo.legal_mass_coef * (weights_M * new.legal_mass).sum()
@@ -318,17 +327,6 @@ def decay(ppo: PPOConfig, step: int, final: float) -> float:
     return 1 - (1 - final) * step / max(ppo.num_train_steps - 1, 1)
 
 
-def adapt_kl_coef(kl_coef: float, kl: float, decisions: int, ppo: PPOConfig) -> float:
-    """Proportional controller of the KL penalty (https://arxiv.org/abs/1909.08593, section 2.2).
-
-    Decisions beyond ``horizon`` in a step have no effect: five horizons would turn the penalty into a reward.
-    """
-    if not ppo.adap_kl_ctrl or not kl_coef:
-        return kl_coef
-    error = min(max(kl / ppo.target - 1, -0.2), 0.2)
-    return kl_coef * (1 + error * min(decisions / ppo.horizon, 1))
-
-
 def too_many_failed(failed: int, games: int) -> bool:
     """Whether infrastructure lost so many games of a step or an evaluation that the run must end."""
     return failed > max(MAX_FAILED_SHARE * games, games > 1)
@@ -367,10 +365,10 @@ class Trainer(Checkpointed):
             self.midway = True
             stats = self.update(batch)
             moved = batch.moved(self.policy, not ppo.legal_mass_coef, self.ranks)
-        state.bad_updates = int(stats.pop("bad_updates"))
+        state.bad_updates, state.moments = int(stats.pop("bad_updates")), moments
         if state.bad_updates >= MAX_BAD_UPDATES and self.ranks.first:
             batch.dump(self.run_dir / "bad_batch.json", state.step + 1, valid)
-        state.moments, state.kl_coef = moments, adapt_kl_coef(state.kl_coef, batch.kl_ref, len(batch.values_M), ppo)
+        state.kl_coef = trajectories.adapt_kl_coef(state.kl_coef, batch.kl_ref, len(batch.values_M), ppo)
 
         stage = self.curriculum.stage.name
         updated = [self.curriculum.update(e.task, e.score, stage) for e in valid if e.outcome != "truncated"]

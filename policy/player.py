@@ -42,7 +42,9 @@ class Evaluation(NamedTuple):
 
     ``legal_mass``, on request: log of the probability, without constraint or temperature, that the answer stays legal,
     over all its tokens, including the end of the turn and those that left no choice.
-    ``prompts``, of ``evaluate_batch`` only: hidden states (M, D) at the prompts' last tokens, where values are read.
+    ``evaluate_batch`` alone adds: ``prompts``, hidden states (M, D) at the prompts' last tokens, where values are read;
+    and on request ``preferences``, the logits of the chosen tokens less the mean of the allowed ones, and ``spread``,
+    half the sum of squares of these differences over the allowed tokens (M each, sums over its choices).
     """
 
     logprobs: Tensor
@@ -50,6 +52,8 @@ class Evaluation(NamedTuple):
     values: Tensor
     legal_mass: Tensor | None = None
     prompts: Tensor | None = None
+    preferences: Tensor | None = None
+    spread: Tensor | None = None
 
 
 @lru_cache(maxsize=4096)
@@ -316,11 +320,12 @@ class Policy(Adapters):
             return Evaluation(*self.reader.in_micro_batches(score_micro_batch, sequences))
 
     def evaluate_batch(
-        self, sequences: list[Sequence], entropy_grad: bool = True, legal_mass: bool = False
+        self, sequences: list[Sequence], entropy_grad: bool = True, legal_mass: bool = False, preferences: bool = False
     ) -> Evaluation:
         """``evaluate_decisions`` of one micro-batch (a group of ``micro_batches``), in a single pass.
 
         ``entropy_grad``: whether entropies have gradients too, which costs time where answers are free.
+        ``preferences``: whether to compute them and the spread too; needs ``answer_mode: constrained``.
         """
         decisions = [d for s in sequences for d in s.decisions]
 
@@ -343,15 +348,17 @@ class Policy(Adapters):
             answers_ND = answers_ND[is_choice.nonzero()[:, 0].to(self.device)]
         zeros_M = torch.zeros(len(decisions), device=self.device)
         if not len(answers_ND):
-            return Evaluation(zeros_M, zeros_M, values_M, mass_M, prompts_MD)
-        logp_N, entropy_N = self._choices(answers_ND, decisions, entropy_grad)
+            return Evaluation(zeros_M, zeros_M, values_M, mass_M, prompts_MD, *[zeros_M] * 2 * preferences)
+        of_choices = self._choices(answers_ND, decisions, entropy_grad, preferences)
         counts = torch.tensor([len(d.positions) for d in decisions])
         owner_N = torch.repeat_interleave(torch.arange(len(decisions)), counts).to(self.device)
-        logp_M, entropy_M = (zeros_M.index_add(0, owner_N, x_N) for x_N in (logp_N, entropy_N))
-        return Evaluation(logp_M, entropy_M, values_M, mass_M, prompts_MD)
+        logp_M, entropy_M, *others = (zeros_M.index_add(0, owner_N, x_N) for x_N in of_choices)
+        return Evaluation(logp_M, entropy_M, values_M, mass_M, prompts_MD, *others)
 
-    def _choices(self, hidden_ND: Tensor, decisions: list[Decision], entropy_grad: bool) -> tuple[Tensor, Tensor]:
-        """Log-probability of the chosen token, and entropy, at each choice (N)."""
+    def _choices(
+        self, hidden_ND: Tensor, decisions: list[Decision], entropy_grad: bool, preferences: bool
+    ) -> tuple[Tensor, ...]:
+        """Log-probability of the chosen token, entropy, and on request preference and spread, at each choice (N)."""
         chosen_N = torch.tensor([c for d in decisions for c in d.chosen], device=self.device)
         if decisions[0].allowed is None:
             return score(hidden_ND, self.lm_head.weight, chosen_N, self.temperature, entropy_grad)
@@ -359,7 +366,13 @@ class Policy(Adapters):
         logits_NV = hidden_ND.float() @ self.lm_head.weight[columns_V].float().T / self.temperature
         logp_NV = F.log_softmax(logits_NV.masked_fill(~mask_NV, -torch.inf), dim=-1)
         entropy_N = -(logp_NV.exp() * logp_NV.masked_fill(~mask_NV, 0.0)).sum(-1)
-        return logp_NV.gather(1, torch.searchsorted(columns_V, chosen_N)[:, None])[:, 0], entropy_N
+        at_N1 = torch.searchsorted(columns_V, chosen_N)[:, None]
+        found = logp_NV.gather(1, at_N1)[:, 0], entropy_N
+        if not preferences:
+            return found
+        mean_N1 = logp_NV.masked_fill(~mask_NV, 0.0).sum(-1, keepdim=True) / mask_NV.sum(-1, keepdim=True)
+        centred_NV = (logp_NV - mean_N1).masked_fill(~mask_NV, 0.0)
+        return *found, centred_NV.gather(1, at_N1)[:, 0], centred_NV.square().sum(-1) / 2
 
     def _allowed(self, allowed: list[list[int]]) -> tuple[Tensor, Tensor]:
         """The sorted ids that occur in ``allowed`` (V), and a mask of those that each row allows (N, V)."""

@@ -42,7 +42,7 @@ class PPOConfig:
     mini_batch_size: int = knob(8, min=1)  # games; model.tokens_per_batch cuts them into forward passes
     gradient_accumulation_steps: int = knob(1, min=1)  # times that many games make one optimizer step
     ppo_epochs: int = knob(1, min=1)  # passes over a step's decisions; target_kl ends them early
-    cliprange: float = knob(0.2, above=0, max=1)  # of the ratio, and of how far a value moves
+    cliprange: float | None = knob(0.2, above=0, max=1)  # of the ratio, and of how far a value moves; null: NeuRD
     vf_coef: float = knob(0.1, min=0)  # weight of the value loss
     entropy_coef: float = knob(0.05, min=0)  # weight of the entropy bonus, per nat
     entropy_final: float = knob(1.0, min=0, max=1)  # share of it left at the last step (linear decay)

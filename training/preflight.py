@@ -346,6 +346,9 @@ def check(
         _check_programs(config)
     if config.ppo.state_coef and (config.env.env_type, config.env.env_mode) != ("openspiel", "local"):
         raise ConfigError("ppo.state_coef: only positions of games that are played here are known; 0 elsewhere")
+    if config.ppo.cliprange is None and config.env.answer_mode != "constrained":
+        raise ConfigError("ppo.cliprange = null: NeuRD needs to know which answers are legal, which "
+                          f"env.answer_mode = {config.env.answer_mode!r} does not say: expected a number")  # fmt: skip
     if config.env.env_mode != "local":
         check_server(config.env)
     check_adapter(config.model)

@@ -177,6 +177,17 @@ def log_ratios(
     return to_reference_M, to_average_M
 
 
+def adapt_kl_coef(kl_coef: float, kl: float, decisions: int, ppo: PPOConfig) -> float:
+    """Proportional controller of the KL penalty (https://arxiv.org/abs/1909.08593, section 2.2).
+
+    Decisions beyond ``horizon`` in a step have no effect: five horizons would turn the penalty into a reward.
+    """
+    if not ppo.adap_kl_ctrl or not kl_coef:
+        return kl_coef
+    error = min(max(kl / ppo.target - 1, -0.2), 0.2)
+    return kl_coef * (1 + error * min(decisions / ppo.horizon, 1))
+
+
 def standardise(rewards_S: Tensor, keys: list[str], moments: Moments) -> Tensor:
     """Shift and scale terminal rewards by the running mean and deviation of their key, which they update first.
 

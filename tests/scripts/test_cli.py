@@ -257,6 +257,7 @@ def test_what_is_plainly_meant_is_taken_else_a_line_helps(refused, tmp_path, mon
     ("model.adapter={}/held", "model.adapter: '{}/held' holds no adapter_config.json"),
     ("model.adapter={}/none", "model.adapter: there is no folder {}/none; if it was moved: "),
     ("lora.target_modules=[]", "lora: target_modules is empty: name at least one of q_proj"),
+    ("ppo.cliprange=null env.answer_mode=free", "ppo.cliprange = null: NeuRD needs to know which answers are legal"),
 ])  # fmt: skip
 def test_a_dry_run_refuses_what_could_not_start_and_touches_nothing(refused, tmp_path, setting, told):
     (tmp_path / "held" / "checkpoint-000001").mkdir(parents=True)
@@ -268,7 +269,7 @@ def test_a_dry_run_refuses_what_could_not_start_and_touches_nothing(refused, tmp
     (tmp_path / "file").write_text("")
     (tmp_path / "loop").symlink_to("loop")
     before = sorted(tmp_path.rglob("*"))
-    line = refused("--config", micro_file(tmp_path.parent), "--dry-run", "--set", setting.format(tmp_path))
+    line = refused("--config", micro_file(tmp_path.parent), "--dry-run", "--set", *setting.format(tmp_path).split())
     assert line.startswith(told.format(tmp_path)), line
     assert sorted(tmp_path.rglob("*")) == before
 

@@ -106,11 +106,19 @@ MUTANTS = {
     PPO + "clipping_by_hand": [
         Mutant("policy loss: optimistic", TRAIN, "policy_M = torch.maximum", "policy_M = torch.minimum"),
         Mutant("policy loss: clip bounds swapped", TRAIN,
-               "clamp(1 - ppo.cliprange, 1 + ppo.cliprange)", "clamp(1 + ppo.cliprange, 1 - ppo.cliprange)"),
+               "clamp(1 - clip, 1 + clip)", "clamp(1 + clip, 1 - clip)"),
     ],
     PPO + "value_clipping_by_hand": [
         Mutant("value loss: optimistic", TRAIN, "0.5 * torch.maximum", "0.5 * torch.minimum"),
         Mutant("value loss: clipped around the return", TRAIN, "near_M = old_values_M +", "near_M = returns_M +"),
+    ],
+    PPO + "without_a_clip_range_logits_follow_the_advantage_however_rare_the_answer": [
+        Mutant("NeuRD: any answer however rare", TRAIN, ".clamp(max=NEURD_CAP)", ""),
+        Mutant("NeuRD: answers driven apart", TRAIN, "bonus_M = -spread_M", "bonus_M = spread_M"),
+    ],
+    UPDATE + "without_a_clip_range_an_update_follows_preferences": [
+        Mutant("NeuRD: the mean over every game's answers", POLICY,
+               " / mask_NV.sum(-1, keepdim=True)", " / mask_NV.shape[1]"),
     ],
     PPO + "entropy_is_rewarded_and_a_weight_of_zero_silences_a_decision": [
         Mutant("entropy punished", TRAIN, "- ppo.entropy_coef", "+ ppo.entropy_coef"),
@@ -165,8 +173,8 @@ MUTANTS = {
     ],
     # ---- the policy
     UPDATE + "the_first_ratio_is_one": [
-        Mutant("mean over a decision's tokens", POLICY, "for x_N in (logp_N, entropy_N))",
-               "for x_N in (logp_N / counts[owner_N].to(logp_N), entropy_N))"),
+        Mutant("mean over a decision's tokens", POLICY, "for x_N in of_choices)",
+               "for x_N in (of_choices[0] / counts.to(owner_N)[owner_N], *of_choices[1:]))"),
         Mutant("choices read one token late", POLICY,
                "(d.start - 1, *answer(d))]", "(d.start - 1, *(p + 1 for p in answer(d)))]"),
         Mutant("temperature in the rollout only", POLICY,

@@ -9,8 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from train_ppo import adapt_kl_coef, decay, minibatches, ppo_loss, turn_gae, whiten
+from train_ppo import decay, minibatches, ppo_loss, turn_gae, whiten
 from training.config import PPOConfig
+from training.trajectories import adapt_kl_coef
 
 settings.register_profile("formulas", max_examples=60, deadline=None, derandomize=True)
 settings.load_profile("formulas")
@@ -214,6 +215,32 @@ def test_entropy_is_rewarded_and_a_weight_of_zero_silences_a_decision():
     assert columns.grad is not None
     assert columns.grad[2].tolist() == [-0.5, 0]
     assert not columns.grad[:, 1].any()
+
+
+@pytest.mark.parametrize("p", [0.5, 0.3, 0.01])
+def test_without_a_clip_range_logits_follow_the_advantage_however_rare_the_answer(p):
+    """The gradient by the logits lacks the factor p down to p = 1/4, and the bonus draws each logit to their mean."""
+    ppo = PPOConfig(cliprange=None, vf_coef=0, entropy_coef=0.1)
+    logits = t64(p, 0.4 * (1 - p), 0.6 * (1 - p)).log().requires_grad_()
+    logp = logits.log_softmax(0)
+    centred, zero = logp - logp.mean(), torch.zeros(1, dtype=torch.float64)
+    loss, stats = ppo_loss(
+        logp[:1],
+        zero,
+        zero,
+        logp[:1].detach() + 1,
+        zero,
+        t64(2),
+        zero,
+        zero + 1,
+        ppo,
+        centred[:1],
+        centred @ centred / 2,
+    )
+    [by_logits] = torch.autograd.grad(loss, logits)
+    pull = -2 * min(1 / (math.e * p), 4) * (t64(1, 0, 0) - 1 / 3)
+    torch.testing.assert_close(by_logits, pull + 0.1 * centred.detach())
+    assert not stats["clip_fraction"]
 
 
 def test_k3_estimates_the_kl_without_bias_and_is_never_negative():

@@ -17,6 +17,7 @@ from env_wrapper import Episode, Sequence, play
 from policy import network
 from policy.rehearsal import divergence
 from train_ppo import Trainer, TrainingError, _backward, collate, minibatches, ppo_loss, ppo_update
+from training import trajectories
 from training.config import PPOConfig
 from training.process import StopSignal
 from utils import pack_optimizer
@@ -201,6 +202,25 @@ def test_the_gradient_is_that_of_the_whole_step_however_it_is_cut(
     got = gradient(policy, batch, replace(WHOLE, mini_batch_size=mini, gradient_accumulation_steps=accumulation))
     assert float((got - expected).norm() / expected.norm()) < 1e-10
     assert abs(float((got - expected).mean())) < 1e-12
+
+
+@pytest.mark.usefixtures("float64")
+def test_without_a_clip_range_an_update_follows_preferences(tmp_path):
+    """The policy's are those of its probabilities (of two answers: half the log of their ratio); values are free."""
+    policy, ppo = policy64(tmp_path), replace(WHOLE, cliprange=None)
+    batch = played(policy)
+    new = policy.evaluate_batch(batch.sequences, preferences=True)
+    of_two = torch.tensor([[len(a) for a in d.allowed] == [2] for s in batch.sequences for d in s.decisions])
+    assert of_two.any()
+    half_M = (new.logprobs - (-new.logprobs.exp()).log1p())[of_two] / 2
+    assert_close(new.preferences[of_two], half_M, rtol=0, atol=1e-12)
+    assert_close(new.spread[of_two], half_M**2, rtol=0, atol=1e-12)
+    policy_M = -batch.advantages_M * (-batch.old_logprobs_M).exp().clamp(max=train_ppo.NEURD_CAP) * new.preferences
+    value_M = 0.5 * (new.values - batch.returns_M) ** 2
+    loss = (batch.weights_M * (policy_M + 0.5 * value_M + 0.1 * new.spread)).sum() / batch.weights_M.sum()
+    expected = torch.cat([g.flatten() for g in torch.autograd.grad(loss, policy.trainable().values())])
+    got = gradient(policy, batch, ppo)
+    assert float((got - expected).norm() / expected.norm()) < 1e-10
 
 
 @pytest.mark.usefixtures("float64")
@@ -392,7 +412,7 @@ def test_a_step_hands_on_what_it_was_told(tmp_path, monkeypatch):
     seen, told, scored = [], [], []
     real = ppo_update
     monkeypatch.setattr(train_ppo, "ppo_update", lambda *args: seen.append(args[3].entropy_coef) or real(*args))
-    monkeypatch.setattr(train_ppo, "adapt_kl_coef", lambda coef, kl, *_: told.append(kl) or coef)
+    monkeypatch.setattr(trajectories, "adapt_kl_coef", lambda coef, kl, *_: told.append(kl) or coef)
     monkeypatch.setattr(trainer.curriculum, "update", lambda task, *_: scored.append(task.index))
 
     def cut(env, player, tasks):
