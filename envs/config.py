@@ -2,6 +2,7 @@
 
 import os
 import re
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ def is_address(text: str) -> bool:
         return False
 
 
-SECRET_FREE = {
+SECRET_FREE: dict[str, tuple[Callable[[str], Any], str]] = {
     "env_url": (is_address, "an address like http://127.0.0.1:8765 without user, password or query"),
     "env_image": (IMAGE.fullmatch, "the name of an image, without user or password"),
 }
