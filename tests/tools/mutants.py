@@ -91,7 +91,7 @@ MUTANTS = {
         Mutant("KL penalty: rewarded", TRAIN, "rewards_M = -kl_coef * kl_M", "rewards_M = kl_coef * kl_M"),
     ],
     PPO + "adaptive_kl_by_hand": [
-        Mutant("KL penalty: adapted backwards", TRAIN, "kl / ppo.target - 1", "1 - kl / ppo.target"),
+        Mutant("KL penalty: adapted backwards", STEP, "kl / ppo.target - 1", "1 - kl / ppo.target"),
     ],
     UPDATE + "the_kl_is_taken_to_the_model_without_its_adapter": [
         Mutant("KL penalty: to the policy itself", ADAPTERS,
