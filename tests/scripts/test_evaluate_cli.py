@@ -1,6 +1,7 @@
 """scripts/evaluate.py from its command line: the same table twice, resumed, compared, refused; and every player."""
 
 import _thread
+import argparse
 import contextlib
 import dataclasses
 import json
@@ -264,6 +265,18 @@ def test_games_are_kept_where_a_link_leads(checkpoint, tmp_path, capsys):
 def test_a_best_response_is_drawn_to_nothing_but_winning():
     pulls = {f.name for f in fields(PPOConfig) if f.name.endswith("_coef")} - {"vf_coef", "entropy_coef"}
     assert {name: exploit.SEARCH[name] for name in pulls} == dict.fromkeys(pulls, 0.0)
+
+
+@pytest.mark.parametrize(("players", "expected"), [(None, 0.2), (0.1, 0.1)])
+def test_a_best_response_has_ppos_surrogate_since_its_opponent_does_not_change(
+    tmp_path, monkeypatch, players, expected
+):
+    seen = []
+    monkeypatch.setattr(exploit, "_train", lambda own, *_: seen.append(own.ppo.cliprange) or 0.5)
+    config = micro_config(tmp_path, ppo={"cliprange": players})
+    args = argparse.Namespace(exploit=2, exploit_steps=1, seed=0)
+    exploit.best_response(config, tmp_path, [(0, 0)], args, tmp_path, None)
+    assert seen == [expected] * 2
 
 
 @pytest.mark.parametrize("program", [evaluate, play])
