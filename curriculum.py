@@ -142,7 +142,7 @@ def pool(game_set: GameSet) -> dict[int, list[TaskRange]]:
 def _ids(item: str) -> TaskRange:
     """First and last task id of a textual item of a ``GameSet``."""
     name, marked, configs = item.partition("#")
-    numbers = None if item in games.NAMES else re.fullmatch(r"(\d+)(?:-(\d+))?", configs if marked else name)
+    numbers = None if item in games.NAMES else re.fullmatch(r"(\d{1,99})(?:-(\d{1,99}))?", configs if marked else name)
     if numbers and not marked:
         if numbers[2] is None and 0 < int(numbers[1]) < len(games.NAMES):
             _tell_task(int(numbers[1]))

@@ -10,7 +10,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from config.reader import blaming, printable
+from config.reader import blaming, load_config, printable
 from env_wrapper import Sequence as Tokens
 from envs.client import NO_ANSWER, NOT_SENT, HttpClient, bearer, one_line, parse, problem_of
 from envs.config import EnvConfig, is_address
@@ -19,7 +19,7 @@ from envs.trace import programs_digest
 from envs.trace.sandbox import SandboxError
 from envs.types import Action, Player, PromptTooLongError, Query
 from policy import load_policy
-from policy.model import LoraConfig, identity
+from policy.model import LoraConfig, ModelConfig, identity
 from training.config import DEFAULT_FILES, load_sections
 from training.process import ProgramError, at_least
 from utils import ConfigError, fingerprint, in_threads, latest_checkpoint, read_json, uniform, verify_checkpoint
@@ -191,7 +191,11 @@ class Roster:
         files = DEFAULT_FILES if name is None else [run_config_file(_folder(name))]
         sets = [f"model.model_name={json.dumps(self.model)}"] if name is None and self.model else []
         sets += ROOM if self.public else ()
-        return load_sections([*files, *self.files], [*sets, *self.sets], skip_unknown_sections=True)
+        config = load_sections([*files, *self.files], [*sets, *self.sets], skip_unknown_sections=True)
+        own = load_config({"model": ModelConfig}, files, skip_unknown_sections=True)["model"].adapter
+        if config.model.adapter not in (own, None):
+            raise ConfigError(f"model.adapter = {config.model.adapter!r}: nobody plays with it; name it as a player")
+        return config
 
     def _policy(self, config: SimpleNamespace) -> Any:
         sections = vars(config) | {"model": replace(config.model, adapter=None), "lora": LoraConfig(r=1),

@@ -18,7 +18,7 @@ def extend(games: list[Game], folder: str) -> tuple[list[Game], dict[str, str]]:
     by_name, files = {game.name: game for game in games}, dict[str, str]()
     if not (home := Path(os.path.expanduser(folder))).is_dir():
         raise ValueError(f"{folder} is not a folder")
-    if not (paths := sorted(path for path in home.glob("*.py") if not path.name.startswith("_"))):
+    if not (paths := sorted(path for path in home.glob("*.py") if path.name[0] not in "_.")):
         raise ValueError(f"{folder} holds no game: expected files like nim.py in it")
     for path in paths:
         game = _load(path)

@@ -67,6 +67,11 @@ class ModelConfig:
     gradient_checkpointing: bool = True  # recompute layers in the backward pass: slower, far less memory
     tokens_per_batch: int = knob(4096, min=64, max=2**30)  # computed in one forward pass, attention counted in
 
+    def __post_init__(self) -> None:
+        for key in ("model_name", "revision"):  # "" would be the folder that the program was started in, and any commit
+            if getattr(self, key) == "":
+                raise ValueError(f"{key} is empty; is a variable of the shell not set?")
+
 
 @dataclass(frozen=True)
 class LoraConfig:

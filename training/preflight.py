@@ -37,6 +37,7 @@ from envs.types import Episode, Task
 from games import CONFIGS_PER_GAME, GAMES
 from policy.chat import ChatFormat, answer_trie
 from policy.model import LoraConfig, check_adapter, check_layers, device_of, load_architecture, load_tokenizer
+from policy.state_head import StateHead
 from policy.vllm_server import check_servers
 from training import memory
 from training.console import duration
@@ -402,6 +403,10 @@ def _check_run_folder(config: SimpleNamespace, resume: str | None, force: bool) 
         Curriculum(config.curriculum, config.run.seed).load_state_dict(saved.json("curriculum"))
     if config.ppo.state_coef and "state_head.safetensors" not in saved.manifest["files"]:
         raise ConfigError(f"ppo.state_coef: {path} was trained without it; expected 0")
+    if config.ppo.state_coef:
+        head = StateHead(1, state_shapes(config.curriculum), torch.device("meta"))
+        if head.state_dict().keys() != saved.tensors("state_head").keys():
+            raise ConfigError(f"ppo.state_coef: {path} learnt positions of other games; expected the same games, or 0")
     differ = [] if config.model.adapter else _other_lora(config, str(path))
     if differ := [line for line in differ if not line.startswith("lora.lora_alpha")]:  # which changes no shape
         raise ConfigError(f"{'; '.join(differ)}; expected the same")

@@ -225,7 +225,7 @@ def level_starts(first: int, last: int) -> list[int]:
 
 
 def load_programs(source: str) -> Sequence[Any]:
-    """Return the programs of a folder (its .jsonl and .py files, by name) or .jsonl file, or a Hub dataset's rows.
+    """Return the programs of a folder (its .jsonl and .py files, by name, hidden ones aside) or .jsonl file, or a Hub dataset's rows.
 
     A .jsonl line is ``{"program": text, "inputs": text}``; ``inputs`` may be missing. The standard input of
     ``name.py`` is ``name.in``, if there is such a file.
@@ -234,7 +234,8 @@ def load_programs(source: str) -> Sequence[Any]:
     """
     path = Path(os.path.expanduser(source))
     if source and path.is_dir():
-        files = sorted(file for file in path.rglob("*") if file.suffix in (".jsonl", ".py"))
+        shown = [file for file in path.rglob("*") if "/." not in f"/{file.relative_to(path)}"]
+        files = sorted(file for file in shown if file.suffix in (".jsonl", ".py"))
         rows = [row for file in files for row in _read(file)]
     elif path.suffix == ".jsonl" and path.is_file():
         rows = _read(path)

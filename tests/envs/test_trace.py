@@ -379,6 +379,9 @@ def folder(tmp_path):
     (tmp_path / "b.py").write_text("s = input()\nprint(s[::-1])\n")
     (tmp_path / "b.in").write_text("abc\n")
     (tmp_path / "notes.txt").write_text("not a program")
+    for hidden in ("._b.py", ".ipynb_checkpoints/b-checkpoint.py"):  # what other systems and editors leave behind
+        (tmp_path / hidden).parent.mkdir(exist_ok=True)
+        (tmp_path / hidden).write_bytes(b"\x00\x05\x16\x07")
     return tmp_path
 
 

@@ -83,6 +83,7 @@ def test_the_pages_examples_run(tmp_path):
 
 def test_new_games_come_in_the_order_of_their_files(tmp_path):
     write(tmp_path, b=NIM, a=NIM.replace('name="nim"', 'name="another_nim", spiel_name="nim"'), _c="raise ValueError")
+    (tmp_path / "._b.py").write_bytes(b"\x00\x05\x16\x07")  # what macOS leaves beside a copy
     result = run(tmp_path)
     assert json.loads(result.stdout)["names"] == [*games.NAMES, "another_nim", "nim"]
 

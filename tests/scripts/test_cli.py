@@ -257,6 +257,8 @@ def test_what_is_plainly_meant_is_taken_else_a_line_helps(refused, tmp_path, mon
     ("model.adapter={}/held", "model.adapter: '{}/held' holds no adapter_config.json"),
     ("model.adapter={}/none", "model.adapter: there is no folder {}/none; if it was moved: "),
     ("lora.target_modules=[]", "lora: target_modules is empty: name at least one of q_proj"),
+    ("model.model_name=", "model: model_name is empty; is a variable of the shell not set?"),
+    ("model.revision=", "model: revision is empty; is a variable of the shell not set?"),
     ("ppo.cliprange=null env.answer_mode=free", "ppo.cliprange = null: NeuRD needs to know which answers are legal"),
 ])  # fmt: skip
 def test_a_dry_run_refuses_what_could_not_start_and_touches_nothing(refused, tmp_path, setting, told):

@@ -1235,6 +1235,7 @@ def test_flags_mean_the_same_in_every_program(capsys):
         (["--checkpoint", "random", "--opponent", "nobody"], "nobody: no such directory"),
         (["--checkpoint", "random", "--games", "ches"], "--games: game 'ches' is not known"),
         (["--checkpoint", "random", "--games", "hex#x"], "--games: game 'hex#x' is not known"),
+        (["--checkpoint", "random", "--games", "9" * 5000], "--games: game '999"),
         (["--checkpoint", "random", "--num_episodes", "3"], "--episodes 3: an even number"),
         (["--checkpoint", "random", "--games_at_once", "0"], "--games-at-once: 0: expected at least 1"),
         (["--checkpoint", "random", "--set", "ppo.nothing=1"], "--set: ppo.nothing = 1: no such key"),
@@ -1257,6 +1258,10 @@ def test_flags_mean_the_same_in_every_program(capsys):
         *(
             (["--base-url", url, "--model", "m"], "a server's address is like http://127.0.0.1:8000/v1")
             for url in ("http://127.0.0.1:99999/v1", "http://127.0.0.1:0/v1", "http://h:x/v1", "http://[::1/v1")
+        ),
+        *(
+            (["--set", "model.adapter=runs/x/final", *player], "model.adapter = 'runs/x/final': nobody plays with it")
+            for player in (["--model", "x"], ["--checkpoint", "random"])
         ),
         (["--model", "./nowhere", "--set", "model.use_4bit=false", "model.dtype=float32"], "there is no folder"),
         (["--compare", "random"], "expected 2 arguments"),

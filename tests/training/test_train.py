@@ -544,6 +544,14 @@ def test_a_dry_run_refuses_what_a_forced_resume_cannot_take(tmp_path, capsys):
     assert train(tmp_path, *forced, "lora.lora_alpha=16", "--dry-run") == 0
 
 
+def test_a_dry_run_refuses_games_that_the_state_head_does_not_know(undisturbed, tmp_path, capsys):
+    copy_of(undisturbed / "run", tmp_path, 4)
+    fewer = ["--resume", "--force-config", "--dry-run", "--set", "env.allowed_game_indices=kuhn_poker"]
+    assert train(tmp_path, *fewer, **ADAPTIVE) == 2
+    assert "learnt positions of other games; expected the same games, or 0" in capsys.readouterr().err
+    assert train(tmp_path, *fewer, "ppo.state_coef=0", **ADAPTIVE) == 0
+
+
 @pytest.mark.parametrize(("knob", "scale"), [
     ("ppo.learning_rate=1e-4", 1.0), ("ppo.alarms=off", 1.0), ("ppo.alarms=act", 0.25), ("ppo.save_freq=2", 0.25),
 ])  # fmt: skip
