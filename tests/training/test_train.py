@@ -262,13 +262,13 @@ def test_the_seed_decides_every_byte(undisturbed, tmp_path):
     other.mkdir()
     assert train(again, **ADAPTIVE) == 0
     assert_same_run(again, undisturbed)
-    assert train(other, "--seed", "1", **ADAPTIVE) == 0
-    assert all(a != b for a, b in zip(final_bytes(other), final_bytes(undisturbed), strict=True))
-    assert rows(other) != rows(undisturbed)
+    assert train(other, "--seed", "1", "--set", "ppo.num_train_steps=1", **ADAPTIVE) == 0
+    assert all(a != b for a, b in zip(final_bytes(other, 1), final_bytes(undisturbed, 1), strict=True))
+    assert rows(other) != rows(undisturbed)[:1]
 
 
 @pytest.mark.parametrize(
-    "step", [pytest.param(s, marks=[pytest.mark.slow] * (s not in (1, 4))) for s in range(1, STEPS)]
+    "step", [pytest.param(s, marks=[pytest.mark.slow] * (s != 4)) for s in range(1, STEPS)]
 )
 def test_resuming_after_any_step_is_exact(undisturbed, tmp_path, step):
     copy_of(undisturbed / "run", tmp_path, step)
