@@ -233,7 +233,7 @@ class Contest:
             print(f"{self.players[0].label} minus {self.players[1].label}, value on the same deals")
             lines = [{"game": d["game"], "pairs": d["pairs"], "difference": d["difference"],
                       "95 %": between(*d["interval"]), "p": d["p"]} for d in report["comparison"]]  # fmt: skip
-            print(columns(lines, self.style, difference=VALUE, p=".4f"), end="\n\n")
+            print(columns(lines, self.style, difference=VALUE, p=".2g"), end="\n\n")
         return report
 
     def _results(self, player: Contestant, rows: dict[str, list[Row]], opponent: Contestant) -> list[GameResult]:

@@ -711,11 +711,13 @@ def test_a_game_on_two_lines_counts_once_in_a_comparison(tmp_path):
     assert over["difference"] == pytest.approx(ours["value"] - theirs["value"])
 
 
-def test_a_better_player_is_found_better(tmp_path):
+def test_a_better_player_is_found_better(tmp_path, capsys):
     [row] = report(tmp_path, "--compare", "mcts:100x5", "random", games=["kuhn_poker"], episodes=200)["comparison"]
     assert row["difference"] > 0.1
     assert row["p"] < 0.01
     assert row["interval"][0] > 0
+    shown = float(capsys.readouterr().out.partition("difference")[2].splitlines()[1].split()[-1])
+    assert shown == pytest.approx(row["p"], rel=0.05), "a small p is not told as zero"
 
 
 def test_base_is_the_model_without_the_adapter(checkpoint, tmp_path):
