@@ -225,10 +225,10 @@ def level_starts(first: int, last: int) -> list[int]:
 
 
 def load_programs(source: str) -> Sequence[Any]:
-    """Return the programs of a folder (its .jsonl and .py files, by name, hidden ones aside) or .jsonl file, or a Hub dataset's rows.
+    """Return the programs of a folder (its .jsonl and .py files, by name) or .jsonl file, or a Hub dataset's rows.
 
-    A .jsonl line is ``{"program": text, "inputs": text}``; ``inputs`` may be missing. The standard input of
-    ``name.py`` is ``name.in``, if there is such a file.
+    Hidden files are left out. A .jsonl line is ``{"program": text, "inputs": text}``; ``inputs`` may be missing. The
+    standard input of ``name.py`` is ``name.in``, if there is such a file.
 
     ValueError: no such source, no programs in it, or a row that is not a program (file and line are named).
     """
