@@ -203,7 +203,7 @@ def step_rows(peft_model: Any, shape: Shape, four_bit: bool, work: Workload, pla
     return [{
         **counts, **peaks, **{f"{part}_s": s for part, s in seconds.items()}, "step_s": sum(seconds.values()),
         "predicted_s": predicted(passes, shape, config, plan.epochs * work.batch // config.ppo.mini_batch_size),
-        "decisions_per_s": counts["decisions"] / seconds["rollout"], "read_tokens": read,
+        "rollout_decisions_per_s": counts["decisions"] / seconds["rollout"], "read_tokens": read,
         "read_tokens_per_s": read / seconds["rollout"], "rollout_of_limit": of_limit[0], "update_of_limit": of_limit[1],
     }]  # fmt: skip
 
