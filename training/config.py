@@ -37,14 +37,14 @@ class PPOConfig:
 
     learning_rate: float = knob(1e-4, above=0, max=1e30)  # of AdamW, at the first step
     lr_final: float = knob(1.0, min=0, max=1)  # share of the learning rate left at the last step (linear decay)
-    num_train_steps: int = knob(10_000, min=1)  # PPO updates
+    num_train_steps: int = knob(10_000, min=1)  # of the whole run: batch_size games, then updates with them
     batch_size: int = knob(8, min=2, max=2**20)  # games a step
     mini_batch_size: int = knob(8, min=1)  # games; model.tokens_per_batch cuts them into forward passes
     gradient_accumulation_steps: int = knob(1, min=1)  # times that many games make one optimizer step
     ppo_epochs: int = knob(1, min=1)  # passes over a step's decisions; target_kl ends them early
     cliprange: float | None = knob(0.2, above=0, max=1)  # of the ratio, and of how far a value moves; null: NeuRD
     vf_coef: float = knob(0.1, min=0)  # weight of the value loss
-    entropy_coef: float = knob(0.05, min=0)  # weight of the entropy bonus, per nat
+    entropy_coef: float = knob(0.05, min=0)  # weight of the entropy bonus, per nat (NeuRD: of the logits' spread)
     entropy_final: float = knob(1.0, min=0, max=1)  # share of it left at the last step (linear decay)
     magnet_coef: float = knob(0.0, min=0)  # on the KL to the adapter's own moving average, for self-play; 0: none
     legal_mass_coef: float = knob(0.1, min=0)  # weight of -log P(legal answer) where nothing constrains it
