@@ -267,9 +267,7 @@ def test_the_seed_decides_every_byte(undisturbed, tmp_path):
     assert rows(other) != rows(undisturbed)[:1]
 
 
-@pytest.mark.parametrize(
-    "step", [pytest.param(s, marks=[pytest.mark.slow] * (s != 4)) for s in range(1, STEPS)]
-)
+@pytest.mark.parametrize("step", [pytest.param(s, marks=[pytest.mark.slow] * (s != 4)) for s in range(1, STEPS)])
 def test_resuming_after_any_step_is_exact(undisturbed, tmp_path, step):
     copy_of(undisturbed / "run", tmp_path, step)
     assert train(tmp_path, "--resume", **ADAPTIVE) == 0
