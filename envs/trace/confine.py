@@ -203,9 +203,7 @@ def become_second_process() -> None:
 def restrict_files(scratch: str | None) -> None:
     """Let Landlock allow reading the libraries and using ``scratch``; no other files, no TCP, no signals to others."""
     abi = check(libc.syscall(444, None, ctypes.c_size_t(0), 1), "landlock")
-    handled = (
-        (1 << 13) - 1 | (REFER if abi >= 2 else 0) | (TRUNCATE if abi >= 3 else 0) | (IOCTL_DEV if abi >= 5 else 0)
-    )
+    handled = (1 << 13) - 1 | REFER * (abi >= 2) | TRUNCATE * (abi >= 3) | IOCTL_DEV * (abi >= 5)
     attributes = (ctypes.c_uint64 * 3)(handled, 3 if abi >= 4 else 0, 3 if abi >= 6 else 0)
     size = 24 if abi >= 6 else 16 if abi >= 4 else 8
     ruleset = check(libc.syscall(444, attributes, ctypes.c_size_t(size), 0), "landlock_create_ruleset")
@@ -271,15 +269,9 @@ def drop_capabilities() -> None:
 
 def set_limits(settings: dict) -> None:
     """Set resource limits; 0 sets none (CPU time of an interpreter that serves many programs)."""
-    kinds = {
-        "memory": resource.RLIMIT_AS,
-        "cpu": resource.RLIMIT_CPU,
-        "open": resource.RLIMIT_NOFILE,
-        "threads": resource.RLIMIT_NPROC,
-    }
-    for name, kind in kinds.items():
+    for name in ("AS", "CPU", "NOFILE", "NPROC"):
         if limit := int(settings[name]):
-            resource.setrlimit(kind, (limit, limit))
+            resource.setrlimit(getattr(resource, f"RLIMIT_{name}"), (limit, limit))
     # Without namespaces there is no scratch folder, and no file anywhere may grow by a byte: limits on
     # single files do not bound their sum, and unlinked, hidden or deeply nested files would escape a later check.
     largest = int(settings["disk"]) if "namespaces" in settings["with"] else 0

@@ -201,8 +201,7 @@ def _recursion(w: Writer) -> None:
     combine = w.one_of(
         f"{n} + {name}({n} - {step})", f"{n} % {w.small(2, 4)} + {name}({n} - {step})",
         f"{name}({n} - {step}) * 2 - {extra}", f"{name}({n} // 2) + {extra}",
-        f"{name}({n} - 1) + {name}({n} - 2)",
-        f"{extra} - {name}({n} - {step})",
+        f"{name}({n} - 1) + {name}({n} - 2)", f"{extra} - {name}({n} - {step})",
     )  # fmt: skip
     with w.function(f"def {name}({n}):", [n]):
         w.nested(f"if {n} <= {base}:", f"return {w.one_of(n, str(extra), '1')}")

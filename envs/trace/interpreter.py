@@ -66,11 +66,11 @@ class Interpreter:
         settings = {
             "mode": mode,
             "with": mechanisms,
-            "memory": limits.memory_mb << 20,
-            "cpu": 0 if mode == "serve" else int(limits.wall_s) + 1,
+            "AS": limits.memory_mb << 20,  # as in RLIMIT_AS
+            "CPU": 0 if mode == "serve" else int(limits.wall_s) + 1,
             "disk": limits.disk_mb << 20,
-            "open": limits.open_files,
-            "threads": limits.threads + (0 if self.in_namespaces else _threads_of_user()),
+            "NOFILE": limits.open_files,
+            "NPROC": limits.threads + (0 if self.in_namespaces else _threads_of_user()),
         }
         # Not -I, which would ignore the hash seed.
         flags = ["-s", "-S", "-P", "-X", "utf8", "-c", START, str(Path(__file__).parent)]

@@ -4,8 +4,6 @@
 finds out what the machine offers and keeps interpreters ready. What each level contains is in ``docs/trace.md``.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import json
@@ -28,14 +26,10 @@ MECHANISMS = ("namespaces+landlock+seccomp", "landlock+seccomp", "namespaces+sec
 class Sandbox(contextlib.AbstractContextManager["Sandbox"]):
     """Runs programs. Use as a context manager, or ``close()`` it.
 
-    Args:
-        limits: what one program may use.
-        min_level: the lowest level (index into ``LEVELS``) that untrusted programs may run at; below it the
-            constructor raises ``SandboxError``.
-        spares: interpreters started before they are needed.
-        hash_seed: ``PYTHONHASHSEED`` of the programs; fixed, so that a program always has the same answer. Any but 0
-            also shows the programs another time zone.
-        mechanisms: one of ``MECHANISMS``; None takes the strongest that this machine offers.
+    ``min_level`` is the lowest level (index into ``LEVELS``) that untrusted programs may run at; below it the
+    constructor raises ``SandboxError``. ``spares`` are interpreters started before they are needed. ``hash_seed`` is
+    the programs' ``PYTHONHASHSEED``; fixed, so that a program always has the same answer. Any but 0 also shows them
+    another time zone. ``mechanisms`` is one of ``MECHANISMS``; None takes the strongest that this machine offers.
     """
 
     def __init__(
