@@ -14,6 +14,7 @@ import games
 from config.reader import ConfigError, knob
 from envs.config import EnvConfig
 from envs.opponents import parse_opponent
+from envs.trace import TASKS_PER_LEVEL, level_starts
 from envs.types import Task
 from utils import uniform
 
@@ -185,16 +186,12 @@ def first_tasks(config: CurriculumConfig, env_type: str = "openspiel") -> list[i
     """The first task id of every game, or level of trace, in the stages: the tasks that are evaluated."""
     played = [ranges for stage in config.stages for ranges in pool(stage.games).values()]
     if env_type == "trace":
-        from envs.trace import level_starts
-
         return sorted({start for ranges in played for part in ranges for start in level_starts(*part)})
     return sorted({ranges[0][0] for ranges in played})
 
 
 def deals_of(task_id: int, env_config: EnvConfig) -> TaskRange:
     """First and last task id that deals of a task have: its own; of programs, whose seed deals nothing, its level."""
-    from envs.trace import TASKS_PER_LEVEL
-
     level = TASKS_PER_LEVEL if env_config.env_type == "trace" else 1
     return task_id, task_id - task_id % level + level - 1
 
@@ -264,8 +261,6 @@ class Curriculum:
         played: list[str] = [games.NAMES[game] for game in self._pools[self._stage]]
         against = f" against {', '.join(self.stage.mixture)}"
         if env_type == "trace":
-            from envs.trace import TASKS_PER_LEVEL
-
             starts = first_tasks(replace(self.config, stages=[self.stage]), env_type)
             played, against = [f"level {start // TASKS_PER_LEVEL}" for start in starts], ""
         number = f"Stage {self._stage + 1}/{len(self.config.stages)}"

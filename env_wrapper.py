@@ -14,6 +14,7 @@ from config.reader import make
 from envs import Action, Decision, Env, EnvConfig, Episode, Message, Player, Query, Sequence, Step, Task
 from envs.opponents import parse_opponent
 from envs.parser import parse_action, without_thinking
+from envs.trace import TraceEnv
 from envs.types import InterruptedRolloutError
 from utils import POLL_SECONDS
 
@@ -58,8 +59,6 @@ def make_env(env_config: EnvConfig | dict[str, Any]) -> Env:
 
         return RemoteTrace(config) if config.env_type == "trace" else RemoteEnv(config)
     if config.env_type == "trace":
-        from envs.trace import TraceEnv
-
         return TraceEnv(config)
     from envs.openspiel import OpenSpielEnv
 
