@@ -33,6 +33,7 @@ from config.flags import FlagParser
 from config.reader import blaming, make
 from envs.client import is_number
 from envs.config import EnvConfig
+from scripts.report import markdown
 from training.console import duration
 from training.metrics import MOST_BYTES, finite
 from training.process import ProgramError, at_least, must_be_writable, rest_collector, run_program
@@ -360,15 +361,6 @@ def write_report(runs: Sequence[RunData], path: Path, again: float = 0) -> Path:
     return path
 
 
-def write_markdown(runs: Sequence[RunData], path: Path) -> Path:
-    """Write the runs' results as Markdown, one after the other."""
-    from scripts.report.markdown import page
-
-    texts = [page(run.name, heading(run), run.about.get("versions"), run.summary, run.config) for run in runs]
-    write_file(path, "\n".join(texts).encode(errors="replace"))
-    return path
-
-
 MARK = b"<title>Run report</title>"  # in every page that this program writes
 BEGUN = "metrics.jsonl", ".lock"  # the folder of a run that has begun has at least one of these
 
@@ -432,7 +424,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         runs = load_runs(args.run)
         must_be_writable(output)
         print(write_report(runs, output / "report.html"))
-        print(write_markdown(runs, output / "report.md"))
+        pages = [markdown.page(r.name, heading(r), r.about.get("versions"), r.summary, r.config) for r in runs]
+        write_file(output / "report.md", "\n".join(pages).encode(errors="replace"))
+        print(output / "report.md")
         with blaming("no curves.png: ", (ImportError, ArithmeticError, TypeError, ValueError), ProgramError):
             print(draw_curves(runs, output / "curves.png"))
 
