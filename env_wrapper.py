@@ -103,14 +103,12 @@ class _Ongoing:
         return self.episode.outcome == RUNNING
 
     def query(self) -> Query:
-        info = self.step.info
-        seat = info["seat"]
+        info, seat = self.step.info, self.step.info["seat"]
         key = (self.episode.task.index, seat, self.n_decisions[seat] - 1, info["attempt"])
-        conversation = self.conversations[seat].window(self.past_turns)
-        continues = self.past_turns is None or len(self.conversations[seat].turn_starts) <= self.past_turns
-        return Query(
-            self.number, seat, conversation, self.step.legal, key, info["adapter"], continues, info.get("history", [])
-        )
+        conversation, history = self.conversations[seat], info.get("history", [])
+        messages = conversation.window(self.past_turns)
+        continues = self.past_turns is None or len(conversation.turn_starts) <= self.past_turns
+        return Query(self.number, seat, messages, self.step.legal, key, info["adapter"], continues, history)
 
     def advance(self, action: Action | None) -> None:
         """Start the episode (None) or play the action, then forced moves. Any failure ends this episode only."""

@@ -46,11 +46,8 @@ QUESTIONS = (
 def perplexity(policy: Any, text: str) -> float:
     """exp(mean negative log-probability per token, in nats), in windows of ``WINDOW`` tokens."""
     ids = policy.tokenizer(text, add_special_tokens=False)["input_ids"]
-    windows = [ids[i : i + WINDOW] for i in range(0, len(ids), WINDOW)]
-    sequences = [
-        Sequence(w, [Decision(1, len(w), positions=list(range(len(w) - 1)), chosen=w[1:])])
-        for w in windows if len(w) > 1
-    ]  # fmt: skip
+    windows = [w for i in range(0, len(ids), WINDOW) if len(w := ids[i : i + WINDOW]) > 1]
+    sequences = [Sequence(w, [Decision(1, len(w), positions=[*range(len(w) - 1)], chosen=w[1:])]) for w in windows]
     with torch.no_grad():
         total = float(policy.evaluate_decisions(sequences).logprobs.double().sum())
     return math.exp(-total / sum(len(s.ids) - 1 for s in sequences))

@@ -195,14 +195,10 @@ def game_sets(items: Seq[Any]) -> dict[str, list[TaskRange]]:
 def apart(sets: dict[str, list[TaskRange]]) -> list[str]:
     """The labels of the sets that are not contained in another one, so that a mean over them counts no game twice."""
 
-    def within(part: TaskRange, other: list[TaskRange]) -> bool:
-        return any(first <= part[0] and part[1] <= last for first, last in other)
+    def within(parts: list[TaskRange], other: list[TaskRange]) -> bool:
+        return all(any(first <= low and high <= last for first, last in other) for low, high in parts)
 
-    return [
-        name
-        for name, parts in sets.items()
-        if not any(other is not parts and all(within(part, other) for part in parts) for other in sets.values())
-    ]
+    return [name for name, parts in sets.items() if not any(x is not parts and within(parts, x) for x in sets.values())]
 
 
 def _range_label(first: int, last: int) -> str:

@@ -193,8 +193,7 @@ class Checkpointed:
             score = stages.index(self.curriculum.stage.name) + rate
         self.metrics.sync()
         tensors, rest = utils.pack_optimizer(self.optimizer, self.names)
-        past = {f"{name}/{key}": tensor for name in self.frozen
-                for key, tensor in self.policy.past_adapter(name).items()}  # fmt: skip
+        past = {f"{name}/{key}": t for name in self.frozen for key, t in self.policy.past_adapter(name).items()}
         state = finite(vars(self.state)) | {"optimizer": rest} | self.arithmetic
         return utils.save_checkpoint(
             self.run_dir, self.state.step, self.policy.save,
@@ -423,11 +422,9 @@ def abandon_after(run_dir: str | Path, step: int) -> None:
 
 def _take_folder(run_dir: Path, resume: str | None, look_only: bool) -> None:
     """Set aside the leftovers of a run without checkpoints; ConfigError for files that must not be overwritten."""
-    for folder in (run_dir / "final", run_dir / "average"):  # replaced at the end of the run
-        if folder.is_dir() and any(folder.iterdir()) and not (folder / "adapter_config.json").exists():
-            raise ConfigError(
-                f"run.output_dir: {folder} is there and is no adapter: it would be replaced; name another"
-            )
+    for path in (run_dir / "final", run_dir / "average"):  # replaced at the end of the run
+        if path.is_dir() and any(path.iterdir()) and not (path / "adapter_config.json").exists():
+            raise ConfigError(f"run.output_dir: {path} is there and is no adapter: it would be replaced; name another")
     if resume is None or Path(resume).parent.resolve() != run_dir.resolve():
         if (run_dir / "adapter_config.json").exists() or any(run_dir.glob("*.safetensors")):
             raise ConfigError(f"run.output_dir: {run_dir} is a model, checkpoint or player, which a run would damage; "
