@@ -62,13 +62,11 @@ def feasible(pyspiel_game: SpielGame) -> bool:
 
     Finding out takes at most a walk up to the bound (a second or two), once per process.
     """
-    kind = pyspiel_game.get_type()
-    if pyspiel_game.num_players() != 2 or kind.utility != pyspiel.GameType.Utility.ZERO_SUM:
-        return False
-    if kind.chance_mode == pyspiel.GameType.ChanceMode.SAMPLED_STOCHASTIC:
-        return False
+    kind, types = pyspiel_game.get_type(), pyspiel.GameType
+    zero_sum = pyspiel_game.num_players() == 2 and kind.utility == types.Utility.ZERO_SUM
+    listed = kind.chance_mode != types.ChanceMode.SAMPLED_STOCHASTIC
     described = _is_perfect(pyspiel_game) or kind.provides_information_state_string
-    return described and bool(_explore(str(pyspiel_game)))
+    return zero_sum and listed and described and bool(_explore(str(pyspiel_game)))
 
 
 def information_states(pyspiel_game: SpielGame) -> list[InfoState]:
@@ -116,8 +114,8 @@ def uniform_table(pyspiel_game: SpielGame) -> TabularPolicy:
     return {key: dict.fromkeys(actions, 1 / len(actions)) for key, actions in legal.items()}
 
 
-def value_against_random(pyspiel_game: SpielGame, table: TabularPolicy) -> tuple[float, float]:
-    """Return the expected return of a policy against a uniform random opponent, in seat 0 and in seat 1."""
+def value_against_random(pyspiel_game: SpielGame, table: TabularPolicy | None) -> tuple[float, float]:
+    """Return a policy's (None: a best response's) expected return against uniform random, in seat 0 and in seat 1."""
     uniform = uniform_table(pyspiel_game)
     return _value(pyspiel_game, 0, (table, uniform)), _value(pyspiel_game, 1, (uniform, table))
 
@@ -125,8 +123,7 @@ def value_against_random(pyspiel_game: SpielGame, table: TabularPolicy) -> tuple
 @_once
 def best_response_values(pyspiel_game: SpielGame) -> tuple[float, float]:
     """Return the expected return of the best response to uniform random, per seat: the ceiling."""
-    uniform = uniform_table(pyspiel_game)
-    return _value(pyspiel_game, 0, (None, uniform)), _value(pyspiel_game, 1, (uniform, None))
+    return value_against_random(pyspiel_game, None)
 
 
 def nash_conv(pyspiel_game: SpielGame, table: TabularPolicy) -> float:

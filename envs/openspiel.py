@@ -333,12 +333,11 @@ class OpenSpielEnv:
 
     def _end(self, returns: list[float] | None) -> Step:
         """End the episode; without returns the seat to move forfeits: it scores 0, and the others an undecided 0.5."""
-        outcome = "forfeited" if returns is None else "finished"
+        seats = range(self._table.players)
         if returns is None:
-            scores = {p: 0.0 if p == self._seat else 0.5 for p in range(self._table.players)}
-        else:
-            # 2048 can return more than its highest utility.
-            scores = {p: min(score(self._table.spiel, returns, p), 1.0) for p in range(self._table.players)}
+            outcome, scores = "forfeited", {p: 0.0 if p == self._seat else 0.5 for p in seats}
+        else:  # 2048 can return more than its highest utility
+            outcome, scores = "finished", {p: min(score(self._table.spiel, returns, p), 1.0) for p in seats}
         info = self._info(self._own_seat, outcome) | {"returns": returns, "scores": scores}
         self.close()
         return Step("", {}, True, scores[self._own_seat], info)

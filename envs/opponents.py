@@ -233,8 +233,7 @@ class InformationSetSearch:
         return value if player % 2 == 0 else -value
 
     def _select(self, node: dict[int, list[float]], legal: list[int]) -> int:
-        untried = [action for action in legal if action not in node]
-        if untried:
+        if untried := [action for action in legal if action not in node]:
             return self._stream.choice(untried)
         log_visits = math.log(sum(node[action][0] for action in legal))
         explore = UCT_C * (self._high - self._low) / 2  # UCT_C is meant for values in [-1, 1]

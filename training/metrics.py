@@ -52,8 +52,7 @@ class MetricsLog:
         ordered = _in_order(found)
         kept = {found[number]: lines[number] for number in ordered if found[number] <= step}
         others = [number for number in sorted(lines.keys() - ordered) if lines[number].strip()]
-        damaged = {number: lines[number] for number in others if lines[number].endswith(b"\n")}
-        if damaged:
+        if damaged := {number: lines[number] for number in others if lines[number].endswith(b"\n")}:
             aside = self.path.with_name(f"damaged-{self.path.name}")
             with blaming("run.output_dir: ", OSError), open(aside, "ab", opener=open_own) as file:
                 file.writelines(damaged.values())
@@ -138,9 +137,7 @@ def peak_memory_mb() -> float:
 def summarise(episodes: Sequence[Episode]) -> dict[str, Any]:
     """Metrics of a step's episodes: means over those that did not fail, also per game, and counts of outcomes."""
     valid = [e for e in episodes if e.outcome != "failed"]
-    by_game: dict[str, list[float]] = {}
-    for episode in valid:
-        by_game.setdefault(episode.game, []).append(episode.score)
+    by_game = {game: [e.score for e in valid if e.game == game] for game in sorted({e.game for e in valid})}
     outcomes = Counter(e.outcome for e in episodes)
     return {
         "games": len(episodes),
@@ -150,7 +147,7 @@ def summarise(episodes: Sequence[Episode]) -> dict[str, Any]:
         "retries": sum(e.info.get("retries", 0) for e in episodes),
         "opponents": dict(Counter(e.task.opponent for e in episodes)),
         "mutual_information": mutual_information(valid),
-        **{f"score/{game}": sum(scores) / len(scores) for game, scores in sorted(by_game.items())},
+        **{f"score/{game}": sum(scores) / len(scores) for game, scores in by_game.items()},
     }
 
 
