@@ -94,18 +94,10 @@ def tabulate(pyspiel_game: SpielGame, probs_fn: ProbsFn) -> TabularPolicy:
 
     ValueError: the game is not ``feasible``, or an answer is not a distribution over the legal actions.
     """
-    table: TabularPolicy = {}
-    asked = []
-    for info in information_states(pyspiel_game):
-        legal = info.state.legal_actions(info.seat)
-        if len(legal) == 1:
-            table[info.key] = {legal[0]: 1.0}
-        else:
-            asked.append(info)
+    asked = [info for info in information_states(pyspiel_game) if len(info.state.legal_actions(info.seat)) > 1]
     answers = probs_fn([(info.state, info.seat) for info in asked])
-    for info, probs in zip(asked, answers, strict=True):
-        table[info.key] = _distribution(probs, info)
-    return table
+    found = {info.key: _distribution(probs, info) for info, probs in zip(asked, answers, strict=True)}
+    return uniform_table(pyspiel_game) | found  # in which forced moves are certain
 
 
 def uniform_table(pyspiel_game: SpielGame) -> TabularPolicy:
