@@ -500,6 +500,16 @@ def test_an_item_is_a_name_a_configuration_a_task_or_a_range():
     assert list(game_sets(["2048"])) == ["2048"]  # the game, not the task
 
 
+def test_a_set_counts_unless_all_of_it_lies_in_one_other():
+    sets = {
+        "partly": [(0, 4), (20, 24)],
+        "whole": [(0, 9), (12, 14)],
+        "in two parts": [(2, 3), (13, 13)],
+        "in": [(5, 5)],
+    }
+    assert measure.apart(sets) == ["partly", "whole"]
+
+
 @pytest.mark.parametrize("item", ["ches", "hex#x", "ches#1", "5-3", "9900000000", f"hex#{10**8}", "hex#-1"])
 def test_an_item_that_does_not_exist_is_refused(item):
     with pytest.raises(ValueError, match=r"known|out of range"):
