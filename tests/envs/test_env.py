@@ -1,6 +1,7 @@
 """The OpenSpiel environment and its opponents: contract, prompts, seats, seeds, forfeits, bots."""
 
 import dataclasses
+import itertools
 import logging
 import random
 import subprocess
@@ -506,3 +507,17 @@ def test_of_two_who_do_not_play_for_the_same_sum_the_one_with_more_has_won(retur
     """Only games of one's own are of this kind."""
     dilemma = pyspiel.load_game("matrix_pd")
     assert [openspiel.score(dilemma, returns, seat) for seat in (0, 1)] == scores
+
+
+@pytest.mark.parametrize("past", [0, 1, 2, "all"])
+def test_a_query_says_whether_the_next_conversation_extends_its_own(past):
+    player = random_player()
+    play(
+        {"prompt": "compact", "history_turns": past},
+        player,
+        [Task(games.NAMES.index("tic_tac_toe") * games.CONFIGS_PER_GAME, seed=3, opponent="random")],
+    )
+    asked = player.queries
+    assert len(asked) >= 3
+    for query, after in itertools.pairwise(asked):
+        assert query.continues == (after.conversation[: len(query.conversation)] == query.conversation)
