@@ -30,6 +30,14 @@ def thawed():
     gc.unfreeze()
 
 
+@pytest.fixture
+def frozen():
+    """Keep what is there now out of the collections that follow each lack of memory: half a second each."""
+    gc.freeze()
+    yield
+    gc.unfreeze()
+
+
 @pytest.fixture(autouse=True)
 def unheard():
     """Take down the handlers that a program run by the test set up: their streams end with the test."""

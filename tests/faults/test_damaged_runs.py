@@ -124,10 +124,10 @@ def intact(run):
     return found, {row["step"] for row in map(row_of, lines) if row}
 
 
-@pytest.mark.parametrize("many", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["few", "many"])
-def test_no_damage_to_a_run_hangs_it_or_costs_what_is_sound(tmp_path, capsys, many):
+@pytest.mark.slow
+def test_no_damage_to_a_run_hangs_it_or_costs_what_is_sound(tmp_path, capsys):
     ends = Counter()
-    for seed in range(300) if many else range(0, len(KINDS), 2):
+    for seed in range(300):
         folder = tmp_path / str(seed)
         folder.mkdir()
         copy_of(undisturbed_run() / "run", folder, LAST)

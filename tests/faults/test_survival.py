@@ -19,6 +19,7 @@ from serving import SERVE
 from tiny import KUHN, base_model, micro_file
 from tiny_runs import (
     ADAPTIVE,
+    FEW_TEXTS,
     ROOT,
     STEPS,
     Drawing,
@@ -52,7 +53,7 @@ def undisturbed():
 
 def process(code, *args, **options):
     """Run the program in a process of its own, ``code`` before it."""
-    prelude = f"import os, signal, sys, time; sys.path.insert(0, {str(ROOT)!r}); import train_ppo, utils\n"
+    prelude = f"import os, signal, sys, time; sys.path.insert(0, {str(ROOT)!r}); import train_ppo, utils; {FEW_TEXTS}\n"
     program = f"{prelude}{code}\nsys.exit(train_ppo.main(sys.argv[1:]))"
     environment = os.environ | {"OMP_NUM_THREADS": str(torch.get_num_threads())} | options.pop("env", {})
     return subprocess.run(

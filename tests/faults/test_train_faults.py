@@ -19,6 +19,7 @@ from saving import seal_again
 from tiny import micro_file
 from tiny_runs import (
     ADAPTIVE,
+    FEW_TEXTS,
     ROOT,
     STEPS,
     Drawing,
@@ -469,6 +470,7 @@ KILLED = """
 import os, signal, sys
 sys.path.insert(0, {root!r})
 import train_ppo
+{before}
 real, updates = train_ppo.ppo_update, iter(range(10**6))
 
 def update(*args):
@@ -491,7 +493,7 @@ def test_a_killed_run_resumed_is_the_undisturbed_one(undisturbed, tmp_path):
     """SIGKILL in the update of step 5, two steps after the last checkpoint; metrics of step 4 are written again."""
     config = micro_file(tmp_path, **ADAPTIVE)
     args = ["--config", config, "--output-dir", str(tmp_path / "run"), "--set", "ppo.save_freq=3"]
-    killed = process(["-c", KILLED.format(root=str(ROOT), at=4)], *args)
+    killed = process(["-c", KILLED.format(root=str(ROOT), at=4, before=FEW_TEXTS)], *args)
     assert killed.returncode == -signal.SIGKILL, killed.stderr
     assert len(rows(tmp_path)) == 4
     assert train(tmp_path, "--resume", "--set", "ppo.save_freq=3", **ADAPTIVE) == 0
@@ -507,7 +509,7 @@ def test_forty_steps_of_the_tiny_preset_killed_after_step_25(tmp_path):
     out = {name: ["--output-dir", str(tmp_path / name / "run")] for name in ("whole", "killed")}
     whole = process(["train_ppo.py"], *args, *out["whole"])
     assert whole.returncode == 0, whole.stderr
-    killed = process(["-c", KILLED.format(root=str(ROOT), at=26)], *args, *out["killed"])
+    killed = process(["-c", KILLED.format(root=str(ROOT), at=26, before="")], *args, *out["killed"])
     assert killed.returncode == -signal.SIGKILL, killed.stderr
     resumed = process(["train_ppo.py"], *args, *out["killed"], "--resume")
     assert resumed.returncode == 0, resumed.stderr

@@ -243,7 +243,7 @@ def test_bridge_variants_auction_and_play(c):
         assert "|S" + "".join(dummy.split()) + "|" in GAMES["bridge"].compact(auction, 3)
 
 
-@pytest.mark.parametrize("c", [0, 1, 2])
+@pytest.mark.parametrize("c", [pytest.param(0, marks=pytest.mark.slow), 1, pytest.param(2, marks=pytest.mark.slow)])
 def test_bridge_scoring(c):
     plays, vulnerable, outcomes = c == 1, c == 2, set()
     state = start("bridge", c)

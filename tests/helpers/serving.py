@@ -64,7 +64,7 @@ def http_server(answer, url="http://127.0.0.1:0"):
 
     server = ThreadingHTTPServer(("127.0.0.1", int(url.rpartition(":")[2])), Handler)
     server.daemon_threads = True
-    threading.Thread(target=server.serve_forever, daemon=True).start()
+    threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()  # looked at for the end
     try:
         yield f"http://127.0.0.1:{server.server_address[1]}"
     finally:

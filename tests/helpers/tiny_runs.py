@@ -33,6 +33,8 @@ ADAPTIVE: dict[str, dict[str, Any]] = {
     "lora": {"first_layer": 1},
 }
 ROOT = Path(train_ppo.__file__).parent
+# Before ``train_ppo.main`` in a process whose run is compared with one of ``program``.
+FEW_TEXTS = "from policy import rehearsal; rehearsal.TEXTS, rehearsal.TOKENS = 8, 16"
 
 
 class Drawing:
@@ -47,9 +49,17 @@ class Drawing:
         return SimpleNamespace(returncode=0, stderr="")
 
 
+def program(*args: str) -> int:
+    """Run the program with few rehearsed texts; return its exit code."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("policy.rehearsal.TEXTS", 8)
+        patch.setattr("policy.rehearsal.TOKENS", 16)
+        return train_ppo.main(list(args))
+
+
 def train(folder: Path, *args: str, **sections: dict[str, Any]) -> int:
     """Run the program with the micro configuration in ``folder/run``; return its exit code."""
-    return train_ppo.main(["--config", micro_file(folder, **sections), "--output-dir", str(folder / "run"), *args])
+    return program("--config", micro_file(folder, **sections), "--output-dir", str(folder / "run"), *args)
 
 
 def rows(folder: Path) -> list[dict[str, Any]]:

@@ -117,6 +117,7 @@ def test_who_has_adapters_below_reads_for_itself(new_policy, tmp_path):
     check_same(learnt, scores(policy, sequences))
 
 
+@pytest.mark.usefixtures("frozen")
 def test_where_memory_runs_out_nothing_is_held_and_nothing_is_lost(new_policy, monkeypatch):
     policy = new_policy(lora={"first_layer": 2})
     sequences, tokens = played(policy), policy.tokens_per_batch

@@ -727,6 +727,7 @@ def short_of_memory(monkeypatch, most_tokens):
     monkeypatch.setattr(network, "run_trunk", run)
 
 
+@pytest.mark.usefixtures("frozen")
 def test_a_rollout_survives_lack_of_memory(qwen2, monkeypatch):
     queries = [ask(talk("s", f"{i} state {'x ' * i}"), [3, 12, 17, 120], (i, 0, 0, 1), i) for i in range(40)]
     expected = qwen2.act(queries)
@@ -742,6 +743,7 @@ def test_a_rollout_survives_lack_of_memory(qwen2, monkeypatch):
         qwen2.act(queries)
 
 
+@pytest.mark.usefixtures("frozen")
 def test_scoring_without_gradients_survives_lack_of_memory(qwen2, monkeypatch):
     sequences = [a.sequence for a in qwen2.act(MIXED * 3)]
     sequences += sequences_of(play(EnvConfig(prompt="compact"), qwen2, tasks_of("leduc_poker", each=9)))
@@ -756,6 +758,7 @@ def test_scoring_without_gradients_survives_lack_of_memory(qwen2, monkeypatch):
         qwen2.evaluate_decisions(sequences)
 
 
+@pytest.mark.usefixtures("frozen")
 def test_batches_are_halved_down_to_single_rows(qwen2):
     [action] = qwen2.act([ask(talk("1" * 150, "y"), [1, 2])])
     qwen2.evaluate_decisions([Sequence(action.sequence.ids, action.sequence.decisions)])
@@ -767,6 +770,7 @@ def test_batches_are_halved_down_to_single_rows(qwen2):
     assert not qwen2.halve_batches(), "64 is small enough"
 
 
+@pytest.mark.usefixtures("frozen")
 @torch.no_grad()
 def test_what_is_kept_of_a_conversation_does_not_keep_batches_from_being_halved(qwen2):
     ids = [5] * 150

@@ -592,6 +592,7 @@ def test_one_question_that_a_server_cannot_answer_fails_its_game_alone(policy, s
 
     server.faulty = poison
     with engine_of(policy, tmp_path, server) as engine:
+        engine.servers[0].pause = 0.02
         episodes = games(engine)
     failed = [e for e in episodes if e.outcome == "failed"]
     assert len(failed) == 1

@@ -49,7 +49,11 @@ def peak_of(config):
     return memory.peak(memory.estimate(config, parameters, architecture, measured)) / GB
 
 
-@pytest.mark.parametrize(("gpu", "four_bits"), [("8", True), ("10", True), ("12", False), ("80", False)])
+@pytest.mark.parametrize(
+    ("gpu", "four_bits"),
+    [("8", True), pytest.param("10", True, marks=pytest.mark.slow), ("12", False),
+     pytest.param("80", False, marks=pytest.mark.slow)],
+)  # fmt: skip
 def test_gpus(qwen3_4b, tmp_path, capsys, gpu, four_bits):
     file = configured(tmp_path, "--gpu-memory", gpu, "--model", qwen3_4b, "--budget", "3200")
     told = capsys.readouterr().out

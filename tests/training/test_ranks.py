@@ -56,7 +56,7 @@ def test_two_processes_make_the_run_of_one(tmp_path, monkeypatch):
     printed = run(tmp_path / "two", *few)
     monkeypatch.setattr(train_ppo, "subprocess", Drawing())
     (tmp_path / "one").mkdir()
-    assert train(tmp_path / "one", *few, **ADAPTIVE) == 0
+    assert train_ppo.main(command(tmp_path / "one", *few)[len(LAUNCH) :]) == 0
     assert printed.count("Step 1/4") == 1  # one of them speaks
     for step, tolerance in ((2, 1e-5), (4, 1e-3)):  # step 1 is the critic's alone
         one, two = (parameters(tmp_path / name, step) for name in ("one", "two"))

@@ -23,6 +23,7 @@ from tiny_runs import (
     assert_same_run,
     copy_of,
     final_bytes,
+    program,
     rows,
     summary,
     train,
@@ -405,7 +406,7 @@ def test_a_checkpoint_named_in_another_way_belongs_to_its_run(undisturbed, tmp_p
     if link:
         (tmp_path / "latest").symlink_to(checkpoint)
     monkeypatch.chdir(tmp_path if link else checkpoint)
-    assert train_ppo.main(["--resume", "latest" if link else "."]) == 0
+    assert program("--resume", "latest" if link else ".") == 0
     assert verify_checkpoint(checkpoint) == []
     assert_same_run(tmp_path, undisturbed)
 
