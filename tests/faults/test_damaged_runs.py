@@ -1,6 +1,6 @@
 """Run folders that a disk or a hand has changed: a resume goes on, or says why not in a line, and loses nothing.
 
-``pytest tests/faults/test_damaged_runs.py -s`` prints how many were tried and how they ended.
+``pytest tests/faults/test_damaged_runs.py -m slow -s`` prints how many were tried and how they ended.
 """
 
 import json
