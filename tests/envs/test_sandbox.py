@@ -204,6 +204,7 @@ def test_output_cap_keeps_the_head(box):
     assert len(run.stdout) == 64 << 10
 
 
+@pytest.mark.slow
 def test_the_time_an_interpreter_takes_to_start_is_not_the_programs(monkeypatch):
     """On a busy machine it took longer than programs may, which then were told to have no end, or not to start."""
     monkeypatch.setattr(interpreter, "START", f"import time; time.sleep({1.5 * WALL_S})\n{interpreter.START}")

@@ -377,6 +377,7 @@ def test_a_tiny_model_does_not_replace_a_folder_of_the_users_own(tmp_path, capsy
     assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("config.json", "mine")]
 
 
+@pytest.mark.slow
 def test_nor_what_lies_beside_another_tiny_model_and_one_without_weights_is_made_anew(tmp_path, capsys):
     small, other = ["--hidden", "8", "--layers", "1"], ["--hidden", "16", "--layers", "1"]
     assert make_tiny_model.main([str(tmp_path), *small]) == 0

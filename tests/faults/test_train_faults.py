@@ -155,6 +155,7 @@ def test_a_dump_that_cannot_be_written_is_told_and_ends_nothing(tmp_path, caplog
     assert "bad_batch.json: " in caplog.text
 
 
+@pytest.mark.slow
 def test_no_memory_in_the_middle_of_a_step_leaves_the_last_checkpoint_alone(undisturbed, tmp_path, monkeypatch, capsys):
     """Some minibatches of step 5 are applied when it fails: that state must not be saved as if it were step 4's."""
     real, calls = train_ppo._backward, iter(range(10**6))
@@ -408,7 +409,7 @@ def ruin(checkpoint, value):
     seal_again(file)
 
 
-@pytest.mark.parametrize("value", [1e30, torch.nan])
+@pytest.mark.parametrize("value", [1e30, pytest.param(torch.nan, marks=pytest.mark.slow)])
 def test_a_resume_goes_on_from_the_last_checkpoint_that_plays(undisturbed, tmp_path, capsys, value):
     copy_of(undisturbed / "run", tmp_path, 5)
     checkpoints = [tmp_path / "run" / f"checkpoint-{step:06d}" for step in range(1, 6)]

@@ -102,7 +102,9 @@ def test_without_the_guard_a_rollout_changes_the_gradient(bases, new_policy, arc
 
 
 @BOTH
-@pytest.mark.parametrize(("compute", "tolerance"), [("float32", 1e-4), ("bfloat16", 0.02)])
+@pytest.mark.parametrize(
+    ("compute", "tolerance"), [pytest.param("float32", 1e-4, marks=pytest.mark.slow), ("bfloat16", 0.02)]
+)
 def test_losses_are_those_of_fp32_compute(bases, new_policy, architecture, compute, tolerance, tmp_path):
     """The same episodes through the 4-bit base and through its dequantised weights in fp32, update by update.
 

@@ -127,7 +127,7 @@ def test_no_misbehaviour_is_believed_or_waited_for(policy, tmp_path, monkeypatch
     ends = Counter()
     for use, misbehaviours in MISBEHAVIOURS.items():
         places = [(calls, mode) for calls in (1, 10**9) for mode in ("constrained", "free")]
-        for name, (calls, mode) in some_of(misbehaviours, places, 250 if many else 12):
+        for name, (calls, mode) in some_of(misbehaviours, places, 250 if many else 6):
             server, what = Server(policy, misbehaviours[name], use, calls), (use, name, calls, mode)
             start = time.monotonic()
             try:

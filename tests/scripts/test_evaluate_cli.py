@@ -1032,6 +1032,7 @@ def test_more_search_climbs_the_ladder(tmp_path):
 # ----------------------------------------------------------------------------------------------------------- strength
 
 
+@pytest.mark.slow
 def test_the_strength_table_has_a_cell_for_every_opponent_of_every_game(tmp_path):
     result = report(tmp_path, "--strength", "--checkpoint", "random", games=(), episodes=4)
     cells = [(cell["game"], cell["opponent"], cell["episodes"]) for cell in result["strength"]]

@@ -123,6 +123,7 @@ print(peak_memory_mb())
     assert memory.peak(estimated(config)) == pytest.approx(float(done.stdout) * 2**20, rel=0.2)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="no oneDNN")
 def test_products_of_ever_new_shapes_do_not_fill_the_memory():
     """Each shape's compiled product took a megabyte, and a thousand were kept."""

@@ -518,7 +518,8 @@ def test_steps_take_the_mixtures_share_of_the_search(tmp_path):
 
 def test_dry_run_describes_the_default_model_on_any_machine(monkeypatch, capsys, shapes):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert train_ppo.main(["--dry-run", "--set", f"model.model_name={shapes['Qwen3-4B']}"]) == 2
+    sets = [f"model.model_name={shapes['Qwen3-4B']}", "ppo.eval_exact=never"]  # else games are walked through
+    assert train_ppo.main(["--dry-run", "--set", *sets]) == 2
     out, err = capsys.readouterr()
     assert "33,032,705 trainable parameters (adapter 33,030,144, value head 2,561) of 4,055,500,801 in all" in out
     peak = re.search(r"at its peak +(\d+\.\d)", out)[1]  # to the tenth: 12gb's 6.3 GB were said to be 6
