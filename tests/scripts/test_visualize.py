@@ -904,10 +904,10 @@ def test_replay_steps_by_button_and_by_keyboard(page, run_dir):
     assert where(page) == f"1 / {total}"
 
 
-BOARDS = ("chess", "go", "clobber", "othello", "checkers", "amazons")  # drawn as that of connect_four is
+ALIKE = ("chess", "go", "clobber", "othello", "checkers", "amazons")  # drawn as that of connect_four is
 
 
-@pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] * (n in BOARDS)) for n in SHOWN])
+@pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] * (n in ALIKE)) for n in SHOWN])
 def test_positions_are_drawn(page, name):
     page.choose("#pick-game", name)
     picture = "document.querySelector('#board svg, #board .cards') !== null"
