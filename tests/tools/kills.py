@@ -1,7 +1,7 @@
 """SIGKILL at random instants, then --resume, again and again: the end is the undisturbed run's, to the byte.
 
-    PYTHONPATH=tests/helpers python tests/tools/kills.py          # 10 kills, where they hit; exit 1: another end
-    PYTHONPATH=tests/helpers python tests/tools/kills.py 100 7    # 100 of them, another seed
+    python tests/tools/kills.py          # 10 kills, where they hit; exit 1: another end
+    python tests/tools/kills.py 100 7    # 100 of them, another seed
 
 One run in three plays against itself and past selves, one on a server (scripts/serve.py), and one with settings drawn
 at random. The program is forked, imports done, so that a life of it costs a second. It tells a pipe what it enters and
@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "helpers"))
 
 from serving import running_server
 from tiny import KUHN, micro_file

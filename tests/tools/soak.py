@@ -1,7 +1,7 @@
 """Ten thousand tiny steps of the real program: memory, file descriptors, time a step and rows stay what they were.
 
-    PYTHONPATH=tests/helpers python tests/tools/soak.py         # 10,000 steps, a table, exit 1: something grew
-    PYTHONPATH=tests/helpers python tests/tools/soak.py 500     # fewer
+    python tests/tools/soak.py         # 10,000 steps, a table, exit 1: something grew
+    python tests/tools/soak.py 500     # fewer
 
 Measured from outside, tenth by tenth; the first tenth is warming up. Time is that of the processor, so that other
 programs do not count.
@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "helpers"))
 
 from tiny import KUHN, micro_file
 from tiny_runs import ROOT
