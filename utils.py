@@ -22,7 +22,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, SupportsIndex
 
-from config.reader import ConfigError, load_config, read_file, read_json  # noqa: F401, load_config is re-exported
+from config.reader import ConfigError, load_config, printable, read_file, read_json  # noqa: F401, load_config is re-exported
 from games import NAMES
 
 log = logging.getLogger(__name__)
@@ -209,7 +209,7 @@ def naming(what: str) -> Iterator[None]:
     except Exception as exc:  # each format of an untrusted file fails in its own ways
         text = str(exc) if isinstance(exc, CheckpointError) else f"{type(exc).__name__}: {exc}"
         cause = exc.__cause__ if isinstance(exc, CheckpointError) else exc
-        raise CheckpointError(what + " ".join(redact(text).split())) from cause
+        raise CheckpointError(what + printable(" ".join(redact(text).split()))) from cause
 
 
 # ------------------------------------------------------------------------------------------------------ checkpoints
