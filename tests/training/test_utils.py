@@ -213,7 +213,7 @@ def test_optimizer_goes_on_exactly(tmp_path):
         utils.unpack_optimizer(resumed, loaded, rest, parameters[:-1])
 
 
-def test_what_a_damaged_file_says_does_not_reach_the_terminal_as_it_is():
+def test_what_a_damaged_file_says_is_printable_in_the_message():
     with (
         pytest.raises(CheckpointError, match=r"^optimizer: ValueError: \\x1b\[2J differs$"),
         utils.naming("optimizer: "),
