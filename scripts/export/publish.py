@@ -216,7 +216,8 @@ def who_uploads() -> str:
     try:
         return HfApi().whoami()["name"]
     except Exception as error:  # the client's own errors, HTTP's or the network's
-        raise ConfigError(f"--push: no access to the Hub ({one_line(str(error))}); `hf auth login` gives it") from error
+        told = one_line(redact(str(error)))  # redacted first: a secret that is cut in two is not known again
+        raise ConfigError(f"--push: no access to the Hub ({told}); `hf auth login` gives it") from error
 
 
 def upload(folder: Path, repo: str, private: bool) -> str:
@@ -226,5 +227,5 @@ def upload(folder: Path, repo: str, private: bool) -> str:
         api.create_repo(repo, private=private, exist_ok=True)
         info = api.upload_folder(repo_id=repo, folder_path=folder, commit_message="Upload model and card")
     except Exception as error:  # as in ``who_uploads``
-        raise ProgramError(redact(f"--push {repo}: {one_line(str(error), 300)}")) from error
+        raise ProgramError(f"--push {repo}: {one_line(redact(str(error)), 300)}") from error
     return str(info.commit_url)

@@ -311,6 +311,20 @@ def test_push_uploads_the_folder(run_4bit, merged_4bit, monkeypatch, capsys):
     assert "https://hub/me/player" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(("refused", "most"), [("whoami", 200), ("create_repo", 300)])
+def test_a_secret_at_the_end_of_what_the_hub_says_is_not_cut_in_two(refused, most, tmp_path, monkeypatch):
+    def refuse(*_, **__):
+        raise RuntimeError("x" * (most - 8) + " hf_token_that_is_long")
+
+    monkeypatch.setattr("scripts.export.publish.HfApi", Hub)
+    monkeypatch.setattr(Hub, refused, refuse)
+    monkeypatch.setenv("HF_TOKEN", "hf_token_that_is_long")
+    call = publish.who_uploads if refused == "whoami" else lambda: publish.upload(tmp_path, "me/player", False)
+    with pytest.raises((publish.ConfigError, publish.ProgramError)) as told:
+        call()
+    assert "hf_" not in str(told.value)
+
+
 def test_a_folder_that_gives_something_away_is_not_pushed(run_4bit, merged_4bit, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr("scripts.export.publish.HfApi", Hub)
     monkeypatch.setattr(Hub, "calls", [])
