@@ -555,7 +555,7 @@ def show(trainer: Trainer, stop: StopSignal, console: Console, summary: dict[str
         utils.write_file(run_dir / "summary.json", json.dumps(summary | {"english": measured}, indent=1).encode())
         console.say(english.line(measured))
     utils.write_file(run_dir / "episodes.jsonl", "".join(json.dumps(utils.redact(r)) + "\n" for r in rows).encode())
-    script = Path(__file__).parent / "scripts" / "visualize.py"
+    script = Path(__file__).resolve().parent / "scripts" / "visualize.py"
     end(run_dir, trainer.about)
     drawn = subprocess.run([sys.executable, script, f"--run={run_dir}"], capture_output=True, text=True)
     cause = (drawn.stderr.strip() or f"exit code {drawn.returncode}").splitlines()[-1]

@@ -128,6 +128,14 @@ def test_a_run_says_what_it_is_and_keeps_its_start_and_its_time(tmp_path, capsys
     assert 1000 < again["seconds"] < 1000 + 600
 
 
+def test_a_run_that_is_started_through_a_link_is_drawn(tmp_path, monkeypatch, drawing):
+    (tmp_path / "link.py").symlink_to(train_ppo.__file__)
+    monkeypatch.setattr(train_ppo, "__file__", str(tmp_path / "link.py"))
+    assert train(tmp_path, "--set", "ppo.num_train_steps=1") == 0
+    [[_, script, *_]] = drawing.commands
+    assert os.path.isfile(script)
+
+
 def test_a_change_of_stage_is_in_its_row_and_announced(tmp_path, capsys):
     assert train(tmp_path, "--set", "ppo.num_train_steps=4", curriculum=CLIMB) == 0
     changes = [(row["stage"], row.get("stage_change")) for row in rows(tmp_path)]
