@@ -412,7 +412,7 @@ def _must_take_tables(file: Path, output: Path | None) -> None:
         raise ConfigError("is the --output file, which holds the games; name another")
     if file.exists() and not file.is_file():
         raise ConfigError("is no regular file")
-    if file.exists() and os.path.samestat(file.stat(), os.fstat(1)):
+    if file.exists() and sys.stdout and os.path.samestat(file.stat(), os.fstat(1)):  # None: closed
         raise ConfigError("is where the tables are printed; name another file")
     if file.exists() and not _is_own(file):
         raise ConfigError("holds something else than tables of this program; name another file")

@@ -24,7 +24,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from serving import http_server, said
 from tiny import KUHN, LEDUC, base_model, micro_config
-from tiny_runs import ADAPTIVE, STEPS, undisturbed_run
+from tiny_runs import ADAPTIVE, ROOT, STEPS, undisturbed_run
 
 import env_wrapper
 import train_ppo
@@ -900,6 +900,16 @@ def test_tables_replace_tables_alone(tmp_path, capsys, held):
     file.write_text("")
     for _ in range(2):
         assert evaluate.main(command) == 0
+    assert "tables" in json.loads(file.read_text())
+
+
+def test_tables_of_before_are_replaced_where_nobody_reads_what_is_printed(tmp_path):
+    file = tmp_path / "tables.json"
+    file.touch()
+    command = [sys.executable, "scripts/evaluate.py", "--checkpoint=random", "--games=tic_tac_toe", "--episodes=2"]
+    shell = ["sh", "-c", 'exec "$@" >&-', "sh", *command, f"--json={file}"]
+    done = subprocess.run(shell, cwd=ROOT, stderr=subprocess.PIPE, text=True)
+    assert done.returncode == 0, done.stderr
     assert "tables" in json.loads(file.read_text())
 
 
