@@ -195,8 +195,8 @@ def lock_run(run_dir: str | Path, seen: list[str] | None = None) -> IO[str]:
     ConfigError: another process holds it, it cannot be written, or its checkpoints are no longer those ``seen``.
     """
     path = Path(run_dir) / ".lock"
+    must_be_writable(path.parent)  # a lock of before may be writable where nothing else is
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
         file = open(path, "r+", opener=open_own)  # noqa: SIM115, as long as the run
     except OSError as exc:
         raise ConfigError(f"{run_dir}: cannot be written: {exc.strerror}") from exc

@@ -11,6 +11,7 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 import textwrap
 import time
 import types
@@ -226,6 +227,14 @@ def test_a_directory_that_cannot_be_written_is_a_one_line_error(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match=r"file/run: cannot be written: Not a directory"):
         lock_run(tmp_path / "file" / "run")
+
+
+def test_nor_is_a_run_begun_where_the_lock_of_before_is_all_that_can_be_written(tmp_path, monkeypatch):
+    """Such a run trained for a while before it failed."""
+    lock_run(tmp_path).close()
+    monkeypatch.setattr(tempfile, "TemporaryFile", lambda dir: open("/proc/run", "w"))  # noqa: SIM115, it fails
+    with pytest.raises(ConfigError, match="cannot be written: "):
+        lock_run(tmp_path)
 
 
 # ------------------------------------------------------------------------------------------------------------- signals
