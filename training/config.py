@@ -130,9 +130,9 @@ def read_config(args: argparse.Namespace) -> SimpleNamespace:
     A resumed run reads it from its checkpoint, whose path ``args.resume`` becomes. If the run continues in its own
     folder, ``args.seen`` lists the checkpoints found in it, which was not locked at that time.
     """
-    sets = [*args.set]
-    sets += [f"run.output_dir={json.dumps(args.output_dir)}"] if args.output_dir is not None else []
+    sets = [f"run.output_dir={json.dumps(args.output_dir)}"] if args.output_dir is not None else []
     sets += [f"run.seed={args.seed}"] if args.seed is not None else []
+    sets += args.set  # last: make always gives both flags, and takes --set in ARGS
     sets += ['run.logger="none"'] if args.no_wandb else []
     files: list[Any] = [*DEFAULT_FILES]
     args.seen = None

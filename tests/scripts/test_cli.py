@@ -300,6 +300,13 @@ def test_a_model_that_cannot_be_had_is_one_line_at_once(refused, monkeypatch):
     client.hub_problem.cache_clear()
 
 
+def test_a_setting_overrides_the_flags_that_make_gives():
+    words = ["--seed", "0", "--output-dir", "runs/a", "--no-wandb"]
+    words += ["--set", "run.seed=3", "run.output_dir=runs/b", "run.logger=wandb"]
+    run = read_config(parse_args(words, None)).run
+    assert (run.seed, run.output_dir, run.logger) == (3, "runs/b", "none")  # what promises to send nothing, keeps it
+
+
 def test_a_model_of_the_projects_own_is_found_from_anywhere(tmp_path, monkeypatch):
     shutil.copytree(base_model(), tmp_path / "models" / "base")
     monkeypatch.setattr(policy_model, "ROOT", tmp_path)
