@@ -24,7 +24,7 @@ fail() {
     echo "serve_vllm: $*" >&2
     exit 2
 }
-(($#)) || fail "usage: bash scripts/serve_vllm.sh MODEL [more arguments of vllm serve]"
+[[ "${1:--}" != -* ]] || fail "usage: bash scripts/serve_vllm.sh MODEL [more arguments of vllm serve]"
 model=$1
 command -v vllm >/dev/null || fail "no vllm on the PATH; see the head of $0"
 [[ "${BITS:-16}" =~ ^(4|16)$ ]] || fail "BITS=$BITS: expected 4 or 16"

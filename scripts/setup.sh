@@ -5,7 +5,7 @@
 #     bash scripts/setup.sh requirements-dev.txt    # also tests and linters
 #     PYTHON=python3.12 bash scripts/setup.sh
 set -euo pipefail
-cd "$(dirname "${BASH_SOURCE[0]}")/.."
+cd "$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")/.."
 
 fail() {
     echo "setup: $*" >&2
@@ -14,7 +14,7 @@ fail() {
 
 requirements="${1:-requirements.txt}"
 [[ -f "$requirements" ]] || fail "no file $requirements; there are $(echo requirements*.txt)"
-stamp=".venv/${requirements%.txt}.installed" # holds a checksum once the installation is complete
+stamp=".venv/$(basename "$requirements" .txt).installed" # holds a checksum once the installation is complete
 wanted="$(cat requirements.txt "$requirements" | cksum)"
 
 is_recent() { "$1" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; }

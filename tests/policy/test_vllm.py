@@ -811,6 +811,18 @@ def test_a_server_of_another_kind_is_not_started(tmp_path, settings, told):
     assert (done.returncode, done.stdout, done.stderr) == (2, "", f"serve_vllm: {told}\n")
 
 
+@pytest.mark.parametrize("words", [[], [""], ["--port", "8001"]])
+def test_a_server_whose_model_is_not_named_is_not_started(tmp_path, words):
+    """vLLM would serve its own default model."""
+    (tmp_path / "vllm").write_text("#!/bin/sh\necho started\n")
+    (tmp_path / "vllm").chmod(0o755)
+    env = os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    script = Path(train_ppo.__file__).parent / "scripts" / "serve_vllm.sh"
+    done = subprocess.run(["bash", script, *words], capture_output=True, text=True, env=env)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("serve_vllm: usage: ")
+
+
 def test_a_legal_answer_is_completed_where_one_way_is_left_and_nothing_else_is_taken(new_policy):
     chat, trie = new_policy().chat, answer_trie((3, 12, 17))
     ids, other = chat.answer_ids, max(chat.answer_ids.values()) + 1

@@ -3,6 +3,7 @@
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import tomllib
 
@@ -18,6 +19,24 @@ def test_the_workflow_runs_what_every_change_must_pass():
     assert [step["run"] for step in workflow["jobs"]["check"]["steps"] if "run" in step] == [".ci/run"]
     assert os.access(house.ROOT / ".ci/run", os.X_OK)
     assert workflow["permissions"] == {"contents": "read"}
+
+
+@pytest.mark.parametrize("own", [False, True], ids=["through a link", "a file of ones own"])
+def test_setting_up_ends_with_its_stamp_wherever_it_and_its_requirements_lie(tmp_path, own):
+    (tmp_path / "copy/scripts").mkdir(parents=True)
+    python = tmp_path / "copy/.venv/bin/python"
+    python.parent.mkdir(parents=True)
+    python.write_text("#!/bin/sh\n")
+    python.chmod(0o755)
+    for name in ("scripts/setup.sh", "requirements.txt"):
+        shutil.copy(house.ROOT / name, tmp_path / "copy" / name)
+    (tmp_path / "mine.txt").write_text("")
+    (tmp_path / "link.sh").symlink_to("copy/scripts/setup.sh")
+    command = ["bash", tmp_path / "link.sh", *([tmp_path / "mine.txt"] if own else [])]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    stamp = "mine" if own else "requirements"
+    assert (tmp_path / f"copy/.venv/{stamp}.installed").exists()
 
 
 def trained_by(*words):
