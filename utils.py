@@ -123,6 +123,8 @@ def write_directory(target: Path, fill: Callable[[Path], object]) -> Path:
                 _fsync(path)
             if target.exists():
                 target.rename(old)
+            else:
+                _remove(target)  # a link that leads nowhere
             tmp.rename(target)
             _fsync(target.parent)
         finally:

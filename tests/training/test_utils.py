@@ -338,6 +338,13 @@ def test_the_last_verified_one_is_never_deleted(tmp_path, monkeypatch, keep_last
     assert len(names(tmp_path)) == 5  # nor are newer ones, damaged as they are: they may hold what can be rescued
 
 
+def test_a_link_that_leads_nowhere_is_replaced(tmp_path):
+    """Such as a player's folder that was moved to a disk which is gone: every resume failed at its end."""
+    (tmp_path / "final").symlink_to(tmp_path / "gone")
+    utils.write_directory(tmp_path / "final", lambda folder: (folder / "a").touch())
+    assert (names(tmp_path), names(tmp_path / "final")) == (["final"], ["a"])
+
+
 def test_a_deletion_that_is_cut_short_leaves_no_damaged_checkpoint_in_sight(tmp_path, monkeypatch, caplog):
     """The new checkpoint is whole: the run goes on, and may be resumed."""
 
