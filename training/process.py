@@ -199,7 +199,7 @@ def lock_run(run_dir: str | Path, seen: list[str] | None = None) -> IO[str]:
     try:
         file = open(path, "r+", opener=open_own)  # noqa: SIM115, as long as the run
     except OSError as exc:
-        raise ConfigError(f"{run_dir}: cannot be written: {exc.strerror}") from exc
+        raise ConfigError(f"{path}: cannot be written: {exc.strerror or exc}") from exc
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as exc:

@@ -229,6 +229,12 @@ def test_a_directory_that_cannot_be_written_is_a_one_line_error(tmp_path):
         lock_run(tmp_path / "file" / "run")
 
 
+def test_a_lock_that_is_a_pipe_is_named(tmp_path):
+    os.mkfifo(tmp_path / ".lock")
+    with pytest.raises(ConfigError, match=r"/\.lock: cannot be written: (?!None)"):
+        lock_run(tmp_path)
+
+
 def test_nor_is_a_run_begun_where_the_lock_of_before_is_all_that_can_be_written(tmp_path, monkeypatch):
     """Such a run trained for a while before it failed."""
     lock_run(tmp_path).close()
