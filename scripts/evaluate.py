@@ -81,6 +81,7 @@ def exact_results(player: Contestant, task_ids: set[int]) -> dict[str, float]:
     elif player.player is None and (bot := parse_opponent(player.label)).solves:
         policy_table = solution(table(task_id).game, game, bot)
     elif not hasattr(player.player, "action_probs") or player.env.answer_mode == "free":
+        log.warning("--exact: %s left out for %s, whose probabilities of moves are not known", name, player.label)
         return {}
     elif not (policy_table := measure.exact_table(player.player, player.env, task_id) or {}):
         why = "fail or do not fit ppo.max_seq_length" if player.env.env_mode == "local" else "are those of a server"

@@ -447,6 +447,17 @@ def test_over_a_server_exact_values_are_left_out_and_that_is_said(caplog):
     ]
 
 
+def test_exact_values_of_free_answers_search_and_servers_are_left_out_and_that_is_said(caplog):
+    """They were asked for, and their column was silently missing."""
+    able, label = SimpleNamespace(action_probs=None), "--exact: kuhn_poker left out for {}"
+    free = SimpleNamespace(label="free", env=EnvConfig(answer_mode="free"), player=able)
+    server = SimpleNamespace(label="server", env=EnvConfig(), player=SimpleNamespace())
+    search = SimpleNamespace(label="mcts:2x1", env=EnvConfig(), player=None)
+    assert [evaluate.exact_results(asked, {KUHN}) for asked in (free, server, search)] == [{}] * 3
+    whose = ", whose probabilities of moves are not known"
+    assert caplog.messages == [label.format(asked.label) + whose for asked in (free, server, search)]
+
+
 def test_an_adapter_without_settings_is_no_player_and_nobody_else_is_asked(checkpoint, tmp_path, capsys, monkeypatch):
     folder = shutil.copytree(checkpoint, tmp_path / "mine")
     (folder / "manifest.json").unlink()
