@@ -384,6 +384,8 @@ def _check_programs(config: SimpleNamespace) -> None:
                               "none; expected random, or nothing")  # fmt: skip
     if local:
         check_config(config.env, tasks)
+    if config.curriculum.sampling == "learnability":
+        log.warning("curriculum.sampling = learnability: it chooses among games, and programs count as one")
     if local and not generated:
         log.warning("env.trace.source: what is evaluated before and after is drawn from the programs trained on; "
                     "evaluate.py --set env.trace.source=OTHERS measures others")  # fmt: skip

@@ -298,6 +298,18 @@ def test_answers_too_short_for_what_programs_print_are_refused(tmp_path, check):
     check(micro_config(tmp_path, env=env, ppo={"max_seq_length": 2048, "max_new_tokens": needed}, curriculum=levels))
 
 
+def test_programs_are_not_chosen_by_learnability_and_that_is_said(tmp_path, caplog):
+    """Success is counted of all programs together, so the setting had no effect."""
+    env, levels = (
+        {"env_type": "trace", "answer_mode": "free"},
+        {"stages": [{"name": "only", "games": ["0-99", "300-399"]}]},
+    )
+    for sampling in ("uniform", "learnability"):
+        preflight._check_programs(micro_config(tmp_path, env=env, curriculum=levels | {"sampling": sampling}))
+    [told] = [line for line in caplog.messages if "sandbox" not in line]
+    assert told == "curriculum.sampling = learnability: it chooses among games, and programs count as one"
+
+
 @pytest.mark.parametrize(("check", "endless", "stopped"), [
     (preflight.check, 1, False), (preflight.describe, 5, True),
     pytest.param(preflight.describe, 1, False, marks=pytest.mark.slow),
