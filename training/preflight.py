@@ -248,11 +248,16 @@ def exact_tasks(config: SimpleNamespace, chat: ChatFormat) -> dict[int, float]:
     "auto" limits operations, not seconds, so that what is computed does not depend on the machine.
     """
     env, limit = config.env, {"auto": EXACT_OPERATIONS, "always": 1e99, "never": -1.0}[config.ppo.eval_exact]
-    if env.env_type == "trace" or env.answer_mode == "free" or env.env_mode != "local" or limit < 0:
-        return {}
-    weights = sum(count_parameters(config.lora, load_architecture(config.model)).linears)
-    costs = {t: exact_operations(t, env, chat, weights) for t in first_tasks(config.curriculum)}
-    return {task: cost for task, cost in costs.items() if cost <= limit}
+    tasks, costs = first_tasks(config.curriculum, env.env_type), dict[int, float]()
+    if (env.env_type, env.answer_mode, env.env_mode) == ("openspiel", "constrained", "local") and limit >= 0:
+        weights = sum(count_parameters(config.lora, load_architecture(config.model)).linears)
+        costs = {t: exact_operations(t, env, chat, weights) for t in tasks}
+    found = {task: cost for task, cost in costs.items() if cost <= limit}
+    if config.ppo.eval_exact == "always" and (left := [task for task in tasks if task not in found]):
+        why = "too large" if costs else "they need games that are played here, with constrained answers"
+        names = "programs" if env.env_type == "trace" else ", ".join(GAMES[t // CONFIGS_PER_GAME].name for t in left)
+        log.warning("ppo.eval_exact = always: exact values of %s are left out: %s", names, why)
+    return found
 
 
 def _matmul_speed(config: SimpleNamespace, architecture: Any, rows: int) -> float:

@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 from shapes import SHAPES, write_model
-from tiny import LEDUC, micro_config, micro_file
+from tiny import KUHN, LEDUC, micro_config, micro_file
 
 import train_ppo
 from curriculum import eval_tasks
@@ -246,6 +246,19 @@ def test_over_a_server_no_exact_value_is_planned(tmp_path):
     assert preflight.exact_tasks(config, chat_of(config))
     config.env = EnvConfig(env_mode="url", env_url="http://127.0.0.1:9")
     assert preflight.exact_tasks(config, chat_of(config)) == {}
+
+
+@pytest.mark.parametrize(("mode", "games", "told"), [
+    ("constrained", ["kuhn_poker", "hex"], "hex are left out: too large"),
+    ("free", ["kuhn_poker"], "kuhn_poker are left out: they need games that are played here, with constrained answers"),
+    ("constrained", ["kuhn_poker"], None),
+])  # fmt: skip
+def test_exact_values_that_are_always_wanted_and_left_out_are_named(tmp_path, caplog, mode, games, told):
+    stages = {"stages": [{"name": "only", "games": games}]}
+    config = micro_config(tmp_path, ppo={"eval_exact": "always"}, env={"answer_mode": mode}, curriculum=stages)
+    found = preflight.exact_tasks(config, chat_of(config))
+    assert [*found] == [KUHN] * (mode == "constrained")
+    assert caplog.messages == ([f"ppo.eval_exact = always: exact values of {told}"] if told else [])
 
 
 def test_programs_are_read_like_games(tmp_path):
