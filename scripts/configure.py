@@ -28,7 +28,7 @@ from rich.markup import escape
 from rich.prompt import Confirm, IntPrompt, Prompt
 from tabulate import tabulate
 
-from config.flags import FlagParser
+from config.flags import FlagParser, one_line
 from curriculum import pool
 from envs.opponents import parse_opponent
 from games import NAMES
@@ -157,7 +157,7 @@ def ask(
         except ValueError as error:
             if not typed:
                 raise ConfigError(f"--{flag}: {error}") from error
-            console.print(str(error), style="red", markup=False)
+            console.print(one_line(error), style="red", markup=False)
 
 
 def ask_all(args: argparse.Namespace, gpu: bool) -> None:

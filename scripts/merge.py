@@ -24,7 +24,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import torch
 
 from config.flags import FlagParser
-from config.reader import ConfigError, blaming, read_json, read_text
+from config.reader import ConfigError, blaming, printable, read_json, read_text
 from curriculum import first_tasks
 from envs.trace import check_config
 from evaluation.measure import EvaluationError
@@ -97,7 +97,8 @@ def run_config(adapter: Path, base: str | None, sets: Sequence[str] = ()) -> Sim
     device = "cuda" if torch.cuda.is_available() and config.model.device != "cpu" else "cpu"
     config.model, config.env = replace(config.model, device=device), replace(config.env, env_mode="local")
     if base and base != config.model.model_name:
-        print(f"note: trained on {config.model.model_name}, and --base says {base}: they must be the same weights")
+        trained = printable(config.model.model_name)
+        print(f"note: trained on {trained}, and --base says {base}: they must be the same weights")
         config.model = replace(config.model, model_name=base, revision=None)
     if config.env.env_type == "trace":
         check_config(config.env, first_tasks(config.curriculum, "trace"))
@@ -241,8 +242,8 @@ def finish(about: publish.Published, args: argparse.Namespace) -> None:
     if args.dry_run:
         print(f"\n{about.repo} would hold" if args.push else f"\n{args.output} holds")
         for path in publish.published_files(args.output):
-            print(f"{path.stat().st_size:>15,}  {path.relative_to(args.output)}")
-        print(f"\nREADME.md:\n\n{text}")
+            print(f"{path.stat().st_size:>15,}  {printable(str(path.relative_to(args.output)))}")
+        print(f"\nREADME.md:\n\n{printable(text)}")  # it tells what files of others say
     if args.push and (warning := publish.licence_warning(about.base, about.licence)):
         print(f"WARNING: {warning}", file=sys.stderr)
     if args.push and not args.dry_run:

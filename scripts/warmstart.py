@@ -34,7 +34,7 @@ os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")  # 
 import numpy as np
 import torch
 
-from config.flags import FlagParser
+from config.flags import FlagParser, one_line
 from config.reader import ConfigError, blaming, config_dict
 from curriculum import Curriculum, TaskRange, first_tasks, pool
 from env_wrapper import play
@@ -207,7 +207,7 @@ def _report(spec: str, explore: float, episodes: Seq[Episode], answers: int) -> 
     """Print how the teacher played; ConfigError where it made no decision to learn from."""
     ended = [e for e in episodes if e.outcome == "finished"]
     if lost := [e for e in episodes if e.outcome == "failed"]:
-        print(f"{len(lost)} of {len(episodes)} games failed; the first: {lost[0].info['error']}")
+        print(f"{len(lost)} of {len(episodes)} games failed; the first: {one_line(redact(lost[0].info['error']))}")
     score = np.mean([e.score for e in ended]) if ended else math.nan
     at_random = f", {explore:.0%} of its moves at random," if explore else ""
     print(f"{spec}{at_random} played {len(ended)} games to their end, mean score {score:.3f}: {answers} to learn")

@@ -12,7 +12,7 @@ from huggingface_hub import EvalResult, HfApi, ModelCard, ModelCardData, hf_hub_
 from huggingface_hub.utils import HFValidationError, validate_repo_id
 from tabulate import tabulate
 
-from config.reader import blaming
+from config.reader import blaming, printable
 from curriculum import first_tasks, pool
 from env_wrapper import make_env
 from envs.client import one_line
@@ -58,7 +58,7 @@ def licence_of(base: str, revision: str | None = None) -> str | None:
     except Exception:  # no card, a damaged one, or no network
         return None
     found = getattr(data, "license_name", None) or data.license
-    return found if isinstance(found, str) else None
+    return printable(found) if isinstance(found, str) else None
 
 
 def licence_warning(base: str, licence: str | None) -> str | None:

@@ -359,6 +359,18 @@ def test_a_card_that_was_edited_is_kept(run_plain, tmp_path, capsys):
         assert f"{file} was edited and is kept; delete it" in capsys.readouterr().out
 
 
+def test_a_card_is_shown_without_what_a_terminal_would_obey(run_plain, tmp_path, capsys):
+    run = shutil.copytree(run_plain, tmp_path / "run")
+    told = (run / "summary.json").read_text()
+    (run / "summary.json").write_text(told.replace('"leduc_poker"', r'"\u001b]0;mine\u0007"'))
+    (run / "checkpoint-000006" / "odd\x1b.txt").write_text("")
+    assert merge_in(tmp_path / "out", run, "--adapter-only", "--dry-run") == 0
+    shown = capsys.readouterr().out
+    assert r"\x1b]0;mine\x07" in shown
+    assert r"odd\x1b.txt" in shown
+    assert shown.replace("\n", "").isprintable()
+
+
 def test_a_stored_value_out_of_range_is_corrected_on_the_command_line(tmp_path):
     config = config_dict(vars(micro_config(tmp_path)))
     config["curriculum"]["failure_replay_prob"] = 0.95  # as was allowed once
@@ -554,6 +566,8 @@ def test_licence_of_a_local_base_is_read_from_its_card(tmp_path):
         assert publish.licence_of(str(tmp_path)) is None
     (tmp_path / "README.md").write_text("---\nlicense: cc-by-nc-4.0\n---\n")
     assert publish.licence_of(str(tmp_path)) == "cc-by-nc-4.0"
+    (tmp_path / "README.md").write_text('---\nlicense: "\\x1b[2Jresearch"\n---\n')
+    assert publish.licence_of(str(tmp_path)) == r"\x1b[2Jresearch", "it is shown on terminals"
     assert "allows research only" in str(publish.licence_warning(str(tmp_path), "cc-by-nc-4.0"))
     assert "is not known here" in str(publish.licence_warning(str(tmp_path), None))
 

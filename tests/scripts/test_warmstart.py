@@ -288,7 +288,7 @@ def test_games_that_the_teacher_lost_to_a_failure_are_counted_and_no_score(tmp_p
 
     def failing(self, task):
         if task.index > 0 and task.index % 2:  # not of an evaluation
-            raise RuntimeError("no such luck")
+            raise RuntimeError("no such\x1b luck")
         return reset(self, task)
 
     monkeypatch.setattr(OpenSpielEnv, "reset", failing)
@@ -307,7 +307,7 @@ def test_games_that_the_teacher_lost_to_a_failure_are_counted_and_no_score(tmp_p
     ]
     warmstart.main([*words, "--output", str(tmp_path / "out")])
     printed = capsys.readouterr().out
-    assert "20 of 40 games failed; the first: RuntimeError: no such luck" in printed
+    assert "20 of 40 games failed; the first: RuntimeError: no such\\x1b luck" in printed
     [score] = re.findall(r"at random, played 20 games to their end, mean score (\S+): ", printed)
     assert float(score) > 0.4
 
