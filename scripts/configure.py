@@ -37,7 +37,7 @@ from policy.model import load_architecture, load_tokenizer
 from scripts.export.publish import licence_of, licence_warning
 from training import memory, preflight
 from training.config import DEFAULT_FILES, ROOT, load_sections
-from training.memory import GB, count_parameters
+from training.memory import GB, Parameters, count_parameters
 from training.process import at_least, must_be_writable, run_program
 from utils import ConfigError, read_json, write_file
 
@@ -94,20 +94,25 @@ def base_overlay(args: argparse.Namespace, gpu: bool, tiny: bool) -> dict[str, d
     return overlay
 
 
+def shared(args: argparse.Namespace, gpu: bool) -> tuple[dict[str, dict[str, Any]], Any, Parameters]:
+    """What all ways to hold the model share: the settings, its architecture and its parameters."""
+    plain = resolve({"model": {"model_name": args.model[0]}})
+    architecture = load_architecture(plain.model)
+    parameters = count_parameters(plain.lora, architecture)
+    overlay = base_overlay(args, gpu, parameters.total < TINY_PARAMETERS)
+    if resolve(overlay).ppo.max_seq_length > architecture.max_position_embeddings:  # no run would start so
+        overlay["ppo"]["max_seq_length"] = architecture.max_position_embeddings
+    return overlay, architecture, parameters
+
+
 def options(args: argparse.Namespace, gpu: bool) -> tuple[list[Option], SimpleNamespace, dict[int, Any]]:
     """Every way to hold the model, best first; the configuration they share; ``measure_prompts`` of its games.
 
     Plain weights are better than 4 bits where WELL_FED games or more fit beside them; then more games are better.
     ConfigError: the model or its tokenizer cannot be read, or a prompt does not fit.
     """
-    plain = resolve({"model": {"model_name": args.model[0]}})
-    architecture = load_architecture(plain.model)
-    parameters = count_parameters(plain.lora, architecture)
-    tiny = parameters.total < TINY_PARAMETERS
-    overlay = base_overlay(args, gpu, tiny)
-    if resolve(overlay).ppo.max_seq_length > architecture.max_position_embeddings:  # no run would start so
-        overlay["ppo"]["max_seq_length"] = architecture.max_position_embeddings
-    config = resolve(overlay)
+    overlay, architecture, parameters = shared(args, gpu)
+    config, tiny = resolve(overlay), parameters.total < TINY_PARAMETERS
     measured = preflight.measure_prompts(config, ChatFormat(load_tokenizer(config.model)))
     sizes = [(config.env.games_at_once, config.model.tokens_per_batch)] if tiny else SIZES
     ways = [(False, *size) for size in sizes]
@@ -166,7 +171,15 @@ def ask_all(args: argparse.Namespace, gpu: bool) -> None:
     def check_model(words: list[str]) -> None:
         if len(words) != 1:
             raise ValueError("expected one name")
-        load_architecture(resolve({"model": {"model_name": words[0]}}).model)
+        model = resolve({"model": {"model_name": words[0]}}).model
+        load_architecture(model)
+        ChatFormat(load_tokenizer(model))
+
+    def check_games(words: list[str]) -> None:
+        pool(words)
+        asked = argparse.Namespace(**vars(args) | {"games": words, "opponents": ["random"], "budget": 1})
+        config = resolve(shared(asked, gpu)[0])
+        preflight.measure_prompts(config, ChatFormat(load_tokenizer(config.model)), peek=True)
 
     def check_opponents(words: list[str]) -> None:
         known = [word for word in words if parse_opponent(word)]
@@ -174,7 +187,7 @@ def ask_all(args: argparse.Namespace, gpu: bool) -> None:
 
     default, hint = next(iter(MODELS)) if gpu else TINY_MODEL, "\n".join(f"  {n}: {note}" for n, note in MODELS.items())
     ask(args, "model", default, "Model (a name on the Hub or a folder)", hint, check_model)
-    ask(args, "games", DEFAULT_GAMES, "Games", "  " + " ".join(NAMES), pool)
+    ask(args, "games", DEFAULT_GAMES, "Games", "  " + " ".join(NAMES), check_games)
     hint = "  random mcts mcts_light mcts:SIMSxROLLOUTS ismcts perfect cfr self"
     ask(args, "opponents", "random mcts:50x1", "Opponents, a stage each", hint, check_opponents)
     usual = 200_000 if args.model == [TINY_MODEL] else 20_000

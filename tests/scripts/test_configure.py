@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 from dataclasses import replace
 
 import pytest
@@ -173,6 +174,19 @@ def test_questions(tiny_models, tmp_path, monkeypatch, capsys):
     config = config_of(file)
     assert [(s.opponent, s.games) for s in config.curriculum.stages] == [("random", ["leduc_poker", "kuhn_poker"])]
     assert config.ppo.num_train_steps == 1
+
+
+def test_what_cannot_be_played_is_said_before_the_next_question(tiny_models, tmp_path, monkeypatch, capsys):
+    """A model without a tokenizer, and a game whose prompt does not fit."""
+    model, mute = (shutil.copytree(tiny_models["qwen2"], tmp_path / name) for name in ("model", "mute"))
+    (model / "config.json").write_text(json.dumps(read_json(model / "config.json") | {"max_position_embeddings": 64}))
+    (mute / "chat_template.jinja").unlink()
+    answers = iter([str(mute), str(model), "amazons", "kuhn_poker", "random", "512"])
+    monkeypatch.setattr("builtins.input", lambda *_: next(answers))
+    assert configure.main(["--output", str(tmp_path / "mine.json"), "--gpu-memory", "0"]) == 0
+    told = " ".join(capsys.readouterr().out.split())
+    assert "chat template" in told
+    assert "the first prompt and answer of amazons take" in told
 
 
 @pytest.mark.parametrize(
