@@ -46,7 +46,10 @@ def _load(path: Path) -> Game:
         raise ValueError(f"{place(str(path), error)}: {type(error).__name__}: {message}") from error
     if not isinstance(game, Game):
         raise ValueError(f"{path}: it must define GAME, a games.base.Game")
-    if not re.fullmatch("[0-9]*[a-z_][a-z0-9_]*|2048", str(game.name)):
+    for field, kind in {"name": str, "spiel_name": str, "compact_actions": bool}.items():
+        if type(value := getattr(game, field)) is not kind:  # "no" would count as true
+            raise ValueError(f"{path}: {field} {value!r} is not {'text' if kind is str else 'True or False'}")
+    if not re.fullmatch("[0-9]*[a-z_][a-z0-9_]*|2048", game.name):
         raise ValueError(
             f"{path}: the name {game.name!r} may have lower-case letters, digits and _ only, and needs a letter"
         )
