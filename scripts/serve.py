@@ -194,6 +194,8 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     files = [Path(args.run) / "run_config.json"] if args.run else []
     sets = [f"env.games_path={json.dumps(args.games_path)}"] if args.games_path else []
     try:
+        with blaming("--games-path: "):
+            EnvConfig(games_path=args.games_path or "")
         load_config({"env": EnvConfig}, files, sets, skip_unknown_sections=True)
         check_games()
         with blaming("--opponent: "):

@@ -443,6 +443,7 @@ def test_episodes_expire_and_are_limited():
         (["--max-episodes", "0"], 2, "--max-episodes: 0: expected at least 1"),
         (["--idle-seconds", "nan"], 2, "--idle-seconds: nan: expected at least 0.001"),
         (["--max-search", "0"], 2, "--max-search: 0: expected at least 0.001"),
+        (["--games-path", "/none"], 2, "error: --games-path: games_path: /none is not a folder"),
         (["--search-threads", "-1"], 2, "--search-threads: -1: expected at least 0"),
     ],
 )
