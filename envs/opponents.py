@@ -18,10 +18,8 @@ SEEDS = 2**32  # numpy's RandomState takes seeds 0 .. 2^32 - 1
 UCT_C = 1.414
 MAX_MEMORY_MB = 256
 CFR_ITERATIONS = 300  # leduc_poker: 3 s, NashConv 0.005
-ALLOWED = (
-    "random, mcts, mcts_light, mcts:SIMSxROLLOUTS, ismcts, ismcts:SIMSxROLLOUTS, perfect, cfr, cfr:ITERATIONS; in "
-    "training also self and past"
-)
+SERVED = "random, mcts, mcts_light, mcts:SIMSxROLLOUTS, ismcts, ismcts:SIMSxROLLOUTS"  # by scripts/serve.py
+ALLOWED = f"{SERVED}, perfect, cfr, cfr:ITERATIONS; in training also self and past"
 # Games whose hidden information can be resampled for a search. OpenSpiel cannot do it in phantom_ttt; in bridge one
 # sample takes 0.2 s (it solves the deal); hearts has four sides.
 RESAMPLED = ("kuhn_poker", "leduc_poker", "liars_dice", "gin_rummy", "euchre")
@@ -67,8 +65,8 @@ class Bot(Protocol):
 
 
 @functools.lru_cache(maxsize=1024)  # bounded, because a server's clients may send any number of them
-def parse_opponent(spec: str) -> OpponentSpec:
-    """Parse an opponent string such as ``mcts:200x10``; ValueError if it has none of the allowed forms."""
+def parse_opponent(spec: str, allowed: str = ALLOWED) -> OpponentSpec:
+    """Parse an opponent string such as ``mcts:200x10``; ValueError, which lists those ``allowed``, if it is none."""
     if spec in ("random", "mcts", "ismcts", "perfect", "cfr", "self"):
         return OpponentSpec(spec)
     if spec == "mcts_light":
@@ -81,7 +79,7 @@ def parse_opponent(spec: str) -> OpponentSpec:
         return OpponentSpec("past", adapter=match[1])
     if spec == "past":
         raise ValueError("opponent 'past' is a run's own past selves: only curriculum.stages can name it, to train on")
-    raise ValueError(f"opponent {spec!r} is not known: allowed are {ALLOWED}")
+    raise ValueError(f"opponent {spec!r} is not known: allowed are {allowed}")
 
 
 @functools.lru_cache(maxsize=256)  # a game has few kinds of chance nodes

@@ -25,7 +25,7 @@ from config.reader import blaming
 from envs.affinetes import EVALUATE_PATH
 from envs.config import EnvConfig
 from envs.openspiel import OpenSpielEnv, derive_seed, table
-from envs.opponents import parse_opponent
+from envs.opponents import SERVED, parse_opponent
 from envs.types import Step, Task
 
 ILLEGAL_REWARD = -0.01
@@ -161,7 +161,7 @@ def read_task(task_id: Any, seed: Any, opponent: Any, max_search: float) -> Task
     with blaming(raising=partial(RequestError, "invalid_game")):
         game, _ = games.decode_task_id(task_id)
     with blaming(raising=partial(RequestError, "invalid_opponent")):
-        spec = parse_opponent(opponent)
+        spec = parse_opponent(opponent, SERVED)
     if spec.kind in ("self", "past"):
         raise RequestError("invalid_opponent", f"opponent {opponent!r} is a model: this server plays bots only")
     if spec.solves:  # which takes up to a minute, again for every number of iterations

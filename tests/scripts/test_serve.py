@@ -248,6 +248,12 @@ def test_wrong_input_gets_the_error_object(client, method, kwargs, kind, says):
     assert answer["info"] == nothing | {"step_count": 0, "cumulative_reward": 0.0}
 
 
+def test_who_names_an_unknown_opponent_is_told_those_that_are_played(client):
+    told = call(client, "reset", task_id=task_id("leduc_poker"), opponent="stockfish")["observation"]
+    for opponent in told.partition("allowed are ")[2].replace("SIMSxROLLOUTS", "2x1").split(", "):
+        assert "error" not in call(client, "reset", task_id=task_id("leduc_poker"), opponent=opponent)["info"]
+
+
 def test_a_game_that_names_no_search_of_its_own_is_not_searched_without_bound(monkeypatch):
     """As one of the user's own may be; built-in ones that can be searched name one."""
     game, params = games.decode_task_id(23 * SIZE)
