@@ -81,7 +81,7 @@ class Server:
         self.pause = min(2 * self.pause, LONGEST_WAIT)
 
     async def load(self, name: str, path: Path, version: int, seconds: float) -> None:
-        """Load an adapter under a new name and unload the older ones."""
+        """Load an adapter under a new name and unload the older ones, those of a process of this run that died too."""
         self.retry_at = math.inf
         status, answer = await self.call("load_lora_adapter", {"lora_name": name, "lora_path": str(path)}, seconds)
         if status != 200 and name in _models((await self.call("models"))[1]):
@@ -92,6 +92,8 @@ class Server:
             return
         old, self.loaded = self.loaded, [name]
         self.out, self.version, self.retry_at = False, version, 0.0
+        held = _models((await self.call("models", seconds=seconds))[1])
+        old += [other for other, card in held.items() if Path(str(card.get("root"))).parent == path.parent]
         for gone in set(old) - {name}:
             await self.call("unload_lora_adapter", {"lora_name": gone}, seconds)
 

@@ -185,6 +185,16 @@ def test_every_version_gets_a_name_of_its_own_and_the_old_one_goes(policy, serve
     assert not server.adapters
 
 
+def test_adapters_of_a_process_that_was_killed_go_and_those_of_other_runs_stay(policy, server, tmp_path):
+    with engine_of(policy, tmp_path / "other", server) as other:
+        killed = Engine(policy, other.env, tmp_path / "mine")
+        killed.publish(0)
+        assert len(server.adapters) == 2
+        with engine_of(policy, tmp_path / "mine", server, version=7) as engine:
+            assert list(server.adapters) == [other.name(0), engine.name(7)]
+        killed._runner.close()
+
+
 def test_what_else_lies_among_the_adapters_stays(policy, server, tmp_path):
     left, cut, mine = (tmp_path / "adapters" / n for n in ("policy-1000007-abcdef", ".tmp-policy-000008-abcde", "mine"))
     for folder in (left, cut, mine):
@@ -275,7 +285,7 @@ def test_load_is_spread_and_a_dead_server_is_left_out_and_tried_again(policy, se
 
 def test_a_server_that_misses_its_first_retry_is_tried_again(monkeypatch):
     server = Server("http://nowhere")
-    answers = [(0, "refused"), (0, "refused"), (200, "")]
+    answers = [(0, "refused"), (0, "refused"), (200, ""), (200, "")]
 
     async def call(path, body=None, seconds=0.0):
         return answers.pop(0)
