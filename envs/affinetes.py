@@ -168,8 +168,8 @@ class RemoteEnv(OpenSpielEnv):
         seed = derive_seed(task.task_id) if task.seed is None else task.seed
         asked = {"task_id": task.task_id, "seed": seed % SEEDS, "opponent": task.opponent}
         reply = self._call("reset", **asked)
-        self._state, self._ours = reply.episode_id, reply.info.get("path") == EVALUATE_PATH
-        self._check_echo(asked, reply.info)
+        self._ours = reply.info.get("path") == EVALUATE_PATH
+        self._check_echo(asked, reply)
         self._seat = self._own_seat = reply.info["llm_player_id"]
         self._played = list[int]()
         rules, found, _ = reply.observation.partition("\n\n# Current Game State\n")
@@ -208,9 +208,12 @@ class RemoteEnv(OpenSpielEnv):
         known = f" (known of public servers: {defect}; {ways_out})" if defect else ""
         return ServerError(f"{self._name} on {self._server.name}: {one_line(problem, 400)}{known}")
 
-    def _check_echo(self, asked: dict[str, Any], info: dict[str, Any]) -> None:
+    def _check_echo(self, asked: dict[str, Any], reply: Reply) -> None:
         """Raise unless the server confirms that it plays the task asked for."""
+        info = reply.info
         echo = {"task_id": info.get("task_id"), "seed": info.get("seed"), "opponent": info.get("opponent_type")}
+        if echo == asked:  # else it may be somebody else's episode, which is not ours to stop
+            self._state = reply.episode_id
         if echo != asked or info.get("game_name") not in (self._table.game.name, self._table.game.short_name):
             raise self._error(f"asked for {asked}, the server plays {info.get('game_name')} with {echo}")
         if asked["opponent"] not in ("random", "mcts") and info.get("path") != EVALUATE_PATH:
@@ -258,8 +261,9 @@ class RemoteTrace(RemoteEnv):
         """Ask for the task's program; ServerError if the server shows none, or another task's."""
         self.close()
         reply = self._call("reset", task_id=task.task_id, seed=task.seed)
-        self._state = reply.episode_id
-        if reply.done or reply.info.get("task_id", task.task_id) != task.task_id:
+        if same := reply.info.get("task_id", task.task_id) == task.task_id:
+            self._state = reply.episode_id
+        if reply.done or not same:
             raise self._error(f"asked for task {task.task_id}, the server answered {reply.observation!r}")
         return Step(reply.observation, {}, False, 0.0, self._info(0, None))
 

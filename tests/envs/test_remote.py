@@ -162,8 +162,17 @@ def test_a_server_that_errs_fails_the_episode(name, replies, message):
     assert re.search(message, error), error
     assert "\n" not in error
     assert len(error) < 600
-    started = "step" in replies or isinstance(replies["reset"], dict)
-    assert server.methods.count("stop") == started
+    begun = replies.get("reset", answer(""))
+    started = isinstance(begun, dict) and (begun["info"]["seed"], begun["info"]["opponent_type"]) == (4, "random")
+    assert server.methods.count("stop") == started  # else it is not ours, or there is none
+
+
+@pytest.mark.parametrize("env", [{}, {"env_type": "trace", "answer_mode": "free"}])
+def test_an_episode_of_somebody_else_is_not_stopped(env):
+    server = PublicServer(reset=answer(RESET, task_id=5, seed=9))
+    with env_on(server, **env) as remote, pytest.raises(ServerError, match="asked for"):
+        remote.reset(TASK)
+    assert server.methods == ["reset"]
 
 
 def test_a_failed_episode_leaves_the_others_alone():
