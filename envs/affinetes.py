@@ -150,6 +150,7 @@ class RemoteEnv(OpenSpielEnv):
 
     _spiel: Any = None  # the ``pyspiel.Game`` of the episode; programs have none
     _ours = False  # whether the server is scripts/serve.py
+    _last: Reply | None = None
 
     def __init__(self, config: EnvConfig):
         super().__init__(config)
@@ -182,7 +183,10 @@ class RemoteEnv(OpenSpielEnv):
         """Send a legal action; ServerError if the server refuses it, or fails."""
         self._attempt = 1
         self._played.append(action)
-        return self._show(self._call("step", action=str(action), episode_id=self._state))
+        reply = self._call("step", action=str(action), episode_id=self._state)
+        if reply == self._last:  # a proxy gave it twice: the game is further, and a move has been counted
+            raise self._error("step: the answer is the one given to the call before")
+        return self._show(reply)
 
     def close(self) -> None:
         """Tell the server to forget the episode; a failure is only logged, once."""
@@ -223,6 +227,7 @@ class RemoteEnv(OpenSpielEnv):
             raise self._error(f"the server does not tell the seat, 0 to {players - 1}: {seat!r}")
 
     def _show(self, reply: Reply) -> Step:
+        self._last = reply
         if reply.done:
             if self._ours and not reply.history:
                 raise self._error("the game ended without its history, which servers of this path tell")

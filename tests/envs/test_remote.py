@@ -330,6 +330,18 @@ def test_a_game_with_other_moves_than_were_sent_is_none():
                     step = env.step("1")
 
 
+def test_an_answer_given_twice_in_a_game_is_refused():
+    """The move has been played: the model would answer about the position before it, perhaps with a legal action."""
+    with running_server() as url:
+        env, task = make_env({"env_mode": "url", "env_url": url}), Task(task_id("tic_tac_toe"), 4)
+        send, given = env._server.call, []
+        env._server.call = lambda method, *rest: (given.append(send(method, *rest)), given[0])[1]
+        env.reset(task)
+        with pytest.raises(ServerError, match="step: the answer is the one given to the call before"):
+            env.step("4")
+        env._server.call = send
+
+
 def test_cookies_are_not_kept():
     async def asked():
         pool = client.connections()
