@@ -4,6 +4,7 @@ import argparse
 import contextlib
 import json
 import logging
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -40,6 +41,7 @@ ROOM = "ppo.max_new_tokens=1024", "ppo.max_seq_length=32768"
 CALLS_AT_ONCE = 16
 ODD_ANSWERS = 3  # malformed responses to a query, after which its game has failed
 TRANSIENT = {NOT_SENT, NO_ANSWER, 408, 429, *range(500, 1000)}  # after which a call is repeated
+TOO_LONG = re.compile("context.?(length|size|window)|model length", re.IGNORECASE)  # not any error "in this context"
 ATTEMPTS = 8  # at a call that the server does not answer, with half a minute of pauses in all
 ANSWER_SECONDS = 300.0  # for all attempts
 MAX_CHARACTERS = 2**18  # of an answer
@@ -98,7 +100,7 @@ class ChatPlayer:
         body = self.settings | {"messages": query.conversation, "seed": int(2**31 * uniform(self.seed, *query.rng_key))}
         for _ in range(ODD_ANSWERS):
             status, text = self._client.call("chat/completions", body, ANSWER_SECONDS, TRANSIENT.__contains__, ATTEMPTS)
-            if status in (400, 413) and "context" in text.lower():
+            if status in (400, 413) and TOO_LONG.search(text):
                 return Action("", truncated=True)
             if status != 200:
                 raise ProgramError(f"{self.url}: {problem_of(status, text)}")

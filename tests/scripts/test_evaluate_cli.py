@@ -1196,10 +1196,21 @@ def test_an_odd_answer_of_a_server_is_asked_for_again_and_costs_its_game_alone(s
     assert kuhn["episodes"] >= 18
 
 
-def test_a_prompt_that_the_server_finds_too_long_ends_the_game_truncated(serve, tmp_path):
-    server = serve(lambda body, number: (400, "maximum context length is 10 tokens"))
+@pytest.mark.parametrize("told", [
+    "maximum context length is 10 tokens", "context_length_exceeded", "exceeds the available context size",
+    "The decoder prompt (length 11) is longer than the maximum model length of 10.",
+])  # fmt: skip
+def test_a_prompt_that_the_server_finds_too_long_ends_the_game_truncated(serve, told, tmp_path):
+    server = serve(lambda body, number: (400, told))
     [kuhn] = report(tmp_path, "--model", "m", "--base_url", server.url, games=["kuhn_poker"])["tables"][0]["results"]
     assert kuhn["truncated"] == 20
+
+
+def test_a_refusal_that_only_speaks_of_a_context_is_no_lost_game(serve, tmp_path, capsys):
+    server = serve(lambda body, number: (400, "seed is not allowed in this context"))
+    args = ("--model", "m", "--base-url", server.url, "--games", "kuhn_poker", "--episodes", "2")
+    assert evaluate.main([*args, "--output", str(tmp_path / "out")]) == 1
+    assert "HTTP 400: seed is not allowed in this context" in capsys.readouterr().err
 
 
 def test_a_server_can_be_the_opponent(serve, checkpoint, tmp_path):
