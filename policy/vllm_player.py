@@ -217,6 +217,7 @@ def _sampled(answer: Any, model: str, prompt: list[int], vocabulary: int) -> tup
         choice = answer["choices"][0]
         tokens, logprobs = choice["token_ids"], choice["logprobs"]["token_logprobs"]
         valid = answer["model"] == model and choice.get("prompt_token_ids") in (None, prompt)
+        valid = valid and choice.get("finish_reason") in (None, "stop", "length")  # else it may be cut short anywhere
         valid = valid and len(tokens) == len(logprobs) > 0
         valid = valid and all(type(t) is int and 0 <= t < vocabulary for t in tokens)
         valid = valid and all(is_number(p) and LEAST_LOGPROB <= p <= 1e-3 for p in logprobs)

@@ -610,7 +610,8 @@ def test_one_question_that_a_server_cannot_answer_fails_its_game_alone(policy, s
     assert {e.outcome for e in episodes if e not in failed} == {"finished"}
 
 
-def test_an_answer_to_another_question_is_asked_again(policy, server, tmp_path):
+@pytest.mark.parametrize("odd", [{"prompt_token_ids": [1, 2]}, {"finish_reason": "abort"}])
+def test_an_answer_to_another_question_or_one_that_was_given_up_is_asked_again(policy, server, odd, tmp_path):
     """A proxy that gives one answer twice, or to the wrong caller: it is legal here, but nobody sampled it here."""
     seen = []
 
@@ -619,7 +620,7 @@ def test_an_answer_to_another_question_is_asked_again(policy, server, tmp_path):
             return None
         seen.append(body["seed"])
         tokens = [*policy.chat.encode("0"), policy.chat.end_id]
-        choice = {"token_ids": tokens, "logprobs": {"token_logprobs": [-7.0, 0.0]}, "prompt_token_ids": [1, 2]}
+        choice = {"token_ids": tokens, "logprobs": {"token_logprobs": [-7.0, 0.0]}, **odd}
         return JSONResponse({"model": body["model"], "choices": [choice]}) if len(seen) == 1 else None
 
     server.faulty = another
