@@ -141,6 +141,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise ConfigError(f"{args.opponent}: was trained on env_type {config.env.env_type}, and this plays games")
         with blaming("--game: "):
             [(first, _)] = next(iter(game_sets([args.game]).values()))
+        if args.seat >= table(first).players:
+            raise ConfigError(f"--seat: {args.game} has one player, in seat 0")
         opponent = roster.contestant(args.opponent)
         # The environment seats the player at seed % 2: each --seed is another deal, which both seats can play.
         try:

@@ -316,6 +316,7 @@ def test_it_works_with_piped_input():
         (["--checkpoint", "nowhere", "--opponent", "random"], "--opponent: not allowed with argument --checkpoint"),
         (["--run", "nowhere", "--opponent", "random"], "--opponent: not allowed with argument --checkpoint"),
         (["--opponent", "random", "--seat", "2"], "invalid choice: 2"),
+        (["--opponent", "random", "--seat", "1", "--game", "2048"], "error: --seat: 2048 has one player, in seat 0"),
         (["--opponent", "random", "--seed", "-1"], "--seed: -1: expected at least 0"),
         (["--opponent", "ismcts", "--game", "phantom_ttt"], "ismcts cannot play phantom_ttt"),
         (["--opponent", "perfect", "--game", "connect_four"], "opponent perfect cannot play connect_four: "),
