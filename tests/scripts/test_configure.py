@@ -1,5 +1,6 @@
 """The wizard: for every machine a file that passes --dry-run and fits, its costs told, bad answers refused."""
 
+import argparse
 import json
 import re
 import shutil
@@ -187,6 +188,21 @@ def test_what_cannot_be_played_is_said_before_the_next_question(tiny_models, tmp
     told = " ".join(capsys.readouterr().out.split())
     assert "chat template" in told
     assert "the first prompt and answer of amazons take" in told
+
+
+def test_why_an_answer_is_refused_is_shown_without_what_a_terminal_would_obey(monkeypatch, capsys):
+    """A model's files may say anything."""
+
+    def check(words):
+        if words == ["theirs"]:
+            raise ValueError("odd\x1b[2J")
+
+    answers = iter(["theirs", "mine"])
+    monkeypatch.setattr("builtins.input", lambda *_: next(answers))
+    args = argparse.Namespace(model=None, yes=False)
+    configure.ask(args, "model", "", "Model", "", check)
+    assert args.model == ["mine"]
+    assert r"odd\x1b[2J" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

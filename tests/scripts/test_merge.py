@@ -371,6 +371,14 @@ def test_a_card_is_shown_without_what_a_terminal_would_obey(run_plain, tmp_path,
     assert shown.replace("\n", "").isprintable()
 
 
+def test_another_base_is_noted_without_what_a_terminal_would_obey(tmp_path, capsys):
+    config = config_dict(vars(micro_config(tmp_path)))
+    config["model"]["model_name"] = "theirs\x1b[2J"
+    (tmp_path / "run_config.json").write_text(json.dumps(config))
+    merge.run_config(tmp_path, "mine")
+    assert capsys.readouterr().out.startswith(r"note: trained on theirs\x1b[2J, and --base says mine")
+
+
 def test_a_stored_value_out_of_range_is_corrected_on_the_command_line(tmp_path):
     config = config_dict(vars(micro_config(tmp_path)))
     config["curriculum"]["failure_replay_prob"] = 0.95  # as was allowed once
