@@ -21,7 +21,7 @@ from config.reader import ConfigError, blaming
 from envs.client import NO_ANSWER, NOT_SENT, HttpClient, one_line, parse, problem_of, wait_for
 from envs.config import EnvConfig
 from envs.openspiel import INVALID, OpenSpielEnv, derive_seed, score, table
-from envs.opponents import SEEDS, parse_opponent
+from envs.opponents import SEEDS, check_served
 from envs.prompts import full_system, full_user
 from envs.server_replies import Reply, ServerError, close, read_position, read_reply
 from envs.types import Step, Task
@@ -162,8 +162,7 @@ class RemoteEnv(OpenSpielEnv):
         ValueError: task id out of range, or an opponent that servers cannot play. ServerError: another game is played.
         """
         self.close()
-        if task.opponent == "past" or parse_opponent(task.opponent).kind not in ("random", "mcts", "ismcts"):
-            raise ValueError(f"opponent {task.opponent!r} cannot play on a server: choose random, mcts or ismcts")
+        check_served(task.opponent)
         self._table, self._attempt = table(task.task_id), 1
         self._name, self._spiel = self._table.game.name, self._table.spiel
         seed = derive_seed(task.task_id) if task.seed is None else task.seed

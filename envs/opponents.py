@@ -82,6 +82,12 @@ def parse_opponent(spec: str, allowed: str = ALLOWED) -> OpponentSpec:
     raise ValueError(f"opponent {spec!r} is not known: allowed are {allowed}")
 
 
+def check_served(spec: str) -> None:
+    """Raise ValueError if servers cannot play the opponent."""
+    if spec == "past" or parse_opponent(spec).kind not in ("random", "mcts", "ismcts"):
+        raise ValueError(f"opponent {spec!r} cannot play on a server: choose from {SERVED}")
+
+
 @functools.lru_cache(maxsize=256)  # a game has few kinds of chance nodes
 def _cumulative(probabilities: tuple[float, ...]) -> list[float]:
     sums = list(accumulate(probabilities))

@@ -12,7 +12,7 @@ from env_wrapper import play
 from envs.client import is_number
 from envs.config import PLAYED_BY, EnvConfig
 from envs.openspiel import OpenSpielEnv, position, table
-from envs.opponents import make_bot, parse_opponent
+from envs.opponents import check_served, make_bot, parse_opponent
 from envs.types import Episode, Task
 from evaluation.measure import Row, outcome
 from evaluation.players import Contestant, ModelPlayer, Seats
@@ -105,6 +105,9 @@ def check_match(own: Contestant, opponent: Contestant) -> None:
     """Raise ConfigError where the two cannot play each other."""
     if own.player is None and opponent.player is not None:
         raise ConfigError(f"{own.label} against {opponent.label}: name the model as the player, the bot as opponent")
+    if own.player is not None and own.env.env_mode != "local":
+        with blaming(f"{own.label}: env.env_mode {own.env.env_mode}: "):
+            check_served(opponent.opponent)
     if own.player is not None and isinstance(opponent.player, ModelPlayer):
         differing = [f"env.{key}" for key in PLAYED_BY if getattr(own.env, key) != getattr(opponent.env, key)]
         if differing:

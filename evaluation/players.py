@@ -5,6 +5,7 @@ import contextlib
 import json
 import logging
 import re
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -87,6 +88,7 @@ class ChatPlayer:
         if max_tokens is not None:
             self.settings["max_tokens"] = max_tokens
         self.seed = seed
+        self._once = threading.Lock()  # taken with the first empty answer
 
     def act(self, queries: Sequence[Query]) -> list[Action]:
         """Answer the queries, several at a time.
@@ -105,10 +107,19 @@ class ChatPlayer:
             if status != 200:
                 raise ProgramError(f"{self.url}: {problem_of(status, text)}")
             with contextlib.suppress(LookupError, TypeError, ValueError):
-                answer = parse(text)["choices"][0]["message"]["content"] or ""
+                choice = parse(text)["choices"][0]
+                answer = choice["message"]["content"] or ""
                 if isinstance(answer, str) and len(answer) <= MAX_CHARACTERS:
+                    if not answer.strip():
+                        self._warn(choice.get("finish_reason"))
                     return Action(answer)
         return Action("", error=f"{self.url}: not the answer of an OpenAI-compatible server: {one_line(text)}")
+
+    def _warn(self, reason: object) -> None:
+        if self._once.acquire(blocking=False):  # all answers may be so
+            most = self.settings.get("max_tokens", "without limit")
+            log.warning("%s: an empty answer (finish_reason: %s) counts as illegal; a model that thinks first needs "
+                        "more than ppo.max_new_tokens (%s)", self.url, one_line(str(reason)), most)  # fmt: skip
 
 
 class Seats:

@@ -337,6 +337,8 @@ class Contest:
         cells = [(game, self.roster.contestant(name)) for game in self.rows for name in STRENGTH[game]]
         self.check(self.players)
         for game, opponent in cells:
+            for player in self.players:
+                check_match(player, opponent)
             self.check([opponent], [game])
         opponents, results = {opponent.label: opponent for _, opponent in cells}, []
         with self.arena([*opponents.values()], len(self.players) * len(cells)) as arena:

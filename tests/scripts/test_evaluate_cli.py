@@ -1163,6 +1163,18 @@ def test_answers_that_cannot_be_read_forfeit_after_three_attempts(serve, tmp_pat
     assert "attempt 2 of 3" in server.requests[-1]["messages"][-1]["content"]
 
 
+@pytest.mark.parametrize("content", [None, "", " \n"])
+def test_empty_answers_are_told_of_once(serve, caplog, content):
+    choice = {"message": {"content": content}, "finish_reason": "length"}
+    server = serve(lambda body, number: (200, json.dumps({"choices": [choice]}).encode()))
+    query = env_wrapper.Query(0, 0, [{"role": "user", "content": "?"}], {0: "a", 1: "b"}, (0, 0, 0, 1))
+    player = ChatPlayer(server.url, "m", 1.0, 4, 0)
+    assert not any(action.error for action in player.act([query] * 16))
+    [told] = caplog.messages
+    assert "an empty answer (finish_reason: length) counts as illegal" in told
+    assert "needs more than ppo.max_new_tokens (4)" in told
+
+
 @pytest.mark.parametrize("status", [408, 429, 503])
 def test_a_server_that_stumbles_is_asked_again(serve, status):
     server = serve(lambda body, number: (status, "busy") if number < 4 else (200, "1"))
@@ -1379,6 +1391,20 @@ def test_models_that_were_taught_different_prompts_do_not_meet(run, checkpoint, 
     config["env"] |= {"prompt": own["env"]["prompt"], "games_at_once": 7, "allowed_game_indices": ["kuhn_poker"]}
     (other / "run_config.json").write_text(json.dumps(config))
     assert evaluate.main(command("--checkpoint", checkpoint, "--opponent", str(other), games=["kuhn_poker"])) == 0
+
+
+def test_opponents_that_servers_cannot_play_are_refused_before_the_first_game(run, checkpoint, capsys):
+    server = ("--set", "env.env_mode=url", "env.env_url=http://127.0.0.1:1", "env.prompt=full")
+    for asked in (
+        ("--checkpoint", checkpoint, "--opponent", "cfr:5"),
+        ("--checkpoint", checkpoint, "--opponent", "base"),
+        ("--ladder", "random", checkpoint, "cfr:5"),
+        ("--checkpoint", checkpoint, "--strength"),
+    ):
+        assert evaluate.main(command(*asked, *server, games=["kuhn_poker"])) == 2
+        error = capsys.readouterr().err
+        assert "env.env_mode url: opponent" in error
+        assert "cannot play on a server: choose from random, mcts" in error
 
 
 def test_players_of_one_base_sample_each_as_its_own_run_did(run, tmp_path):
