@@ -183,7 +183,7 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--port", type=at_least(0, 65535), default=8765, help="0: a free one (default 8765)")
     add("--host", default="127.0.0.1", help="address to listen on (default: this machine only)")
     add("--run", metavar="RUN", help="also serve the games of this run's env.games_path")
-    add("--games-path", metavar="DIR", help="also serve the games in this folder: docs/adding_a_game.md")
+    add("--games-path", metavar="DIR", help="also serve the games in this folder, not the run's: docs/adding_a_game.md")
     add("--opponent", default="mcts", help="where reset names none (default mcts)")
     add("--max-episodes", type=at_least(1), default=1000, help="at a time (default 1000)")
     add("--idle-seconds", type=at_least(0.001), default=3600, help="until an episode is dropped (default 3600)")
