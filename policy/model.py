@@ -391,7 +391,18 @@ def _load_base(config: ModelConfig, device: str) -> Any:
             output_loading_info=True,
             **kwargs,
         )
-    return whole(loaded, f"model.model_name: {config.model_name!r}")
+    base = whole(loaded, f"model.model_name: {config.model_name!r}")
+    return _in_dtype(base, getattr(torch, config.dtype)) if config.use_4bit else base
+
+
+def _in_dtype(base: Any, dtype: torch.dtype) -> Any:
+    """A base with everything in ``dtype`` that is not in 4 bits; a file that is kept in 4 bits loads in its own."""
+    for parameter in base.parameters():
+        if parameter.is_floating_point():
+            parameter.data = parameter.data.to(dtype)
+    for layer in (m for m in base.modules() if hasattr(m, "compute_dtype")):
+        layer.compute_dtype = dtype
+    return base
 
 
 def whole(loaded: Any, source: str) -> Any:

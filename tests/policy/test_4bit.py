@@ -63,6 +63,27 @@ def test_the_base_is_held_in_4_bits(bases, new_policy, architecture, nested):
     assert {p.dtype for p in policy.trainable().values()} == {torch.float32}
 
 
+def kept_in_4_bits(base, folder, skipped):
+    """A copy of ``base`` whose weights are in 4 bits in its file, but for the layers ``skipped``."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig
+
+    AutoTokenizer.from_pretrained(base).save_pretrained(folder)
+    kept = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", llm_int8_skip_modules=skipped)
+    options = {"dtype": torch.bfloat16, "device_map": {"": "cpu"}, "quantization_config": kept}
+    AutoModelForCausalLM.from_pretrained(base, **options).save_pretrained(folder)
+    return str(folder)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
+def test_a_base_that_is_kept_in_4_bits_computes_in_the_dtype_asked_for(bases, new_policy, tmp_path, dtype):
+    """The library leaves embedding and norms in the file's dtype, and puts biases alone into the one asked for."""
+    policy = new_policy(kept_in_4_bits(bases["qwen2"], tmp_path, None), model=FOUR_BITS | {"dtype": dtype})
+    asked = getattr(torch, dtype)
+    policy.check()
+    assert {p.dtype for p in policy.base.parameters() if not p.requires_grad} == {torch.uint8, asked}
+    assert {m.compute_dtype for m in layers_of(policy)} == {asked}
+
+
 @BOTH
 def test_every_adapter_tensor_moves_in_three_steps(bases, new_policy, architecture):
     """Rollouts come first: on some CPUs they are what would cut the gradient (see ``guard_4bit_on_cpu``)."""
