@@ -392,6 +392,9 @@ def _load_base(config: ModelConfig, device: str) -> Any:
             **kwargs,
         )
     base = whole(loaded, f"model.model_name: {config.model_name!r}")
+    if type(base.lm_head) is not nn.Linear:
+        raise ConfigError(f"model.model_name: the output layer of {config.model_name} is kept in 4 bits, too; allowed: "
+                          "4 bits in the layers below it")  # fmt: skip
     return _in_dtype(base, getattr(torch, config.dtype)) if config.use_4bit else base
 
 

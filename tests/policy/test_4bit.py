@@ -6,6 +6,7 @@ from bitsandbytes.functional import has_avx512bf16
 from bitsandbytes.nn import Linear4bit
 
 import train_ppo
+from config.reader import ConfigError
 from env_wrapper import EnvConfig, Task, play
 from games import CONFIGS_PER_GAME, NAMES
 from policy import Policy, model
@@ -82,6 +83,12 @@ def test_a_base_that_is_kept_in_4_bits_computes_in_the_dtype_asked_for(bases, ne
     policy.check()
     assert {p.dtype for p in policy.base.parameters() if not p.requires_grad} == {torch.uint8, asked}
     assert {m.compute_dtype for m in layers_of(policy)} == {asked}
+
+
+def test_a_base_whose_output_layer_is_in_4_bits_is_refused(bases, new_policy, tmp_path):
+    """Scores are read from some of that layer's rows, which 4 bits do not have."""
+    with pytest.raises(ConfigError, match=r"output layer of .* is kept in 4 bits"):
+        new_policy(kept_in_4_bits(bases["qwen2"], tmp_path, []), model=FOUR_BITS)
 
 
 @BOTH
