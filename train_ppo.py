@@ -302,7 +302,7 @@ def ppo_update(
             first = first or sums
             reached: dict[str, Any] = {n: p for n, p in named.items() if p.grad is not None}
             norm = clip_grad_norm_([p for n, p in reached.items() if not n.startswith(UNCLIPPED)], ppo.max_grad_norm)
-            sound = bool(torch.isfinite(loss + get_total_norm([p.grad for p in reached.values()])))
+            sound = bool(torch.isfinite(loss + norm + get_total_norm([p.grad for p in reached.values()])))
             if sound:
                 optimizer.step()
                 add_up(totals, sums)

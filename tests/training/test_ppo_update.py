@@ -508,16 +508,17 @@ def test_what_the_update_reads_of_the_legal_mass_is_that_of_a_pass_of_its_own(tm
 
 
 def spoiled(batch, policy, kind):
-    """Make the loss not a number, or a head's gradient infinite while the loss is finite."""
+    """Make the loss not a number, or a head's gradient (or its norm alone) infinite while the loss is finite."""
     if kind != "loss":
-        handle = next(policy.heads[kind].parameters()).register_hook(lambda g: g * torch.inf)
+        head, _, factor = kind.partition(" ")
+        handle = next(policy.heads[head].parameters()).register_hook(lambda g: g * float(factor or "inf"))
         return batch, handle.remove
     advantages_M = batch.advantages_M.clone()
     advantages_M[-1] = torch.nan
     return replace(batch, advantages_M=advantages_M), lambda: None
 
 
-@pytest.mark.parametrize("kind", ["loss", "value_head", "state_head"])
+@pytest.mark.parametrize("kind", ["loss", "value_head", "value_head 1e30", "state_head"])
 def test_what_is_not_finite_changes_no_byte_and_is_counted(tmp_path, kind):
     policy, ppo = tiny_policy(tmp_path), replace(WHOLE, state_coef=0.1)
     states_of(policy)
