@@ -352,7 +352,7 @@ class Trainer(Checkpointed):
         self.policy.forget()
         with self.policy.lower_layers_once(self.ranks.world):
             most = MOST_EMPTY * ppo.batch_size
-            while not any(e.sequences or e.outcome == "failed" for e in episodes) and len(episodes) < most:
+            while len(episodes) < most and not any(e.sequences for e in self.without_failed(episodes)):
                 tasks = [self.curriculum.next(state.drawn + len(episodes) + i) for i in range(ppo.batch_size)]
                 episodes += self.ranks.together(partial(play, self.config.env, player, self.ranks.share(tasks)))
             self.policy.forget()

@@ -428,7 +428,7 @@ def test_a_step_hands_on_what_it_was_told(tmp_path, monkeypatch):
     assert scored == [index for index in range(48) if index % 4 != 1]
 
 
-@pytest.mark.parametrize("outcome", ["finished", "forfeited"])
+@pytest.mark.parametrize("outcome", ["finished", "forfeited", "failed"])
 def test_a_step_goes_on_playing_until_there_is_a_decision_to_train_on(tmp_path, monkeypatch, outcome):
     """In euchre and liars_dice_small others may end a game first, and a past self may forfeit it: a run of two games a
     step met that now and then, and could not be resumed either."""
@@ -438,7 +438,11 @@ def test_a_step_goes_on_playing_until_there_is_a_decision_to_train_on(tmp_path, 
     def over_early(env, player, tasks):
         drawn.extend(task.index for task in tasks)
         episodes = play(env, player, tasks)
-        return [replace(e, sequences={}, outcome=outcome) for e in episodes] if tasks[0].index < 32 else episodes
+        if tasks[0].index >= 32:
+            return episodes
+        lost = [replace(e, outcome=outcome, info=e.info | {"error": "lost"}) for e in episodes[: outcome == "failed"]]
+        told = outcome if not lost else "finished"  # beside one game that failed, with its decisions
+        return [*lost, *(replace(e, sequences={}, outcome=told) for e in episodes[len(lost) :])]
 
     monkeypatch.setattr(train_ppo, "play", over_early)
     row = trainer.step(StopSignal())
