@@ -401,7 +401,7 @@ def _load_base(config: ModelConfig, device: str) -> Any:
 def _in_dtype(base: Any, dtype: torch.dtype) -> Any:
     """A base with everything in ``dtype`` that is not in 4 bits; a file that is kept in 4 bits loads in its own."""
     for parameter in base.parameters():
-        if parameter.is_floating_point():
+        if parameter.is_floating_point() and not hasattr(parameter, "quant_state"):  # 4 bits may be packed in bf16
             parameter.data = parameter.data.to(dtype)
     for layer in (m for m in base.modules() if hasattr(m, "compute_dtype")):
         layer.compute_dtype = dtype

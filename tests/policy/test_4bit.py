@@ -64,12 +64,13 @@ def test_the_base_is_held_in_4_bits(bases, new_policy, architecture, nested):
     assert {p.dtype for p in policy.trainable().values()} == {torch.float32}
 
 
-def kept_in_4_bits(base, folder, skipped):
-    """A copy of ``base`` whose weights are in 4 bits in its file, but for the layers ``skipped``."""
+def kept_in_4_bits(base, folder, skipped, packed="uint8"):
+    """A copy of ``base`` whose weights are in 4 bits in its file, in tensors ``packed``, but for layers ``skipped``."""
     from transformers import AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig
 
     AutoTokenizer.from_pretrained(base).save_pretrained(folder)
-    kept = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", llm_int8_skip_modules=skipped)
+    kinds = {"bnb_4bit_quant_type": "nf4", "bnb_4bit_quant_storage": packed}
+    kept = BitsAndBytesConfig(load_in_4bit=True, llm_int8_skip_modules=skipped, **kinds)
     options = {"dtype": torch.bfloat16, "device_map": {"": "cpu"}, "quantization_config": kept}
     AutoModelForCausalLM.from_pretrained(base, **options).save_pretrained(folder)
     return str(folder)
@@ -83,6 +84,17 @@ def test_a_base_that_is_kept_in_4_bits_computes_in_the_dtype_asked_for(bases, ne
     policy.check()
     assert {p.dtype for p in policy.base.parameters() if not p.requires_grad} == {torch.uint8, asked}
     assert {m.compute_dtype for m in layers_of(policy)} == {asked}
+
+
+def test_4_bits_that_are_packed_in_floating_point_are_no_numbers(bases, new_policy, tmp_path):
+    """FSDP wants them so; a cast would make other weights of them."""
+    held = FOUR_BITS | {"dtype": "float32"}
+    want, got = (
+        new_policy(kept_in_4_bits(bases["qwen2"], tmp_path / packed, None, packed), model=held)
+        for packed in ("uint8", "bfloat16")
+    )
+    for a, b in zip(layers_of(want), layers_of(got), strict=True):
+        assert torch.equal(a.weight.data.view(torch.uint8).flatten(), b.weight.data.view(torch.uint8).flatten())
 
 
 def test_a_base_whose_output_layer_is_in_4_bits_is_refused(bases, new_policy, tmp_path):
