@@ -351,14 +351,14 @@ class Trainer(Checkpointed):
         self.agree_on_batches()  # the first process may have met the end of its memory in an evaluation
         self.policy.forget()
         with self.policy.lower_layers_once(self.ranks.world):
-            most = MOST_EMPTY * ppo.batch_size
-            while len(episodes) < most and not any(e.sequences for e in self.without_failed(episodes)):
+            most, valid = MOST_EMPTY * ppo.batch_size, list[Episode]()
+            while len(episodes) < most and not any(e.sequences for e in valid):
                 tasks = [self.curriculum.next(state.drawn + len(episodes) + i) for i in range(ppo.batch_size)]
                 episodes += self.ranks.together(partial(play, self.config.env, player, self.ranks.share(tasks)))
+                valid = self.without_failed(episodes)
             self.policy.forget()
             played = time.perf_counter()
 
-            valid = self.without_failed(episodes)
             moments = dict(state.moments)
             batch = collate(valid, self.policy, ppo, state.kl_coef, moments, self.ranks)
             batch.texts = texts
