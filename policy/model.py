@@ -3,6 +3,7 @@
 import functools
 import importlib.util
 import logging
+import math
 import os
 import re
 import subprocess
@@ -32,11 +33,12 @@ ARCHITECTURES = ("qwen2", "qwen3", "llama")
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json")  # a tokenizer has at least one of them
 SIZES = {  # upper bounds: a forged configuration must not fill the memory before anything is refused
     "hidden_size": 2**17, "intermediate_size": 2**19, "num_hidden_layers": 1000, "num_attention_heads": 2**12,
-    "num_key_value_heads": 2**12, "vocab_size": 2**22,
+    "num_key_value_heads": 2**12, "vocab_size": 2**22, "max_position_embeddings": 2**31,
 }  # fmt: skip
 INDEX = "https://download.pytorch.org/whl/"
 ON_CPU: Any = {"torch_device": "cpu"}  # else PEFT reads a file onto the first GPU, whatever device the model is on
 ADAPTER_SECONDS, ADAPTER_BYTES = 60.0, 2**35  # limits on PEFT loading an adapter: it may name layers by regexes
+REPORTED: Any = {"output_loading_info": True, "ignore_mismatched_sizes": True}  # for ``whole``, which names them
 TEXTS = (".json", ".jinja", ".txt", ".model")  # files that libraries read whole
 ROOT = Path(__file__).parents[1]
 REWRITES_BASE = ("pissa", "olora", "loftq", "corda", "lora_ga")  # such ``init_lora_weights`` change the base
@@ -80,9 +82,7 @@ class LoraConfig:
     r: int = knob(16, min=1, max=USUAL_RANK)  # rank
     lora_alpha: int = knob(32, min=1, max=2**20)  # the adapter is scaled by lora_alpha / r
     target_modules: tuple[str, ...] = knob(LINEARS, choices=LINEARS)  # linear layers that get an adapter
-    first_layer: int = knob(
-        0, min=0
-    )  # the layers below have none: no backward pass and, in one process, forwards once a step
+    first_layer: int = knob(0, min=0)  # layers below get none: no backward pass and, in one process, one forward a step
 
     def __post_init__(self) -> None:
         if not self.target_modules:
@@ -279,12 +279,15 @@ def load_architecture(config: ModelConfig, **files: str) -> Any:
     for key, most in SIZES.items():
         if type(size := getattr(architecture, key)) is not int or not 0 < size <= most:
             raise ConfigError(f"model.model_name: {key} {size!r} of {config.model_name} is none of 1 to {most}")
-    rope = (getattr(architecture, "rope_parameters", None) or {}).get("rope_type", "default")
-    if rope not in ROPE_TYPES:
+    rope = getattr(architecture, "rope_parameters", None) or {}
+    if (kind := rope.get("rope_type", "default")) not in ROPE_TYPES:
         raise ConfigError(
-            f"model.model_name: rope type {rope!r} of {config.model_name} is not supported; "
+            f"model.model_name: rope type {kind!r} of {config.model_name} is not supported; "
             f"allowed: {', '.join(ROPE_TYPES)}"
         )
+    for key, number in (("rms_norm_eps", architecture.rms_norm_eps), ("rope_theta", rope.get("rope_theta"))):
+        if type(number) not in (int, float) or not 0 < number < math.inf:
+            raise ConfigError(f"model.model_name: {key} {number!r} of {config.model_name} is no positive number")
     return architecture
 
 
@@ -310,8 +313,9 @@ def load_tokenizer(config: ModelConfig) -> Any:
     return tokenizer
 
 
-def _not_of_optional_kernels(record: logging.LogRecord) -> bool:
-    return "gemm_4bit_forward" not in record.getMessage()
+def _says_more(record: logging.LogRecord) -> bool:
+    """False: of optional kernels, or a table of weights that ``whole`` refuses in one line."""
+    return not any(known in record.getMessage() for known in ("gemm_4bit_forward", "MISSING:", "MISMATCH:"))
 
 
 def _log_with_the_program() -> None:
@@ -332,7 +336,8 @@ def quietly() -> Iterator[None]:
     import huggingface_hub.utils
     from transformers.utils import logging as transformers_logging
 
-    logging.getLogger("bitsandbytes.backends.cpu.ops").addFilter(_not_of_optional_kernels)
+    for name in ("bitsandbytes.backends.cpu.ops", "transformers.modeling_utils"):
+        logging.getLogger(name).addFilter(_says_more)
     bars = transformers_logging.is_progress_bar_enabled()
     transformers_logging.disable_progress_bar()
     if bars:
@@ -388,7 +393,7 @@ def _load_base(config: ModelConfig, device: str) -> Any:
             revision=config.revision,
             trust_remote_code=False,
             use_safetensors=True,
-            output_loading_info=True,
+            **REPORTED,
             **kwargs,
         )
     base = whole(loaded, f"model.model_name: {config.model_name!r}")
@@ -409,8 +414,14 @@ def _in_dtype(base: Any, dtype: torch.dtype) -> Any:
 
 
 def whole(loaded: Any, source: str) -> Any:
-    """The model of ``from_pretrained(..., output_loading_info=True)``; ConfigError where weights were missing."""
+    """The model of ``from_pretrained(..., **REPORTED)``; ConfigError where weights are missing or of another shape."""
     model, info = loaded
+    shapes = list(info["mismatched_keys"])
+    for name, layer in model.named_modules():  # weights put in 4 bits are not compared there
+        if four := getattr(getattr(layer, "weight", None), "quant_state", None):
+            shapes.append((f"{name}.weight", four.shape, (layer.out_features, layer.in_features)))
+    wrong = [f"{name} is {[*held]}, not {[*expected]}" for name, held, expected in shapes if held != expected]
+    must_lack_nothing(wrong, source, "holds weights of other shapes than its configuration names")
     must_lack_nothing(info["missing_keys"], source)
     return model
 

@@ -17,7 +17,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from config.flags import FlagParser
 from envs.client import one_line
-from policy.model import ModelConfig, load_architecture, quietly, whole
+from policy.model import REPORTED, ModelConfig, load_architecture, quietly, whole
 from training.process import must_be_writable, run_program
 from utils import ConfigError, write_directory
 
@@ -26,30 +26,38 @@ from utils import ConfigError, write_directory
 DIGITS_APART = ("smollm", "starcoder", "refact", "command-r", "codeshell")
 AS_GPT_2 = ("", "gpt-2")
 TENSORS = (r"(token_embd|output|output_norm)\.weight"
-           r"|blk\.\d+\.((attn_(q|k|v|output|norm)|ffn_(gate|up|down|norm))\.weight{})")  # fmt: skip
+           r"|blk\.(?P<layer>\d+)\.((attn_(q|k|v|output|norm)|ffn_(gate|up|down|norm))\.weight{})")  # fmt: skip
+# What llama.cpp does not read a file without; where one is missing, transformers takes a default.
+NEEDED = ("block_count", "context_length", "embedding_length", "feed_forward_length", "attention.head_count",
+          "attention.layer_norm_rms_epsilon")  # fmt: skip
 OWN = {"qwen2": r"|attn_[qkv]\.bias", "qwen3": r"|attn_[qk]_norm\.weight"}  # architecture -> tensors only it has
 
 
 def read_pre_tokenizer(file: Path) -> str:
     """The file's ``tokenizer.ggml.pre``: how its tokenizer splits text before merges; "" for SentencePiece.
 
-    ConfigError: it is unknown here, or the file holds something that transformers would silently ignore.
+    ConfigError: it is unknown here, or the file lacks or holds something that transformers would silently make up or
+    ignore.
     """
     from gguf import GGUFReader
     from transformers.integrations.gguf.gguf_tokenizer_mapping import GGUF_PRE_TOKENIZER_SPLITS
 
     reader = GGUFReader(file)
-    keys = ("general.architecture", "tokenizer.ggml.pre", "tokenizer.ggml.model", ".scaling.type")
-    fields = {key: field.contents() for key, field in reader.fields.items() if key.endswith(keys)}
-    pre, own = str(fields.pop("tokenizer.ggml.pre", "")), OWN.get(fields.pop("general.architecture", ""), "")
-    pre = pre if fields.pop("tokenizer.ggml.model", "") == "gpt2" else ""
+    fields = {key: field.contents() for key, field in reader.fields.items() if len(field.types) == 1}  # no arrays
+    kind = fields.get("general.architecture", "")
+    pre = str(fields.get("tokenizer.ggml.pre", "")) if fields.get("tokenizer.ggml.model") == "gpt2" else ""
     if pre not in (*GGUF_PRE_TOKENIZER_SPLITS, *DIGITS_APART, *AS_GPT_2):
         raise ConfigError(f"tokenizer.ggml.pre {pre!r}: how it splits text is not known here")
-    if scaled := next((f"{key} {value!r}" for key, value in fields.items() if value != "none"), ""):
-        raise ConfigError(f"{scaled}: scaled positions are not supported")
-    known = re.compile(TENSORS.format(own))
-    if odd := next((tensor.name for tensor in reader.tensors if not known.fullmatch(tensor.name)), ""):
-        raise ConfigError(f"{odd!r}: a tensor that has no place in the model")
+    if lost := [key for key in NEEDED if f"{kind}.{key}" not in fields]:
+        raise ConfigError(f"lacks {kind}.{lost[0]}")
+    scaled = [key for key, value in fields.items() if key.endswith(".scaling.type") and value != "none"]
+    if scaled:
+        raise ConfigError(f"{scaled[0]} {fields[scaled[0]]!r}: scaled positions are not supported")
+    known = re.compile(TENSORS.format(OWN.get(kind, "")))
+    for name in (tensor.name for tensor in reader.tensors):
+        place = known.fullmatch(name)
+        if not place or int(place["layer"] or 0) >= fields[f"{kind}.block_count"]:
+            raise ConfigError(f"{name!r}: a tensor that has no place in the model")
     return pre
 
 
@@ -70,16 +78,14 @@ def load(file: Path, dtype: str) -> tuple[Any, Any]:
             load_architecture(ModelConfig(folder), gguf_file=file.name)
             pre = read_pre_tokenizer(Path(folder) / file.name)
             tokenizer = AutoTokenizer.from_pretrained(folder, gguf_file=file.name)
-            loaded = AutoModelForCausalLM.from_pretrained(
-                folder, gguf_file=file.name, output_loading_info=True, **options
-            )
+            if pre in DIGITS_APART:  # transformers knows none of these and only splits as GPT-2's does
+                splits = [Digits(individual_digits=True), ByteLevel(add_prefix_space=False)]
+                tokenizer.backend_tokenizer.pre_tokenizer = Sequence(splits)
+            ends = ChatFormat(tokenizer, tokenizer.eos_token_id).ends
+            loaded = AutoModelForCausalLM.from_pretrained(folder, gguf_file=file.name, **REPORTED, **options)
         except Exception as error:  # the file may be truncated, of another format or of unknown tensor types
-            cause = one_line(str(error).replace(folder, str(file.parent)), 300)
-            raise ConfigError(f"{file}: cannot be read ({cause})") from error
-    if pre in DIGITS_APART:  # transformers knows none of these and only splits as GPT-2's does
-        splits = [Digits(individual_digits=True), ByteLevel(add_prefix_space=False)]
-        tokenizer.backend_tokenizer.pre_tokenizer = Sequence(splits)
-    ends = ChatFormat(tokenizer, tokenizer.eos_token_id).ends
+            cause = one_line(str(error).removeprefix("model.model_name: ").replace(folder, str(file.parent)), 300)
+            raise ConfigError(f"{file}: cannot be used ({cause})") from error
     model = whole(loaded, f"{file}:")
     if wrong := [name for name, weight in model.named_parameters() if not torch.isfinite(weight).all()]:
         raise ConfigError(f"{file}: {wrong[0]} holds numbers that are not finite")

@@ -452,6 +452,33 @@ def test_other_architectures_are_refused(tmp_path):
     refusal(ModelConfig(str(tmp_path)))
 
 
+@pytest.mark.parametrize("use_4bit", [False, True])
+@pytest.mark.parametrize(
+    ("changed", "told"),
+    [
+        ({"rms_norm_eps": float("nan")}, "rms_norm_eps nan of FOLDER is no positive number"),
+        ({"rms_norm_eps": -1e-6}, "rms_norm_eps -1e-06 of FOLDER is no positive number"),
+        ({"rope_parameters": {"rope_theta": 0}}, "rope_theta 0 of FOLDER is no positive number"),
+        ({"max_position_embeddings": 0}, "max_position_embeddings 0 of FOLDER is none of 1 to 2147483648"),
+        (
+            {"intermediate_size": 65},
+            "'FOLDER' holds weights of other shapes than its configuration names: "
+            "model.layers.0.mlp.down_proj.weight is [32, 64], not [32, 65] and 8 more",
+        ),
+    ],
+)
+def test_a_configuration_that_does_not_fit_its_weights_is_refused(
+    tiny_models, tmp_path, caplog, changed, told, use_4bit
+):
+    folder = shutil.copytree(tiny_models["qwen2"], tmp_path / "odd")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | changed))
+    with pytest.raises(ConfigError) as problem:
+        load_model(ModelConfig(str(folder), use_4bit=use_4bit, dtype="float32", device="cpu"), LoraConfig(), 0)
+    assert str(problem.value) == f"model.model_name: {told.replace('FOLDER', str(folder))}"
+    assert not caplog.records, "no table beside the line"
+
+
 def test_bases_that_are_kept_quantised_are_refused_but_for_4_bits_where_4_bits_are_asked_for(tmp_path):
     four = {"quant_method": "bitsandbytes", "load_in_4bit": True}
     for kept in (four, {"quant_method": "gptq", "bits": 4}, four | {"load_in_4bit": False, "load_in_8bit": True}):

@@ -145,6 +145,32 @@ def test_what_would_be_left_out_in_silence_is_refused(source, tmp_path, capsys):
         assert f"'{name}': a tensor that has no place in the model" in told, architecture
 
 
+def test_a_header_that_does_not_fit_its_tensors_makes_no_model(source, tmp_path, capsys, monkeypatch):
+    """transformers makes up what is missing, drops layers beyond the count, and computes with any epsilon."""
+    numbers, shapes = "is no positive number)", "holds weights of other shapes than its configuration names: model."
+    for method, value, told in (
+        ("block_count", 2, "('blk.2.attn_q.weight': a tensor that has no place in the model)"),
+        ("block_count", None, "(lacks llama.block_count)"),
+        ("layer_norm_rms_eps", None, "(lacks llama.attention.layer_norm_rms_epsilon)"),
+        ("layer_norm_rms_eps", float("nan"), numbers),
+        ("layer_norm_rms_eps", -1.0, numbers),
+        ("rope_freq_base", 0.0, numbers),
+        ("context_length", 0, "is none of 1 to 2147483648)"),
+        ("feed_forward_length", 17, f"{shapes}layers.0.mlp.down_proj.weight is [32, 64], not [32, 17] and 8 more"),
+        ("vocab_size", 5, f"{shapes}embed_tokens.weight is [400, 32], not [5, 32]"),
+        ("chat_template", None, "(its tokenizer has no chat template; choose a chat (Instruct) model)"),
+    ):
+        with monkeypatch.context() as patch:
+            write = getattr(gguf.GGUFWriter, f"add_{method}")
+            changed = (lambda *_: None) if value is None else lambda writer, _, w=write, v=value: w(writer, v)
+            patch.setattr(gguf.GGUFWriter, f"add_{method}", changed)
+            write_gguf(tmp_path / "odd.gguf", *source)
+        line = refusal(capsys, tmp_path / "odd.gguf", tmp_path / "out")
+        assert line.endswith(told), (method, value, line)
+        assert line.startswith(f"error: {tmp_path / 'odd.gguf'}"), line
+    assert not (tmp_path / "out").exists()
+
+
 def test_what_lies_beside_the_file_is_nobody_s_business(source, tmp_path):
     """A folder of downloads holds anything; a chat template or settings of another model there are not this file's."""
     beside = tmp_path / "downloads"
