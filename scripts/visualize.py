@@ -17,6 +17,7 @@ import math
 import os
 import sys
 import time
+import warnings
 from base64 import b64encode
 from collections import Counter
 from collections.abc import Sequence
@@ -279,7 +280,9 @@ def draw_curves(runs: Sequence[RunData], path: Path) -> Path:
     for axis in axes[len(drawn) :]:
         axis.set_axis_off()
     drawing = io.BytesIO()
-    figure.savefig(drawing, format="png")
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Glyph ")  # a name may be in any script; its boxes say enough
+        figure.savefig(drawing, format="png")
     write_file(path, drawing.getvalue())  # replaces a link, and leaves its target as it is
     return path
 

@@ -239,7 +239,7 @@ def load_programs(source: str) -> Sequence[Any]:
         rows = [row for file in files for row in _read(file)]
     elif path.suffix == ".jsonl" and path.is_file():
         rows = _read(path)
-    elif source.count("/") == 1 and not source.startswith((".", "/", "~")) and not path.suffix:
+    elif source.count("/") == 1 and source[0] not in "./~" and path.suffix not in (".jsonl", ".json", ".py"):
         problem = hub_problem()  # first: the library then knows, and does not try for half a minute
         import datasets  # installed with trl; imported only for this source: it takes half a second
 
@@ -272,7 +272,8 @@ def _row(data: Any) -> Program:
     """Return a row as a program; ValueError if it has none, or an input that is not text."""
     if isinstance(data, Program):
         return data
-    program, inputs = (data.get("program"), data.get("inputs") or "") if isinstance(data, dict) else (None, "")
+    program, inputs = (data.get("program"), data.get("inputs")) if isinstance(data, dict) else (None, "")
+    inputs = "" if inputs is None else inputs
     if not isinstance(program, str) or not isinstance(inputs, str):
         raise ValueError('expected {"program": text, "inputs": text}')
     return Program(program, inputs)

@@ -7,6 +7,7 @@ that would break the program.
 import ast
 import random
 import re
+import warnings
 from collections.abc import Callable, Set
 
 from envs.trace.interpreter import Run
@@ -29,6 +30,8 @@ except Exception:
         __import__('sys').stderr.write({tag!r} + '\\n')
 """
 Execute = Callable[[str], Run]
+# What Python remarks on a program (an invalid escape, say) when it is read is not about this one.
+warnings.filterwarnings("ignore", category=SyntaxWarning, module=r"program|<unknown>")
 
 
 class _Injector:

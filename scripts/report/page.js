@@ -137,7 +137,7 @@ function pickEpisode() {
 }
 
 // Backgammon's action names begin with the action's id.
-const named = (id, name) => (name.startsWith(`${id} - `) ? name.slice(`${id} - `.length) : name);
+const named = (id, name) => String(name).startsWith(`${id} - `) ? name.slice(`${id} - `.length) : name;
 
 function moveText(frame, index) {
   const players = [...new Set(frame.moves.map((m) => m.player))];

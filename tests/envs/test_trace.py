@@ -6,6 +6,7 @@ import json
 import os
 import random
 import re
+import subprocess
 import sys
 from pathlib import Path
 
@@ -549,11 +550,20 @@ def test_rows_may_hold_any_text(tmp_path):
     assert [row.program for row in programs] == [*(row["program"] for row in rows), "print(1)"]
 
 
+def test_what_python_remarks_on_a_program_is_not_told():
+    script = """from envs.trace import inject; from envs.trace.prints import compiles
+program = "x = '\\\\d' is 1"
+print(compiles(program), inject(program, 1))"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert (done.stdout[:5], done.stderr) == ("True ", "")
+
+
 BAD = [
     ("nowhere", "is not there: generator, a folder"),
     ("./a/b", "is not there"),
     ("{folder}/empty", "holds no programs"),
     ("{folder}/bad.jsonl", r'bad.jsonl:2: expected \{"program": text'),
+    ("{folder}/number.jsonl", r'number.jsonl:1: expected \{"program": text'),
     ("{folder}/broken.jsonl", "broken.jsonl:1: Expecting"),
     ("{folder}/latin.jsonl", "latin.jsonl: is not UTF-8 text"),
     ("{folder}/latin", "a.py: is not UTF-8 text"),
@@ -566,6 +576,7 @@ BAD = [
 def test_bad_sources(source, message, tmp_path):
     (tmp_path / "empty").mkdir()
     (tmp_path / "bad.jsonl").write_text('{"program": "1"}\n{"program": 1}\n')
+    (tmp_path / "number.jsonl").write_text('{"program": "1", "inputs": 0}\n')
     (tmp_path / "broken.jsonl").write_text("{\n")
     (tmp_path / "latin").mkdir()
     (tmp_path / "pipe").mkdir()
@@ -577,16 +588,17 @@ def test_bad_sources(source, message, tmp_path):
         new_env(source=source.format(folder=tmp_path))
 
 
-def test_a_hub_dataset(monkeypatch):
+@pytest.mark.parametrize("source", ["owner/programs", "owner/programs-v1.5"])
+def test_a_hub_dataset(monkeypatch, source):
     class Datasets:
         @staticmethod
         def load_dataset(name, split):
-            assert (name, split) == ("owner/programs", "train")
+            assert (name, split) == (source, "train")
             return [{"program": "print(input())", "inputs": "hub\n"}]
 
     monkeypatch.setitem(sys.modules, "datasets", Datasets)
     monkeypatch.setattr("envs.trace.env.hub_problem", lambda: "")
-    env = new_env(source="owner/programs")
+    env = new_env(source=source)
     env.reset(Task(5))
     assert env._task.expected == "hub"
     with pytest.raises(ValueError, match="'owner/others' cannot be read from the Hub: AssertionError"):

@@ -382,6 +382,12 @@ def test_long_names_leave_the_curves_their_room(tmp_path, monkeypatch):
     assert "a" * 80 in shown
 
 
+def test_a_name_that_the_font_has_no_letters_for_is_no_warning(run_dir, tmp_path, recwarn):
+    run = dataclasses.replace(visualize.load_run(run_dir), name="\u65e5\u672c\u8a9e")
+    assert png_size(draw_curves([run], tmp_path / "curves.png"))[0] >= 1200
+    assert not recwarn.list
+
+
 def test_a_line_says_whose_it_is_where_other_runs_have_none(tmp_path, monkeypatch):
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -757,7 +763,7 @@ def test_what_others_wrote_is_drawn_as_text(tmp_path, monkeypatch):
 
     def episode(game, state, before):
         said = dict.fromkeys(("seat", "user", "answer", "system", "action", "value"), EVIL)
-        said |= {"legal": {"1": EVIL, EVIL: "1"}, "probs": {"1": EVIL, EVIL: 0.5}}
+        said |= {"legal": {"1": EVIL, EVIL: 1}, "probs": {"1": EVIL, EVIL: 0.5}}
         about = dict.fromkeys(("step", "seed", "opponent", "score", "outcome", "seat"), EVIL)
         turns = [said | {"state": text} for text in (before, state)]
         return about | {"game": game, "task_id": 0, "returns": [EVIL, None, {}], "turns": turns}
