@@ -1,7 +1,5 @@
 """Hearts: four players, one deal; avoid the hearts and the queen of spades."""
 
-import re
-
 from games.base import Game, Params, State, rules_text
 from games.tricks import SEATS, Trick, parse_hand, parse_tricks
 
@@ -19,7 +17,7 @@ def _view(state: State, seat: int) -> tuple[str, str, str, list[str], list[int],
     texts = {key: value.strip() for key, _, value in (line.partition(":") for line in view.splitlines())}
     direction, passed, received = (texts.get(key, "") for key in ("Pass Direction", "Passed Cards", "Received Cards"))
     hand = [rank + suit for suit, ranks in parse_hand(view).items() for rank in ranks]
-    points = [int(n) for n in re.findall(r"^[NESW]: (-?\d+)$", view, re.M)] or [0, 0, 0, 0]
+    points = [state.points(player) for player in range(4)]
     return direction, passed, received, hand, points, parse_tricks(view)
 
 
