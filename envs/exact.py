@@ -265,12 +265,11 @@ def _worth(game_string: str, tables: Sequence[TabularPolicy | None]) -> dict[str
         below, seat = [values[child] for child in node.children], node.state.current_player()
         if not below:
             values[key] = node.state.returns()[0]
-        elif node.chance:
-            values[key] = _dot(node.chance, below)
-        elif (table := tables[seat]) is None:
+        elif not node.chance and (table := tables[seat]) is None:
             values[key] = (max, min)[seat](below)
         else:
-            values[key] = _dot([table[key][action] for action in node.actions], below)
+            weights = node.chance or [table[key][action] for action in node.actions]
+            values[key] = sum(w * v for w, v in zip(weights, below, strict=True))
     return values
 
 
@@ -284,10 +283,6 @@ def _value(pyspiel_game: SpielGame, seat: int, tables: Sequence[TabularPolicy | 
     if tables[seat] is None:
         return pyspiel.TabularBestResponse(game, seat, *pairs).value_from_state(root)  # a policy object would dangle
     return pyspiel.expected_returns(root, [pyspiel.TabularPolicy(held) for held in pairs], -1, True)[seat]
-
-
-def _dot(weights: list[float], values: list[float]) -> float:
-    return sum(w * v for w, v in zip(weights, values, strict=True))
 
 
 def _pairs(table: TabularPolicy) -> dict[str, list[tuple[int, float]]]:
