@@ -68,8 +68,14 @@ class EnvConfig:
             if value and not form(value):
                 shown = "" if set("@?#") & set(value) else f" {value!r}"  # do not repeat what may hold a password
                 raise ValueError(f"{name}{shown} is not allowed: {allowed}")
-        if self.env_mode != "local":
-            self._check_server()
+        if self.env_mode != "local" and self.prompt != "full":
+            allowed = "only the full prompt can be made from what servers show"
+            raise ValueError(f"prompt {self.prompt!r} is not allowed: {allowed}")
+        if self.env_mode == "url" and not self.env_url:
+            allowed = "env_mode url needs an address that starts with http:// or https://"
+            raise ValueError(f"env_url '' is not allowed: {allowed}")
+        if self.env_mode == "docker" and not self.env_image:
+            raise ValueError("env_image '' is not allowed: env_mode docker needs the name of an image")
         make(TraceConfig, self.trace, "trace")
 
     def _add_games(self) -> None:
@@ -80,17 +86,6 @@ class EnvConfig:
             raise ValueError(f"games_path {self.games_path!r} is not allowed: a path from / or ~ on, not in /proc")
         with blaming("games_path: ", raising=ValueError):
             games.add(self.games_path)
-
-    def _check_server(self) -> None:
-        docker = self.env_mode == "docker"
-        checks = (
-            ("prompt", self.prompt == "full", "only the full prompt can be made from what servers show"),
-            ("env_url", docker or self.env_url, "env_mode url needs an address that starts with http:// or https://"),
-            ("env_image", not docker or self.env_image, "env_mode docker needs the name of an image"),
-        )
-        for name, sound, allowed in checks:
-            if not sound:
-                raise ValueError(f"{name} {getattr(self, name)!r} is not allowed: {allowed}")
 
 
 @dataclass(frozen=True)
