@@ -229,11 +229,9 @@ def filter_program(machine: str, pid: int) -> bytes:
         return code.to_bytes(2, "little") + bytes([yes, no]) + value.to_bytes(4, "little")
 
     program = [op(load, 4), op(equal, arch, 1, 0), op(answer, kill), op(load, 0)]
-    for number in [numbers[column] for numbers in ALLOWED.values()]:
-        program += [] if number is None else [op(equal, number, 0, 1), op(answer, allow)]
-    for numbers, conditions in restricted(pid).values():
-        number = numbers[column]
-        if number is None:
+    unconditional: dict[str, tuple] = {name: (numbers, []) for name, numbers in ALLOWED.items()}
+    for numbers, conditions in (unconditional | restricted(pid)).values():
+        if (number := numbers[column]) is None:
             continue
         body: list[bytes] = []
         for argument, mask, values in conditions:

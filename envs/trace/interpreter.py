@@ -12,7 +12,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 from selectors import EVENT_READ, EVENT_WRITE, DefaultSelector
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from envs.trace.confine import READY
 
@@ -83,16 +83,12 @@ class Interpreter:
             cwd=NOWHERE,
             start_new_session=True,
         )
+        self.pipes: list[Any] = [self.process.stdin, self.process.stdout, self.process.stderr]
         for pipe in self.pipes:
             os.set_blocking(pipe.fileno(), False)
         self.pending, self.stdout, self.stderr, self.status = b"", bytearray(), bytearray(), ""
         self.open_outputs = {self.process.stdout, self.process.stderr}
         self.started = self.deadline = self.next_look = 0.0
-
-    @property
-    def pipes(self) -> list:
-        """Return this side's ends of standard input, output and error."""
-        return [self.process.stdin, self.process.stdout, self.process.stderr]
 
     def begin(self, data: bytes, seconds: float = START_S) -> None:
         """Queue ``data`` and start the clock, which ``read`` restarts once the interpreter is locked in."""
@@ -109,9 +105,8 @@ class Interpreter:
 
     def write(self) -> None:
         """Send as much as the pipe takes; drop the rest if nobody reads it."""
-        assert self.process.stdin is not None
         try:
-            self.pending = self.pending[os.write(self.process.stdin.fileno(), self.pending[:65536]) :]
+            self.pending = self.pending[os.write(self.pipes[0].fileno(), self.pending[:65536]) :]
         except BlockingIOError:
             pass
         except BrokenPipeError:
