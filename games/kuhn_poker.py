@@ -6,22 +6,16 @@ RANKS = ("Jack", "Queen", "King")
 WORDS = {"p": "Pass", "b": "Bet"}
 
 
-def _view(state: State, seat: int) -> tuple[str, str]:
-    """Return the rank of the seat's own card and the betting so far as letters."""
-    view = state.information_state_string(seat)
-    return RANKS[int(view[0])], view[1:]
-
-
 def _describe(state: State, seat: int) -> str:
-    rank, bets = _view(state, seat)
+    card, *bets = state.information_state_string(seat)
     moves = [f"{'you' if i % 2 == seat else 'opponent'} {WORDS[b]}" for i, b in enumerate(bets)]
     pot = 2 + bets.count("b")
-    return f"Your card: {rank}\nBetting so far: {', '.join(moves) or 'none'}\nPot: {pot} chips"
+    return f"Your card: {RANKS[int(card)]}\nBetting so far: {', '.join(moves) or 'none'}\nPot: {pot} chips"
 
 
 def _compact(state: State, seat: int) -> str:
-    rank, bets = _view(state, seat)
-    return f"{rank[0]} {bets}".rstrip()
+    card, *bets = state.information_state_string(seat)
+    return f"{RANKS[int(card)][0]} {''.join(bets)}".rstrip()
 
 
 GAME = Game(
