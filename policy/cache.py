@@ -27,11 +27,10 @@ class Store:
     def take(self, tokens: int) -> Ints:
         """Allocate slots, held once by the caller; nothing is allocated where memory runs out."""
         free = np.flatnonzero(self._holders == 0)
-        if len(free) < tokens or len(self.layers[-1][0]) < len(self._holders):
-            missing = max(tokens - len(free), 0)
-            needed = len(self._holders) + missing
+        if len(free) < tokens:
+            needed = len(self._holders) + tokens - len(free)
             try:
-                self._grow(needed + (len(self._holders) // 4 if missing else 0))
+                self._grow(needed + len(self._holders) // 4)
             except torch.OutOfMemoryError:
                 self._grow(needed)
             free = np.flatnonzero(self._holders == 0)
