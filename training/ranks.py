@@ -13,6 +13,7 @@ import traceback
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Seq
 from datetime import timedelta
+from itertools import chain
 from typing import Any, TypeVar
 
 import numpy as np
@@ -139,14 +140,12 @@ class Ranks:
         """Work in the first process only and give every process the result; if it fails, all end."""
         if self.world == 1:
             return work()
-        result: list[Any] = [None, None]
-        if self.first:
-            try:
-                result[0] = work()
-            except BaseException:
-                torch.distributed.broadcast_object_list([None, True])
-                raise
-        torch.distributed.broadcast_object_list(result)
+        result: list[Any] = [None, True]  # and whether it failed
+        try:
+            if self.first:
+                result = [work(), False]
+        finally:
+            torch.distributed.broadcast_object_list(result)
         if result[1]:
             raise SystemExit(1)
         return result[0]
@@ -173,21 +172,17 @@ class Ranks:
         self, policy: Policy, sequences: Seq[Sequence], adapter: str | None = None, legal_mass: bool = False
     ) -> Evaluation:
         """``policy.evaluate_decisions`` without gradients, on the CPU; each process computes its share."""
-        mine = self.share(sequences)
-
-        def columns() -> list[Tensor]:
-            with torch.no_grad():
-                read = policy.evaluate_decisions(mine, adapter=adapter, legal_mass=legal_mass) if mine else ()
-            return [x_M.cpu() for x_M in read if x_M is not None]
 
         def rows() -> list[tuple[list[float], ...]]:
-            sizes = [len(s.decisions) for s in mine]
-            return list(zip(*([part.tolist() for part in x_M.split(sizes)] for x_M in columns()), strict=True))
+            if not (mine := self.share(sequences)):
+                return []
+            with torch.no_grad():
+                read = policy.evaluate_decisions(mine, adapter=adapter, legal_mass=legal_mass)
+            parts = (x_M.cpu().split([len(s.decisions) for s in mine]) for x_M in read if x_M is not None)
+            return [tuple(part.tolist() for part in row) for row in zip(*parts, strict=True)]
 
-        if self.world == 1:
-            return Evaluation(*columns())
-        gathered = zip(*self.together(rows), strict=True)
-        return Evaluation(*(torch.tensor([x for part in column for x in part]) for column in gathered))
+        columns = zip(*self.together(rows), strict=True)
+        return Evaluation(*(torch.tensor([*chain(*column)]) for column in columns))
 
     def close(self) -> None:
         """Leave the process group, so that the processes end without warnings."""
