@@ -263,8 +263,7 @@ def run(args: argparse.Namespace) -> None:
     if adapter.name == "final" and isinstance(summary, dict) and (made := adapter / "manifest.json").is_file():
         step = read_json(made).get("step")  # a resumed run replaces ``final`` before it evaluates it
         summary = summary if summary.get("steps", step) == step else None
-    if summary is not None:
-        publish.must_tell_games(summary, file, adapter.name)
+    evaluated = {} if summary is None else publish.evaluated(summary, file, adapter.name)
     if args.adapter_only:
         copy_adapter(adapter, config.model, args.output)
     else:
@@ -272,7 +271,7 @@ def run(args: argparse.Namespace) -> None:
         judge(report, args)
     licence = publish.licence_of(base, config.model.revision)
     name = args.push or args.output.resolve().name
-    finish(publish.Published(name, base, licence, config, adapter.name, summary, report), args)
+    finish(publish.Published(name, base, licence, config, adapter.name, summary, evaluated, report), args)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

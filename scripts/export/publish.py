@@ -84,23 +84,22 @@ class Published:
     config: SimpleNamespace  # of the run
     checkpoint: str  # the folder's name
     summary: dict[str, Any] | None  # the run's summary.json
+    evaluated: dict[str, dict[str, Any]]  # game -> result
     report: dict[str, Any] | None  # of the merge; None: this is the adapter
 
-    @property
-    def evaluated(self) -> dict[str, dict[str, Any]]:
-        """Game -> result, where the run's evaluation is that of this checkpoint."""
-        summary = self.summary or {}
-        return summary.get("games", {}) if self.checkpoint in (summary.get("checkpoint"), "final") else {}
 
+def evaluated(summary: Any, file: Path, checkpoint: str) -> dict[str, dict[str, Any]]:
+    """Game -> result, where the summary of a run, from a file, is that of this checkpoint.
 
-def must_tell_games(summary: Any, file: Path, checkpoint: str) -> None:
-    """Raise ConfigError where a run's summary.json lacks the results that a card of this checkpoint shows."""
+    ConfigError: it lacks what a card shows.
+    """
     malformed = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
     with blaming(f"{file}: is no summary of a run: ", malformed):
         games = summary.get("games", {}) if checkpoint in (summary.get("checkpoint"), "final") else {}
         _evaluation(games)
         "".join(games).encode()
         sum(round(r["after"], 4) + (r.get("free_play") or {"legal_rate": 0})["legal_rate"] for r in games.values())
+    return games
 
 
 def card(about: Published) -> str:

@@ -423,7 +423,9 @@ def about(folder, **changed):
     config.model = replace(config.model, model_name=changed.get("base", base_model()))
     held = {"repo": "me/player", "base": config.model.model_name, "licence": "apache-2.0", "config": config,
             "checkpoint": "checkpoint-000006", "summary": None, "report": None}  # fmt: skip
-    return publish.Published(**held | changed)
+    held |= changed
+    found = publish.evaluated(held["summary"] or {}, Path("summary.json"), held["checkpoint"])
+    return publish.Published(**held, evaluated=found)
 
 
 def test_card_tells_the_evaluation_with_intervals(run_4bit, merged_4bit):
