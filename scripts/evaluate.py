@@ -400,11 +400,9 @@ def _check_files(parser: argparse.ArgumentParser, args: argparse.Namespace) -> N
     for flag, given in (("--json", args.json), ("--output", args.output)):
         if given and not Path(os.path.realpath(given)).parent.is_dir():
             parser.error(f"{flag} {given}: there is no such folder")
-    try:
-        if args.json:
+    if args.json:
+        with blaming(f"--json {args.json}: ", (ConfigError, OSError), parser.error):
             _must_take_tables(Path(os.path.realpath(args.json)), args.output)
-    except (ConfigError, OSError) as error:
-        parser.error(f"--json {args.json}: {error}")
 
 
 def _must_take_tables(file: Path, output: Path | None) -> None:

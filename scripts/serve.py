@@ -193,15 +193,13 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     args = parser.parse_args(argv)
     files = [Path(args.run) / "run_config.json"] if args.run else []
     sets = [f"env.games_path={json.dumps(args.games_path)}"] if args.games_path else []
-    try:
+    with blaming(raising=parser.error):
         with blaming("--games-path: "):
             EnvConfig(games_path=args.games_path or "")
         load_config({"env": EnvConfig}, files, sets, skip_unknown_sections=True)
         check_games()
         with blaming("--opponent: "):
             read_task(0, 0, args.opponent, math.inf)  # --max-search limits clients only
-    except ValueError as error:
-        parser.error(str(error))
     return args
 
 
