@@ -68,8 +68,7 @@ class Option:
 
 def resolve(overlay: dict[str, dict[str, Any]]) -> SimpleNamespace:
     """The default configuration with an overlay."""
-    sets = [f"{name}.{key}={json.dumps(value)}" for name, part in overlay.items() for key, value in part.items()]
-    return load_sections(DEFAULT_FILES, sets)
+    return load_sections([*DEFAULT_FILES, ("--set", overlay)])
 
 
 def stages(opponents: list[str], games: list[str]) -> list[dict[str, Any]]:
