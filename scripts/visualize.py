@@ -246,9 +246,8 @@ def panel_lines(panel: Panel, runs: Sequence[RunData]) -> list[dict[str, Any]]:
             line |= zip(("y", "mean", "low", "high"), drawn, strict=True)
             shows = any(y) or key.startswith(("score", "eval/"))  # a game that is never won is worth a line
             found.append((index, key, line, shows))
-    if not any(shows for *_, shows in found):
-        return []
-    if panel.limits is None:  # a success rate that is always 0 says something, a penalty that is switched off does not
+    # A success rate that is always 0 says something beside others, a penalty that is switched off does not.
+    if panel.limits is None or not any(shows for *_, shows in found):
         found = [part for part in found if part[-1]]
     keys = list(dict.fromkeys(key for _, key, *_ in found))
     for index, key, line, _ in found:
