@@ -38,10 +38,6 @@ RARE = "draw", "truncated", "forfeited", "failed"  # columns that tables leave o
 STATES_AT_ONCE = 512  # information states between reports of progress
 
 
-class EvaluationError(ProgramError):
-    """Why there is no result, in one line."""
-
-
 @dataclass(frozen=True)
 class GameResult:
     """One game of an evaluation: the mean value of sampled play with its 95 % interval, counts and exact values."""
@@ -115,12 +111,12 @@ def legal_rate(episodes: Seq[Episode]) -> float | None:
 def summary(game: str, strata: Seq[Seq[Row]], **exact: Any) -> GameResult:
     """Summarise the rows of one game, or of several with equal weights (a stratum each); rows come in pairs of seats.
 
-    EvaluationError: all games failed.
+    ProgramError: all games failed.
     """
     rows = [row for stratum in strata for row in stratum]
     scores = [row["score"] for row in rows if row["score"] is not None]
     if not scores:
-        raise EvaluationError(f"every game of {game} failed; the first: {rows[0]['error']}")
+        raise ProgramError(f"every game of {game} failed; the first: {rows[0]['error']}")
     counted = [pairs for stratum in strata if (pairs := whole_pairs([row["score"] for row in stratum]))]
     units = [np.array([sum(pair) / len(pair) for pair in pairs]) for pairs in counted]
     games = [sum(1 + len(pair) - len({*pair}) for pair in pairs) for pairs in counted]  # a won and a lost one: one
@@ -140,7 +136,7 @@ def differences(
 ) -> list[dict[str, Any]]:
     """Difference of two players' values on the same deals: per game, and the mean over those of ``averaged``.
 
-    EvaluationError: no deal was played to its end by both.
+    ProgramError: no deal was played to its end by both.
     """
     strata: dict[str, list[np.ndarray]] = {}
     for game in ours:
@@ -149,7 +145,7 @@ def differences(
         if len(deltas):
             strata[game] = [deltas]
     if not strata:
-        raise EvaluationError("no deal was played to its end by both players")
+        raise ProgramError("no deal was played to its end by both players")
     if len(parts := [strata[game][0] for game in averaged if game in strata]) > 1:
         strata[OVERALL] = parts
     found = {game: paired_difference(parts) for game, parts in strata.items()}
@@ -295,7 +291,7 @@ def evaluate(
 
     Exact values, and with ``nash`` NashConv, are computed for ``exact_tasks`` (None: all), where the game is small
     enough and no episode was truncated. The ceiling against "random" is known of every game that is small enough.
-    EvaluationError: every episode of a game failed.
+    ProgramError: every episode of a game failed.
     """
     trace = env_config.env_type == "trace"
     drawn = paired_tasks([[deals_of(t, env_config)] for t in task_ids], games, seed, opponent)

@@ -45,7 +45,7 @@ from envs.ratings import rate
 from envs.trace import check_config
 from evaluation import measure
 from evaluation.arena import Arena, check_match
-from evaluation.measure import OVERALL, VALUE, EvaluationError, GameResult, Row, between, columns, game_sets, summary
+from evaluation.measure import OVERALL, VALUE, GameResult, Row, between, columns, game_sets, summary
 from evaluation.players import AFFINETES, Contestant, Roster, find_adapter, is_folder, is_path, player_flags
 from games import own_digest
 from training.config import narrowed
@@ -266,7 +266,7 @@ class Contest:
                         results[game][a, b] = units
         results = {game: matches for game, matches in results.items() if len(matches) == len(pairs)}
         if not results:
-            raise EvaluationError(self.lost.pop(0))
+            raise ProgramError(self.lost.pop(0))
         return self._ladder_report(results)
 
     def exploit(self) -> dict[str, Any]:
@@ -346,7 +346,7 @@ class Contest:
                 rows = self.play(arena, player, opponent, [game])[game]
                 results += [(player, opponent, r) for r in self._found(partial(summary, game, [rows]))]
         if not results:
-            raise EvaluationError(self.lost.pop(0))
+            raise ProgramError(self.lost.pop(0))
         print(f"Strength, {'greedy' if self.args.greedy else 'sampled'}, seed {self.args.seed}")
         several = len({p.label for p, _, _ in results}) > 1
         lines = [
@@ -373,7 +373,7 @@ def _outcomes(rows: Sequence[Row]) -> np.ndarray:
     scores = np.array(ended, dtype=float).reshape(-1, 2)  # None, of a failed game, becomes NaN
     scores = scores[~np.isnan(scores).any(axis=1)]
     if not len(scores):
-        raise EvaluationError(f"every game of {rows[0]['game']} failed; the first: {rows[0].get('error')}")
+        raise ProgramError(f"every game of {rows[0]['game']} failed; the first: {rows[0].get('error')}")
     return (np.sign(scores - 0.5) + 1) / 2
 
 
@@ -479,7 +479,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if args.json:
             write_file(Path(args.json).resolve(), (json.dumps(finite(report), indent=1) + "\n").encode())
         if contest.lost:
-            raise EvaluationError("; ".join(contest.lost))
+            raise ProgramError("; ".join(contest.lost))
 
     return run_program(run)
 

@@ -27,7 +27,6 @@ from config.flags import FlagParser
 from config.reader import ConfigError, blaming, printable, read_json, read_text
 from curriculum import first_tasks
 from envs.trace import check_config
-from evaluation.measure import EvaluationError
 from evaluation.players import WEIGHTS, check_base, find_adapter, run_config_file
 from policy import load_policy
 from policy.model import ON_CPU, LoraConfig, ModelConfig, identity, load_architecture, quietly
@@ -35,7 +34,7 @@ from scripts.export import publish
 from scripts.export.proof import compare, observe, record_decisions, say
 from training.config import load_sections
 from training.memory import count_parameters
-from training.process import at_least, must_be_writable, run_program
+from training.process import ProgramError, at_least, must_be_writable, run_program
 from utils import CheckpointError, fingerprint, naming, need_space, sweep, write_file
 
 REPORT, SETTINGS = "merge_report.json", "adapter_config.json"
@@ -215,13 +214,13 @@ def make_merge(adapter: Path, config: SimpleNamespace, args: argparse.Namespace)
 
 
 def judge(report: dict[str, Any], args: argparse.Namespace) -> None:
-    """Print how far the merged model differs; EvaluationError where that is more than allowed."""
+    """Print how far the merged model differs; ProgramError where that is more than allowed."""
     proof = report["proof"]
     print(f"{args.output}: merged model against base and adapter apart: {say(proof)}")
     mean, effect, rounding = proof["mean_difference"], proof["effect"], report["rounding"]
     limit = max(rounding, LOSS * effect) if args.tolerance is None else args.tolerance
     if not mean <= limit:
-        raise EvaluationError(
+        raise ProgramError(
             f"{args.output}: the merged model is not the one that was trained: log-probabilities differ by {mean:.2g} "
             f"nats on average, allowed are {limit:.2g}"
         )

@@ -11,7 +11,8 @@ import torch
 from curriculum import deals_of, first_tasks
 from env_wrapper import Sequence, play
 from envs.types import Task
-from evaluation.measure import EvaluationError, Row, differences, outcome, paired_tasks
+from evaluation.measure import Row, differences, outcome, paired_tasks
+from training.process import ProgramError
 
 RECORDED = 40  # deals whose decisions are recorded
 
@@ -39,7 +40,7 @@ def record_decisions(policy: Any, config: SimpleNamespace) -> list[Sequence]:
     found = [s for e in episodes for sequences in e.sequences.values() for s in sequences if s.decisions]
     if not found:
         causes = {e.info.get("error", e.outcome) for e in episodes}
-        raise EvaluationError(f"no decision could be recorded: {' '.join(sorted(map(str, causes)))[:300]}")
+        raise ProgramError(f"no decision could be recorded: {' '.join(sorted(map(str, causes)))[:300]}")
     return found
 
 

@@ -33,9 +33,9 @@ from tiny_runs import (
 )
 
 import train_ppo
-from evaluation.measure import EvaluationError
 from policy import network
 from training import loggers
+from training.process import ProgramError
 from training.trajectories import Batch
 
 
@@ -300,7 +300,7 @@ def test_an_evaluation_that_fails_costs_no_step(undisturbed, tmp_path, monkeypat
 
     def evaluate(*args, **options):
         if next(evaluations) == 1:
-            raise EvaluationError("every game of kuhn_poker failed; the first: no answer")
+            raise ProgramError("every game of kuhn_poker failed; the first: no answer")
         return real(*args, **options)
 
     sent = []

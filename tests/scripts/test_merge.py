@@ -230,7 +230,7 @@ def test_moves_count_up_to_the_first_that_differs():
 
 def test_all_deals_lost_is_no_proof():
     lost = played([-1.0], [["1"]], [None])
-    with pytest.raises(proof.EvaluationError, match="no deal was played to its end"):
+    with pytest.raises(proof.ProgramError, match="no deal was played to its end"):
         proof.compare(lost, lost, 1.0)
 
 
