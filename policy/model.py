@@ -3,7 +3,6 @@
 import functools
 import importlib.util
 import logging
-import math
 import os
 import re
 import subprocess
@@ -20,7 +19,7 @@ import torch
 from torch import nn
 
 from config.reader import ConfigError, knob, read_file
-from envs.client import hub_problem
+from envs.client import hub_problem, is_number
 from games import own_digest
 from policy import cpu_memory
 from policy.bounded import bounded
@@ -285,8 +284,9 @@ def load_architecture(config: ModelConfig, **files: str) -> Any:
             f"model.model_name: rope type {kind!r} of {config.model_name} is not supported; "
             f"allowed: {', '.join(ROPE_TYPES)}"
         )
-    for key, number in (("rms_norm_eps", architecture.rms_norm_eps), ("rope_theta", rope.get("rope_theta"))):
-        if type(number) not in (int, float) or not 0 < number < math.inf:
+    numbers: dict[str, Any] = {"rms_norm_eps": architecture.rms_norm_eps, "rope_theta": rope.get("rope_theta")}
+    for key, number in numbers.items():
+        if not is_number(number) or number <= 0:
             raise ConfigError(f"model.model_name: {key} {number!r} of {config.model_name} is no positive number")
     return architecture
 
