@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
+from config.flags import one_line
 from config.reader import config_dict, config_diff, load_config
 from envs.client import is_number
 
@@ -13,12 +14,6 @@ PROGRAMS = "Values are 2 * score - 1, in [-1, 1], of programs predicted."
 BOARDS = ("Values are 2 * score - 1 against uniform random, in [-1, 1]; share is where the exact value, or with an "
           "interval that of sampled play, lies between random play (0) and the best response (1).")  # fmt: skip
 HARMLESS = str.maketrans({"|": "/", "<": "&lt;", "[": "&#91;"})
-
-
-def one_line(value: Any, most: int = 300) -> str:
-    """Any text on one line, at most so many characters."""
-    text = " ".join(str(value).split())
-    return text if len(text) <= most else text[: most - 3] + "..."
 
 
 def plain(value: Any) -> str:
