@@ -1,7 +1,5 @@
 """What programs share as processes: error messages, logging, the lock on a run's directory, signals."""
 
-from __future__ import annotations
-
 import argparse
 import atexit
 import contextlib
@@ -22,7 +20,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import FrameType
-from typing import IO, Any, NoReturn
+from typing import IO, Any, NoReturn, Self
 
 from config.flags import one_line
 from config.reader import printable
@@ -252,7 +250,7 @@ class StopSignal:
         self.received, self._at = 0, 0.0
         self._before: dict[int, Any] = {}
 
-    def __enter__(self) -> StopSignal:
+    def __enter__(self) -> Self:
         handled = [signal.SIGTERM, signal.SIGINT]
         handled += [signal.SIGHUP] if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN else []
         self._before = {number: signal.signal(number, self._handle) for number in handled}

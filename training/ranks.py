@@ -5,8 +5,6 @@ This is data parallelism: each process holds the whole base model, and only the 
 Sharding a 4-bit base would save nothing, since it fits one GPU.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 import traceback
@@ -14,7 +12,7 @@ from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Seq
 from datetime import timedelta
 from itertools import chain
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 import numpy as np
 import torch
@@ -57,7 +55,7 @@ class Ranks:
         self.rank, self.world = rank, world
 
     @classmethod
-    def join(cls, device: str) -> Ranks:
+    def join(cls, device: str) -> Self:
         """The place that the launcher gave this process. Communicates over NCCL between GPUs, gloo between CPUs.
 
         ConfigError: the launcher started fewer processes than it was asked for, or more than there are GPUs.
