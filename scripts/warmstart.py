@@ -22,6 +22,7 @@ import os
 import shlex
 import sys
 from collections.abc import Sequence as Seq
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from itertools import chain
@@ -73,12 +74,10 @@ def check_teacher(spec: str, ranges: Seq[TaskRange], env: EnvConfig) -> None:
     if not (teacher.searches or teacher.solves):
         raise ConfigError(f"--teacher {spec}: does not search; allowed are mcts, ismcts, cfr and perfect")
     for shared in tables(ranges):
-        try:
-            able = not isinstance(make_bot(shared.game, shared.spiel, teacher, 0, 0), RandomBot)
-        except ValueError:
-            able = False
-        if not able:
-            raise ConfigError(f"--teacher {spec}: cannot play {shared.game.name}; name others with --set games=...")
+        with suppress(ValueError):
+            if not isinstance(make_bot(shared.game, shared.spiel, teacher, 0, 0), RandomBot):
+                continue
+        raise ConfigError(f"--teacher {spec}: cannot play {shared.game.name}; name others with --set games=...")
 
 
 class Teacher:
@@ -186,13 +185,9 @@ def parse_args(argv: Seq[str] | None) -> argparse.Namespace:
     args = parser.parse_args(argv)
     if not 0 <= args.explore < 1:
         parser.error(f"--explore {args.explore:g}: expected a number >= 0 and < 1")
-    try:
-        Path(args.output).lstat()
+    with blaming(f"--output {args.output}: ", OSError, parser.error), suppress(FileNotFoundError):
+        Path(args.output).lstat()  # fails for a name that is too long, say
         parser.error(f"--output {args.output}: is there already")
-    except FileNotFoundError:
-        pass
-    except OSError as error:  # such as a name that is too long
-        parser.error(f"--output {args.output}: {error.strerror}")
     return args
 
 
