@@ -124,9 +124,8 @@ def nash_conv(pyspiel_game: SpielGame, table: TabularPolicy) -> float:
     Lanctot et al. 2017, "A Unified Game-Theoretic Approach to Multiagent Reinforcement Learning", section 3.2.
     """
     information_states(pyspiel_game)
-    if _is_perfect(pyspiel_game):  # the values of the table itself sum to 0
-        return _value(pyspiel_game, 0, (None, table)) + _value(pyspiel_game, 1, (table, None))
-    return pyspiel.nash_conv(_turn_based(pyspiel_game), _pairs(table))
+    # Nothing is taken off, since the values of the table itself sum to 0.
+    return _value(pyspiel_game, 0, (None, table)) + _value(pyspiel_game, 1, (table, None))
 
 
 @_once
