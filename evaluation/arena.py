@@ -14,7 +14,7 @@ from envs.config import PLAYED_BY, EnvConfig
 from envs.openspiel import OpenSpielEnv, position, table
 from envs.opponents import check_served, make_bot, parse_opponent
 from envs.types import Episode, Task
-from evaluation.measure import Row, outcome
+from evaluation.measure import Row, outcome, tell_failed
 from evaluation.players import Contestant, ModelPlayer, Seats
 from training.console import Console
 from utils import CheckpointError, ConfigError, in_threads, write_file
@@ -83,6 +83,7 @@ class Arena:
         if cut := sum(row["outcome"] == "truncated" for row in rows):
             log.warning("%s against %s, %s: in %d of %d games a prompt did not fit ppo.max_seq_length; they are "
                         "lost where it was the player's", own.label, opponent.label, game, cut, len(rows))  # fmt: skip
+        tell_failed(f"{own.label} against {opponent.label}, {game}", rows)
         return rows
 
     def _write(self, text: str) -> None:

@@ -17,6 +17,7 @@ from config.reader import ConfigError
 from curriculum import TaskRange, deals_of, eval_tasks, pool
 from env_wrapper import play
 from envs import exact
+from envs.client import one_line
 from envs.config import EnvConfig
 from envs.openspiel import DISTINCT, load_game, position, query_at
 from envs.parser import parse_action
@@ -96,6 +97,13 @@ def outcome(episode: Episode) -> Row:
     if episode.outcome == "failed":
         return {"outcome": "failed", "score": None, "error": redact(episode.info["error"])}
     return {"outcome": episode.outcome, "score": episode.score}
+
+
+def tell_failed(match: str, rows: Seq[Row]) -> None:
+    """Log how many games failed, and why. Where all did, that is an error: see ``summary``."""
+    if 0 < len(failed := [row["error"] for row in rows if row["outcome"] == "failed"]) < len(rows):
+        log.warning("%s: %d of %d games failed and are left out; the first: %s",
+                    match, len(failed), len(rows), one_line(failed[0]))  # fmt: skip
 
 
 def legal_rate(episodes: Seq[Episode]) -> float | None:
@@ -307,9 +315,11 @@ def evaluate(
         exactly &= all(e.outcome != "truncated" for e in mine)  # exact values assume that prompts always fit
         table = exact_table(player, env_config, task_id, progress) if exactly else None
         known = table_values(table, task_id, nash) if table else ceilings([task_id]) if opponent == "random" else {}
-        results.append(summary(label(task_id), [[outcome(e) for e in mine]], legal_rate=legal_rate(mine), **known))
+        tell_failed(label(task_id), rows := [outcome(e) for e in mine])
+        results.append(summary(label(task_id), [rows], legal_rate=legal_rate(mine), **known))
     for name, parts in levels.items():
         strata = [[outcome(e) for e in part] for part in parts]
+        tell_failed(name, [*chain(*strata)])
         results.append(summary(name, strata, legal_rate=legal_rate([*chain(*parts)])))
     return results
 

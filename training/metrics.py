@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from config.reader import blaming
+from envs.client import one_line
 from envs.types import Episode
 from training.process import open_own
 from utils import naming, read_file, redact, write_file
@@ -24,6 +25,7 @@ log = logging.getLogger(__name__)
 
 MOST_BYTES = 2**30  # in a file of metrics
 ALIKE = 16  # least number of decisions in one game with the same legal actions to estimate information from
+_told = set[str]()  # games of which it was said that some failed
 STATUS, PEAK = Path("/proc/self/status"), re.compile(r"VmHWM:\s+(\d+) kB")  # of memory, on Linux
 
 
@@ -139,6 +141,13 @@ def summarise(episodes: Sequence[Episode]) -> dict[str, Any]:
     valid = [e for e in episodes if e.outcome != "failed"]
     by_game = {game: [e.score for e in valid if e.game == game] for game in sorted({e.game for e in valid})}
     outcomes = Counter(e.outcome for e in episodes)
+    if lost := [e for e in episodes if e.outcome == "failed"]:
+        level = logging.DEBUG if lost[0].game in _told else logging.WARNING  # the others of a run are in its run.log
+        _told.add(lost[0].game)
+        cause = one_line(str(lost[0].info.get("error")))
+        log.log(
+            level, "%d of a step's %d games failed and are left out; the first: %s", len(lost), len(episodes), cause
+        )
     return {
         "games": len(episodes),
         "score_mean": sum(e.score for e in valid) / len(valid),

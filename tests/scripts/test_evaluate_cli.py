@@ -647,6 +647,22 @@ def test_games_that_fail_are_left_out_and_when_all_do_nothing_is_reported(checkp
     assert last.startswith("error: every game of kuhn_poker failed; the first: RuntimeError: no such luck (")
 
 
+def test_a_ladder_tells_of_the_games_that_failed(monkeypatch, capsys):
+    """It says "20 games a pair and game", and has no column for them."""
+    reset = OpenSpielEnv.reset
+
+    def failing(self, task):
+        if -task.index % 2**32 in (3, 10):
+            raise RuntimeError("no such luck")
+        return reset(self, task)
+
+    monkeypatch.setattr(OpenSpielEnv, "reset", failing)
+    assert evaluate.main(command("--ladder", "random", "mcts:2x1", games=["kuhn_poker"])) == 0
+    [told] = [line for line in capsys.readouterr().err.splitlines() if line.startswith("WARNING")]
+    assert told == ("WARNING: mcts:2x1 against random, kuhn_poker: 2 of 20 games failed and are left out; the first: "
+                    "RuntimeError: no such luck")  # fmt: skip
+
+
 @pytest.mark.parametrize(
     "words",
     [("--checkpoint", "RUN"), ("--checkpoint", "RUN", "--exploit", "1", "--exploit-steps", "1"),

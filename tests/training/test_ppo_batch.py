@@ -11,6 +11,7 @@ import torch
 from env_wrapper import Decision, Episode, Sequence, Task
 from policy.player import Evaluation
 from train_ppo import LONE, Batch, Trainer, TrainingError, collate
+from training import metrics
 from training.config import PPOConfig
 from training.metrics import ALIKE, mutual_information, summarise, timing
 from training.trajectories import standardise
@@ -283,6 +284,18 @@ def test_a_steps_summary_by_hand():
     assert (row["score_mean"], row["success_rate"], row["retries"]) == (0.4375, 0.25, 10)
     assert (row["score/a"], row["score/b"]) == (0.75, 0.125)
     assert (row["truncated"], row["forfeited"], row["failed"]) == (1, 1, 1)
+
+
+def test_why_games_of_a_step_failed_is_told_once_and_kept_in_the_log(caplog, monkeypatch):
+    """Up to a fifth of each step's may, and the reason was nowhere."""
+    monkeypatch.setattr(metrics, "_told", set())
+    caplog.set_level("DEBUG", "training")
+    good, bad = episode("a", {0: [0]}, {0: 1.0}), Episode(Task(0), "a", 0.0, "failed", {}, {"error": "OSError: x"})
+    for _ in range(3):
+        summarise([good, bad, bad, good, good])
+    told = "2 of a step's 5 games failed and are left out; the first: OSError: x"
+    expected = [("WARNING", told), ("DEBUG", told), ("DEBUG", told)]
+    assert [(record.levelname, record.getMessage()) for record in caplog.records] == expected
 
 
 def test_the_kl_is_to_the_adapter_that_a_run_began_with():

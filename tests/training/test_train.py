@@ -806,7 +806,7 @@ def test_games_that_are_kept_for_the_viewer_hold_no_secrets(tmp_path, monkeypatc
 
 
 @pytest.mark.parametrize("lost", [1, 2])
-def test_an_evaluation_of_few_games_that_were_not_lost_is_none(tmp_path, lost):
+def test_an_evaluation_of_few_games_that_were_not_lost_is_none(tmp_path, caplog, lost):
     """A server is away for a while: the value of the rest would choose the best checkpoint."""
     trainer = train_ppo.Trainer(micro_config(tmp_path), tmp_path)
     act = trainer.policy.act
@@ -818,6 +818,7 @@ def test_an_evaluation_of_few_games_that_were_not_lost_is_none(tmp_path, lost):
     refused = pytest.raises(TrainingError, match=r"2 of 4 games of \w+ failed in an evaluation")
     with refused if lost > 1 else nullcontext():
         results = trainer.evaluate(StopSignal(), lambda *_: None)
+        assert caplog.messages == ["leduc_poker: 1 of 4 games failed and are left out; the first: away"]
         assert [r.failed for r in results] == [1, 0]
         table, found = evaluation.result_table([], results)
         assert "failed" in table.split("\n")[0]
