@@ -62,11 +62,15 @@ def feasible(pyspiel_game: SpielGame) -> bool:
 
     Finding out takes at most a walk up to the bound (a second or two), once per process.
     """
-    kind, types = pyspiel_game.get_type(), pyspiel.GameType
-    zero_sum = pyspiel_game.num_players() == 2 and kind.utility == types.Utility.ZERO_SUM
-    listed = kind.chance_mode != types.ChanceMode.SAMPLED_STOCHASTIC
+    kind = pyspiel_game.get_type()
+    listed = kind.chance_mode != pyspiel.GameType.ChanceMode.SAMPLED_STOCHASTIC
     described = _is_perfect(pyspiel_game) or kind.provides_information_state_string
-    return zero_sum and listed and described and bool(_explore(str(pyspiel_game)))
+    return is_duel(pyspiel_game) and listed and described and bool(_explore(str(pyspiel_game)))
+
+
+def is_duel(pyspiel_game: SpielGame) -> bool:
+    """Return whether two play, and one wins what the other loses."""
+    return pyspiel_game.num_players() == 2 and pyspiel_game.get_type().utility == pyspiel.GameType.Utility.ZERO_SUM
 
 
 def information_states(pyspiel_game: SpielGame) -> list[InfoState]:

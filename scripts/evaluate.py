@@ -73,7 +73,8 @@ def exact_results(player: Contestant, task_ids: set[int]) -> dict[str, float]:
     game, name = load_game(task_id := min(task_ids)), table(task_id).game.name
     several = any(load_game(other) is not game for other in task_ids)
     if several or not exact.feasible(game):
-        why = f"of several configurations; name one: {name}#0" if several else "too large"
+        small = f"of several configurations; name one: {name}#0" if several else "too large"
+        why = small if exact.is_duel(game) else "no zero-sum game of two"
         log.warning("--exact: %s left out, %s", name, why)
         return {}
     if player.label == "random":

@@ -254,7 +254,8 @@ def exact_tasks(config: SimpleNamespace, chat: ChatFormat) -> dict[int, float]:
         costs = {t: exact_operations(t, env, chat, weights) for t in tasks}
     found = {task: cost for task, cost in costs.items() if cost <= limit}
     if config.ppo.eval_exact == "always" and (left := [task for task in tasks if task not in found]):
-        why = "too large" if costs else "they need games that are played here, with constrained answers"
+        large = "too large, or no zero-sum games of two"
+        why = large if costs else "they need games that are played here, with constrained answers"
         names = "programs" if env.env_type == "trace" else ", ".join(GAMES[t // CONFIGS_PER_GAME].name for t in left)
         log.warning("ppo.eval_exact = always: exact values of %s are left out: %s", names, why)
     return found

@@ -447,6 +447,14 @@ def test_over_a_server_exact_values_are_left_out_and_that_is_said(caplog):
     ]
 
 
+@pytest.mark.parametrize("name", ["hearts", "blackjack"])
+def test_a_game_for_one_or_four_is_not_called_too_large_for_exact_values(caplog, name):
+    first = NAMES.index(name) * CONFIGS_PER_GAME
+    asked = SimpleNamespace(label="random", env=EnvConfig(), player=None)
+    assert evaluate.exact_results(asked, {first, first + 1}) == evaluate.exact_results(asked, {first}) == {}
+    assert caplog.messages == [f"--exact: {name} left out, no zero-sum game of two"] * 2
+
+
 def test_exact_values_of_free_answers_search_and_servers_are_left_out_and_that_is_said(caplog):
     """They were asked for, and their column was silently missing."""
     able, label = SimpleNamespace(action_probs=None), "--exact: kuhn_poker left out for {}"

@@ -249,7 +249,7 @@ def test_over_a_server_no_exact_value_is_planned(tmp_path):
 
 
 @pytest.mark.parametrize(("mode", "games", "told"), [
-    ("constrained", ["kuhn_poker", "hex"], "hex are left out: too large"),
+    ("constrained", ["kuhn_poker", "hex"], "hex are left out: too large, or no zero-sum games of two"),
     ("free", ["kuhn_poker"], "kuhn_poker are left out: they need games that are played here, with constrained answers"),
     ("constrained", ["kuhn_poker"], None),
 ])  # fmt: skip
