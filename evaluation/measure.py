@@ -119,6 +119,7 @@ def legal_rate(episodes: Seq[Episode]) -> float | None:
 def summary(game: str, strata: Seq[Seq[Row]], **exact: Any) -> GameResult:
     """Summarise the rows of one game, or of several with equal weights (a stratum each); rows come in pairs of seats.
 
+    Where no pair is whole, the value may be of one seat, and has no place below a ceiling for both.
     ProgramError: all games failed.
     """
     rows = [row for stratum in strata for row in stratum]
@@ -126,6 +127,8 @@ def summary(game: str, strata: Seq[Seq[Row]], **exact: Any) -> GameResult:
     if not scores:
         raise ProgramError(f"every game of {game} failed; the first: {rows[0]['error']}")
     counted = [pairs for stratum in strata if (pairs := whole_pairs([row["score"] for row in stratum]))]
+    if max(map(len, chain(*counted))) < 2 and exact.get("exact") is None:
+        exact |= {"random": None, "ceiling": None}
     units = [np.array([sum(pair) / len(pair) for pair in pairs]) for pairs in counted]
     games = [sum(1 + len(pair) - len({*pair}) for pair in pairs) for pairs in counted]  # a won and a lost one: one
     value, low, high = (2 * end - 1 for end in mean_interval(units, games))

@@ -254,6 +254,15 @@ def test_failures_of_one_seat_do_not_weigh_for_the_other():
     assert (found.value, found.success, found.loss, found.failed) == (0.0, 0.5, 0.5, 50)
 
 
+def test_the_value_of_one_seat_has_no_share_of_a_ceiling_for_both():
+    """Random play, whose games all failed in the second seat, had a third of tic_tac_toe's ceiling."""
+    won, failed = {"outcome": "finished", "score": 1.0}, {"outcome": "failed", "score": None, "error": "?"}
+    known = {"random": 0.0, "ceiling": 0.96}
+    assert summary("a", [[won, failed] * 20], **known).row["share"] is None
+    assert summary("a", [[won, failed] * 20], exact=0.48, **known).share == 0.5
+    assert summary("a", [[won, failed] * 20 + [won, won]], **known).share == 1 / 0.96
+
+
 def test_games_of_which_some_failed_count_the_same_in_every_column():
     won = [{"score": 1.0, "outcome": "finished"}] * 20
     lost = [{"score": 0.0, "outcome": "finished"}] * 2 + [{"score": None, "outcome": "failed", "error": ""}] * 18
