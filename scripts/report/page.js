@@ -104,8 +104,12 @@ const fill = (select, options) => { put(select, options.map(([value, text]) => h
 
 function verdict(episode) {
   if (episode.outcome && episode.outcome !== "finished") return [episode.outcome, "loss"];
-  if (typeof episode.score !== "number" || (episode.seat ?? null) === null) return ["finished", ""];
-  return episode.score > 0.5 ? ["won", "win"] : episode.score < 0.5 ? ["lost", "loss"] : ["drawn", ""];
+  const {score, seat, returns} = episode;
+  if (typeof score !== "number" || (seat ?? null) === null) return ["finished", ""];
+  // With three players a score of 0.5 is not a draw: what counts is who gained from the others.
+  const zeroSum = Array.isArray(returns) && returns.length > 1 && Math.abs(returns.reduce((a, b) => a + b, 0)) < 1e-6;
+  const ahead = zeroSum ? returns[seat] : score - 0.5;
+  return ahead > 0 ? ["won", "win"] : ahead < 0 ? ["lost", "loss"] : ["drawn", ""];
 }
 
 function episodeLabel(episode) {

@@ -583,6 +583,19 @@ def test_the_readout_is_of_the_step_under_the_cursor():
 
 
 @pytest.mark.skipif(not shutil.which("node"), reason="no Node here")
+def test_who_gained_from_two_others_has_won():
+    """In three-player leduc_poker, of -13 to 26 chips, a gain of two is a score of 0.38, and was called lost."""
+    games = [(15 / 39, [2, -1, -1]), (12 / 39, [-1, 2, -1]), (13 / 39, [0, 0, 0]), (1.0, [5, -5]), (0.5, [0, 0]),
+             (2 / 3, [26, 12, 20, 30]), (0.2, [640])]  # fmt: skip
+    rows = [{"outcome": "finished", "seat": 0, "score": score, "returns": returns} for score, returns in games]
+    source = (ROOT / "scripts" / "report" / "page.js").read_text()
+    script = "function verdict" + source.partition("function verdict")[2].partition("\n}\n")[0] + "\n}\n"
+    script += f"console.log({json.dumps(rows)}.map((row) => verdict(row)[0]).join(' '))"
+    said = subprocess.run(["node", "-e", script], capture_output=True, text=True, check=True).stdout
+    assert said.split() == ["won", "lost", "drawn", "won", "drawn", "won", "lost"]
+
+
+@pytest.mark.skipif(not shutil.which("node"), reason="no Node here")
 def test_steps_too_large_to_count_on_from_have_marks_all_the_same():
     script = f"{CHARTS}; console.log(ticks({2**60}, {2**60 + 256}, 5).length < 30, ticks(0, 10, 5).join(' '))"
     said = subprocess.run(["node", "-e", script], capture_output=True, text=True, check=True, timeout=5).stdout
