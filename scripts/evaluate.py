@@ -297,7 +297,9 @@ class Contest:
         config, ranges, frozen = self.roster.config(player.folder), self.rows[game], find_adapter(str(player.folder))
         with tempfile.TemporaryDirectory() as folder:
             best, scores = best_response(config, frozen, ranges, self.args, Path(folder), arena.console)
-            answer = replace(self.roster.contestant(str(best), self.names), label=f"response_to_{player.label}")
+            answer = self.roster.contestant(str(best), self.names)
+            # Named by its weights: --output may hold games of one that another machine has trained differently.
+            answer = replace(answer, label=f"response_to_{player.label}@{answer.origin['adapter'][:8]}")
             answer.player.greedy = True  # a best response need not vary
         rows = self.play(arena, answer, player, [game])[game]
         gain = self._exact(player, rows).get("nash_conv")  # summed over both seats, in the game's own units

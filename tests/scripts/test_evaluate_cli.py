@@ -1507,6 +1507,15 @@ def test_games_of_other_best_responses_are_not_taken_for_these(run, tmp_path):
     assert settings("--exploit", "1") not in others
 
 
+def test_games_of_a_response_that_came_out_differently_are_not_taken_for_these(run, tmp_path, monkeypatch, capsys):
+    """As with other threads or on another device: its games were shown beside the training scores of the new one."""
+    args = ("--checkpoint", str(run), "--exploit", "1", "--exploit-steps", "1", "--output", str(tmp_path / "o.jsonl"))
+    table(capsys, *args, games=["kuhn_poker"], episodes=4)
+    monkeypatch.setitem(exploit.SEARCH, "max_grad_norm", 0.5)  # stands for another rounding
+    assert evaluate.main(command(*args, games=["kuhn_poker"], episodes=4)) == 2
+    assert "line 2 is another game than this command plays there; name another file" in capsys.readouterr().err
+
+
 def test_of_several_responses_the_one_that_scored_best_while_learning_is_played(tmp_path, run, monkeypatch):
     scores, trained = iter([0.4, 0.9, 0.6]), []
     monkeypatch.setattr(exploit, "_train", lambda config, *args: trained.append(config) or next(scores))
