@@ -489,4 +489,9 @@ def is_finished(run_dir: Path, checkpoint: str, resolved: dict[str, Any], force_
     with contextlib.suppress(ConfigError, TypeError, KeyError):  # missing or damaged: written again
         ended = read_json(run_dir / "summary.json")["steps"]  # perhaps of an earlier end that the run has passed
     whole = step >= resolved["ppo"]["num_train_steps"] and ended == step and (run_dir / "episodes.jsonl").exists()
-    return whole and bool(find_checkpoint(run_dir, checkpoint, resolved, force_config, look_only=True))
+    try:
+        return whole and bool(find_checkpoint(run_dir, checkpoint, resolved, False, look_only=True))
+    except ConfigError:
+        if not force_config:
+            raise
+        return False  # the end is made again, with the other knobs

@@ -686,6 +686,10 @@ def test_a_finished_run_is_not_finished_with_other_knobs(tmp_path, capsys):
     assert "is finished" in capsys.readouterr().out
     assert train(tmp_path, "--resume", *once, "ppo.gamma=0.5") == 2
     assert "the configuration has changed since checkpoint-000001: ppo.gamma" in capsys.readouterr().err
+    assert train(tmp_path, "--resume", "--force-config", *once) == 0
+    assert "is finished" in capsys.readouterr().out
+    assert train(tmp_path, "--resume", "--force-config", *once, "ppo.eval_games=8") == 0
+    assert {game["episodes"] for game in summary(tmp_path)["games"].values()} == {8}
 
 
 def test_a_last_step_that_has_passed_is_refused(undisturbed, capsys):
