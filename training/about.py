@@ -18,6 +18,8 @@ from curriculum import pool
 from games import NAMES
 from utils import CheckpointError, redact, versions, write_file
 
+ROOT = Path(__file__).parents[1]
+
 
 def begin(run_dir: Path, config: SimpleNamespace, resumed: bool) -> dict[str, Any]:
     """Write and return the record of a run that starts; a resumed one keeps its start and the time it has taken."""
@@ -66,7 +68,7 @@ def headline(about: dict[str, Any]) -> str:
 
 def commit() -> str:
     """This program's commit, followed by "+" if files differ; "unknown" outside of a repository or without git."""
-    command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--abbrev=7", "--exclude=*", "--dirty=+"]
+    command = ["git", "-C", str(ROOT), "describe", "--always", "--abbrev=7", "--exclude=*", "--dirty=+"]
     try:
         return subprocess.run(command, capture_output=True, text=True).stdout.strip() or "unknown"
     except OSError:  # there is no git
