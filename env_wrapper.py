@@ -223,7 +223,11 @@ def play(env_config: EnvConfig | dict[str, Any], player: Player, tasks: Seq[Task
                 halves[i] = active = [run for run in half if run.running]
                 if (ended := [run.number for run in half if not run.running]) and hasattr(player, "release"):
                     player.release(ended)
-                stepping[i] = _step_all(active, _act(player, active), pool)
+                actions = player.act([run.query() for run in active]) if active else []
+                if len(actions) != len(active):
+                    said = f"the player answered {len(actions)} of {len(active)} queries"
+                    raise ValueError(f"{said}: one action a query, in order")
+                stepping[i] = _step_all(active, actions, pool)
     finally:
         left = sys.exc_info()[0] in (InterruptedRolloutError, KeyboardInterrupt)
         if pool:  # after a signal, do not wait for a search, which may take minutes
@@ -254,12 +258,3 @@ def _wait(stepping: list[Future[None]], player: Player) -> None:
         leave_if_stopped()
     for step in stepping:
         step.result()  # raises what ``advance`` did not catch
-
-
-def _act(player: Player, runs: list[_Ongoing]) -> list[Action]:
-    if not runs:
-        return []
-    actions = player.act([run.query() for run in runs])
-    if len(actions) != len(runs):
-        raise ValueError(f"the player answered {len(actions)} of {len(runs)} queries: one action a query, in order")
-    return actions
