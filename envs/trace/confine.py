@@ -325,7 +325,7 @@ def serve() -> None:
     import io
     import json
 
-    channel = os.dup(1)
+    channel = os.fdopen(os.dup(1), "wb")
     while True:
         program, stdin = json.loads(receive(int.from_bytes(receive(4), "big")))
         sys.stdin, sys.stdout, sys.stderr, error = io.StringIO(stdin), io.StringIO(), io.StringIO(), ""
@@ -336,9 +336,8 @@ def serve() -> None:
         except BaseException as raised:
             error = f"{type(raised).__name__}: {raised}"
         answer = json.dumps([sys.stdout.getvalue(), sys.stderr.getvalue(), error]).encode()
-        answer = len(answer).to_bytes(4, "big") + answer
-        while answer:
-            answer = answer[os.write(channel, answer) :]
+        channel.write(len(answer).to_bytes(4, "big") + answer)
+        channel.flush()
 
 
 def start(arguments: list[str]) -> tuple[object, dict]:
