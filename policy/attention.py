@@ -74,8 +74,7 @@ def prepare(buckets: list[Bucket], groups: int, dtype: torch.dtype, device: torc
         queries, empty = np.zeros(R * T, np.int64), np.ones(R * T, bool)
         queries[bucket.places], empty[bucket.places] = bucket.queries, False
         places_N[bucket.queries], start = start + bucket.places, start + R * T
-        on_device = (torch.from_numpy(x).to(device) for x in (queries, bucket.positions, bucket.keys))
-        queries_, positions, keys = on_device
+        queries_, positions, keys = (torch.from_numpy(x).to(device) for x in (queries, bucket.positions, bucket.keys))
         blanks = torch.from_numpy(empty)[:, None, None].to(device) if empty.any() else None
         future = torch.arange(S, device=device) > positions[..., None]
         mask = torch.zeros(R, 1, T, 1, S, dtype=dtype, device=device).masked_fill_(future[:, None, :, None], -torch.inf)

@@ -82,14 +82,14 @@ def _cut(queries: Ints, positions: Ints, path: Ints, most: int) -> Iterator[_Que
 
 def _buckets(runs: list[_QueryRun], cut: Cut) -> list[Bucket]:
     """Runs in buckets of similar size."""
-    buckets, useful, most_T, most_S = [], 0, 0, 0
+    buckets, useful, most_S = [], 0, 0
     group: list[_QueryRun] = []
     for run in sorted(runs, key=lambda run: (len(run.queries), len(run.keys))):
-        T, S = len(run.queries), len(run.keys)
-        most_T, most_S, useful = max(most_T, T), max(most_S, S), useful + T * S
-        if group and (len(group) + 1) * most_T * most_S > cut.waste * useful + cut.small:
+        T, S = len(run.queries), len(run.keys)  # T only grows
+        most_S, useful = max(most_S, S), useful + T * S
+        if group and (len(group) + 1) * T * most_S > cut.waste * useful + cut.small:
             buckets.append(_bucket(group))
-            group, useful, most_T, most_S = [], T * S, T, S
+            group, useful, most_S = [], T * S, S
         group.append(run)
     return [*buckets, _bucket(group)] if group else buckets
 
