@@ -158,7 +158,7 @@ def equilibrium_table(pyspiel_game: SpielGame, iterations: int) -> TabularPolicy
     if _is_perfect(pyspiel_game):
         raise ValueError("it hides nothing; use perfect")
     infos = information_states(pyspiel_game)
-    solver = pyspiel.CFRPlusSolver(_turn_based(pyspiel_game))
+    solver = pyspiel.CFRPlusSolver(pyspiel.load_game_as_turn_based(str(pyspiel_game)))
     for _ in range(iterations):
         solver.evaluate_and_update_policy()
     average = solver.average_policy()
@@ -169,13 +169,6 @@ def _is_perfect(pyspiel_game: SpielGame) -> bool:
     kind = pyspiel_game.get_type()
     in_turn = kind.dynamics == pyspiel.GameType.Dynamics.SEQUENTIAL
     return in_turn and kind.information == pyspiel.GameType.Information.PERFECT_INFORMATION
-
-
-def _turn_based(pyspiel_game: SpielGame) -> SpielGame:
-    """Return a game itself, or of a simultaneous one the equivalent in which seats choose in turn, unseen."""
-    if pyspiel_game.get_type().dynamics == pyspiel.GameType.Dynamics.SIMULTANEOUS:
-        return pyspiel.convert_to_turn_based(pyspiel_game)
-    return pyspiel_game
 
 
 def _distribution(probs: dict[int, float], info: InfoState) -> dict[int, float]:
@@ -203,8 +196,8 @@ def _walk(game_string: str) -> list[InfoState]:
     if _is_perfect(pyspiel_game):
         nodes = _positions(game_string).items()
         return [InfoState(p.state, p.state.current_player(), key) for key, p in nodes if p.state.is_player_node()]
-    turn_based = _turn_based(pyspiel_game)
-    simultaneous = turn_based is not pyspiel_game
+    turn_based = pyspiel.load_game_as_turn_based(game_string)  # seats that choose at once choose in turn, unseen
+    simultaneous = pyspiel_game.get_type().dynamics == pyspiel.GameType.Dynamics.SIMULTANEOUS
     found: dict[str, InfoState] = {}
     stack, histories = [turn_based.new_initial_state()], 0
     while stack:
@@ -281,7 +274,7 @@ def _value(pyspiel_game: SpielGame, seat: int, tables: Sequence[TabularPolicy | 
     if _is_perfect(pyspiel_game):
         *_, value = _worth(str(pyspiel_game), tables).values()
         return -value if seat else value
-    game = _turn_based(pyspiel_game)
+    game = pyspiel.load_game_as_turn_based(str(pyspiel_game))
     root, pairs = game.new_initial_state(), [_pairs(table) for table in tables if table is not None]
     if tables[seat] is None:
         return pyspiel.TabularBestResponse(game, seat, *pairs).value_from_state(root)  # a policy object would dangle

@@ -29,7 +29,7 @@ def _by_position(game, seat):
 
 
 def _by_history(game, seat, other):
-    turn_based = exact._turn_based(game)
+    turn_based = pyspiel.load_game_as_turn_based(str(game))
     response = pyspiel.TabularBestResponse(turn_based, seat, exact._pairs(other))
     response.value_from_state(turn_based.new_initial_state())
     return response.get_best_response_actions()
