@@ -59,8 +59,8 @@ def problem_of(status: int, answer: Any) -> str:
 def bearer() -> dict[str, str]:
     """Return the header for the key in OPENAI_API_KEY, if set; ConfigError if no header can hold it."""
     key = os.environ.get("OPENAI_API_KEY", "")
-    if not (key.isascii() and key.isprintable()):
-        raise ConfigError("OPENAI_API_KEY: a key is printable ASCII, without an end of line")
+    if not (key.isascii() and key.isprintable()) or key != key.strip():
+        raise ConfigError("OPENAI_API_KEY: a key is printable ASCII, without spaces around it or an end of line")
     return {"Authorization": f"Bearer {key}"} if key else {}
 
 

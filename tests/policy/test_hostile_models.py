@@ -149,7 +149,7 @@ def test_no_misbehaviour_is_believed_or_waited_for(policy, tmp_path, monkeypatch
     assert min(ends["answered"], ends["refused"]) > 5
 
 
-@pytest.mark.parametrize("key", ["sk-\n", "sk-é", "sk-\x01"])
+@pytest.mark.parametrize("key", ["sk-\n", "sk-é", "sk-\x01", "sk-of-me ", " "])
 def test_a_key_that_no_header_can_hold_is_told_without_it(policy, tmp_path, monkeypatch, key):
     monkeypatch.setenv("OPENAI_API_KEY", key)
     with pytest.raises(ConfigError, match="OPENAI_API_KEY: a key is printable ASCII"):
