@@ -6,6 +6,7 @@ import json
 import logging
 import re
 import threading
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -14,7 +15,7 @@ from typing import Any
 
 from config.reader import blaming, load_config, printable
 from env_wrapper import Sequence as Tokens
-from envs.client import NO_ANSWER, NOT_SENT, HttpClient, bearer, one_line, parse, problem_of
+from envs.client import FIRST_WAIT, NO_ANSWER, NOT_SENT, HttpClient, bearer, one_line, parse, problem_of
 from envs.config import EnvConfig, is_address
 from envs.opponents import parse_opponent
 from envs.trace import programs_digest
@@ -32,6 +33,7 @@ WEIGHTS = "adapter_model.safetensors"
 BOTS = ("random", "mcts", "mcts_light", "ismcts", "perfect", "cfr")
 PLAYERS = ("a checkpoint, a run, base, a bot (random, mcts, mcts_light, mcts:SIMSxROLLOUTS, ismcts, perfect, cfr) or "
            "an http(s) address")  # fmt: skip
+NO_ADDRESS = "a server's address is like http://127.0.0.1:8000/v1, without user, password or query"
 AFFINETES = (  # settings with which the public environment's evaluate asks a model
     'env.protocol="affinetes"', 'env.answer_mode="free"', 'env.history_turns="all"',
     'env.prompt="full"',
@@ -44,7 +46,8 @@ ODD_ANSWERS = 3  # malformed responses to a query, after which its game has fail
 TRANSIENT = {NOT_SENT, NO_ANSWER, 408, 429, *range(500, 1000)}  # after which a call is repeated
 TOO_LONG = re.compile("context.?(length|size|window)|model length", re.IGNORECASE)  # not any error "in this context"
 ATTEMPTS = 8  # at a call that the server does not answer, with half a minute of pauses in all
-ANSWER_SECONDS = 300.0  # for all attempts
+ANSWER_SECONDS = 300.0  # for all attempts, and as long as the server says that it is asked too often
+GIVEN_UP = "abort", "error"  # finish reasons of an answer that the server broke off, not the model
 MAX_CHARACTERS = 2**18  # of an answer
 
 
@@ -88,7 +91,7 @@ class ChatPlayer:
         if max_tokens is not None:
             self.settings["max_tokens"] = max_tokens
         self.seed = seed
-        self._once = threading.Lock()  # taken with the first empty answer
+        self._once = {kind: threading.Lock() for kind in ("answer", "length", "busy")}  # taken when it is first told
 
     def act(self, queries: Sequence[Query]) -> list[Action]:
         """Answer the queries, several at a time.
@@ -101,25 +104,41 @@ class ChatPlayer:
     def _answer(self, query: Query) -> Action:
         body = self.settings | {"messages": query.conversation, "seed": int(2**31 * uniform(self.seed, *query.rng_key))}
         for _ in range(ODD_ANSWERS):
-            status, text = self._client.call("chat/completions", body, ANSWER_SECONDS, TRANSIENT.__contains__, ATTEMPTS)
+            status, text = self._call(body)
             if status in (400, 413) and TOO_LONG.search(text):
+                self._tell("length", f"{problem_of(status, text)}; such games count as truncated")
                 return Action("", truncated=True)
             if status != 200:
                 raise ProgramError(f"{self.url}: {problem_of(status, text)}")
             with contextlib.suppress(LookupError, TypeError, ValueError):
                 choice = parse(text)["choices"][0]
-                answer = choice["message"]["content"] or ""
-                if isinstance(answer, str) and len(answer) <= MAX_CHARACTERS:
-                    if not answer.strip():
-                        self._warn(choice.get("finish_reason"))
+                answer, reason = choice["message"]["content"], choice.get("finish_reason")
+                answer = "" if answer is None else answer
+                if isinstance(answer, str) and len(answer) <= MAX_CHARACTERS and reason not in GIVEN_UP:
+                    if reason == "length" or not answer.strip():
+                        self._warn(answer.strip(), reason)
                     return Action(answer)
         return Action("", error=f"{self.url}: not the answer of an OpenAI-compatible server: {one_line(text)}")
 
-    def _warn(self, reason: object) -> None:
-        if self._once.acquire(blocking=False):  # all answers may be so
-            most = self.settings.get("max_tokens", "without limit")
-            log.warning("%s: an empty answer (finish_reason: %s) counts as illegal; a model that thinks first needs "
-                        "more than ppo.max_new_tokens (%s)", self.url, one_line(str(reason)), most)  # fmt: skip
+    def _call(self, body: Any) -> tuple[int, str]:
+        """Ask until there is an answer: being asked too often passes with time, not with attempts."""
+        end = time.monotonic() + ANSWER_SECONDS
+        while True:
+            left = end - time.monotonic()
+            status, text = self._client.call("chat/completions", body, left, TRANSIENT.__contains__, ATTEMPTS)
+            if status != 429 or end - time.monotonic() < FIRST_WAIT:
+                return status, text
+            self._tell("busy", f"{problem_of(status, text)}; it is asked again for up to {ANSWER_SECONDS:g} s")
+
+    def _warn(self, answer: str, reason: object) -> None:
+        what = "an answer that was cut off is read as far as it goes" if answer else "an empty answer"
+        counts, most = "" if answer else " counts as illegal", self.settings.get("max_tokens", "without limit")
+        why = f"(finish_reason: {one_line(str(reason))}){counts}; a model that thinks first needs more than"
+        self._tell("answer", f"{what} {why} ppo.max_new_tokens ({most})")
+
+    def _tell(self, kind: str, line: str) -> None:
+        if self._once[kind].acquire(blocking=False):  # all answers may be so
+            log.warning("%s: %s", self.url, line)
 
 
 class Seats:
@@ -250,7 +269,7 @@ class Roster:
 
     def _server(self, address: str) -> Contestant:
         if not is_address(address):  # it is shown and kept in results, so it may hold no secret
-            raise ConfigError("a server's address is like http://127.0.0.1:8000/v1, without user, password or query")
+            raise ConfigError(NO_ADDRESS)
         if not self.model:
             raise ConfigError(f"{address}: --model must name the model that the server is to be asked for")
         limit = [f"ppo.max_new_tokens={UNLIMITED}"] if self.public else []

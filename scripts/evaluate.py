@@ -39,6 +39,7 @@ from config.flags import FlagParser, one_line
 from config.reader import blaming, read_json
 from curriculum import TaskRange
 from envs import exact
+from envs.config import is_address
 from envs.openspiel import load_game, table, tables
 from envs.opponents import CFR_ITERATIONS, make_bot, parse_opponent, solution
 from envs.ratings import rate
@@ -46,7 +47,7 @@ from envs.trace import check_config
 from evaluation import measure
 from evaluation.arena import Arena, check_match
 from evaluation.measure import OVERALL, VALUE, GameResult, Row, between, columns, game_sets, summary
-from evaluation.players import AFFINETES, Contestant, Roster, find_adapter, is_folder, is_path, player_flags
+from evaluation.players import AFFINETES, NO_ADDRESS, Contestant, Roster, find_adapter, is_folder, is_path, player_flags
 from games import own_digest
 from training.config import narrowed
 from training.console import Console
@@ -395,6 +396,8 @@ def _check_how(parser: argparse.ArgumentParser, args: argparse.Namespace) -> Non
         parser.error("--opponent past: names nobody; past:RUN plays a checkpoint")
     if args.exploit and args.greedy:
         parser.error("--exploit: responses learn against sampled play, and are measured against it; leave out --greedy")
+    if args.base_url and not is_address(args.base_url):  # it would be taken for a player's name
+        parser.error(f"--base-url: {NO_ADDRESS}")
     if args.base_url and not args.model:
         parser.error("--base-url: --model must name the model that the server is to be asked for")
 

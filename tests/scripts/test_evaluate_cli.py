@@ -1199,6 +1199,49 @@ def test_empty_answers_are_told_of_once(serve, caplog, content):
     assert "needs more than ppo.max_new_tokens (4)" in told
 
 
+def test_answers_that_are_cut_off_are_told_of_once(serve, caplog):
+    """A model that thinks aloud forfeits every game where there is no room for it: nobody could see why."""
+    choice = {"message": {"content": "<think>\nOkay, let me see"}, "finish_reason": "length"}
+    server = serve(lambda body, number: (200, json.dumps({"choices": [choice]}).encode()))
+    query = env_wrapper.Query(0, 0, [{"role": "user", "content": "?"}], {0: "a", 1: "b"}, (0, 0, 0, 1))
+    ChatPlayer(server.url, "m", 1.0, 4, 0).act([query] * 16)
+    [told] = caplog.messages
+    assert "an answer that was cut off" in told
+    assert "(finish_reason: length); a model that thinks first needs more than ppo.max_new_tokens (4)" in told
+
+
+@pytest.mark.parametrize(
+    "choice",
+    [
+        {"message": {"content": "1"}, "finish_reason": "abort"},
+        {"message": {"content": ""}, "finish_reason": "error"},
+        *({"message": {"content": odd}, "finish_reason": "stop"} for odd in ({}, [], False, 0)),
+    ],
+)
+def test_an_answer_that_the_server_broke_off_is_asked_for_again_not_counted(serve, choice):
+    broken = json.dumps({"choices": [choice]}).encode()
+    server = serve(lambda body, number: (200, broken) if number % 4 else (200, "0"))
+    query = env_wrapper.Query(0, 0, [{"role": "user", "content": "?"}], {0: "a", 1: "b"}, (0, 0, 0, 1))
+    player = ChatPlayer(server.url, "m", 1.0, 4, 0)
+    assert "not the answer of an OpenAI-compatible server" in player.act([query])[0].error
+    assert player.act([query])[0].text == "0"
+
+
+def test_a_server_that_is_asked_too_often_is_waited_for_and_that_is_told(serve, caplog, monkeypatch):
+    """Limits are often per minute; half a minute of attempts ended the evaluation."""
+    server = serve(lambda body, number: (429, "slow down") if number < 30 else (200, "1"))
+    query = env_wrapper.Query(0, 0, [{"role": "user", "content": "?"}], {0: "a", 1: "b"}, (0, 0, 0, 1))
+    player = ChatPlayer(server.url, "m", 1.0, 4, 0)
+    assert player.act([query])[0].text == "1"
+    assert [line.partition(": ")[2] for line in caplog.messages] == [
+        "HTTP 429: slow down; it is asked again for up to 300 s"
+    ]
+    monkeypatch.setattr(players, "ANSWER_SECONDS", 0.2)
+    server.answer = lambda body, number: (429, "slow down")
+    with pytest.raises(players.ProgramError, match=r"HTTP 429: slow down|no answer within"):
+        player.act([query])
+
+
 @pytest.mark.parametrize("status", [408, 429, 503])
 def test_a_server_that_stumbles_is_asked_again(serve, status):
     server = serve(lambda body, number: (status, "busy") if number < 4 else (200, "1"))
@@ -1236,10 +1279,11 @@ def test_an_odd_answer_of_a_server_is_asked_for_again_and_costs_its_game_alone(s
     "maximum context length is 10 tokens", "context_length_exceeded", "exceeds the available context size",
     "The decoder prompt (length 11) is longer than the maximum model length of 10.",
 ])  # fmt: skip
-def test_a_prompt_that_the_server_finds_too_long_ends_the_game_truncated(serve, told, tmp_path):
+def test_a_prompt_that_the_server_finds_too_long_ends_the_game_truncated(serve, told, tmp_path, capsys):
     server = serve(lambda body, number: (400, told))
     [kuhn] = report(tmp_path, "--model", "m", "--base_url", server.url, games=["kuhn_poker"])["tables"][0]["results"]
     assert kuhn["truncated"] == 20
+    assert capsys.readouterr().err.count(f"HTTP 400: {told}; such games count as truncated") == 1
 
 
 def test_a_refusal_that_only_speaks_of_a_context_is_no_lost_game(serve, tmp_path, capsys):
@@ -1328,7 +1372,16 @@ def test_flags_mean_the_same_in_every_program(capsys):
         ),
         *(
             (["--base-url", url, "--model", "m"], "a server's address is like http://127.0.0.1:8000/v1")
-            for url in ("http://127.0.0.1:99999/v1", "http://127.0.0.1:0/v1", "http://h:x/v1", "http://[::1/v1")
+            for url in (
+                "http://127.0.0.1:99999/v1",
+                "http://127.0.0.1:0/v1",
+                "http://h:x/v1",
+                "http://[::1/v1",
+                "127.0.0.1:8000/v1",
+                "localhost:8000/v1",
+                "HTTP://x/v1",
+                "random",
+            )
         ),
         *(
             (["--set", "model.adapter=runs/x/final", *player], "model.adapter = 'runs/x/final': nobody plays with it")
