@@ -17,7 +17,7 @@ import types
 import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from config import synonyms
 
@@ -112,6 +112,9 @@ def config_diff(old: Mapping[str, Any], new: Mapping[str, Any], path: str = "") 
         where, a, b = f"{path}{key}", old.get(key), new.get(key)
         if isinstance(a, dict) and isinstance(b, dict):
             lines += config_diff(a, b, f"{where}.")
+        elif a != b and _are_parts(a) and _are_parts(b) and len(a) == len(b):  # stages; whole, they are cut off alike
+            was, now = ({f"[{i}]": part for i, part in enumerate(parts)} for parts in (a, b))
+            lines.append(f"{where}: {', '.join(config_diff(was, now))}")
         elif a != b or (key in old) != (key in new):
             lines.append(f"{where}: {_show(a)} -> {_show(b)}")
     return lines
@@ -380,6 +383,10 @@ def describe_field(hint: Any, limits: Mapping[str, Any]) -> str:
 
 def _name(path: str) -> str:
     return path if path and path.isprintable() and len(path) <= 80 else _show(path)
+
+
+def _are_parts(value: Any) -> TypeGuard[list[Any]]:
+    return isinstance(value, list) and all(isinstance(part, dict) for part in value)
 
 
 def _show(value: Any) -> str:

@@ -303,6 +303,15 @@ def test_diff_names_each_key():
     assert config_diff(old, old) == []
 
 
+def test_diff_of_stages_shows_what_differs():
+    """Both begin alike, and only their beginning was shown."""
+    old = {"stages": [{"games": [[0, 10**9]] * 9, "name": "a"}, {"games": ["go"], "name": "b"}]}
+    new = {"stages": [{"games": [[0, 10**9]] * 9, "name": "c"}, {"games": ["hex"], "name": "b"}]}
+    [line] = config_diff(old, new)
+    assert line == """stages: [0].name: "a" -> "c", [1].games: ['go'] -> ['hex']"""
+    assert config_diff(old, {"stages": []})[0].startswith("stages: [{'games'")
+
+
 def key_paths(cls):
     return [field.name for field in dataclasses.fields(cls)]
 
