@@ -7,6 +7,7 @@ Shapes: N tokens computed in a pass, U of them read, R runs of queries in a buck
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -55,14 +56,12 @@ class Tree(NamedTuple):
 
 def new_tokens(rows: Sequence[Row]) -> Iterator[tuple[int, int]]:
     """For each of the sorted rows: how many of its tokens it shares with the row before, and how many are new."""
-    before = Row(())
-    for row in rows:
+    for before, row in pairwise((Row(()), *rows)):
         shared = 0
         if before.past is row.past:
             differing = (i for i, (x, y) in enumerate(zip(before.ids, row.ids, strict=False)) if x != y)
             shared = next(differing, min(len(before.ids), len(row.ids)))
         yield shared, len(row.ids) - shared
-        before = row
 
 
 class _QueryRun(NamedTuple):
