@@ -27,7 +27,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
 from functools import partial
-from itertools import combinations, product
+from itertools import combinations, product, takewhile
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -212,10 +212,13 @@ class Contest:
         for player in self.players:
             check_match(player, opponent)
         with self.arena([opponent], len(self.players) * len(self.rows)) as arena:
-            played = [self.play(arena, player, opponent) for player in self.players]
+            each = (self._found(partial(self.play, arena, player, opponent)) for player in self.players)
+            played = [rows for [rows] in takewhile(bool, each)]  # games to be kept come in one order: nobody is skipped
+        if not played:
+            raise ProgramError(self.lost.pop(0))
         sampling = "greedy" if self.args.greedy else "sampled"
         report: dict[str, Any] = {"settings": self.settings([opponent]), "tables": []}
-        for player, rows in zip(self.players, played, strict=True):
+        for player, rows in zip(self.players, played, strict=False):
             if not (results := self._results(player, rows, opponent)):
                 continue
             shown = [r.row for r in results]
@@ -231,7 +234,7 @@ class Contest:
             ]  # fmt: skip
             print(columns(lines, self.style, value=VALUE, legal=".2g", exact=VALUE, ceiling=VALUE), end="\n\n")
         compare = partial(measure.differences, played[0], played[-1], measure.apart(self.rows))
-        if self.args.compare and (found := self._found(compare)):
+        if self.args.compare and len(played) > 1 and (found := self._found(compare)):
             [report["comparison"]] = found
             print(f"{self.players[0].label} minus {self.players[1].label}, value on the same deals")
             lines = [{"game": d["game"], "pairs": d["pairs"], "difference": d["difference"],
@@ -347,8 +350,9 @@ class Contest:
         opponents, results = {opponent.label: opponent for _, opponent in cells}, []
         with self.arena([*opponents.values()], len(self.players) * len(cells)) as arena:
             for player, (game, opponent) in product(self.players, cells):
-                rows = self.play(arena, player, opponent, [game])[game]
-                results += [(player, opponent, r) for r in self._found(partial(summary, game, [rows]))]
+                if not (found := self._found(partial(self.play, arena, player, opponent, [game]))):
+                    break  # as in ``run``
+                results += [(player, opponent, r) for r in self._found(partial(summary, game, [found[0][game]]))]
         if not results:
             raise ProgramError(self.lost.pop(0))
         print(f"Strength, {'greedy' if self.args.greedy else 'sampled'}, seed {self.args.seed}")

@@ -1263,6 +1263,31 @@ def test_a_server_that_refuses_ends_the_evaluation(serve, tmp_path, capsys, monk
     assert "sk-of-the-test" not in line
 
 
+@pytest.mark.parametrize("flag", ["--checkpoint", "--compare"])
+def test_a_server_that_is_gone_costs_no_other_player_its_table(serve, tmp_path, capsys, flag):
+    server = serve(lambda body, number: (500, "down"))
+    kept = tmp_path / "games.jsonl"
+    for _ in range(2):  # played, and read from the file
+        args = command(flag, "random", server.url, "--model", "m", "--output", str(kept), games=["kuhn_poker"])
+        assert evaluate.main(args) == 1
+        out, err = capsys.readouterr()
+        assert out.startswith("random against random")
+        assert f"error: {server.url}/chat/completions: HTTP 500: down" in err.splitlines()
+        assert "minus" not in out
+    server.answer = first_legal
+    assert evaluate.main(args) == 0
+    assert "m against random" in capsys.readouterr().out
+
+
+def test_a_server_that_goes_costs_no_table_of_the_games_before(serve, capsys):
+    server = serve(lambda body, n: (500, "down") if "leduc" in str(body).lower() else first_legal(body, n))
+    args = command("--strength", "--model", "m", "--base-url", server.url, games=["kuhn_poker", "leduc_poker"])
+    assert evaluate.main(args) == 1
+    out, err = capsys.readouterr()
+    assert "kuhn_poker" in out
+    assert f"error: {server.url}/chat/completions: HTTP 500: down" in err.splitlines()
+
+
 @pytest.mark.parametrize("odd", [b"not JSON", b'{"choices": []}', b'{"choices": [{"message": {"content": 5}}]}'])
 def test_an_odd_answer_of_a_server_is_asked_for_again_and_costs_its_game_alone(serve, odd, tmp_path):
     def answer(body, number):
