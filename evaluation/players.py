@@ -91,7 +91,7 @@ class ChatPlayer:
         if max_tokens is not None:
             self.settings["max_tokens"] = max_tokens
         self.seed = seed
-        self._once = {kind: threading.Lock() for kind in ("answer", "length", "busy")}  # taken when it is first told
+        self._once = {kind: threading.Lock() for kind in ("answer", "length", "wait")}  # taken when it is first told
 
     def act(self, queries: Sequence[Query]) -> list[Action]:
         """Answer the queries, several at a time.
@@ -125,10 +125,16 @@ class ChatPlayer:
         end = time.monotonic() + ANSWER_SECONDS
         while True:
             left = end - time.monotonic()
-            status, text = self._client.call("chat/completions", body, left, TRANSIENT.__contains__, ATTEMPTS)
+            status, text = self._client.call("chat/completions", body, left, self._passes, ATTEMPTS)
             if status != 429 or end - time.monotonic() < FIRST_WAIT:
                 return status, text
-            self._tell("busy", f"{problem_of(status, text)}; it is asked again for up to {ANSWER_SECONDS:g} s")
+
+    def _passes(self, status: int) -> bool:
+        """Whether a call is repeated after this status; told once, since nothing else is seen of the wait."""
+        if passes := status in TRANSIENT:
+            most = f"for up to {ANSWER_SECONDS:g} s" if status == 429 else "for half a minute"
+            self._tell("wait", f"{f'HTTP {status}' if status > 0 else 'no answer'}; it is asked again {most}")
+        return passes
 
     def _warn(self, answer: str, reason: object) -> None:
         what = "an answer that was cut off is read as far as it goes" if answer else "an empty answer"

@@ -1233,9 +1233,7 @@ def test_a_server_that_is_asked_too_often_is_waited_for_and_that_is_told(serve, 
     query = env_wrapper.Query(0, 0, [{"role": "user", "content": "?"}], {0: "a", 1: "b"}, (0, 0, 0, 1))
     player = ChatPlayer(server.url, "m", 1.0, 4, 0)
     assert player.act([query])[0].text == "1"
-    assert [line.partition(": ")[2] for line in caplog.messages] == [
-        "HTTP 429: slow down; it is asked again for up to 300 s"
-    ]
+    assert [line.partition(": ")[2] for line in caplog.messages] == ["HTTP 429; it is asked again for up to 300 s"]
     monkeypatch.setattr(players, "ANSWER_SECONDS", 0.2)
     server.answer = lambda body, number: (429, "slow down")
     with pytest.raises(players.ProgramError, match=r"HTTP 429: slow down|no answer within"):
@@ -1243,11 +1241,13 @@ def test_a_server_that_is_asked_too_often_is_waited_for_and_that_is_told(serve, 
 
 
 @pytest.mark.parametrize("status", [408, 429, 503])
-def test_a_server_that_stumbles_is_asked_again(serve, status):
+def test_a_server_that_stumbles_is_asked_again_and_that_is_told_once(serve, status, caplog):
     server = serve(lambda body, number: (status, "busy") if number < 4 else (200, "1"))
     query = env_wrapper.Query(0, 0, [{"role": "user", "content": "?"}], {0: "a", 1: "b"}, (0, 0, 0, 1))
     assert ChatPlayer(server.url, "m", 1.0, 4, 0).act([query])[0].text == "1"
     assert len(server.requests) == 4
+    [told] = caplog.messages
+    assert f"{server.url}/chat/completions: HTTP {status}; it is asked again for " in told
 
 
 @pytest.mark.parametrize(
