@@ -488,7 +488,8 @@ def is_finished(run_dir: Path, checkpoint: str, resolved: dict[str, Any], force_
     step, ended = load_checkpoint(checkpoint).step, None
     with contextlib.suppress(ConfigError, TypeError, KeyError):  # missing or damaged: written again
         ended = read_json(run_dir / "summary.json")["steps"]  # perhaps of an earlier end that the run has passed
-    whole = step >= resolved["ppo"]["num_train_steps"] and ended == step and (run_dir / "episodes.jsonl").exists()
+    there = all((run_dir / name).exists() for name in ("episodes.jsonl", "final"))
+    whole = step >= resolved["ppo"]["num_train_steps"] and ended == step and there
     try:
         return whole and bool(find_checkpoint(run_dir, checkpoint, resolved, False, look_only=True))
     except ConfigError:

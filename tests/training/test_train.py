@@ -692,6 +692,15 @@ def test_a_finished_run_is_not_finished_with_other_knobs(tmp_path, capsys):
     assert {game["episodes"] for game in summary(tmp_path)["games"].values()} == {8}
 
 
+def test_a_finished_run_whose_player_is_gone_gets_it_again(tmp_path):
+    once = ("--set", "ppo.num_train_steps=1", "ppo.eval_games=2")
+    assert train(tmp_path, *once) == 0
+    before = (tmp_path / "run" / "final" / "adapter_model.safetensors").read_bytes()
+    shutil.rmtree(tmp_path / "run" / "final")
+    assert train(tmp_path, "--resume", *once) == 0
+    assert (tmp_path / "run" / "final" / "adapter_model.safetensors").read_bytes() == before
+
+
 def test_a_last_step_that_has_passed_is_refused(undisturbed, capsys):
     for words in (["ppo.num_train_steps=2"], ["ppo.num_train_steps=2", "--dry-run"]):
         assert train_ppo.main(["--resume", str(undisturbed / "run" / "checkpoint-000004"), "--set", *words]) == 2
