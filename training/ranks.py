@@ -11,7 +11,6 @@ import traceback
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Seq
 from datetime import timedelta
-from itertools import chain
 from typing import Any, Self, TypeVar
 
 import numpy as np
@@ -170,17 +169,21 @@ class Ranks:
         self, policy: Policy, sequences: Seq[Sequence], adapter: str | None = None, legal_mass: bool = False
     ) -> Evaluation:
         """``policy.evaluate_decisions`` without gradients, on the CPU; each process computes its share."""
+        mine = self.share(sequences)
+
+        def columns() -> list[Tensor]:
+            with torch.no_grad():
+                read = policy.evaluate_decisions(mine, adapter=adapter, legal_mass=legal_mass) if mine else ()
+            return [x_M.cpu() for x_M in read if x_M is not None]
 
         def rows() -> list[tuple[list[float], ...]]:
-            if not (mine := self.share(sequences)):
-                return []
-            with torch.no_grad():
-                read = policy.evaluate_decisions(mine, adapter=adapter, legal_mass=legal_mass)
-            parts = (x_M.cpu().split([len(s.decisions) for s in mine]) for x_M in read if x_M is not None)
-            return [tuple(part.tolist() for part in row) for row in zip(*parts, strict=True)]
+            sizes = [len(s.decisions) for s in mine]
+            return list(zip(*([part.tolist() for part in x_M.split(sizes)] for x_M in columns()), strict=True))
 
-        columns = zip(*self.together(rows), strict=True)
-        return Evaluation(*(torch.tensor([*chain(*column)]) for column in columns))
+        if self.world == 1:
+            return Evaluation(*columns())
+        gathered = zip(*self.together(rows), strict=True)
+        return Evaluation(*(torch.tensor([x for part in column for x in part]) for column in gathered))
 
     def close(self) -> None:
         """Leave the process group, so that the processes end without warnings."""
