@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -45,6 +46,7 @@ CALLS_AT_ONCE = 16
 ODD_ANSWERS = 3  # malformed responses to a query, after which its game has failed
 TRANSIENT = {NOT_SENT, NO_ANSWER, 408, 429, *range(500, 1000)}  # after which a call is repeated
 TOO_LONG = re.compile("context.?(length|size|window)|model length", re.IGNORECASE)  # not any error "in this context"
+TOLD_AFTER = 3  # failures of a call; one alone may be a connection that had been idle
 ATTEMPTS = 8  # at a call that the server does not answer, with half a minute of pauses in all
 ANSWER_SECONDS = 300.0  # for all attempts, and as long as the server says that it is asked too often
 GIVEN_UP = "abort", "error"  # finish reasons of an answer that the server broke off, not the model
@@ -122,19 +124,20 @@ class ChatPlayer:
 
     def _call(self, body: Any) -> tuple[int, str]:
         """Ask until there is an answer: being asked too often passes with time, not with attempts."""
-        end = time.monotonic() + ANSWER_SECONDS
+        end, failures = time.monotonic() + ANSWER_SECONDS, count(1)
+
+        def passes(status: int) -> bool:
+            if status not in TRANSIENT:
+                return False
+            if next(failures) == TOLD_AFTER:  # nothing else is seen of the wait
+                most = f"for up to {ANSWER_SECONDS:g} s" if status == 429 else "for half a minute"
+                self._tell("wait", f"{f'HTTP {status}' if status > 0 else 'no answer'}; it is asked again {most}")
+            return True
+
         while True:
-            left = end - time.monotonic()
-            status, text = self._client.call("chat/completions", body, left, self._passes, ATTEMPTS)
+            status, text = self._client.call("chat/completions", body, end - time.monotonic(), passes, ATTEMPTS)
             if status != 429 or end - time.monotonic() < FIRST_WAIT:
                 return status, text
-
-    def _passes(self, status: int) -> bool:
-        """Whether a call is repeated after this status; told once, since nothing else is seen of the wait."""
-        if passes := status in TRANSIENT:
-            most = f"for up to {ANSWER_SECONDS:g} s" if status == 429 else "for half a minute"
-            self._tell("wait", f"{f'HTTP {status}' if status > 0 else 'no answer'}; it is asked again {most}")
-        return passes
 
     def _warn(self, answer: str, reason: object) -> None:
         what = "an answer that was cut off is read as far as it goes" if answer else "an empty answer"

@@ -451,7 +451,7 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         "(--exploit trains its responses again)")  # fmt: skip
     add("--json", metavar="FILE", help="the tables as JSON")
     add("--markdown", action="store_true", help="tables for pasting into Markdown")
-    add("--games-at-once", type=at_least(1), default=128, help="at most; also env.games_at_once (default 128)")
+    add("--games-at-once", type=at_least(1), default=128, help="at most; --output loses no more (default 128)")
     player_flags(parser)
     args = parser.parse_args(argv)
     args.episodes = args.episodes or (1000 if args.strength else 200)
