@@ -343,7 +343,7 @@ class _Watched:
 
 
 def _free_play(found: dict[str, Any] | None) -> str | None:
-    return f"{found['value']:{VALUE}}, {found['legal_rate']:.0%} legal" if found else None
+    return f"{found['value']:{VALUE}}, {100 * found['legal_rate']:.3g}% legal" if found else None
 
 
 def result_table(before: list[dict[str, Any]], after: list[GameResult]) -> tuple[str, dict[str, Any]]:

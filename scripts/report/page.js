@@ -1,7 +1,7 @@
 // Assembles the page from the embedded data and runs the replay viewer.
 const data = JSON.parse(document.getElementById("data").textContent);
 const $ = (id) => document.getElementById(id);
-const percent = (v) => (v === null || v === undefined ? "–" : `${(100 * v).toFixed(0)} %`);
+const percent = (v, digits = 0) => (v === null || v === undefined ? "–" : `${Number((100 * v).toFixed(digits))} %`);
 
 function setTheme(theme) { document.documentElement.dataset.theme = theme; }
 const preferred = matchMedia("(prefers-color-scheme: dark)");
@@ -29,8 +29,8 @@ function tiles() {
 
 const number = (v) => (typeof v === "number" ? v.toFixed(3) : "–");
 const interval = (g) => (Array.isArray(g.interval) ? g.interval.map(number).join(" to ") : "–");
-const freely = (f) => (f ? `${number(f.value)}, ${percent(f.legal_rate)} legal` : "–");
-const spread = (ends) => (Array.isArray(ends) ? ` (${ends.map(percent).join(" to ")})` : "");
+const freely = (f) => (f ? `${number(f.value)}, ${percent(f.legal_rate, 1)} legal` : "–");
+const spread = (ends) => (Array.isArray(ends) ? ` (${ends.map((end) => percent(end)).join(" to ")})` : "");
 const within = (v) => Math.max(0, Math.min(1, v)) * 100; // per cent of a bar
 function bar(g) {
   if (typeof g.share !== "number") return "–";

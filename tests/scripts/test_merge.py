@@ -530,7 +530,9 @@ def test_the_card_tells_how_free_play_ended(tmp_path):
     row = {"before": 0.0, "after": 0.5, "interval": [0.4, 0.6], "episodes": 8, "exact_after": None, "ceiling": None,
            "share": None, "free_play": {"value": 0.1, "legal_rate": 0.25}}  # fmt: skip
     summary = {"checkpoint": "checkpoint-000006", "games": {"leduc_poker": row}}
-    assert "25% of its answers in leduc_poker were legal actions." in publish.card(about(tmp_path, summary=summary))
+    for rate, told in ((0.25, "25%"), (0.996, "99.6%"), (1.0, "100%")):  # 99.6 % were told as all
+        row["free_play"]["legal_rate"] = rate
+        assert f"{told} of its answers in leduc_poker were legal" in publish.card(about(tmp_path, summary=summary))
     assert "it may not play legally at all" in publish.card(about(tmp_path))
 
 

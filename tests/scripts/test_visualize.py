@@ -596,6 +596,19 @@ def test_who_gained_from_two_others_has_won():
 
 
 @pytest.mark.skipif(not shutil.which("node"), reason="no Node here")
+def test_nearly_all_is_not_all():
+    source = (ROOT / "scripts" / "report" / "page.js").read_text()
+    lines = [line for line in source.splitlines() if line.startswith(("const percent", "const freely", "const number"))]
+    script = [
+        "const html = 0",
+        *lines,
+        "console.log(freely({value: 0.5, legal_rate: 0.996}), '|', percent(1), percent())",
+    ]
+    said = subprocess.run(["node", "-e", "\n".join(script)], capture_output=True, text=True, check=True).stdout
+    assert said.strip() == "0.500, 99.6 % legal | 100 % –"
+
+
+@pytest.mark.skipif(not shutil.which("node"), reason="no Node here")
 def test_steps_too_large_to_count_on_from_have_marks_all_the_same():
     script = f"{CHARTS}; console.log(ticks({2**60}, {2**60 + 256}, 5).length < 30, ticks(0, 10, 5).join(' '))"
     said = subprocess.run(["node", "-e", script], capture_output=True, text=True, check=True, timeout=5).stdout
