@@ -55,6 +55,7 @@ class Arena:
     def play(self, own: Contestant, opponent: Contestant, game: str, tasks: Sequence[Task]) -> list[Row]:
         """Play the tasks, whose opponent strings name ``opponent``, and return their rows in order."""
         rows: list[Row] = []
+        match = own.label + f" against {opponent.label}" * (own.env.env_type != "trace") + f", {game}"
         for start in range(0, len(tasks), self.games_at_once):
             chunk = tasks[start : start + self.games_at_once]
             played, self._kept = self._kept[: len(chunk)], self._kept[len(chunk) :]
@@ -78,12 +79,11 @@ class Arena:
             if self._path:
                 later = [json.dumps(row) + "\n" for row in self._kept]
                 self._write(self._head + "".join([*self._done, *later]))
-            progress = f"{own.label} against {opponent.label}, {game}: {len(rows)}/{len(tasks)} games"
-            self.console.update(len(self._done) - self._known, progress)
+            self.console.update(len(self._done) - self._known, f"{match}: {len(rows)}/{len(tasks)} games")
         if cut := sum(row["outcome"] == "truncated" for row in rows):
-            log.warning("%s against %s, %s: in %d of %d games a prompt did not fit ppo.max_seq_length; they are "
-                        "lost where it was the player's", own.label, opponent.label, game, cut, len(rows))  # fmt: skip
-        tell_failed(f"{own.label} against {opponent.label}, {game}", rows)
+            log.warning("%s: in %d of %d games a prompt did not fit ppo.max_seq_length; they are lost where it was the "
+                        "player's", match, cut, len(rows))  # fmt: skip
+        tell_failed(match, rows)
         return rows
 
     def _write(self, text: str) -> None:

@@ -1046,6 +1046,16 @@ def test_programs_that_are_not_there_are_told_before_a_model_is_loaded(capsys, m
     assert "error: env.trace: trace.source 'nowhere' is not there" in capsys.readouterr().err
 
 
+def test_programs_are_played_against_nobody(capsys):
+    stages = 'curriculum.stages=[{"name": "a", "games": [[0, 9999999]]}]'
+    sets = ["env.env_type=trace", "env.answer_mode=free", "env.prompt=compact", "ppo.max_new_tokens=2", stages]
+    sets += ["model.use_4bit=false", "model.dtype=float32", "model.device=cpu"]
+    assert evaluate.main(["--checkpoint", "base", "--model", base_model(), "--episodes", "4", "--set", *sets]) == 0
+    out, err = capsys.readouterr()
+    assert ", trace 0-9999999: 4/4 games" in err
+    assert "against" not in out + err
+
+
 @pytest.mark.parametrize(
     ("bot", "game"),
     [("perfect", "hex_small"), pytest.param("cfr:2", "liars_dice_small", marks=pytest.mark.slow)],
