@@ -1290,6 +1290,16 @@ def test_a_server_that_is_gone_costs_no_other_player_its_table(serve, tmp_path, 
     assert "m against random" in capsys.readouterr().out
 
 
+def test_nobody_plays_after_a_player_whose_server_is_gone(serve, tmp_path, capsys):
+    """The file holds games in the order of the command: with those of a later player first it could not go on."""
+    server = serve(lambda body, number: (500, "down"))
+    args = command("--checkpoint", server.url, "random", "--model", "m", "--output", str(tmp_path / "games.jsonl"))
+    assert evaluate.main(args) == 1
+    assert capsys.readouterr().out == ""
+    server.answer = first_legal
+    assert evaluate.main(args) == 0
+
+
 def test_a_server_that_goes_costs_no_table_of_the_games_before(serve, capsys):
     server = serve(lambda body, n: (500, "down") if "leduc" in str(body).lower() else first_legal(body, n))
     args = command("--strength", "--model", "m", "--base-url", server.url, games=["kuhn_poker", "leduc_poker"])

@@ -166,6 +166,20 @@ def test_a_score_that_fails_in_one_process_ends_all(monkeypatch, rank):
         place.score(SimpleNamespace(evaluate_decisions=fail), [] if rank else [SimpleNamespace(decisions=[])])
 
 
+def test_what_the_first_process_made_reaches_all_and_where_it_failed_all_end(monkeypatch):
+    sent = []
+    monkeypatch.setattr(torch.distributed, "broadcast_object_list", lambda result: sent.append([*result]))
+    assert Ranks(0, 2).alone(lambda: "made") == "made"
+    with pytest.raises(OSError, match="disk"):
+        Ranks(0, 2).alone(lambda: (_ for _ in ()).throw(OSError("disk")))
+    of_the_first = iter(sent[:])
+    monkeypatch.setattr(torch.distributed, "broadcast_object_list", lambda result: result.__setitem__(
+        slice(None), next(of_the_first)))  # fmt: skip
+    assert Ranks(1, 2).alone(lambda: pytest.fail("not its work")) == "made"
+    with pytest.raises(SystemExit):
+        Ranks(1, 2).alone(lambda: pytest.fail("not its work"))
+
+
 def test_only_the_first_process_names_a_checkpoint_when_it_ends_by_itself():
     trainer = SimpleNamespace(ranks=Ranks(1, 2))
     assert Checkpointed.save_at_the_end(trainer) == "that of the first process"
