@@ -48,7 +48,9 @@ TRANSIENT = {NOT_SENT, NO_ANSWER, 408, 429, *range(500, 1000)}  # after which a 
 TOO_LONG = re.compile("context.?(length|size|window)|model length", re.IGNORECASE)  # not any error "in this context"
 TOLD_AFTER = 3  # failures of a call; one alone may be a connection that had been idle
 ATTEMPTS = 8  # at a call that the server does not answer, with half a minute of pauses in all
-ANSWER_SECONDS = 300.0  # for all attempts, and as long as the server says that it is asked too often
+LIMIT_SECONDS = 300.0  # to be asked again for, by a server that says that it is asked too often
+# For an answer, waiting in the server's queue included: a laptop may write CALLS_AT_ONCE long ones, one after the other.
+ANSWER_SECONDS, SLOW_SECONDS = 1800.0, 60.0  # the second: after which the wait is told
 GIVEN_UP = "abort", "error"  # finish reasons of an answer that the server broke off, not the model
 MAX_CHARACTERS = 2**18  # of an answer
 
@@ -93,7 +95,7 @@ class ChatPlayer:
         if max_tokens is not None:
             self.settings["max_tokens"] = max_tokens
         self.seed = seed
-        self._once = {kind: threading.Lock() for kind in ("answer", "length", "wait")}  # taken when it is first told
+        self._once = {kind: threading.Lock() for kind in ("answer", "length", "slow", "wait")}  # taken when it is first told
 
     def act(self, queries: Sequence[Query]) -> list[Action]:
         """Answer the queries, several at a time.
@@ -124,20 +126,28 @@ class ChatPlayer:
 
     def _call(self, body: Any) -> tuple[int, str]:
         """Ask until there is an answer: being asked too often passes with time, not with attempts."""
-        end, failures = time.monotonic() + ANSWER_SECONDS, count(1)
+        start, failures = time.monotonic(), count(1)
 
         def passes(status: int) -> bool:
             if status not in TRANSIENT:
                 return False
             if next(failures) == TOLD_AFTER:  # nothing else is seen of the wait
-                most = f"for up to {ANSWER_SECONDS:g} s" if status == 429 else "for half a minute"
+                most = f"for up to {LIMIT_SECONDS:g} s" if status == 429 else "for half a minute"
                 self._tell("wait", f"{f'HTTP {status}' if status > 0 else 'no answer'}; it is asked again {most}")
             return True
 
-        while True:
-            status, text = self._client.call("chat/completions", body, end - time.monotonic(), passes, ATTEMPTS)
-            if status != 429 or end - time.monotonic() < FIRST_WAIT:
-                return status, text
+        line = f"no answer for {SLOW_SECONDS:g} s; an answer is waited for up to {ANSWER_SECONDS:g} s"
+        slow = threading.Timer(SLOW_SECONDS, self._tell, ("slow", line))
+        slow.daemon = True
+        slow.start()
+        try:
+            while True:
+                left = start + ANSWER_SECONDS - time.monotonic()
+                status, text = self._client.call("chat/completions", body, left, passes, ATTEMPTS)
+                if status != 429 or time.monotonic() > start + LIMIT_SECONDS - FIRST_WAIT:
+                    return status, text
+        finally:
+            slow.cancel()
 
     def _warn(self, answer: str, reason: object) -> None:
         what = "an answer that was cut off is read as far as it goes" if answer else "an empty answer"

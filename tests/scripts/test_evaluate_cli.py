@@ -1244,10 +1244,32 @@ def test_a_server_that_is_asked_too_often_is_waited_for_and_that_is_told(serve, 
     player = ChatPlayer(server.url, "m", 1.0, 4, 0)
     assert player.act([query])[0].text == "1"
     assert [line.partition(": ")[2] for line in caplog.messages] == ["HTTP 429; it is asked again for up to 300 s"]
-    monkeypatch.setattr(players, "ANSWER_SECONDS", 0.2)
+    monkeypatch.setattr(players, "LIMIT_SECONDS", 0.2)
     server.answer = lambda body, number: (429, "slow down")
     with pytest.raises(players.ProgramError, match=r"HTTP 429: slow down|no answer within"):
         player.act([query])
+
+
+def test_a_server_that_writes_slowly_is_waited_for_and_that_is_told_once(serve, caplog, monkeypatch):
+    """A laptop that writes one answer at a time is asked for sixteen: five minutes ended the evaluation."""
+    assert players.ANSWER_SECONDS / players.CALLS_AT_ONCE > 60
+    monkeypatch.setattr(players, "SLOW_SECONDS", 0.2)
+    one_at_a_time = threading.Lock()
+
+    def answer(body, number):
+        with one_at_a_time:
+            time.sleep(0.15)
+        return 200, "1"
+
+    server, query = serve(answer), env_wrapper.Query(0, 0, [{"role": "user", "content": "?"}], {1: "b"}, (0, 0, 0, 1))
+    assert [action.text for action in ChatPlayer(server.url, "m", 1.0, 4, 0).act([query] * 5)] == ["1"] * 5
+    assert len(server.requests) == 5
+    assert [line.partition(": ")[2] for line in caplog.messages] == [
+        "no answer for 0.2 s; an answer is waited for up to 1800 s"
+    ]
+    ChatPlayer(serve(lambda body, number: (200, "1")).url, "m", 1.0, 4, 0).act([query])
+    time.sleep(0.3)
+    assert len(caplog.messages) == 1
 
 
 @pytest.mark.parametrize("status", [408, 429, 503])
