@@ -47,8 +47,9 @@ def check_games() -> None:
 
 
 def _checked(env_config: EnvConfig | dict[str, Any]) -> EnvConfig:
-    check_games()
-    return env_config if isinstance(env_config, EnvConfig) else make(EnvConfig, env_config, "env")
+    config = env_config if isinstance(env_config, EnvConfig) else make(EnvConfig, env_config, "env")
+    check_games()  # last: making a configuration adds its games
+    return config
 
 
 def make_env(env_config: EnvConfig | dict[str, Any]) -> Env:

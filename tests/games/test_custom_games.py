@@ -81,6 +81,16 @@ def test_the_pages_examples_run(tmp_path):
     assert "Hint" not in kuhn[3]
 
 
+def test_the_first_environment_that_names_the_folder_plays_its_games(tmp_path):
+    """Also where the built-in game, which the folder's takes the place of, has been played before."""
+    write(tmp_path, my_tic_tac_toe=dict(EXAMPLES)["my_tic_tac_toe.py"])
+    task = f"Task({games.NAMES.index('tic_tac_toe') * games.CONFIGS_PER_GAME}, 0)"
+    shown = f"print('Hint' in make_env(config).reset({task}).info['system'])"
+    program = f"from env_wrapper import *\nfor config in {{}}, {{'games_path': {str(tmp_path)!r}}}: {shown}"
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT, timeout=60)
+    assert (result.stdout, result.stderr) == ("False\nTrue\n", "")
+
+
 def test_new_games_come_in_the_order_of_their_files(tmp_path):
     write(tmp_path, b=NIM, a=NIM.replace('name="nim"', 'name="another_nim", spiel_name="nim"'), _c="raise ValueError")
     (tmp_path / "._b.py").write_bytes(b"\x00\x05\x16\x07")  # what macOS leaves beside a copy
