@@ -209,7 +209,9 @@ class AnswerTrie:
 
 @lru_cache(maxsize=1024)  # a trie of 289 actions takes 23 KB
 def answer_trie(legal: tuple[int, ...]) -> AnswerTrie:
-    """The trie of the legal action ids."""
+    """The trie of the legal action ids; ValueError if there are none."""
+    if not legal:
+        raise ValueError("a query without legal actions, as programs make: env.answer_mode must be free")
     follow: dict[str, set[str]] = {}
     for action in legal:
         text = str(action) + END

@@ -544,6 +544,20 @@ def test_adapters_leave_no_trace(qwen2, tmp_path):
         qwen2.add_adapter("base", tmp_path)
 
 
+def test_an_adapter_may_have_a_name_that_occurs_in_those_of_weights(qwen2, tmp_path):
+    qwen2.save(tmp_path)
+    for name in ("y", "lora"):
+        qwen2.add_adapter(name, tmp_path)
+    state = qwen2.past_adapter("default")
+    assert all(torch.equal(tensor, state[key]) for key, tensor in qwen2.past_adapter("lora").items())
+
+
+def test_a_query_without_legal_actions_is_told(qwen2):
+    for ask in (qwen2.act, qwen2.action_probs):
+        with pytest.raises(ValueError, match=r"env\.answer_mode must be free"):
+            ask([replace(MIXED[0], legal={})])
+
+
 def test_a_past_self_stays_as_it_was_and_can_be_written_and_forgotten(qwen2, new_policy):
     """Kept at one moment, it answers later as the policy did then; so does its copy on another base."""
     sequences = [a.sequence for a in qwen2.act(MIXED)]
