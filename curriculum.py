@@ -11,7 +11,7 @@ from itertools import accumulate
 from typing import Any
 
 import games
-from config.reader import ConfigError, knob
+from config.reader import ConfigError, check_values, knob
 from envs.config import EnvConfig
 from envs.opponents import parse_opponent
 from envs.trace import TASKS_PER_LEVEL, level_starts
@@ -56,6 +56,7 @@ class Stage:
     min_episodes: int = knob(100, min=1)  # counted games before the stage can be left
 
     def __post_init__(self) -> None:
+        check_values(self, "stage")  # for those made in Python, too
         if not self.games:
             raise ValueError("games is empty: name at least one game or [first, last] range of task ids")
         pool(self.games)
@@ -114,6 +115,7 @@ class CurriculumConfig:
         return {opponent for stage in self.stages for opponent in stage.mixture}
 
     def __post_init__(self) -> None:
+        check_values(self, "curriculum")
         names = [stage.name for stage in self.stages]
         if not names or len(set(names)) < len(names):
             raise ValueError("stages: give at least one, each with a name of its own")

@@ -296,8 +296,9 @@ class _Checker:
                     continue
         elif dataclasses.is_dataclass(hint):
             cls = typing.cast(type, hint)
-            return self.make(cls, self.arguments(cls, value, path), path)
-        elif origin in (list, tuple) and isinstance(value, list):
+            made = isinstance(value, cls)  # in Python, where it has checked itself
+            return value if made else self.make(cls, self.arguments(cls, value, path), path)
+        elif origin in (list, tuple) and isinstance(value, list | tuple):
             if origin is list or kinds[1:] == (...,):
                 kinds = kinds[:1] * len(value)
             if len(kinds) == len(value):

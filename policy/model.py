@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from config.reader import ConfigError, knob, read_file
+from config.reader import ConfigError, check_values, knob, read_file
 from envs.client import hub_problem, is_number
 from games import own_digest
 from policy import cpu_memory
@@ -69,6 +69,7 @@ class ModelConfig:
     tokens_per_batch: int = knob(4096, min=64, max=2**30)  # computed in one forward pass, attention counted in
 
     def __post_init__(self) -> None:
+        check_values(self, "model")
         for key in ("model_name", "revision"):  # "" would be the folder that the program was started in, and any commit
             if getattr(self, key) == "":
                 raise ValueError(f"{key} is empty; is a variable of the shell not set?")
@@ -84,6 +85,7 @@ class LoraConfig:
     first_layer: int = knob(0, min=0)  # layers below get none: no backward pass and, in one process, one forward a step
 
     def __post_init__(self) -> None:
+        check_values(self, "lora")
         if not self.target_modules:
             raise ValueError(f"target_modules is empty: name at least one of {', '.join(LINEARS)}")
 

@@ -20,7 +20,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from config.flags import FlagParser
-from config.reader import ConfigError, blaming, config_dict, knob, load_config, read_json
+from config.reader import ConfigError, blaming, check_values, config_dict, knob, load_config, read_json
 from curriculum import CurriculumConfig, Stage, pool
 from env_wrapper import check_games
 from envs.config import EnvConfig
@@ -69,6 +69,7 @@ class PPOConfig:
     alarms: str = knob("warn", choices=("off", "warn", "act"))  # act: slow down or stop, as alarms.py says
 
     def __post_init__(self) -> None:
+        check_values(self, "ppo")
         if self.eval_games % 2:
             raise ValueError(f"eval_games {self.eval_games}: an even number, half of them for each seat")
         games, mini, accumulated = self.batch_size, self.mini_batch_size, self.gradient_accumulation_steps
@@ -94,6 +95,7 @@ class RunConfig:
     threads: int = knob(0, min=0, max=1024)  # CPU threads of torch; 0: its default. Exact resume needs the same number
 
     def __post_init__(self) -> None:
+        check_values(self, "run")
         if not self.output_dir.strip():
             raise ValueError("output_dir: is empty; expected a folder, e.g. runs/first")
 

@@ -14,7 +14,7 @@ from manual import TABLES, manual
 from config import synonyms
 from config.flags import FlagParser
 from config.reader import ConfigError, config_dict, config_diff, knob, load_config, read_json
-from curriculum import CurriculumConfig, pool
+from curriculum import CurriculumConfig, Stage, pool
 from env_wrapper import EnvConfig
 from games import CONFIGS_PER_GAME, NAMES
 
@@ -457,6 +457,26 @@ def test_an_opponent_that_is_named_is_that_of_every_stage(options):
 def test_numbers_beyond_all_counting_are_told(options, name):
     with pytest.raises(ConfigError, match=rf"{name} = 9+\.\.\.: expected a number of at most 9007199254740992"):
         read(options, f"{name}={'9' * 400}")
+
+
+@pytest.mark.parametrize(
+    ("section", "knobs"),
+    [
+        ("stage", {"name": "x", "games": ["hex"], "threshold": 2}),
+        ("stage", {"name": "x", "games": "hex"}),
+        ("stage", {"name": "x", "games": ["hex"], "opponent": ["random"]}),
+        ("curriculum", {"stages": [Stage("x", [(0, 5)])], "sampling": "learnable"}),
+        ("curriculum", {"stages": [Stage("x", ["hex"])], "failure_replay_prob": 1.5}),
+        ("ppo", {"batch_size": 8.0}),
+        ("model", {"dtype": "fp8"}),
+        ("lora", {"target_modules": ["all-linear"]}),
+        ("run", {"seed": -1}),
+    ],
+)
+def test_a_configuration_made_in_python_keeps_to_its_limits(options, section, knobs):
+    [*_, wrong] = knobs
+    with pytest.raises(ConfigError, match=rf"^{section}\.{wrong}.* = .*: expected "):
+        ({"stage": Stage} | options.SECTIONS)[section](**knobs)
 
 
 def test_programs_are_no_games(options):
