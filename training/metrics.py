@@ -66,6 +66,7 @@ class MetricsLog:
             log.warning("%s: there are no rows of %d steps: %s", self.path, len(lost), reprlib.repr(lost))
         with blaming("run.output_dir: ", OSError):  # fail now if the run cannot append to it
             open(self.path, "ab", opener=open_own).close()
+            os.utime(self.path)  # the run goes on: a summary that is newer would say that it has ended
         return max(kept, default=0)
 
     def append(self, row: Mapping[str, Any]) -> None:

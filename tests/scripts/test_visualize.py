@@ -25,6 +25,7 @@ from scripts import visualize
 from scripts.report import markdown
 from scripts.report.replay import replayable
 from scripts.visualize import draw_curves
+from training.metrics import MetricsLog
 from training.process import lock_run
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -710,6 +711,15 @@ def test_a_page_that_follows_a_run_until_its_summary_is_there(tmp_path, monkeypa
     assert capsys.readouterr().out.split() == [
         str(run / n) for n in ("report.html", "report.html", "report.md", "curves.png")
     ]
+
+
+def test_a_run_that_got_more_steps_is_followed_from_before_the_first_of_them_on(tmp_path):
+    write_run(run := tmp_path / "run", steps=9, shown=[])
+    os.utime(run / "metrics.jsonl", (1, 1))
+    with lock_run(run):
+        assert visualize._ended(run)
+        MetricsLog(run / "metrics.jsonl").truncate_to(9)  # as a resumed run begins
+        assert not visualize._ended(run)
 
 
 def test_a_run_is_followed_from_before_its_first_step_on(tmp_path, monkeypatch):
