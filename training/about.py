@@ -55,7 +55,7 @@ def _write(run_dir: Path, about: dict[str, Any]) -> None:
 
 
 def headline(about: dict[str, Any]) -> str:
-    """Two lines that identify the run."""
+    """Two lines that identify the run; "" where this process keeps no record."""
     if not about:
         return ""
     games = about["games"]

@@ -92,7 +92,7 @@ def weight_bytes(parameters: Parameters, model: ModelConfig) -> int:
     return total
 
 
-def checkpoint_bytes(trained: int, frozen: int = 0) -> int:
+def checkpoint_bytes(trained: int, frozen: int) -> int:
     """Least bytes of a checkpoint: trained parameters, Adam's moments, frozen adapters, the tokenizer."""
     return 12 * trained + 4 * frozen + TOKENIZER_BYTES
 
@@ -110,8 +110,8 @@ def estimate(
     A rollout holds keys and values of all conversations, the spare slots of ``policy.cache.Store``, one layer's keys
     and values while the store grows, and one layer's activations; tokens are counted in a step of each stage, played at
     random. An evaluation holds as much per game. The update runs the fullest micro-batch of those games: first the
-    backward pass of the output layer, with the activations of all layers kept, then that of each layer in turn. Both
-    hold the step's hidden states at the first adapted layer. On a CPU half of the largest turn stays after it is freed.
+    backward pass of the output layer, with what all layers keep, then that of each layer in turn. Rollout and update
+    hold the step's hidden states at the first adapted layer. On a CPU up to half of the largest turn is never freed.
     """
     model, ppo, layers = config.model, config.ppo, architecture.num_hidden_layers
     size, trained = getattr(torch, model.dtype).itemsize, layers - config.lora.first_layer

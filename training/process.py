@@ -78,7 +78,7 @@ def say_how_to_go_on(program: str, run_dir: str, processes: int, stream: IO[str]
     try:
         if not any(Path(run_dir).glob("checkpoint-*")):
             return
-    except OSError:  # the folder does not exist
+    except OSError:  # of a name that is too long, say
         return
     launcher = f"-m torch.distributed.run --standalone --nproc_per_node={processes}" if processes > 1 else ""
     words = [sys.executable, *launcher.split(), program, "--resume", str(Path(run_dir))]

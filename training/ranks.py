@@ -168,7 +168,7 @@ class Ranks:
     def score(
         self, policy: Policy, sequences: Seq[Sequence], adapter: str | None = None, legal_mass: bool = False
     ) -> Evaluation:
-        """``policy.evaluate_decisions`` without gradients, on the CPU; each process computes its share."""
+        """``policy.evaluate_decisions`` without gradients, its result on the CPU; each process computes its share."""
         mine = self.share(sequences)
 
         def columns() -> list[Tensor]:

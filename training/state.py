@@ -52,7 +52,7 @@ GROW_STEPS = 50  # between attempts to double batches that were halved for lack 
 FAILED_SAVES = 3  # checkpoints in a row that cannot be written before the run ends
 # Numbers that the row of an interrupted step must hold for a resumed run to continue with it.
 ROW_NUMBERS = ("reward_mean", "score_mean", "success_rate", "update_kl", "entropy", "games_per_s", "time_total")
-# A resumed run may change these freely; the folders of the base model and of games are compared by digest instead.
+# A resumed run may change these freely. Games of one's own may move to another folder: their digest must be the same.
 CONTINUES = (
     "ppo.num_train_steps", "ppo.learning_rate", "ppo.lr_", "ppo.save_freq", "ppo.eval_freq", "ppo.alarms",
     "env.games_path", "env.env_url", "env.env_timeout", "env.vllm_base_url",
@@ -100,8 +100,8 @@ class TrainerState:
 class Checkpointed:
     """The objects of a run, the player made of them, and how checkpoints save and restore them."""
 
-    about: dict[str, Any]  # as in about.json
-    exact: dict[int, float]  # tasks of the evaluation with exact values
+    about: dict[str, Any]  # as in about.json, and when this process began
+    exact: dict[int, float]  # tasks of the evaluation with exact values -> operations that these take
     loggers: Loggers
     lock: IO[str] | None = None  # on the run's folder, in the first process
     failed_saves = 0  # in a row

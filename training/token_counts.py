@@ -22,7 +22,7 @@ SKIPPED = 20  # programs without an answer, in a row, that are skipped before th
 
 @dataclass
 class Prompts:
-    """A random player of one game for ``play``, which counts the tokens that a model would have read and written."""
+    """A random player for ``play``, which counts the tokens that a model would have read and written."""
 
     chat: ChatFormat
     free_answer: int  # tokens of an answer; 0: those of the longest legal action
@@ -38,14 +38,14 @@ class Prompts:
     slots: int = 0  # most tokens whose keys and values are held at once, with common beginnings counted once
     at_work: int = 0  # most tokens read in one round, likewise
     distinct: int = 0  # tokens of the training sequences of a step, likewise
-    rows: dict[int, list[list[int]]] = field(default_factory=lambda: defaultdict(list))  # training sequences of a game
+    rows: dict[int, list[list[int]]] = field(default_factory=lambda: defaultdict(list))  # episode -> its sequences
     _last: dict[tuple[int, int], tuple[int, list[int]]] = field(default_factory=dict)  # messages and ids of a prompt
     _rows: dict[tuple[int, int], list[int]] = field(default_factory=dict)  # the ids, with room for a free answer
     _open: set[tuple[int, int]] = field(default_factory=set)  # conversations that continue
 
     @property
     def game(self) -> str:
-        """The game's name."""
+        """The name of the game, where it played only one."""
         return self.episodes[0].game
 
     @property

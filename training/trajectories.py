@@ -29,7 +29,7 @@ IMPORTANCE_CAP = 2.0  # truncated importance sampling, https://doi.org/10.1198/1
 MOMENTS_RATE = 0.05  # of the running moments of rewards: about the last 20 steps count
 MOMENTS_GAMES = 8  # games of a step that may replace the moments; fewer change them in proportion
 WHITEN_ALONE = 9  # trajectories of a game in a step from which on its advantages are whitened separately
-SAMPLE = 64  # sequences of a step that are scored again after its updates, at most an eighth of them
+SAMPLE = 64  # the most sequences of a step that are scored again after its updates; an eighth of them if that is less
 
 Moments = dict[str, tuple[float, float, float]]  # key -> (updates, mean, variance) of terminal rewards
 
@@ -180,7 +180,7 @@ def log_ratios(
 def adapt_kl_coef(kl_coef: float, kl: float, decisions: int, ppo: PPOConfig) -> float:
     """Proportional controller of the KL penalty (https://arxiv.org/abs/1909.08593, section 2.2).
 
-    Decisions beyond ``horizon`` in a step have no effect: five horizons would turn the penalty into a reward.
+    Decisions beyond ``horizon`` in a step have no effect: more than five horizons could turn the penalty into a reward.
     """
     if not ppo.adap_kl_ctrl or not kl_coef:
         return kl_coef
