@@ -67,7 +67,7 @@ OPTIONAL = {"legal_mass": "legal_mass_coef", "rehearsal_kl": "rehearsal_coef", "
 UNCLIPPED = "state_head."  # its gradient would dominate the norm, and Adam does not depend on its scale
 LONE = Ranks()
 Key = tuple[int, ...]  # of a stream of random numbers
-MAX_FAILED_SHARE = 0.2  # of the games of a step or an evaluation; a single one may always fail
+MAX_FAILED_SHARE = 0.2  # of the games of a step or an evaluation; one of several may always fail
 MOST_EMPTY = 100  # times that a step plays its games until one of them holds a decision
 NEURD_CAP = 4.0  # of the weight 1 / p of an answer: what is rarer moves no further
 MAX_BAD_UPDATES = 5  # minibatches in a row without a finite loss and gradient before the run ends
@@ -200,7 +200,7 @@ def ppo_loss(
 
     Every term is a sum over decisions weighted by ``weights_M``: the caller divides by the number of decisions of the
     whole optimizer step, so that the gradient does not depend on the micro-batches. The value loss is clipped as in
-    OpenAI Baselines, not as in the paper. The second result holds the detached sums of the loss's parts.
+    OpenAI Baselines, not as in the paper. The second result holds statistics: detached sums, and ``_max`` values.
     With ``preferences_M`` and ``spread_M`` (see ``Evaluation``) Neural Replicator Dynamics replaces the surrogate
     (https://arxiv.org/abs/1906.00190): the gradient lacks the answer's own probability as a factor, bonus included.
     """
