@@ -199,8 +199,8 @@ def play(env_config: EnvConfig | dict[str, Any], player: Player, tasks: Seq[Task
     """Play the tasks to the end, ``games_at_once`` at a time (0: all), and return their episodes in the same order.
 
     Each round asks ``player.act`` once for the decisions of all running games. Where environments are slow
-    (searching opponents), two fixed halves of the tasks alternate: the player answers one while threads step
-    the other. Which queries share a call depends on the tasks alone, never on the clock or the thread count.
+    (``is_slow``), two fixed halves of the tasks alternate: the player answers one while threads step the other.
+    Which queries share a call depends on the tasks alone, never on the clock or the thread count.
     If the player has ``release(episodes)``, it is called with the numbers of the episodes that have ended; the first
     task's is ``first``. If it has ``leave_if_stopped()``, that is called while waiting for threads, and an exception
     that it raises ends the games at once.
