@@ -27,7 +27,7 @@ SUCCESS = 0.5  # a score above it is a success: a draw is not
 WINDOW, LONGEST = 100, 10_000  # games that success rates are computed from: at least, and with rare games at most
 GATE_GAMES = 5  # least denominator of a game's success rate at the gate: one lucky game does not pass it
 BUFFER_SIZE = 1000  # failed tasks that are remembered; the oldest makes room
-LEARNABILITY_FLOOR = 0.05  # least weight of a game; p(1 - p) is at most 0.25
+LEARNABILITY_FLOOR = 0.05  # least weight of a game, where p(1 - p) is at most 0.25, and of a past self
 FORGIVEN_AFTER = 2  # consecutive successes that remove a task from the failure buffer
 RATE_STEP = 0.05  # of the moving success rate behind learnability: about the last 20 games count
 CHANGING = "self", "past"  # opponents that change with the policy
@@ -167,7 +167,7 @@ def eval_tasks(game_set: GameSet, n_per_seat: int, seed: int, opponent: str = "r
     """Return ``2 * n_per_seat`` tasks per game, on seeds that training never uses.
 
     They come in pairs of one task id and two neighbouring seeds, even then odd, so that each pair covers both seats
-    (seat = seed % 2 % players). A game's tasks do not depend on which other games are evaluated.
+    (seat = seed % 2 % players). But for their index, a game's tasks do not depend on what else is evaluated.
     """
     tasks: list[Task] = []
     for game, ranges in pool(game_set).items():
@@ -193,7 +193,7 @@ def first_tasks(config: CurriculumConfig, env_type: str = "openspiel") -> list[i
 
 
 def deals_of(task_id: int, env_config: EnvConfig) -> TaskRange:
-    """First and last task id that deals of a task have: its own; of programs, whose seed deals nothing, its level."""
+    """First and last task id to draw deals of a task from: its own; of programs, which may ignore seeds, its level."""
     level = TASKS_PER_LEVEL if env_config.env_type == "trace" else 1
     return task_id, task_id - task_id % level + level - 1
 
@@ -201,8 +201,8 @@ def deals_of(task_id: int, env_config: EnvConfig) -> TaskRange:
 class Curriculum:
     """Draws tasks and adapts to their scores.
 
-    ``next`` has no side effects: it depends on (run_seed, index) and on the calls of ``update``, whose effects are all
-    in ``state_dict``. A resumed run therefore draws the tasks that the uninterrupted one would have drawn.
+    ``next`` has no side effects: it depends on (run_seed, index) and on the calls of the other methods, whose effects
+    are all in ``state_dict``. A resumed run therefore draws the tasks that the uninterrupted one would have drawn.
     """
 
     def __init__(self, config: CurriculumConfig, run_seed: int) -> None:
@@ -338,7 +338,7 @@ class Curriculum:
         return None
 
     def state_dict(self) -> dict[str, Any]:
-        """Return everything that ``update`` changes, JSON-able and exact."""
+        """Return everything that calls have changed, JSON-able and exact."""
         return {
             "stage": self.stage.name,
             "episodes": self._episodes,
