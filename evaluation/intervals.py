@@ -65,9 +65,9 @@ def pair_means(scores: Sequence[float | None]) -> np.ndarray:
 
 
 def mean_interval(strata: Sequence[np.ndarray], games: Sequence[int], missed: float = 0.05) -> Interval:
-    """Mean score over strata of at least one unit; ``games``: how many of each ended by themselves, at most its games.
+    """Mean score over strata of at least one unit; ``missed``: share of the intervals that may not hold the mean.
 
-    ``missed``: share of the intervals that may not hold the mean.
+    ``games``: how many observations each stratum stands for: its games, but one for a pair that ended in two ways.
 
     Wilson's interval for the number of won-or-lost games that would have this variance (the effective sample size of
     survey statistics, Kish 1965): it stays inside [0, 1] and, unlike a normal approximation, has a width for a player
