@@ -38,7 +38,7 @@ class Game:
         rules: parameters -> rules text, true for exactly these parameters.
         describe: (state, seat) -> what the player in ``seat`` may know, for the full prompt.
         compact: (state, seat) -> the same information in as few tokens as possible.
-        params: config_id -> the parameters of ``pyspiel.load_game`` that are not the default.
+        params: config_id -> parameters for ``pyspiel.load_game``; OpenSpiel has defaults for those left out.
         spiel_name: OpenSpiel's short name where it differs from ``name``.
         mcts: (simulations, rollouts per simulation) of the ``mcts`` opponent; None: it plays at random.
         history_turns: default number of past turns kept in the conversation; None keeps them all. A number is safe

@@ -21,7 +21,7 @@ def _rules(params: Params) -> str:
 def _view(state: State, seat: int) -> tuple[dict[str, list[int]], list[tuple[int, str]], list[int]]:
     """Return the numbers in each line of the information state, (prize, result) of each finished round, and own bids.
 
-    The winner of a tie is negative. Bids that are open are not listed, and so are none.
+    Own bids are listed only where bids are hidden: open ones show in the hands.
     """
     lines = (line.partition(":") for line in state.information_state_string(seat).splitlines())
     fields = {label: [int(n) for n in re.findall(r"-?\d+", numbers)] for label, _, numbers in lines}
