@@ -142,7 +142,7 @@ def choose(found: Sequence[Option], room: float) -> Option:
 def ask(
     args: argparse.Namespace, flag: str, default: str, question: str, hint: str, check: Callable[[list[str]], Any]
 ) -> None:
-    """Set a flag to different words: those given, with ``--yes`` the default, else typed until ``check`` accepts them.
+    """Set a flag to words, each once: those given, with ``--yes`` the default, else typed until ``check`` accepts them.
 
     ``check`` raises ValueError for words that it refuses; ConfigError: it refuses words that were not typed.
     """

@@ -224,7 +224,7 @@ def panels(runs: Sequence[RunData]) -> list[dict[str, Any]]:
 
 
 def panel_lines(panel: Panel, runs: Sequence[RunData]) -> list[dict[str, Any]]:
-    """A line for each run and key that has finite numbers; [] where all of them are always 0.
+    """A line for each run and key that has finite numbers; most keys get none where these are always 0.
 
     ``y`` is raw; ``mean``, ``low`` and ``high`` (empty unless smoothed) belong to the same ``x``. Colours tell keys
     apart and dashes runs; where there is one key, colours tell runs apart.

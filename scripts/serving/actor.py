@@ -94,7 +94,8 @@ class HostedGame:
     def response(self, reward: float = 0.0, preface: str = "", error: dict[str, Any] | None = None) -> dict[str, Any]:
         """Return the answer of reset, step and state; ``preface`` comes before the position's text.
 
-        History, returns and the other seats' share of ``step_count`` are withheld while the game hides anything.
+        History and returns are told at the end only, and so is the other seats' share of ``step_count`` where the game
+        hides anything.
         """
         assert self.step is not None
         known, done, shared = self.step.info, self.step.done, table(self.task.task_id)
