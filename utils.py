@@ -266,7 +266,7 @@ def save_checkpoint(
         step: steps completed. An existing checkpoint of the same step is replaced.
         write: writes adapter, value head and tokenizer into the directory it is given (``policy.save``).
         documents: name -> JSON-able object, written to ``<name>.json`` (trainer_state, curriculum, run_config).
-        tensors: name -> flat dict of tensors, written to ``<name>.safetensors`` (optimizer).
+        tensors: name -> flat dict of tensors, written to ``<name>.safetensors`` (optimizer, past).
         base: what the adapter belongs to, for the manifest (model, revision).
         score, scale: score at this step (higher is better), and what it measures (JSON-able).
         keep_last: newest verified checkpoints to keep; 0 keeps all.
