@@ -39,16 +39,16 @@ class EnvConfig:
     allowed_game_indices: list[int | str] = field(default_factory=list, hash=False)  # or names: all stages' games
     games_path: str = ""  # folder with games of your own, an absolute path or one from ~ on: adding_a_game.md
     opponent: str = ""  # instead of the stages' own; empty: theirs
-    env_mode: str = knob("local", choices=("local", "url", "docker"))  # the latter two: public affinetes servers
+    env_mode: str = knob("local", choices=("local", "url", "docker"))  # the latter two: on an affinetes server
     prompt: str = knob("full", choices=("full", "compact"))  # compact: no rules, a terse state
     answer_mode: str = knob("constrained", choices=("constrained", "free"))  # constrained to legal answers, or free
     history_turns: str | int = knob("auto", min=0, choices=("auto", "all"))  # past turns kept; "auto": as needed
-    protocol: str = knob("native", choices=("native", "affinetes"))  # affinetes: forced moves are asked, too
+    protocol: str = knob("native", choices=("native", "affinetes"))  # affinetes: asks and judges as public servers do
     games_at_once: int = knob(0, min=0)  # games open together, each with what was read of it; 0: all
     env_url: str = ""  # url: the server, for example http://127.0.0.1:8765
     env_timeout: float = knob(600.0, above=0, max=1e9)  # seconds of a call to a server, repetitions included
     env_image: str = "affinefoundation/game:openspiel"  # docker: the image of the server
-    use_vllm: bool = False  # training's games are played through vLLM servers, see docs/scaling.md
+    use_vllm: bool = False  # train_ppo.py's games are played through vLLM servers, see docs/scaling.md
     vllm_base_url: str | list[str] = "http://127.0.0.1:8000/v1"  # one server, or several
     max_staleness: int = knob(0, min=0)  # updates by which the weights that play may be behind
     trace: dict[str, Any] = field(default_factory=dict, hash=False)  # of env_type trace: TraceConfig

@@ -125,7 +125,7 @@ def best_response_values(pyspiel_game: SpielGame) -> tuple[float, float]:
 def nash_conv(pyspiel_game: SpielGame, table: TabularPolicy) -> float:
     """Return what both seats together gain by best-responding to the table; 0 exactly at a Nash equilibrium.
 
-    Lanctot et al. 2017, "A Unified Game-Theoretic Approach to Multiagent Reinforcement Learning", section 3.2.
+    Lanctot et al. 2017, "A Unified Game-Theoretic Approach to Multiagent Reinforcement Learning".
     """
     information_states(pyspiel_game)
     # Nothing is taken off, since the values of the table itself sum to 0.

@@ -59,7 +59,7 @@ class Query:
     """A decision that a player is asked for. ``rng_key`` is (task index, seat, decision, attempt).
 
     ``continues``: the next conversation of this (episode, seat) extends this one, so its cache is worth keeping.
-    ``history``: the game so far, [[player, action], ...], -1 for chance; for teachers, which may see what is hidden.
+    ``history``: the game so far, [[player, action], ...], -1 for chance; for whoever may see what is hidden.
     """
 
     episode: int

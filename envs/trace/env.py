@@ -67,9 +67,10 @@ class Traced(NamedTuple):
 class TraceEnv:
     """One program an episode; see ``envs.types.Env``. It uses prompt, protocol and trace of the configuration.
 
-    The game in ``Step.info`` is ``trace``, or ``trace_l3`` for level 3 of the generator. When done, info also holds,
-    whatever the configured protocol: match (equal as the public environment compares), exact (equal character by
-    character), share (of correct leading lines), expected (the first 500 characters of the output).
+    The game in ``Step.info`` is ``trace``, or ``trace_l3`` for level 3 of the generator. When done, info also holds
+    match (equal as the public environment compares) and exact (equal character by character), both whatever the
+    configured protocol, share (of leading lines that are correct by that protocol) and expected (the first 500
+    characters of the output).
 
     ValueError: the source does not exist, or has rows without programs. SandboxError: programs of others on a machine
     below ``sandbox_min_level``.

@@ -107,7 +107,7 @@ class Writer:
         """Return an integer drawn uniformly, both ends included."""
         return self.rng.randint(low, high)
 
-    def words(self, least: int = 2, most: int = 5) -> list[str]:
+    def words(self, least: int, most: int) -> list[str]:
         """Return ``least`` to ``most`` different words."""
         return self.rng.sample(WORDS, self.small(least, most))
 
