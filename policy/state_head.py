@@ -2,7 +2,7 @@
 
 A return gives one noisy number per decision. OpenSpiel's tensor of what the seat knows (cards, board, bets) gives
 dozens of exact ones, and a model that has never seen such a board must learn to read it before it can play. Predicting
-known game features from layers that the policy shares: https://arxiv.org/abs/1609.05521, section 4.2.
+known game features from layers that the policy shares: https://arxiv.org/abs/1609.05521, "Game feature augmentation".
 """
 
 from collections.abc import Iterable, Mapping, Sequence

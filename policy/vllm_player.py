@@ -31,18 +31,19 @@ ATTEMPTS_IN_TIME = 3  # a request times out after this fraction of ``env_timeout
 
 
 class EngineError(RuntimeError):
-    """No server answers any more, or weights older than allowed have played."""
+    """No server answers any more, or other weights have played than should: older ones, or another model's."""
 
 
 class Engine:
     """Answers queries through the servers of ``env.vllm_base_url``; ``policy`` answers those for other adapters.
 
     Every request has its own seed, so that an answer depends on query, weights and server but not on other requests in
-    flight. ``stop()`` says whether the run is to stop; it is called between attempts.
+    flight. ``stop()`` says whether the run is to stop; it is asked now and then while servers are waited for.
     """
 
-    def __init__(self, policy: Policy, env: EnvConfig, folder: Path, stop: Callable[[], Any] = lambda: False) -> None:
-        self.policy, self.env, self.stop = policy, env, stop
+    def __init__(self, policy: Policy, env: EnvConfig, folder: Path) -> None:
+        self.policy, self.env = policy, env
+        self.stop: Callable[[], Any] = lambda: False
         self.folder, self.run = folder.resolve() / "adapters", secrets.token_hex(3)
         self.version, self._kept = -1, list[Path]()
         self.stale = env.max_staleness  # updates by which a server may be behind; 0 in evaluations
