@@ -68,7 +68,7 @@ PANELS = (
     Panel("Score by game", ("score/",), "rolling mean, 0 to 1", smooth=True, first=True),
     Panel("Success", ("window_success", "gate_success", "success_rate"), "share of games", smooth=True, limits=(0, 1),
           first=True),
-    Panel("Evaluation", ("eval/",), "share of the ceiling; value where that is unknown", marks=True, first=True),
+    Panel("Evaluation", ("eval/",), "exact share of the ceiling, else mean value", marks=True, first=True),
     Panel("Entropy", ("entropy", "mutual_information"), "nats a decision", first=True),
     Panel("KL", ("kl_ref", "update_kl"), "nats a decision", first=True),
     Panel("Explained variance", ("explained_variance",), "of the returns, by the critic", first=True),
@@ -250,14 +250,28 @@ def panel_lines(panel: Panel, runs: Sequence[RunData]) -> list[dict[str, Any]]:
     if panel.limits is None or not any(shows for *_, shows in found):
         found = [part for part in found if part[-1]]
     keys = list(dict.fromkeys(key for _, key, *_ in found))
-    for index, key, line, _ in found:
+    grades = [_grade(runs[index], key) for index, key, *_ in found]
+    for (index, key, line, _), grade in zip(found, grades, strict=True):
         name, run_name, place = key.split("/", 1)[-1][:MAX_NAME], runs[index].name, keys.index(key)
+        name += grade if len({*grades}) > 1 else ""
         dash = index * math.ceil(len(keys) / len(PALETTE)) + place // len(PALETTE)
-        if len(keys) == 1:
-            line |= {"colour": index, "dash": 0, "label": run_name if len(runs) > 1 else name}
-        else:
-            line |= {"colour": place, "dash": dash, "label": f"{name}, {run_name}" if len(runs) > 1 else name}
+        line |= {"colour": index, "dash": 0} if len(keys) == 1 else {"colour": place, "dash": dash}
+        whose = f"{name}, {run_name}" if several_keys(panel.keys) else run_name
+        line["label"] = whose if len(runs) > 1 else name
     return [line for _, _, line, _ in found]
+
+
+def several_keys(keys: Sequence[str]) -> bool:
+    """Whether a panel's title does not tell which metric a line is of, though it may be the only one there."""
+    return len(keys) > 1 or keys[0].endswith("/")
+
+
+def _grade(run: RunData, key: str) -> str:
+    """What a line of evaluations is of, where the run's summary tells."""
+    game = run.summary.get("games", {}).get(key.removeprefix("eval/")) if key.startswith("eval/") else None
+    if game is None:
+        return ""
+    return " (share)" if game.get("exact") and is_number(game.get("share")) else " (value)"
 
 
 def draw_curves(runs: Sequence[RunData], path: Path) -> Path:
@@ -312,7 +326,7 @@ def _draw_panel(axis: Any, panel: dict[str, Any], runs: Sequence[RunData]) -> No
     axis.spines[["top", "right"]].set_visible(False)
     if len(lines) > 6:
         axis.legend(fontsize=6, ncols=1 + (len(lines) > 14), frameon=False, loc="center left", bbox_to_anchor=(1, 0.5))
-    elif max(len(lines), len(runs)) > 1:  # of several runs one may lack what the panel shows
+    elif len(runs) > 1 or several_keys(panel["keys"]):  # of several runs one may lack what the panel shows
         axis.legend(fontsize=7, framealpha=0.6)
 
 

@@ -109,7 +109,7 @@ function chart(panel) {
     <svg viewBox="0 0 ${W} ${H}" role="img" aria-label="${panel.title}">
     ${drawAxes(s, panel.stages)}${panel.lines.map((l) => drawLine(l, panel, s))}
     <line class="stage cursor" y1="${PAD.top}" y2="${H - PAD.bottom}" visibility="hidden"/></svg>
-    <div class="legend">${panel.lines.length > 1 || data.runs.length > 1 ? legend(panel.lines) : ""}</div><div class="tip" hidden></div>`);
+    <div class="legend">${data.runs.length > 1 || panel.keys.length > 1 || panel.keys[0].endsWith("/") ? legend(panel.lines) : ""}</div><div class="tip" hidden></div>`);
   const svg = box.querySelector("svg"), tip = box.querySelector(".tip"), cursor = box.querySelector(".cursor");
   svg.addEventListener("pointermove", (event) => {
     const frame = svg.getBoundingClientRect(), at = (event.clientX - frame.left) / frame.width * W;

@@ -410,6 +410,53 @@ def test_a_line_says_whose_it_is_where_other_runs_have_none(tmp_path, monkeypatc
     assert {part for _, parts in drawn.values() for part in parts} == {0.0}, "there is no half a step"
 
 
+@pytest.mark.parametrize("names", [["a"], ["a", "b"]])
+def test_a_line_that_is_alone_says_what_it_is_of(tmp_path, monkeypatch, names):
+    """The only line below "Games cut short and answers retried" was of either, and a game alone had no name."""
+    from matplotlib.figure import Figure
+
+    drawn = {}
+
+    def look(figure, *_, **__):
+        for axis in [axis for axis in figure.axes if axis.lines]:
+            legend = axis.get_legend()
+            names = [text.get_text() for text in legend.texts] if legend else []
+            drawn[axis.get_title(loc="left").partition("  ")[0]] = names
+
+    monkeypatch.setattr(Figure, "savefig", look)
+    for name in names:
+        row = {"step": 1, "score/hex": 0.5, "eval/hex": 0.5, "update_kl": 0.1, "forfeited": 3, "kl_coef": 0.1}
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "metrics.jsonl").write_text(json.dumps(row) + "\n")
+    runs = [visualize.load_run(tmp_path / name) for name in names]
+    draw_curves(runs, tmp_path / "curves.png")
+    several = {"Score by game": "hex", "Evaluation": "hex", "KL": "update_kl",
+               "Games cut short and answers retried": "forfeited"}  # fmt: skip
+    whose = [f", {name}" for name in names] if len(names) > 1 else [""]
+    expected = {title: [f"{key}{of}" for of in whose] for title, key in several.items()}
+    assert drawn == expected | {"KL coefficient": names if len(names) > 1 else []}
+    page = visualize.write_report(runs, tmp_path / "report.html")
+    lines = {panel["title"]: [line["label"] for line in panel["lines"]] for panel in embedded(page)["panels"]}
+    assert {title: labels for title, labels in lines.items() if title in several} == expected
+    if shutil.which("node"):
+        said = subprocess.run(["node", STUB, page], capture_output=True, text=True, check=True).stdout
+        assert said.count('<div class=\\"legend\\"><span') == len(several) + (len(names) > 1)
+
+
+def test_an_evaluation_says_whether_it_is_a_share_or_a_value(tmp_path):
+    """0.5 of the ceiling in one game and a mean value of 0.5 in another were one and the same."""
+    rows = [{"step": 1, "eval/hex": 0.5, "eval/leduc_poker": 0.5, "eval/go": 0.5, "eval/one": 0.5}]
+    known = {"leduc_poker": {"exact": True, "share": 0.5}, "hex": {"exact": False, "share": 0.5},
+             "go": {"exact": True, "share": None}}  # fmt: skip
+    run = visualize.RunData("a", rows, {}, {"games": known}, [], {})
+    [panel] = visualize.panels([run])
+    names = ["go (value)", "hex (value)", "leduc_poker (share)", "one"]
+    assert [line["label"] for line in panel["lines"]] == names
+    del rows[0]["eval/leduc_poker"], rows[0]["eval/one"]
+    alike = dataclasses.replace(run)  # all are values, as the first table says
+    assert [line["label"] for panel in visualize.panels([alike]) for line in panel["lines"]] == ["go", "hex"]
+
+
 def test_what_lies_in_a_folder_of_yours_is_not_replaced(run_dir, tmp_path, capsys):
     output = tmp_path / "mine"
     output.mkdir()
