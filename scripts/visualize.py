@@ -312,19 +312,21 @@ def _draw_panel(axis: Any, panel: dict[str, Any], runs: Sequence[RunData]) -> No
         axis.plot(x, line["mean"] or line["y"], label=line["label"], color=colour, markersize=4,
                   marker="o" if panel["marks"] or len(x) == 1 else "",
                   linestyle=DASHES[line["dash"] % len(DASHES)])  # fmt: skip
-    for step, text in (stage for run in runs for stage in run.stages):
+    named, room = -math.inf, max(line["x"][-1] for line in lines) / 30
+    for step, text in sorted(stage for run in runs for stage in run.stages):
         axis.axvline(step, color="#777777", linewidth=0.8, linestyle=":")
-        if title == "Score":
+        if title == "Score" and step - named >= room:  # nearer names would lie on each other; the page has all
+            named = step
             axis.text(step, 1, text.split(":")[0], transform=axis.get_xaxis_transform(), rotation=90, size=7, va="top")
     if limits := panel["limits"]:
         axis.set_ylim(limits[0] - 0.02, limits[1] + 0.02)
     axis.set_title(f"{title}  ({unit})" if unit else title, fontsize=10, loc="left")
     axis.set_xlabel("step", fontsize=8)
-    axis.locator_params(axis="x", integer=True)
+    axis.locator_params(axis="x", integer=True, min_n_ticks=1)  # a lone step has none beside it
     axis.tick_params(labelsize=8)
     axis.grid(alpha=0.25)
     axis.spines[["top", "right"]].set_visible(False)
-    if len(lines) > 6:
+    if len(lines) > 4:  # within, they would hide what they name
         axis.legend(fontsize=6, ncols=1 + (len(lines) > 14), frameon=False, loc="center left", bbox_to_anchor=(1, 0.5))
     elif len(runs) > 1 or several_keys(panel["keys"]):  # of several runs one may lack what the panel shows
         axis.legend(fontsize=7, framealpha=0.6)

@@ -443,6 +443,37 @@ def test_a_line_that_is_alone_says_what_it_is_of(tmp_path, monkeypatch, names):
         assert said.count('<div class=\\"legend\\"><span') == len(several) + (len(names) > 1)
 
 
+def test_names_in_the_curves_lie_neither_on_each_other_nor_on_the_lines(tmp_path, monkeypatch):
+    from matplotlib.figure import Figure
+
+    figures = []
+    monkeypatch.setattr(Figure, "savefig", lambda figure, *_, **__: figures.append(figure))
+    scores = {f"score/g{n}": 0.5 for n in range(5)}
+    changes = {50: "near", 52: "nearer", 53: "nearest", 120: "far"}
+    rows = [{"step": n, "score_mean": 0.5, **scores} | ({"stage_change": changes[n]} if n in changes else {})
+            for n in range(1, 301)]  # fmt: skip
+    draw_curves([visualize.RunData("a", rows, {}, {}, [], {})], tmp_path / "curves.png")
+    [figure] = figures
+    axes = {axis.get_title(loc="left").partition("  ")[0]: axis for axis in figure.axes if axis.lines}
+    assert [text.get_text() for text in axes["Score"].texts] == ["near", "far"]
+    assert len(axes["Score"].lines) == 2 + len(changes)
+    figure.draw_without_rendering()
+    legend, panel = axes["Score by game"].get_legend().get_window_extent(), axes["Score by game"].get_window_extent()
+    assert legend.x0 >= panel.x1
+
+
+def test_one_step_has_no_steps_beside_it(tmp_path, monkeypatch):
+    """The axis went from 0.96 to 1.04."""
+    from matplotlib.figure import Figure
+
+    figures = []
+    monkeypatch.setattr(Figure, "savefig", lambda figure, *_, **__: figures.append(figure))
+    draw_curves([visualize.RunData("a", [{"step": 1, "entropy": 0.5}], {}, {}, [], {})], tmp_path / "curves.png")
+    [figure] = figures
+    low, high = figure.axes[0].get_xlim()
+    assert [tick for tick in figure.axes[0].get_xticks() if low <= tick <= high] == [1]
+
+
 def test_an_evaluation_says_whether_it_is_a_share_or_a_value(tmp_path):
     """0.5 of the ceiling in one game and a mean value of 0.5 in another were one and the same."""
     rows = [{"step": 1, "eval/hex": 0.5, "eval/leduc_poker": 0.5, "eval/go": 0.5, "eval/one": 0.5}]
