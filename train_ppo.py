@@ -430,7 +430,7 @@ class Trainer(Checkpointed):
         for r in (*results, *free):
             if too_many_failed(r.failed, r.failed + r.episodes):
                 raise TrainingError(f"{r.failed} of {r.failed + r.episodes} games of {r.game} failed in an evaluation")
-        free_play = [{"value": f.value, "legal_rate": f.legal_rate or 0.0} for f in free]
+        free_play = [{"value": f.value, "legal_rate": f.legal_rate} for f in free]
         return [replace(r, free_play=f) for r, f in zip(results, free_play, strict=True)] if free else results
 
 

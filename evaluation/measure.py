@@ -343,7 +343,10 @@ class _Watched:
 
 
 def _free_play(found: dict[str, Any] | None) -> str | None:
-    return f"{found['value']:{VALUE}}, {100 * found['legal_rate']:.3g}% legal" if found else None
+    if not found:
+        return None
+    rate = found["legal_rate"]
+    return f"{found['value']:{VALUE}}, {'no answers' if rate is None else f'{100 * rate:.3g}% legal'}"
 
 
 def result_table(before: list[dict[str, Any]], after: list[GameResult]) -> tuple[str, dict[str, Any]]:

@@ -86,7 +86,7 @@ class TrainerState:
             "step": self.step == step,
             "moments": all(updates >= 0 and variance >= 0 for updates, _, variance in self.moments.values()),
             "before": all(type(r.get("game")) is str and holds(r, "value", "exact", "share") for r in self.before)
-            and all(type(f) is dict and is_number(f.get("value")) and is_number(f.get("legal_rate")) for f in free),
+            and all(type(f) is dict and is_number(f.get("value")) and holds(f, "legal_rate") for f in free),
             "alarms": holds(self.alarms, *self.alarms),
             "row": row.get("step") == step
             and (self.row is None or (holds(row, *ROW_NUMBERS) and type(row.get("stage")) is str))

@@ -98,8 +98,15 @@ def evaluated(summary: Any, file: Path, checkpoint: str) -> dict[str, dict[str, 
         games = summary.get("games", {}) if checkpoint in (summary.get("checkpoint"), "final") else {}
         _evaluation(games)
         "".join(games).encode()
-        sum(round(r["after"], 4) + (r.get("free_play") or {"legal_rate": 0})["legal_rate"] for r in games.values())
+        sum(round(r["after"], 4) for r in games.values())
+        sum(_legal_rates(games).values())
     return games
+
+
+def _legal_rates(games: dict[str, dict[str, Any]]) -> dict[str, float]:
+    """Share of free answers that were legal, of the games in which there were any."""
+    found = {game: r["free_play"]["legal_rate"] for game, r in games.items() if r.get("free_play")}
+    return {game: rate for game, rate in found.items() if rate is not None}
 
 
 def card(about: Published) -> str:
@@ -107,7 +114,7 @@ def card(about: Published) -> str:
     filled = ModelCard.from_template(
         _card_data(about), str(TEMPLATE), about=about, base=public_name(about.base), task=_task(about.config), say=say,
         evaluation=_evaluation(about.evaluated), settings=json.dumps(public_config(about.config), indent=1),
-        free={game: r["free_play"]["legal_rate"] for game, r in about.evaluated.items() if r.get("free_play")},
+        free=_legal_rates(about.evaluated),
         warning=licence_warning(about.base, about.licence), **_example(about.config), **vars(about.config),
     )  # fmt: skip
     return _marked(redact(str(filled)).rstrip() + "\n")

@@ -533,6 +533,9 @@ def test_the_card_tells_how_free_play_ended(tmp_path):
     for rate, told in ((0.25, "25%"), (0.996, "99.6%"), (1.0, "100%")):  # 99.6 % were told as all
         row["free_play"]["legal_rate"] = rate
         assert f"{told} of its answers in leduc_poker were legal" in publish.card(about(tmp_path, summary=summary))
+    row["free_play"]["legal_rate"] = None  # of no answers
+    assert "it may not play legally at all" in publish.card(about(tmp_path, summary=summary))
+    assert publish.evaluated(summary, tmp_path / "summary.json", "checkpoint-000006") == summary["games"]
     assert "it may not play legally at all" in publish.card(about(tmp_path))
 
 

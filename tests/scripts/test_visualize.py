@@ -682,9 +682,10 @@ def test_nearly_all_is_not_all():
         "const html = 0",
         *lines,
         "console.log(freely({value: 0.5, legal_rate: 0.996}), '|', percent(1), percent())",
+        "console.log(freely({value: 0.5, legal_rate: null}))",
     ]
     said = subprocess.run(["node", "-e", "\n".join(script)], capture_output=True, text=True, check=True).stdout
-    assert said.strip() == "0.500, 99.6 % legal | 100 % –"
+    assert said.splitlines() == ["0.500, 99.6 % legal | 100 % –", "0.500, no answers"]
 
 
 @pytest.mark.skipif(not shutil.which("node"), reason="no Node here")

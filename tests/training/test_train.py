@@ -260,6 +260,14 @@ def test_what_learns_to_be_legal_unconstrained_is_measured_so(tmp_path, monkeypa
     (tmp_path / "legal").mkdir()
     assert train(tmp_path / "legal", ppo=options) == 0
     assert {game["free_play"]["legal_rate"] for game in summary(tmp_path / "legal")["games"].values()} == {1.0}
+    monkeypatch.setattr("evaluation.measure.legal_rate", lambda episodes: None)  # as where no game asked for any
+    (tmp_path / "unasked").mkdir()
+    for steps in (1, 2):  # a checkpoint may hold it
+        more = ["--resume"] * (steps > 1)
+        assert train(tmp_path / "unasked", *more, ppo=options | {"num_train_steps": steps}) == 0
+        assert ", no answers" in capsys.readouterr().out
+        [told] = {game["free_play"]["legal_rate"] for game in summary(tmp_path / "unasked")["games"].values()}
+        assert told is None  # 0 % were told
 
 
 # ------------------------------------------------------------------------------------------------ the same again
