@@ -9,7 +9,8 @@ from envs.client import is_number
 
 HEADS = {"before": "before", "after": "after", "interval": "95 %", "exact_after": "exact", "ceiling": "ceiling",
          "share": "share", "share_interval": "95 % of share", "nash_conv_before": "NashConv before",
-         "nash_conv": "NashConv"}  # fmt: skip
+         "nash_conv": "NashConv", "free_play_before": "free play before", "free_play": "free play",
+         "failed": "failed"}  # fmt: skip
 PROGRAMS = "Values are 2 * score - 1, in [-1, 1], of programs predicted."
 BOARDS = ("Values are 2 * score - 1 against uniform random, in [-1, 1]; share is where the exact value, or with an "
           "interval that of sampled play, lies between random play (0) and the best response (1).")  # fmt: skip
@@ -29,9 +30,20 @@ def table(rows: Sequence[Sequence[Any]]) -> str:
 
 def results(games: dict[str, dict[str, Any]]) -> str:
     """The table of the evaluation, without columns that are unknown for every game."""
+    games = {name: {**g, "failed": g.get("failed") or None} for name, g in games.items()}
     keys = [key for key in HEADS if any(g.get(key) is not None for g in games.values())]
-    rows = [[name, *(_number(g.get(key)) for key in keys)] for name, g in games.items()]
+    rows = [[name, *(_cell(g, key) for key in keys)] for name, g in games.items()]
     return table([["game", *(HEADS[key] for key in keys)], *rows])
+
+
+def _cell(game: dict[str, Any], key: str) -> str:
+    value = game.get(key)
+    if key == "failed":
+        return f"{value}" if is_number(value) else "-"
+    if isinstance(value, dict):  # free play
+        rate: Any = value.get("legal_rate")
+        return f"{_number(value.get('value'))}, {f'{100 * rate:.3g}% legal' if is_number(rate) else 'no answers'}"
+    return _number(value)
 
 
 def _number(value: Any) -> str:

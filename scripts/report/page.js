@@ -50,6 +50,7 @@ const MEASURES = [
   ["NashConv", "what both seats together could gain by playing their best against the policy, in the game's own units (chips); 0 at an equilibrium", (g) => number(g.nash_conv)],
   ["Free play before", "Free play before training", (g) => freely(g.free_play_before)],
   ["Free play", "the same games with answers that nothing constrains", (g) => freely(g.free_play)],
+  ["Failed", "games lost to infrastructure, which nothing else counts", (g) => g.failed || "–"],
 ];
 
 function evaluation() {

@@ -601,6 +601,23 @@ def test_shares_of_sampled_play_are_told_with_their_intervals(tmp_path):
         assert "mean share of ceiling (70 % to 81 %)" in said
 
 
+def test_free_play_and_failed_games_are_told_as_on_the_terminal(tmp_path):
+    run = write_run(tmp_path / "run", steps=9, shown=[])
+    assert visualize.main(["--run", str(run)]) == 0
+    assert not re.search("free play|failed", (run / "report.md").read_text()), "nothing to tell"
+    summary = json.loads((run / "summary.json").read_text())
+    free = {"free_play_before": {"value": -0.5, "legal_rate": None}, "free_play": {"value": 0.5, "legal_rate": 0.996}}
+    summary["games"]["connect_four"] |= free | {"failed": 2}
+    (run / "summary.json").write_text(json.dumps(summary))
+    assert visualize.main(["--run", str(run)]) == 0
+    text = (run / "report.md").read_text()
+    assert "| free play before | free play | failed |" in text
+    assert "| -0.500, no answers | +0.500, 99.6% legal | 2 |" in text
+    if shutil.which("node"):
+        said = subprocess.run(["node", STUB, run / "report.html"], capture_output=True, text=True, check=True).stdout
+        assert "<td>0.500, 99.6 % legal</td><td>2</td>" in said
+
+
 @pytest.mark.parametrize(("steps", "told"), [(5, False), (9, True)])
 def test_a_run_that_went_on_is_not_what_its_earlier_end_was(tmp_path, steps, told):
     run = write_run(tmp_path / "run", steps=9, shown=[])
