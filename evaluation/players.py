@@ -49,8 +49,8 @@ TOO_LONG = re.compile("context.?(length|size|window)|model length", re.IGNORECAS
 TOLD_AFTER = 3  # failures of a call; one alone may be a connection that had been idle
 ATTEMPTS = 8  # at a call that the server does not answer, with half a minute of pauses in all
 LIMIT_SECONDS = 300.0  # to be asked again for, by a server that says that it is asked too often
-# For an answer, waiting in the server's queue included: a laptop may write CALLS_AT_ONCE long ones, one after the other.
-ANSWER_SECONDS, SLOW_SECONDS = 1800.0, 60.0  # the second: after which the wait is told
+ANSWER_SECONDS = 1800.0  # for an answer: a laptop may write those of CALLS_AT_ONCE one after the other
+SLOW_SECONDS = 60.0  # of waiting for an answer, after which that is told
 GIVEN_UP = "abort", "error"  # finish reasons of an answer that the server broke off, not the model
 MAX_CHARACTERS = 2**18  # of an answer
 
@@ -95,7 +95,7 @@ class ChatPlayer:
         if max_tokens is not None:
             self.settings["max_tokens"] = max_tokens
         self.seed = seed
-        self._once = {kind: threading.Lock() for kind in ("answer", "length", "slow", "wait")}  # taken when it is first told
+        self._once = {kind: threading.Lock() for kind in ("answer", "length", "slow", "wait")}  # taken when told
 
     def act(self, queries: Sequence[Query]) -> list[Action]:
         """Answer the queries, several at a time.
