@@ -226,7 +226,10 @@ def paired_tasks(
 
     The same arguments give the same deals, for any player. Task indices are negative, which gives random streams that
     training never uses. ``deals`` selects one of many independent series of deals and random streams.
+    ValueError: ``games`` is not such a number.
     """
+    if games < 2 or games % 2:
+        raise ValueError(f"games {games}: an even number, 2 or more, half of them for each seat")
     number = count(1 + (deals << 32))
     drawn = [eval_tasks(game_set, games // 2, seed + (deals << 32), opponent) for game_set in game_sets]
     return [[replace(task, index=-next(number)) for task in tasks] for tasks in drawn]
@@ -302,7 +305,7 @@ def evaluate(
 
     Exact values, and with ``nash`` NashConv, are computed for ``exact_tasks`` (None: all), where the game is small
     enough and no episode was truncated. The ceiling against "random" is known of every game that is small enough.
-    ProgramError: every episode of a game failed.
+    ValueError: ``games`` is not an even number. ProgramError: every episode of a game failed.
     """
     trace = env_config.env_type == "trace"
     drawn = paired_tasks([[deals_of(t, env_config)] for t in task_ids], games, seed, opponent)

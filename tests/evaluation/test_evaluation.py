@@ -286,6 +286,12 @@ def test_played_games_have_the_exact_distribution_of_outcomes(task_id):
         assert chi2 < 3 * len(expected) + 10
 
 
+@pytest.mark.parametrize("games", [0, 1, 5, -2])
+def test_games_that_are_no_pairs_are_refused(games):
+    with pytest.raises(ValueError, match=rf"games {games}: an even number, 2 or more"):
+        evaluate(TablePlayer(LEDUC, mixture(LEDUC, 0.5)), EnvConfig(), [LEDUC], games=games)
+
+
 # -------------------------------------------------------------------------------------------------------- differences
 
 
