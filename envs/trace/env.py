@@ -36,6 +36,7 @@ PROGRAM_CHARACTERS = 2**15  # a few hundred thousand can cost Python's parser gi
 CACHED_TASKS = 4096  # so that replayed and evaluated tasks are not run again
 SHOWN_CHARACTERS = 500  # of the expected output, in the info of a finished episode
 NO_END = "does not finish here:"
+LOCAL = ".jsonl", ".json", ".py"  # with these endings a source is never the name of a dataset on the Hub
 # The last line of Python at the limits on memory, threads, open files, and the sizes of a file and of the folder; and
 # where a program asks for what the sandbox does not have: modules, other processes, sockets, its own file.
 LIMIT_MET = re.compile(
@@ -240,7 +241,7 @@ def load_programs(source: str) -> Sequence[Any]:
         rows = [row for file in files for row in _read(file)]
     elif path.suffix == ".jsonl" and path.is_file():
         rows = _read(path)
-    elif source.count("/") == 1 and source[0] not in "./~" and path.suffix not in (".jsonl", ".json", ".py"):
+    elif source.count("/") == 1 and source[0] not in "./~" and path.suffix not in LOCAL and not path.exists():
         problem = hub_problem()  # first: the library then knows, and does not try for half a minute
         import datasets  # installed with trl; imported only for this source: it takes half a second
 
@@ -251,7 +252,8 @@ def load_programs(source: str) -> Sequence[Any]:
             raise ValueError(f"trace.source {source!r} cannot be read from the Hub: {cause}") from error
     else:
         allowed = 'generator, a folder, a .jsonl file, or the name of a Hub dataset ("owner/name")'
-        raise ValueError(f"trace.source {source!r} is not there: {allowed}")
+        problem = "is no source" if source and path.exists() else "is not there"  # one .py file, say
+        raise ValueError(f"trace.source {source!r} {problem}: {allowed}")
     if not rows:
         raise ValueError(f"trace.source {source!r} holds no programs: .jsonl lines or .py files are expected")
     return rows

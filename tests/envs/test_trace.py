@@ -561,6 +561,8 @@ print(compiles(program), inject(program, 1))"""
 BAD = [
     ("nowhere", "is not there: generator, a folder"),
     ("./a/b", "is not there"),
+    ("{folder}/latin/a.py", "a.py' is no source: generator, a folder"),
+    ("latin/b.txt", "is no source"),  # and no dataset of the Hub
     ("{folder}/empty", "holds no programs"),
     ("{folder}/bad.jsonl", r'bad.jsonl:2: expected \{"program": text'),
     ("{folder}/number.jsonl", r'number.jsonl:1: expected \{"program": text'),
@@ -573,7 +575,8 @@ BAD = [
 
 
 @pytest.mark.parametrize(("source", "message"), BAD)
-def test_bad_sources(source, message, tmp_path):
+def test_bad_sources(source, message, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     (tmp_path / "empty").mkdir()
     (tmp_path / "bad.jsonl").write_text('{"program": "1"}\n{"program": 1}\n')
     (tmp_path / "number.jsonl").write_text('{"program": "1", "inputs": 0}\n')
@@ -581,7 +584,7 @@ def test_bad_sources(source, message, tmp_path):
     (tmp_path / "latin").mkdir()
     (tmp_path / "pipe").mkdir()
     os.mkfifo(tmp_path / "pipe" / "a.py")  # nobody writes into it
-    for name in ("latin.jsonl", "latin/a.py"):
+    for name in ("latin.jsonl", "latin/a.py", "latin/b.txt"):
         (tmp_path / name).write_bytes(b"# caf\xe9\n")
     (tmp_path / "deep.jsonl").write_text("[" * 200_000)
     with pytest.raises(ValueError, match=message):
