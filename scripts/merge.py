@@ -147,7 +147,7 @@ def _must_be_empty(output: Path) -> None:
 
 
 def copy_adapter(adapter: Path, base: ModelConfig, output: Path) -> None:
-    """Copy adapter, tokenizer, chat template and value head; ConfigError: ``output`` holds anything but these."""
+    """Copy adapter, tokenizer, chat template and heads; ConfigError: ``output`` holds anything but these."""
     copied, folder = output / WEIGHTS, output.resolve()
     of_run = folder.name in ("final", "average") and any(folder.parent.glob("checkpoint-*"))
     if (folder / "manifest.json").exists() or of_run:

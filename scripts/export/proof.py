@@ -27,7 +27,7 @@ class Played:
 
 
 def deals(config: SimpleNamespace, count: int, seed: int) -> list[Task]:
-    """At least ``count`` deals of the run's games against uniform random, each in both seats, on reserved seeds."""
+    """At least ``count`` deals of the run's games against uniform random, half in each seat, on reserved seeds."""
     ids = first_tasks(config.curriculum, config.env.env_type)
     each = 2 * math.ceil(count / 2 / len(ids))
     drawn = paired_tasks([[deals_of(i, config.env)] for i in ids], each, seed, "random")
