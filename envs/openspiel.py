@@ -32,7 +32,7 @@ from envs.prompts import RETRY, full_system, user_message
 from envs.types import Query, Step, Task
 from games.base import Game
 
-DISTINCT = 60  # the parameters of a game repeat after at most so many configurations
+DISTINCT = 60  # the parameters of our games repeat after at most so many configurations; no more of a user's are read
 CHANCE = int(pyspiel.PlayerId.CHANCE)
 SIMULTANEOUS = int(pyspiel.PlayerId.SIMULTANEOUS)
 INVALID = pyspiel.INVALID_ACTION
