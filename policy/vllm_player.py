@@ -110,7 +110,8 @@ class Engine:
     def act(self, queries: Seq[Query]) -> list[Action]:
         """Answer all queries concurrently. A query without a usable answer fails its episode.
 
-        EngineError: no query got an answer. InterruptedRolloutError: the run is to stop.
+        EngineError: none of several queries got an answer, or no server is left. InterruptedRolloutError: the run is to
+        stop.
         """
         others = [i for i, query in enumerate(queries) if query.adapter is not None]
         mine = [i for i, query in enumerate(queries) if query.adapter is None]
