@@ -130,7 +130,7 @@ def collate(
     """Turn episodes, without failed ones, into decisions with advantages.
 
     A trajectory receives its reward, standardised if ``moments`` are given, after its last decision, and the KL penalty
-    after each. If it was truncated, its last decision is not trained. The magnet's pull is not propagated by GAE.
+    after each. If truncated, it has no reward, and its last decision is not trained. GAE leaves out the magnet's pull.
     """
     rows = [Trajectory(n, e, seat) for n, e in enumerate(episodes) for seat in sorted(e.sequences) if e.sequences[seat]]
     if not rows:
