@@ -86,7 +86,7 @@ def say_how_to_go_on(program: str, run_dir: str, processes: int, stream: IO[str]
 
 
 def setup_logging() -> None:
-    """Log to stderr and print uncaught exceptions, both without secrets; unprintable characters become "?".
+    """Log to stderr and print uncaught exceptions, both without secrets; what a stream cannot encode becomes "?".
 
     A program continues when nobody reads its output any more (``| head``): its files are still wanted.
     """
