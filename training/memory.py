@@ -111,7 +111,7 @@ def estimate(
     and values while the store grows, and one layer's activations; tokens are counted in a step of each stage, played at
     random. An evaluation holds as much per game. The update runs the fullest micro-batch of those games: first the
     backward pass of the output layer, with what all layers keep, then that of each layer in turn. Rollout and update
-    hold the step's hidden states at the first adapted layer. On a CPU up to half of the largest turn is never freed.
+    hold the step's hidden states at the first adapted layer. On a CPU up to half of the largest turn stays when freed.
     """
     model, ppo, layers = config.model, config.ppo, architecture.num_hidden_layers
     size, trained = getattr(torch, model.dtype).itemsize, layers - config.lora.first_layer
