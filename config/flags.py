@@ -9,7 +9,8 @@ from typing import Any, NoReturn
 
 from config.reader import printable
 
-# Synonymous flags: a program declares one of a group, which its help shows, and accepts the others.
+# Synonymous flags: a program declares one of a group, which its help shows, and accepts the others. A second name of
+# another flag, as train_ppo.py's --checkpoint-dir is of --output-dir, stands for no group.
 ALIKE = (
     ("--run", "--checkpoint", "--checkpoint-dir", "--adapters"), ("--episodes", "--num-episodes"),
     ("--games", "--game"), ("--output", "--output-dir"),
@@ -40,12 +41,15 @@ class FlagParser(argparse.ArgumentParser):
     def parse_known_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> Any:  # type: ignore[override]
         """As in argparse, after renaming flags to their declared spelling."""
         declared = {flag.replace("_", "-"): flag for flag in self._option_string_actions}
+        firsts = {action.option_strings[0] for action in self._actions if action.option_strings}
 
         def as_declared(word: str) -> str:
             flag, equals, value = word.partition("=")
             plain = flag.replace("_", "-")
-            others = next((group for group in ALIKE if plain in group), ())
-            found = next((declared[name] for name in (plain, *others) if name in declared), flag)
+            others = [declared[name] for group in ALIKE if plain in group for name in group if name in declared]
+            found = declared.get(plain) or next((name for name in others if name in firsts), flag)
+            if found == flag and others and plain not in declared:  # of a flag that means something else
+                self.error(f"unrecognized arguments: {flag}")
             return found + equals + os.path.expanduser(value) if word.startswith("--") else os.path.expanduser(word)
 
         words = sys.argv[1:] if args is None else args

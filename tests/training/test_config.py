@@ -17,6 +17,7 @@ from config.reader import ConfigError, config_dict, config_diff, knob, load_conf
 from curriculum import CurriculumConfig, Stage, pool
 from env_wrapper import EnvConfig
 from games import CONFIGS_PER_GAME, NAMES
+from training.config import parse_args
 
 CONFIG = Path(__file__).parents[2] / "config"
 
@@ -247,6 +248,14 @@ def test_a_flag_that_is_a_setting_is_told_how_to_give_it(capsys):
         with pytest.raises(SystemExit, match="2"):
             parser.parse_args(typed)
         assert capsys.readouterr().err == f"error: unrecognized arguments: {typed[0]}{more}\n"
+
+
+@pytest.mark.parametrize("typed", ["--checkpoint", "--run", "--adapters"])
+def test_what_is_to_be_read_is_not_taken_for_where_to_write(capsys, typed):
+    with pytest.raises(SystemExit, match="2"):
+        parse_args([typed, "runs/x"], "")
+    assert capsys.readouterr().err.startswith(f"error: unrecognized arguments: {typed};")
+    assert parse_args(["--checkpoint_dir", "runs/x"], "").output_dir == "runs/x"
 
 
 def test_names_in_a_list_may_have_commas():
