@@ -23,7 +23,7 @@ class Played:
 
     logprobs_M: torch.Tensor
     moves: list[list[list[int]]]  # deal -> decision -> tokens of the answer
-    rows: dict[str, list[Row]]  # game -> how its deals ended
+    rows: dict[str, list[Row]]  # task (a game that failed at once has no name) -> how its deals ended
 
 
 def deals(config: SimpleNamespace, count: int, seed: int) -> list[Task]:
@@ -57,7 +57,7 @@ def observe(policy: Any, config: SimpleNamespace, sequences: list[Sequence], cou
     for episode in episodes:
         answered = [s for sequences in episode.sequences.values() for s in sequences]
         moves.append([s.ids[d.start : d.stop] for s in answered for d in s.decisions])
-        rows[episode.game].append(outcome(episode))
+        rows[str(deals_of(episode.task.task_id, config.env)[1])].append(outcome(episode))
     return Played(logprobs_M, moves, rows)
 
 

@@ -19,6 +19,7 @@ import utils
 from config.reader import config_dict
 from curriculum import CurriculumConfig, Stage
 from envs.config import EnvConfig
+from envs.types import Episode
 from evaluation import measure as evaluation
 from scripts import merge
 from scripts.export import proof, publish
@@ -226,6 +227,22 @@ def test_moves_count_up_to_the_first_that_differs():
     assert (found["mean_difference"], found["max_difference"]) == (0.25, 0.5)
     assert (found["moves"], found["identical_moves"]) == (2 + 2 + 1, 3 / 5)
     assert found["value_difference"] == -1.0  # of -2 and 0; the pair of the deal that was lost is left out
+
+
+def test_a_deal_that_failed_at_once_is_left_out_with_its_pair(run_plain, monkeypatch):
+    """It had no game's name, so that the other model's deals had no partners, and the merge ended in a traceback."""
+    config = merge.run_config(run_plain / "checkpoint-000006", None)
+    policy = SimpleNamespace(evaluate_decisions=lambda _: SimpleNamespace(logprobs=torch.zeros(1)))
+    failed, found = {"error": "a disk"}, []
+    for first in (("unknown", 0.0, "failed", {}, failed), ("leduc_poker", 1.0, "finished")):
+
+        def play(env_config, player, tasks, first=first):
+            return [Episode(tasks[0], *first), *(Episode(task, "leduc_poker", 1.0, "finished") for task in tasks[1:])]
+
+        monkeypatch.setattr(proof, "play", play)
+        found.append(proof.observe(policy, config, [], 20))
+    assert found[0].rows.keys() == found[1].rows.keys()
+    assert proof.compare(*found, effect=1.0)["value_difference"] == 0.0
 
 
 def test_all_deals_lost_is_no_proof():
