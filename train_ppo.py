@@ -445,7 +445,7 @@ def train(config: Any, resume: str | None, force_config: bool = False, ranks: Ra
     ranks.alone(lambda: locks.append(process.lock_run(run_dir, seen)))
     if resume is not None and ranks.alone(partial(is_finished, run_dir, resume, resolved, force_config)):
         if ranks.first:
-            more = "--set ppo.num_train_steps=N goes on to step N"
+            more = f"{process.draw_command(run_dir)} draws it; --set ppo.num_train_steps=N goes on to step N"
             print(f"{run_dir} is finished: see {run_dir / 'summary.json'}; {more}")
         return 0
     if ranks.first:
@@ -560,7 +560,7 @@ def show(trainer: Trainer, stop: StopSignal, console: Console, summary: dict[str
     drawn = subprocess.run([sys.executable, script, f"--run={run_dir}"], capture_output=True, text=True)
     cause = (drawn.stderr.strip() or f"exit code {drawn.returncode}").splitlines()[-1]
     drawings = f"curves:     {run_dir / 'curves.png'}\nreport:     {run_dir / 'report.html'}"
-    console.say(f"no curves were drawn: {cause}" if drawn.returncode else drawings)
+    console.say(f"no curves were drawn: {cause}; {process.draw_command(run_dir)}" if drawn.returncode else drawings)
 
 
 def main(argv: list[str] | None = None) -> int:

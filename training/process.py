@@ -85,6 +85,11 @@ def say_how_to_go_on(program: str, run_dir: str, processes: int, stream: IO[str]
     print(f"go on with: {shlex.join(word.removeprefix(f'{Path.cwd()}{os.sep}') for word in words)}", file=stream)
 
 
+def draw_command(run_dir: Path) -> str:
+    """The command that draws a run's curves and writes its reports."""
+    return f"python scripts/visualize.py --run {shlex.quote(str(run_dir))}"
+
+
 def setup_logging() -> None:
     """Log to stderr and print uncaught exceptions, both without secrets; what a stream cannot encode becomes "?".
 

@@ -8,6 +8,7 @@ import sys
 import time
 from contextlib import nullcontext
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -168,6 +169,13 @@ def test_curves_are_drawn_of_the_finished_run_and_the_time_it_took(tmp_path, dra
     shown = capsys.readouterr().out
     assert "mean share of the best-response ceiling" in shown
     assert str(tmp_path / "run" / "checkpoint-000001") in shown
+    again = f"python scripts/visualize.py --run {tmp_path / 'run'}"
+    assert again not in shown
+    assert train(tmp_path, "--resume", "--set", "ppo.num_train_steps=1") == 0  # killed before the curves were drawn
+    assert f"; {again} draws it;" in capsys.readouterr().out
+    monkeypatch.setattr(drawing, "run", lambda *_, **__: SimpleNamespace(returncode=1, stderr="error: a full disk"))
+    assert train(tmp_path, "--resume", "--set", "ppo.num_train_steps=2") == 0
+    assert f"no curves were drawn: error: a full disk; {again}\n" in capsys.readouterr().out
 
 
 def test_evaluation_never_sees_a_seed_or_a_random_stream_of_training(tmp_path, monkeypatch):
