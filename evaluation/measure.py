@@ -102,8 +102,10 @@ def outcome(episode: Episode) -> Row:
 def tell_failed(match: str, rows: Seq[Row]) -> None:
     """Log how many games failed, and why. Where all did, that is an error: see ``summary``."""
     if 0 < len(failed := [row["error"] for row in rows if row["outcome"] == "failed"]) < len(rows):
-        log.warning("%s: %d of %d games failed and are left out; the first: %s",
-                    match, len(failed), len(rows), one_line(failed[0]))  # fmt: skip
+        others = len(rows) - len(failed) - sum(map(len, whole_pairs([row["score"] for row in rows])))
+        more = f", with {others} more of the same deals" if others else ""
+        log.warning("%s: %d of %d games failed and are left out%s; the first: %s",
+                    match, len(failed), len(rows), more, one_line(failed[0]))  # fmt: skip
 
 
 def legal_rate(episodes: Seq[Episode]) -> float | None:

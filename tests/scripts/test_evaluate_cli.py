@@ -667,8 +667,8 @@ def test_a_ladder_tells_of_the_games_that_failed(monkeypatch, capsys):
     monkeypatch.setattr(OpenSpielEnv, "reset", failing)
     assert evaluate.main(command("--ladder", "random", "mcts:2x1", games=["kuhn_poker"])) == 0
     [told] = [line for line in capsys.readouterr().err.splitlines() if line.startswith("WARNING")]
-    assert told == ("WARNING: mcts:2x1 against random, kuhn_poker: 2 of 20 games failed and are left out; the first: "
-                    "RuntimeError: no such luck")  # fmt: skip
+    assert told == ("WARNING: mcts:2x1 against random, kuhn_poker: 2 of 20 games failed and are left out, with 2 "
+                    "more of the same deals; the first: RuntimeError: no such luck")  # fmt: skip
 
 
 @pytest.mark.parametrize(

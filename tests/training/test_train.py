@@ -847,7 +847,8 @@ def test_an_evaluation_of_few_games_that_were_not_lost_is_none(tmp_path, caplog,
     refused = pytest.raises(TrainingError, match=r"2 of 4 games of \w+ failed in an evaluation")
     with refused if lost > 1 else nullcontext():
         results = trainer.evaluate(StopSignal(), lambda *_: None)
-        assert caplog.messages == ["leduc_poker: 1 of 4 games failed and are left out; the first: away"]
+        told = "leduc_poker: 1 of 4 games failed and are left out, with 1 more of the same deals; the first: away"
+        assert caplog.messages == [told]
         assert [r.failed for r in results] == [1, 0]
         table, found = evaluation.result_table([], results)
         assert "failed" in table.split("\n")[0]
