@@ -9,6 +9,8 @@ Values are expected returns in the game's own units. They are exact for a policy
 information state alone. Where something is hidden, that state implies what the seat has read and answered before.
 Where nothing is, many histories lead to one position, and a policy whose prompt carries the conversation is
 represented by its answer without one.
+
+Solutions and information states are found once and shared: copy one before you change it.
 """
 
 import logging

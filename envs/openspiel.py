@@ -329,7 +329,8 @@ class OpenSpielEnv:
         }
 
     def _ask(self, text: str) -> Step:
-        return Step(text, self._legal, False, 0.0, self._info(self._seat, None))
+        legal = self._legal.copy()  # whoever answers may change it
+        return Step(text, legal, False, 0.0, self._info(self._seat, None))
 
     def _end(self, returns: list[float] | None) -> Step:
         """End the episode; without returns the seat to move forfeits: it scores 0, and the others an undecided 0.5."""

@@ -207,6 +207,16 @@ def test_an_answer_in_time_leaves_no_trace_of_the_failed_ones():
     assert env.step(str(plain[1].info["history"][len(plain[0].info["history"])][1])) == plain[1] == again[1]
 
 
+def test_who_answers_may_change_what_was_shown():
+    """A player that strikes moves off its list does not change the rules."""
+    env = OpenSpielEnv(EnvConfig())
+    step = env.reset(Task(task_id("tic_tac_toe"), 0))
+    step.legal.clear()
+    step.info["history"].append([0, 8])
+    assert env.step("none").info["history"] == []
+    assert env.step("4").info["attempt"] == 1
+
+
 def test_self_play_yields_every_seat_and_a_forfeit_costs_only_its_own():
     env = OpenSpielEnv(EnvConfig(), attempts=1)
     for seed, score in ((0, 0.5), (1, 0.0)):
