@@ -201,9 +201,11 @@ def _walk(game_string: str) -> list[InfoState]:
     turn_based = pyspiel.load_game_as_turn_based(game_string)  # seats that choose at once choose in turn, unseen
     simultaneous = pyspiel_game.get_type().dynamics == pyspiel.GameType.Dynamics.SIMULTANEOUS
     found: dict[str, InfoState] = {}
-    stack, histories = [turn_based.new_initial_state()], 0
+    # Moves wait, not the positions after them: those of a long game would fill the memory.
+    stack, histories = list[tuple[State, int | None]]([(turn_based.new_initial_state(), None)]), 0
     while stack:
-        state = stack.pop()
+        before, action = stack.pop()
+        state = before if action is None else before.child(action)
         if state.is_terminal():
             continue
         histories += 1
@@ -213,7 +215,7 @@ def _walk(game_string: str) -> list[InfoState]:
         if seat >= 0 and (key := state.information_state_string(seat)) not in found:
             shown = state.simultaneous_game_state().clone() if simultaneous else state
             found[key] = InfoState(shown, seat, key)
-        stack.extend(state.child(action) for action in reversed(state.legal_actions()))
+        stack.extend((state, action) for action in reversed(state.legal_actions()))
     return list(found.values())
 
 

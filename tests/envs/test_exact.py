@@ -1,5 +1,8 @@
 import random
+import subprocess
+import sys
 import time
+from pathlib import Path
 
 import numpy as np
 import pyspiel
@@ -10,6 +13,7 @@ from envs import exact
 
 GOOFSPIEL = "goofspiel(imp_info=True,num_cards={},points_order=descending)"
 GAMES = ["kuhn_poker", "leduc_poker", "tic_tac_toe", "hex(board_size=3)", GOOFSPIEL.format(4), GOOFSPIEL.format(5)]
+ROOT = Path(__file__).parents[2]
 LIARS_DICE = "liars_dice(numdice=1)"
 
 
@@ -241,6 +245,17 @@ def test_games_beyond_the_bound_are_recognised_quickly(name):
 @pytest.mark.parametrize("name", [*GAMES, LIARS_DICE])
 def test_small_games_are_feasible(name):
     assert exact.feasible(pyspiel.load_game(name))
+
+
+def test_a_long_game_is_walked_in_little_memory():
+    """Its positions are large: those that wait to be walked filled a gigabyte after a thousand of them."""
+    walk = (
+        "import pyspiel; from envs import exact; exact.MAX_HISTORIES = 1000\n"
+        "assert not exact.feasible(pyspiel.load_game('oshi_zumo'))\n"
+        "print(open('/proc/self/status').read().partition('VmHWM:')[2].split()[0])"  # getrusage's is the parent's, too
+    )
+    done = subprocess.run([sys.executable, "-c", walk], capture_output=True, text=True, cwd=ROOT, check=True)
+    assert int(done.stdout) < 500_000  # kilobytes; 70,000 where it was written
 
 
 @pytest.mark.slow
