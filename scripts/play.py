@@ -9,6 +9,7 @@ place, ``q`` quits.
 
 import argparse
 import contextlib
+import shutil
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -26,6 +27,8 @@ from evaluation.measure import game_sets
 from evaluation.players import Contestant, Roster, Seats, is_folder, player_flags
 from training.process import ProgramError, leave, run_program
 
+MOST_LINES = 9  # of legal actions, one below the other: more would move the position off the screen
+
 
 class Person:
     """Whoever sits at the terminal. They see the whole board, however tersely the model is shown it."""
@@ -38,7 +41,7 @@ class Person:
         [query] = queries
         state, game = position(self.task_id, query.history), table(self.task_id).game
         print(f"\n{game.describe(state, query.seat)}\n\nYou are Player {query.seat}.")
-        print("\n".join(f"  {action:>4}  {name}" for action, name in query.legal.items()))
+        print(_menu(query.legal))
         while True:
             text = _ask("your move (? for the model's opinion, q to quit): ")
             if text in ("q", "quit"):
@@ -58,7 +61,19 @@ class Person:
         except PromptTooLongError:
             return "the position does not fit into what the model may read"
         ranked = sorted(probs.items(), key=lambda item: -item[1])
-        return "\n".join(f"  {action:>4}  {p:6.1%}  {query.legal[action]}" for action, p in ranked)
+        shown, rest = ranked[:MOST_LINES], ranked[MOST_LINES:]
+        lines = [f"  {action:>4}  {p:6.1%}  {query.legal[action]}" for action, p in shown]
+        others = [f"        {sum(p for _, p in rest):6.1%}  the other {len(rest)}"] if rest else []
+        return "\n".join(lines + others)
+
+
+def _menu(legal: dict[int, str]) -> str:
+    """The legal actions, side by side where they are many."""
+    items = [f"  {action:>4}  {name}" for action, name in legal.items()]
+    width = max(map(len, items))
+    across = max(1, shutil.get_terminal_size().columns // width) if len(items) > MOST_LINES else 1
+    rows = ["".join(item.ljust(width) for item in items[i : i + across]) for i in range(0, len(items), across)]
+    return "\n".join(row.rstrip() for row in rows)
 
 
 def meant(text: str, legal: dict[int, str]) -> int | None:

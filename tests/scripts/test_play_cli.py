@@ -285,6 +285,29 @@ def test_a_position_that_does_not_fit_has_no_opinion(person, capsys):
     assert "does not fit into what the model may read" in capsys.readouterr().out
 
 
+def test_many_actions_leave_the_position_on_the_screen(person, capsys, monkeypatch):
+    """The 49 actions of hex, a line each, moved the board out of a terminal of 24 lines."""
+
+    class Even(FirstLegal):
+        def action_probs(self, queries):
+            return [{action: 1 / len(query.legal) for action in query.legal} for query in queries]
+
+    monkeypatch.setenv("COLUMNS", "80")
+    person("?")
+    opponent = Contestant("first", {}, EnvConfig(), Even())
+    [(first, _)] = game_sets(["hex#1"])["hex#1"]
+    with pytest.raises(EOFError):
+        play.play_one(opponent, Task(first, 0, opponent.opponent))
+    position, opinion = capsys.readouterr().out.split("quit): ")[:2]
+    assert len(position.splitlines()) < 24
+    assert max(map(len, position.splitlines())) <= 80
+    assert "\n     0  a1     1  b1" in position
+    assert position.rstrip().endswith("48  g7\nyour move (? for the model's opinion, q to")
+    _, *lines, others = opinion.splitlines()[: play.MOST_LINES + 2]
+    assert lines[:2] == ["     0    2.0%  a1", "     1    2.0%  b1"]
+    assert others == "         81.6%  the other 40"
+
+
 def test_the_seed_is_the_deal(person, capsys):
     deals = []
     for seed in ("0", "0", "1", "2", "3"):
