@@ -10,14 +10,13 @@ from typing import Any
 
 from huggingface_hub import EvalResult, HfApi, ModelCard, ModelCardData, hf_hub_download
 from huggingface_hub.utils import HFValidationError, validate_repo_id
-from tabulate import tabulate
 
 from config.reader import blaming, printable
 from curriculum import first_tasks, pool
 from env_wrapper import make_env
 from envs.client import one_line
 from envs.types import Task
-from evaluation.measure import VALUE, between, shown_share
+from evaluation.measure import VALUE, between, columns, shown_share
 from games import GAMES
 from policy.model import folder_of
 from scripts.export.proof import say
@@ -180,10 +179,13 @@ def public_config(config: SimpleNamespace) -> dict[str, Any]:
 
 
 def _evaluation(games: dict[str, dict[str, Any]]) -> str:
-    lines = [(game, r["before"], r["after"], between(*r["interval"]), r["episodes"], r["exact_after"], r["ceiling"],
-              shown_share(r["share"], r.get("share_interval"))) for game, r in games.items()]  # fmt: skip
-    head = ("game", "before", "after", "95 %", "games", "exact", "best response", "share")
-    return tabulate(lines, head, tablefmt="pipe", missingval="-", floatfmt=("", *[VALUE] * 6, ".3f"))
+    """The table of results, without columns that say nothing of any game, as exact values of programs."""
+    lines = [{"game": game, "before": r["before"], "after": r["after"], "95 %": between(*r["interval"]),
+              "games": r["episodes"], "exact": r["exact_after"], "best response": r["ceiling"],
+              "share": shown_share(r["share"], r.get("share_interval")), "failed": r.get("failed")}
+             for game, r in games.items()]  # fmt: skip
+    values = dict.fromkeys(("before", "after", "exact", "best response"), VALUE)
+    return columns(lines, "pipe", **values) if lines else ""
 
 
 # ------------------------------------------------------------------------------------------------------------ upload

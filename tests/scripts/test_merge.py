@@ -565,6 +565,21 @@ def test_each_game_of_a_card_has_a_value_of_its_own(tmp_path):
     assert told == {"leduc_poker": 0.1, "tic_tac_toe": 0.2}
 
 
+def test_a_card_has_no_columns_without_a_number(tmp_path):
+    """Programs have no best response; failed games were left out."""
+    row = {"before": 0.0, "after": 0.5, "interval": [0.4, 0.6], "episodes": 8, "failed": 0}
+    row |= dict.fromkeys(("exact_after", "ceiling", "share"))
+    summary = {"checkpoint": "checkpoint-000006", "games": {"leduc_poker": row}}
+    heads = [["game", "before", "after", "95 %", "games"]]
+    row2 = row | {"failed": 2, "ceiling": 0.9}
+    heads.append([*heads[0], "best response", "failed"])
+    for games, expected in zip(({"a": row}, {"a": row, "b": row2}), heads, strict=True):
+        card = publish.card(about(tmp_path, summary=summary | {"games": games}))
+        [head] = [line for line in card.splitlines() if line.startswith("| game")]
+        assert [cell.strip() for cell in head.strip("|").split("|")] == expected
+    assert re.search(r"^\| b .*\| +\+0\.900 +\| +2 +\|$", card, re.MULTILINE)
+
+
 def test_card_does_not_take_another_checkpoints_evaluation(tmp_path):
     card = publish.card(about(tmp_path, summary={"checkpoint": "checkpoint-000009", "games": {}}))
     assert "None of this checkpoint; its run was evaluated as checkpoint-000009." in card
