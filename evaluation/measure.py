@@ -4,6 +4,9 @@ Values are in [-1, 1]: 2 * score - 1, which is return / greatest return where th
 """
 
 import logging
+import math
+import shutil
+import sys
 from collections.abc import Callable, Collection, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
@@ -169,13 +172,25 @@ def differences(
 def columns(rows: Seq[dict[str, Any]], style: str = "plain", **forms: str) -> str:
     """A table with a column for each key that says something in a row; ``forms``: format by key, else three digits.
 
-    ``style``: tabulate's, "github" for Markdown.
+    ``style``: tabulate's, "github" for Markdown. Where a terminal is too narrow for a plain one, it goes on below.
     """
-    known = [key for key in rows[0] if any(row[key] is not None and (row[key] or key not in RARE) for row in rows)]
-    return tabulate.tabulate(
-        [[row[key] for key in known] for row in rows], known, tablefmt=style, missingval="-", stralign="right",
-        floatfmt=[forms.get(key, ".3f") for key in known], numalign="right", colalign=("left",),
-    )  # fmt: skip
+    first, *left = [k for k in rows[0] if any(row[k] is not None and (row[k] or k not in RARE) for row in rows)]
+    seen = style == "plain" and sys.stdout is not None and sys.stdout.isatty()
+    parts, wide = list[str](), shutil.get_terminal_size().columns if seen else math.inf
+
+    def table(keys: Seq[str]) -> str:
+        return tabulate.tabulate(
+            [[row[key] for key in keys] for row in rows], keys, tablefmt=style, missingval="-", stralign="right",
+            floatfmt=[forms.get(key, ".3f") for key in keys], numalign="right", colalign=("left",),
+        )  # fmt: skip
+
+    while left or not parts:
+        fits = len(left)
+        while fits > 1 and len(table([first, *left[:fits]]).partition("\n")[0]) > wide:
+            fits -= 1
+        parts.append(table([first, *left[:fits]]))
+        left = left[fits:]
+    return "\n\n".join(parts)
 
 
 def between(low: float, high: float) -> str:

@@ -3,6 +3,7 @@
 import json
 import math
 import re
+import sys
 from collections import Counter, defaultdict
 from dataclasses import replace
 from pathlib import Path
@@ -30,6 +31,7 @@ from evaluation import english, measure
 from evaluation.intervals import mean_interval, pair_means, paired_difference, student, wilson
 from evaluation.measure import (
     GameResult,
+    columns,
     evaluate,
     exact_table,
     game_sets,
@@ -935,3 +937,19 @@ def test_programs_of_one_name_are_one_row(tmp_path):
     [result] = evaluate(FunctionPlayer(lambda query: "1"), config, [0, 10_000_000, 20_000_000], games=6)
     assert (result.game, result.episodes) == ("trace", 18)
     assert -0.6 < result.value < 0.6
+
+
+@pytest.mark.parametrize(("style", "seen", "heads"), [
+    ("plain", True, [["game", "value", "95 %"], ["game", "share"]]),
+    ("plain", False, [["game", "value", "95 %", "share"]]),
+    ("github", True, [["game", "value", "95 %", "share"]]),
+])  # fmt: skip
+def test_a_table_goes_on_below_where_the_terminal_is_too_narrow(monkeypatch, style, seen, heads):
+    """Each of its lines was broken in two; what is piped or pasted stays whole."""
+    monkeypatch.setenv("COLUMNS", "40")
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: seen)
+    row = {"value": 0.5, "95 %": "[-1.000, +1.000]", "share": "0.123 [0.10, 0.20]"}
+    text = columns([{"game": game, **row} for game in ("hex", "go")], style)
+    assert [re.split(r"  +", part.splitlines()[0].replace("|", " ").strip()) for part in text.split("\n\n")] == heads
+    assert max(map(len, text.splitlines())) <= 40 or len(heads) == 1
+    assert columns([{"game": "hex"}], style).splitlines()[-1].strip("| ") == "hex"
