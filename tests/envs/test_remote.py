@@ -584,7 +584,7 @@ def test_a_proxy_that_cannot_be_used_is_one_line(proxies, proxy):
         client.HttpClient("http://127.0.0.1:1")
 
 
-@pytest.mark.parametrize("file", ["/nonexistent", __file__])
+@pytest.mark.parametrize("file", [__file__ + ".pem", __file__])
 def test_certificates_that_cannot_be_read_are_one_line(proxies, file):
     client._tls.cache_clear()
     proxies(SSL_CERT_FILE=file)
