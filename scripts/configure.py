@@ -220,7 +220,7 @@ def run(args: argparse.Namespace) -> None:
     if gpu is None and torch.cuda.is_available():
         gpu = torch.cuda.get_device_properties(0).total_memory / GB
     room = gpu or preflight.machine_memory() / GB
-    print(f"Machine: a GPU with {gpu:.0f} GB" if gpu else f"Machine: no GPU, {room:.0f} GB of memory")
+    print(f"Machine: a GPU with {gpu:.3g} GB" if gpu else f"Machine: no GPU, {room:.0f} GB of memory")
     resolve({"env": {"games_path": args.games_path}})  # registers the custom games, so that --games may name them
     if args.output.exists() and not args.output.is_file():
         raise ConfigError(f"--output {args.output}: is a folder or a device; expected a file")

@@ -217,6 +217,7 @@ def test_why_an_answer_is_refused_is_shown_without_what_a_terminal_would_obey(mo
         (("--opponents", "perfect"), "--opponents: curriculum.stages: stage 'perfect': opponent perfect cannot play"),
         (("--model", "./nothing"), "--model: model.model_name: there is no folder nothing"),
         (("--gpu-memory", "1"), "nothing fits: at least"),
+        (("--gpu-memory", "0.4"), "nothing fits: at least"),
         (("--output", "docs"), "--output docs: is a folder or a device; expected a file"),
     ],
 )
@@ -224,7 +225,8 @@ def test_bad_usage_is_told_in_one_line(qwen3_4b, tmp_path, capsys, arguments, ex
     model = () if "--model" in arguments else ("--model", qwen3_4b)
     file = tmp_path / "mine.json"
     assert configure.main(["--yes", "--output", str(file), "--games", "kuhn_poker", *model, *arguments]) == 2
-    error = capsys.readouterr().err
+    told, error = capsys.readouterr()
+    assert "--gpu-memory" not in arguments or told == f"Machine: a GPU with {arguments[1]} GB\n"  # 0.4 was told as 0
     assert error.startswith(f"error: {expected}"), error
     assert error.count("\n") == 1
     assert not file.exists()
