@@ -200,7 +200,7 @@ function show(index) {
   const seat = (view.episode.seat ?? null) === null ? "" : ` · the model is Player ${view.episode.seat}`;
   const error = view.episode.error ? ` · ${view.episode.error}` : "";
   put($("outcome"), html`<span class="${tone}">${word}</span>${returns + seat + error}`);
-  put($("board"), drawPosition(view.episode.game, frame.text ?? frame.state, before));
+  put($("board"), frame.words ? html`<pre>${frame.state}</pre>` : drawPosition(view.episode.game, frame.text ?? frame.state, before));
   $("moves").querySelector(".now")?.classList.remove("now");
   $("moves").children[view.frame].classList.add("now");
   const current = $("moves").querySelector(".now");

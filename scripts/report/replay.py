@@ -31,15 +31,18 @@ def frames(episode: dict[str, Any]) -> list[dict[str, Any]]:
 def replayable(episode: dict[str, Any]) -> dict[str, Any]:
     """The episode with ``frames`` for its history, each with ``turns``: the indices of the turns answered in it.
 
+    ``words``: a frame's state is a text of other kind than positions of its game.
     ConfigError: not a row of an episode, or the history does not fit the game of its task id.
     """
     try:
         turns, at = episode.get("turns", []), 0
-        if not episode.get("history"):  # no board game: a frame for each turn
+        if not episode.get("history"):  # no board game, or one that failed: a frame for each turn
             shown = [
-                {"state": t.get("state", t.get("user", "")), "moves": [], "turns": [i]} for i, t in enumerate(turns)
+                {"state": t.get("state", t.get("user", "")), "words": "state" not in t, "moves": [], "turns": [i]}
+                for i, t in enumerate(turns)
             ]
-            nothing = {"state": f"Nothing was asked: the game {episode.get('outcome')}.", "moves": [], "turns": []}
+            told = f"Nothing was asked: the game {episode.get('outcome')}."
+            nothing = {"state": told, "words": True, "moves": [], "turns": []}
             return {**episode, "frames": shown or [nothing]}
         shown = frames(episode)
         for frame in shown:

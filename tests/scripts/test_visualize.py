@@ -172,6 +172,22 @@ def test_a_game_that_failed_before_anything_was_asked_has_a_frame_to_show():
     assert frame["state"] == "Nothing was asked: the game failed."
 
 
+@pytest.mark.skipif(not shutil.which("node"), reason="no Node here")
+def test_words_are_not_drawn_as_a_position(tmp_path):
+    """In kuhn_poker the cards were "Nothing" and "was"; a prompt of a server's game that failed became a board."""
+    write_run(run := tmp_path / "run", steps=9, shown=[])
+    row = {"step": 1, "game": "kuhn_poker", "task_id": 0, "outcome": "failed", "history": None, "turns": []}
+    turn = {"seat": 0, "user": "Your card: King", "answer": "0", "action": 0, "legal": {"0": "a"}, "probs": {}}
+    rows = [row, row | {"turns": [turn]}, row | {"turns": [turn | {"state": "0 1 pb"}]}]
+    (run / "episodes.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    page = visualize.write_report([visualize.load_run(run)], tmp_path / "report.html")
+    said = subprocess.run(["node", STUB, page], capture_output=True, text=True, check=True).stdout
+    boards = [*dict.fromkeys(markup for element, markup in json.loads(said) if element == "board")]
+    assert len(boards) == 3
+    assert boards[:2] == ["<pre>Nothing was asked: the game failed.</pre>", "<pre>Your card: King</pre>"]
+    assert all("cards" in board for board in boards[2:])
+
+
 def test_what_a_link_in_the_runs_folder_leads_to_is_kept(run_dir, tmp_path):
     (tmp_path / "mine.txt").write_text("mine")
     (tmp_path / "curves.png").symlink_to(tmp_path / "mine.txt")
@@ -310,7 +326,7 @@ def test_failed_answers_belong_to_the_decision_they_failed():
 def test_an_episode_without_a_game_is_shown_turn_by_turn():
     turns = [{"seat": 0, "user": "print(1)", "answer": "1", "action": None}]
     assert replayable({"game": "trace", "history": None, "turns": turns})["frames"] == [
-        {"state": "print(1)", "moves": [], "turns": [0]}
+        {"state": "print(1)", "words": True, "moves": [], "turns": [0]}
     ]
 
 
