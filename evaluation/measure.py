@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Collection, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
-from itertools import chain, count
+from itertools import chain, count, takewhile
 from typing import Any
 
 import numpy as np
@@ -39,6 +39,7 @@ Progress = Callable[[str, int, int], Any]  # called with what is being done, how
 VALUE = "+.3f"  # format of values in tables
 OVERALL = "overall"
 RARE = "draw", "truncated", "forfeited", "failed"  # columns that tables leave out where they are 0 in every row
+ROW_NAMES = "player", "game", "opponent"  # columns that say what a row is of, the first of a table
 STATES_AT_ONCE = 512  # information states between reports of progress
 
 
@@ -174,7 +175,9 @@ def columns(rows: Seq[dict[str, Any]], style: str = "plain", **forms: str) -> st
 
     ``style``: tabulate's, "github" for Markdown. Where a terminal is too narrow for a plain one, it goes on below.
     """
-    first, *left = [k for k in rows[0] if any(row[k] is not None and (row[k] or k not in RARE) for row in rows)]
+    known = [key for key in rows[0] if any(row[key] is not None and (row[key] or key not in RARE) for row in rows)]
+    names = [*takewhile(ROW_NAMES.__contains__, known)]
+    left = known[len(names) :]
     seen = style == "plain" and sys.stdout is not None and sys.stdout.isatty()
     parts, wide = list[str](), shutil.get_terminal_size().columns if seen else math.inf
 
@@ -186,9 +189,9 @@ def columns(rows: Seq[dict[str, Any]], style: str = "plain", **forms: str) -> st
 
     while left or not parts:
         fits = len(left)
-        while fits > 1 and len(table([first, *left[:fits]]).partition("\n")[0]) > wide:
+        while fits > 1 and len(table([*names, *left[:fits]]).partition("\n")[0]) > wide:
             fits -= 1
-        parts.append(table([first, *left[:fits]]))
+        parts.append(table([*names, *left[:fits]]))
         left = left[fits:]
     return "\n\n".join(parts)
 

@@ -953,3 +953,5 @@ def test_a_table_goes_on_below_where_the_terminal_is_too_narrow(monkeypatch, sty
     assert [re.split(r"  +", part.splitlines()[0].replace("|", " ").strip()) for part in text.split("\n\n")] == heads
     assert max(map(len, text.splitlines())) <= 40 or len(heads) == 1
     assert columns([{"game": "hex"}], style).splitlines()[-1].strip("| ") == "hex"
+    text = columns([{"player": None, "game": "hex", "opponent": "mcts:10x1", **row}], style)
+    assert text.count("mcts:10x1") == text.count("hex") == len(text.split("\n\n")) >= len(heads)
