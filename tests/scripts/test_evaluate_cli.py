@@ -279,6 +279,14 @@ def test_a_best_response_has_ppos_surrogate_since_its_opponent_does_not_change(
     assert seen == [expected] * 2
 
 
+def test_best_responses_have_seeds_of_their_own_also_after_the_last_seed_that_is_allowed(tmp_path, monkeypatch):
+    seen = []
+    monkeypatch.setattr(exploit, "_train", lambda own, *_: seen.append(own.run.seed) or 0.5)
+    args = argparse.Namespace(exploit=3, exploit_steps=1, seed=2**31 - 2)
+    exploit.best_response(micro_config(tmp_path), tmp_path, [(0, 0)], args, tmp_path, None)
+    assert seen == [2**31 - 2, 2**31 - 1, 0]
+
+
 @pytest.mark.parametrize("program", [evaluate, play])
 def test_programs_that_search_end_without_waiting_for_it(program, monkeypatch):
     left = []
