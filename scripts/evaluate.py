@@ -435,12 +435,13 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = FlagParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
     add("--checkpoint", nargs="+", default=[], metavar="PLAYER", help="whom to evaluate")
-    add("--compare", nargs=2, metavar="PLAYER", help="evaluate both and test the difference")
-    add("--ladder", nargs="*", metavar="PLAYER",
+    how = parser.add_mutually_exclusive_group().add_argument  # one of them would silently win
+    how("--compare", nargs=2, metavar="PLAYER", help="evaluate both and test the difference")
+    how("--ladder", nargs="*", action="extend", metavar="PLAYER",
         help=f"round robin; default: --checkpoint, with one also base, and {', '.join(LADDER_BOTS)}")  # fmt: skip
-    add("--exploit", type=at_least(1, 1000), metavar="N", help="train N best responses, play the best: a lower bound")
-    add("--exploit-steps", type=at_least(1, 2**20), default=200, help="of PPO for each of them (default 200)")
-    add("--strength", action="store_true", help="a table against search and solved games, 1000 games a cell")
+    how("--exploit", type=at_least(1, 1000), metavar="N", help="train N best responses, play the best: a lower bound")
+    how("--strength", action="store_true", help="a table against search and solved games, 1000 games a cell")
+    add("--exploit-steps", type=at_least(1, 2**20), default=200, help="of PPO for each best response (default 200)")
     add("--base-url", metavar="URL", help="of an OpenAI-compatible server; its key comes from OPENAI_API_KEY")
     add("--opponent", metavar="PLAYER", help="default random; mcts with --protocol affinetes")
     add("--games", nargs="+", metavar="GAME", help="NAME, NAME#CONFIG, task id or FIRST-LAST; default: the run's")
@@ -455,16 +456,14 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     player_flags(parser)
     args = parser.parse_args(argv)
     args.episodes = args.episodes or (1000 if args.strength else 200)
-    others = args.compare or args.ladder is not None
-    if args.strength and (others or args.opponent or args.exact):
-        parser.error("--strength names opponents itself: leave out --compare, --ladder, --opponent and --exact")
-    if not (args.checkpoint or others or args.model):
+    if args.strength and (args.opponent or args.exact):
+        parser.error("--strength names opponents itself: leave out --opponent and --exact")
+    if not (args.checkpoint or args.compare or args.ladder is not None or args.model):
         parser.error("nobody to evaluate: name a --checkpoint or a --model, or use --compare or --ladder")
     if args.episodes % 2:
         parser.error(f"--episodes {args.episodes}: an even number, half of them for each seat")
-    trained = args.checkpoint and all(map(is_path, args.checkpoint))
-    if args.exploit and (others or args.strength or not trained):
-        parser.error("--exploit: needs --checkpoint with runs or their checkpoints, and nothing to compare")
+    if args.exploit and not (args.checkpoint and all(map(is_path, args.checkpoint))):
+        parser.error("--exploit: needs --checkpoint with runs or their checkpoints")
     if (args.compare and (args.checkpoint or args.base_url)) or (args.ladder and args.checkpoint):
         parser.error("--compare and --ladder PLAYER... name all players: leave out --checkpoint, and --base-url")
     if (args.ladder is not None and (args.opponent or args.exact)) or (args.exploit and args.opponent):

@@ -1481,6 +1481,8 @@ def test_flags_mean_the_same_in_every_program(capsys):
         (["--compare", "random", "mcts:2x1", "--checkpoint", "random"], "leave out --checkpoint, and --base-url"),
         (["--compare", "random", "mcts:2x1", "--base-url", "http://x/v1", "--model", "m"], "leave out --checkpoint"),
         (["--ladder", "random", "mcts:2x1", "--checkpoint", "random"], "leave out --checkpoint"),
+        (["--ladder", "--compare", "random", "mcts:2x1"], "--compare: not allowed with argument --ladder"),
+        (["--compare", "random", "cfr", "--exploit", "1"], "--exploit: not allowed with argument --compare"),
         (["--checkpoint", "random", "--json", "/nowhere/x.json"], "--json /nowhere/x.json: there is no such folder"),
         (["--checkpoint", "random", "--json", "/proc"], "--json /proc: is no regular file"),
         (
@@ -1703,7 +1705,7 @@ def test_best_responses_are_to_those_who_play_against_somebody(run, capsys):
 
 
 def test_best_responses_are_to_checkpoints_alone(run, capsys):
-    for wrong in (("--checkpoint", "random"), ("--compare", str(run), "base"), ("--checkpoint", str(run), "mcts")):
+    for wrong in (("--checkpoint", "random"), ("--checkpoint", str(run), "mcts")):
         with pytest.raises(SystemExit, match="2"):
             evaluate.main(command(*wrong, "--exploit", "1"))
         assert "--exploit: needs --checkpoint with runs" in capsys.readouterr().err
