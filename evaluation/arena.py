@@ -59,8 +59,6 @@ class Arena:
         for start in range(0, len(tasks), self.games_at_once):
             chunk = tasks[start : start + self.games_at_once]
             played, self._kept = self._kept[: len(chunk)], self._kept[len(chunk) :]
-            fresh = len(played) < len(chunk)
-            fresh |= any(isinstance(row, dict) and row.get("outcome") == "failed" for row in played)  # play it again
             for number, (row, task) in enumerate(zip(played, chunk, strict=False), len(self._done) + 2):
                 expected = _identity(own, opponent, game, task)
                 if not isinstance(row, dict) or any(row.get(key) != value for key, value in expected.items()):
@@ -68,6 +66,7 @@ class Arena:
                                       "there; name another file")  # fmt: skip
                 if not _is_result(row):
                     raise ConfigError(f"--output {self._path}: line {number} is no result of a game")
+            fresh = len(played) < len(chunk) or any(row["outcome"] == "failed" for row in played)
             if fresh:
                 played = [_row(own, opponent, game, e) for e in _episodes(own, opponent, chunk)]
             rows += played

@@ -135,7 +135,7 @@ def _is_whole(report: dict[str, Any], output: Path) -> bool:
     with contextlib.suppress(ArithmeticError, KeyError, TypeError, ValueError):
         proof = report["proof"]
         complete = say(proof), proof["mean_difference"] <= report["rounding"], proof["effect"]  # else they raise
-        present, recorded = _files(output), report.get("files") or report["weights"]  # old reports: weights only
+        present, recorded = _files(output), report["files"]
         added = {name for name in present.keys() - recorded.keys() if name.endswith(".safetensors")}
         return bool(complete) and not added and recorded.items() <= present.items()
     return False

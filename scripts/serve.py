@@ -231,11 +231,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     # uvicorn installs its handlers only once its loop runs. Until then SIGINT may be ignored (a shell script's & starts
     # programs so), or raise KeyboardInterrupt during an import, in a callback whose exceptions are lost.
     signal.signal(signal.SIGINT, server.handle_exit)
-    try:
-        print(f"serving {len(games.GAMES)} games on http://{host}:{listener.getsockname()[1]}", flush=True)
-        server.run(sockets=[listener])
-    finally:
-        actor.close()
+    print(f"serving {len(games.GAMES)} games on http://{host}:{listener.getsockname()[1]}", flush=True)
+    server.run(sockets=[listener])
     return 130 if server.interrupted else 0
 
 
