@@ -462,8 +462,8 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         parser.error("nobody to evaluate: name a --checkpoint or a --model, or use --compare or --ladder")
     if args.episodes % 2:
         parser.error(f"--episodes {args.episodes}: an even number, half of them for each seat")
-    if args.exploit and not (args.checkpoint and all(map(is_path, args.checkpoint))):
-        parser.error("--exploit: needs --checkpoint with runs or their checkpoints")
+    if args.exploit and (args.base_url or not (args.checkpoint and all(map(is_path, args.checkpoint)))):
+        parser.error("--exploit: needs --checkpoint with runs or their checkpoints, and nobody else")
     if (args.compare and (args.checkpoint or args.base_url)) or (args.ladder and args.checkpoint):
         parser.error("--compare and --ladder PLAYER... name all players: leave out --checkpoint, and --base-url")
     if (args.ladder is not None and (args.opponent or args.exact)) or (args.exploit and args.opponent):

@@ -1483,6 +1483,7 @@ def test_flags_mean_the_same_in_every_program(capsys):
         (["--ladder", "random", "mcts:2x1", "--checkpoint", "random"], "leave out --checkpoint"),
         (["--ladder", "--compare", "random", "mcts:2x1"], "--compare: not allowed with argument --ladder"),
         (["--compare", "random", "cfr", "--exploit", "1"], "--exploit: not allowed with argument --compare"),
+        (["--checkpoint", "x", "--exploit", "1", "--base-url", "http://x/v1", "--model", "m"], "--exploit: needs"),
         (["--checkpoint", "random", "--json", "/nowhere/x.json"], "--json /nowhere/x.json: there is no such folder"),
         (["--checkpoint", "random", "--json", "/proc"], "--json /proc: is no regular file"),
         (
