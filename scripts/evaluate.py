@@ -396,6 +396,8 @@ def _check_how(parser: argparse.ArgumentParser, args: argparse.Namespace) -> Non
     plain = [item.lower().replace("-", "_") for item in args.set]
     if any(re.match(r'\s*([^=]*\.)?opponent(_type)?\s*=|[^=]*=.*"opponent(_type)?"', item) for item in plain):
         parser.error("--set env.opponent: stages are not played here; --opponent names the player's")
+    if args.exploit_steps and not args.exploit:
+        parser.error(f"--exploit-steps {args.exploit_steps}: nothing is trained without --exploit N")
     if args.opponent == "past:":
         parser.error("--opponent past: names nobody; past:RUN plays a checkpoint")
     if args.exploit and args.greedy:
@@ -441,7 +443,7 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         help=f"round robin; default: --checkpoint, with one also base, and {', '.join(LADDER_BOTS)}")  # fmt: skip
     how("--exploit", type=at_least(1, 1000), metavar="N", help="train N best responses, play the best: a lower bound")
     how("--strength", action="store_true", help="a table against search and solved games, 1000 games a cell")
-    add("--exploit-steps", type=at_least(1, 2**20), default=200, help="of PPO for each best response (default 200)")
+    add("--exploit-steps", type=at_least(1, 2**20), help="of PPO for each best response (default 200)")
     add("--base-url", metavar="URL", help="of an OpenAI-compatible server; its key comes from OPENAI_API_KEY")
     add("--opponent", metavar="PLAYER", help="default random; mcts with --protocol affinetes")
     add("--games", nargs="+", metavar="GAME", help="NAME, NAME#CONFIG, task id or FIRST-LAST; default: the run's")
@@ -469,6 +471,7 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     if (args.ladder is not None and (args.opponent or args.exact)) or (args.exploit and args.opponent):
         parser.error("--ladder and --exploit name opponents themselves: leave out --opponent, and of --ladder --exact")
     _check_how(parser, args)
+    args.exploit_steps = args.exploit_steps or 200
     _check_files(parser, args)
     return args
 

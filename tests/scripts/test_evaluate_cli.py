@@ -1492,6 +1492,7 @@ def test_flags_mean_the_same_in_every_program(capsys):
         ),
         (["--checkpoint", "config", "--exploit", "1", "--greedy"], "--exploit: responses learn against sampled play"),
         (["--model", "models/tiny", "--exploit", "1"], "--exploit: needs --checkpoint with runs"),
+        (["--checkpoint", "random", "--exploit-steps", "9"], "--exploit-steps 9: nothing is trained without --exploit"),
         (["--ladder", "random", "mcts:2x1", "--opponent", "random"], "leave out --opponent, and of --ladder --exact"),
         (["--checkpoint", "random", "--episodes", "many"], "--episodes: many: expected a whole number"),
         (["--checkpoint", "random", "--seed", str(2**31)], f"at least 0 and at most {2**31 - 1}"),
