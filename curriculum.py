@@ -383,7 +383,6 @@ class Curriculum:
             key: entry for key, entry in buffer.items()
             if key[2] in gates and any(key[2] in s.mixture and _holds(ranges, key[0]) for s, ranges in stages)
         }  # fmt: skip
-        self._trim_buffer()
 
     def count_anew(self) -> None:
         """Restart the stage's success rate."""
@@ -411,9 +410,6 @@ class Curriculum:
             self._buffer[key] = (seed, failed_score, streak + 1)
             if streak + 1 >= FORGIVEN_AFTER:
                 del self._buffer[key]
-        self._trim_buffer()
-
-    def _trim_buffer(self) -> None:
         while len(self._buffer) > BUFFER_SIZE:
             del self._buffer[next(iter(self._buffer))]
 
