@@ -119,11 +119,8 @@ class Ranks:
             raise SystemExit(1)
         raise SharedError(causes[0][0]) from failed
 
-    def add_up(self, tensors: Iterable[Tensor]) -> None:
-        """Sum each tensor over the processes, in place, with a single message."""
-        tensors = list(tensors)
-        if self.world == 1 or not tensors:
-            return
+    def add_up(self, tensors: Seq[Tensor]) -> None:
+        """Sum each tensor over several processes, in place, with a single message."""
         flat = torch.cat([t.detach().reshape(-1).float() for t in tensors])
         torch.distributed.all_reduce(flat)
         for tensor, part in zip(tensors, flat.split([t.numel() for t in tensors]), strict=True):
