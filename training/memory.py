@@ -131,7 +131,7 @@ def estimate(
     tokens = max(
         p.micro_batch(ppo.mini_batch_size * ppo.gradient_accumulation_steps, model.tokens_per_batch) for p in played
     )
-    choices = tokens * max(p.answer * len(p.passes) / p.read for p in measured.values())
+    choices = tokens * max(p.answer * len(p.asked) / p.read for p in measured.values())
     columns = len("0123456789.")
     if ppo.legal_mass_coef > 0:
         choices, columns = min(choices, HEAD_ROWS), architecture.vocab_size

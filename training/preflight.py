@@ -444,7 +444,7 @@ def describe(config: SimpleNamespace) -> str:
 def say_prompts(config: SimpleNamespace, measured: dict[int, Prompts]) -> list[str]:
     """Tokens of each game's prompts, and the games that exceed the limit."""
     limit = config.ppo.max_seq_length
-    lines = [(p.game, max(p.first), max(p.later, default=0), max(p.longest.values()), len(p.passes) / len(p.first))
+    lines = [(p.game, max(p.first), max(p.later, default=0), max(p.longest.values()), len(p.asked) / len(p.first))
              for p in measured.values()]  # fmt: skip
     cut = [f"{p.game} ({sum(n > limit for n in p.longest.values())} of {len(p.longest)})" for p in measured.values()
            if max(p.longest.values()) > limit]  # fmt: skip

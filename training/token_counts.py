@@ -1,14 +1,12 @@
 """Token counts of a few random games: what a model would read, write and cache, without a model."""
 
-import math
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import zip_longest
 from types import SimpleNamespace
 
 from curriculum import Curriculum, Stage, deals_of, eval_tasks, first_tasks
-from env_wrapper import is_slow, play
+from env_wrapper import play
 from envs.types import Action, Episode, Query, Task
 from policy import player
 from policy.chat import ChatFormat, answer_trie
@@ -30,9 +28,9 @@ class Prompts:
     ahead: int = 0  # places of an answer that are read at once
     first: list[int] = field(default_factory=list)  # tokens of the first prompt of each conversation
     later: list[int] = field(default_factory=list)  # tokens added by each later prompt
-    shared: int = 0  # tokens of the system message
     answer: int = 0  # tokens of the longest answer
-    passes: list[int] = field(default_factory=list)  # forward passes of each answer
+    asked: list[tuple[int, int, int]] = field(default_factory=list)  # an answer's new tokens, prompt, forward passes
+    work: list[float] = field(default_factory=list)  # tokens of each forward pass, counted as ``batches`` does
     longest: dict[tuple[int, int], int] = field(default_factory=dict)  # prompt of each conversation, with its answer
     episodes: list[Episode] = field(default_factory=list)
     slots: int = 0  # most tokens whose keys and values are held at once, with common beginnings counted once
@@ -60,6 +58,10 @@ class Prompts:
             self._last[key][1] for key, q in zip(keys, queries, strict=True) if q.continues and key in self._last
         )
         actions = [self._answer(query) for query in queries]
+        asked = self.asked[-len(queries) :]
+        for read in range(max(passes for *_, passes in asked)):
+            costs = [(1 if read else new) + prompt / ATTENDED for new, prompt, passes in asked if passes > read]
+            self.work.append(sum(costs))
         self.at_work = max(self.at_work, _distinct(self._last[key][1] for key in keys) - known)
         self._open |= {key for key, query in zip(keys, queries, strict=True) if query.continues}
         self.slots = max(self.slots, _distinct(self._rows[key] for key in {*keys, *self._open}))
@@ -79,22 +81,23 @@ class Prompts:
 
     def _answer(self, query: Query) -> Action:
         key, messages = (query.episode, query.seat), len(query.conversation)
-        ids, self.shared = self.chat.first_prompt(query.conversation)
+        ids, shared = self.chat.first_prompt(query.conversation)
         tokens = len(ids)
         answer = self.free_answer or max(map(len, map(str, query.legal))) + 1  # a token a digit, and the end
         before = self._last.get(key)
         goes_on = before is not None and messages > before[0]
-        (self.later if before else self.first).append(tokens - len(before[1]) if before and goes_on else tokens)
+        added = tokens - len(before[1]) if before and goes_on else tokens
+        (self.later if before else self.first).append(added)
         self.answer = max(self.answer, answer)
         if before and goes_on:
             self.rows[query.episode].remove(self._rows[key])
-        self._last[key], self._rows[key] = (messages, ids), ids + [-1 - len(self.passes)] * self.free_answer
+        self._last[key], self._rows[key] = (messages, ids), ids + [-1 - len(self.asked)] * self.free_answer
         self.rows[query.episode].append(self._rows[key])
         self.longest[key] = max(self.longest.get(key, 0), tokens + answer)
         choices = [*map(str, query.legal)] or [""]  # a task without legal actions takes any text
         text = choices[int(uniform(*query.rng_key) * len(choices))]
         chosen = answer_trie(tuple(query.legal)).passes(text, self.ahead) if text else 0
-        self.passes.append(self.free_answer or chosen)
+        self.asked.append((added if goes_on else tokens - shared, tokens, self.free_answer or chosen))
         return Action(text, truncated=self.peek)
 
 
@@ -139,37 +142,16 @@ def play_step(config: SimpleNamespace, chat: ChatFormat, stage: Stage) -> Prompt
 
 
 def evaluation_work(config: SimpleNamespace, chat: ChatFormat) -> tuple[float, float]:
-    """Forward passes and tokens of the games of one evaluation, estimated from random games."""
-    passes = tokens = 0.0
-    rounds: list[tuple[int, list[float]]] = []  # per game: decisions, shares of answers with at most 0, 1, ... passes
-    games, tasks = config.ppo.eval_games, first_tasks(config.curriculum, config.env.env_type)
-    deals = [eval_tasks([deals_of(task, config.env)], 2, 0) for task in tasks]
-    opened = min(config.env.games_at_once or games * len(tasks), games * len(tasks))
-    parts = min(1 + is_slow(config.env, deals[0]), opened)  # as ``play`` halves them
-    at_once = opened / parts
-    for p in (count_tokens(config, chat, drawn, False) for drawn in deals):
-        lengths = [sum(e.info["n_decisions"].values()) for e in p.episodes]
-        first, last = sum(p.first) / len(p.first), sum(p.longest.values()) / len(p.longest)
-        for turn in range(max(lengths)):
-            rows = at_once * sum(n > turn for n in lengths) / len(lengths)
-            size = first + (last - first) * min(turn / max(len(p.passes) / len(p.first) - 1, 1), 1)
-            for chosen in range(max(p.passes)):
-                asked = rows * sum(n > chosen for n in p.passes) / len(p.passes)
-                new = 1 if chosen else sum(p.later) / len(p.later) if turn and p.later else first - p.shared
-                work = asked * (new + size / ATTENDED)  # as policy.network.batches counts it
-                passes += max(work / config.model.tokens_per_batch, 1) * games / at_once
-        answered = sum(n - 1 for n in p.passes if n)  # the first pass reads the prompt, the others a token each
-        tokens += games * (p.read + answered - len(p.first) * p.shared) / len(p.episodes)
-        within = [sum(n <= most for n in p.passes) / len(p.passes) for most in range(max(p.passes))]
-        rounds += [(lengths[i % len(lengths)], within) for i in range(games)]
-    together = [rounds[i : i + opened][k::parts] for i in range(0, len(rounds), opened) for k in range(parts)]
-    return max(passes, sum(map(_waited_for, together))), tokens
-
-
-def _waited_for(rounds: Sequence[tuple[int, list[float]]]) -> float:
-    """Least passes of games played at once, however few their tokens: a turn waits for the longest of its answers."""
-    passes = 0.0
-    for turn in range(max(length for length, _ in rounds)):
-        asked = [within for length, within in rounds if length > turn]
-        passes += sum(1 - math.prod(shares) for shares in zip_longest(*asked, fillvalue=1.0))
-    return passes
+    """Forward passes and tokens of the games of one evaluation; about ``PLAYED`` of them are played at random."""
+    env, tasks = config.env, first_tasks(config.curriculum, config.env.env_type)
+    in_each_seat = min(config.ppo.eval_games, max(PLAYED // len(tasks), 2)) // 2
+    drawn = [task for first in tasks for task in eval_tasks([deals_of(first, env)], in_each_seat, 0)]
+    games = config.ppo.eval_games * len(tasks)
+    opened = min(env.games_at_once or games, games)
+    at_once, passes, tokens = min(opened, len(drawn)), 0.0, 0.0
+    for i in range(0, len(drawn), at_once):
+        played = count_tokens(config, chat, drawn[i : i + at_once], False)
+        passes += sum(max(work * opened / at_once / config.model.tokens_per_batch, 1) for work in played.work)
+        tokens += sum(new + max(reads - 1, 0) for new, _, reads in played.asked)  # the first pass reads the prompt
+    more = games / len(drawn)
+    return passes * more * at_once / opened, tokens * more

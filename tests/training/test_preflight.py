@@ -594,11 +594,13 @@ def test_dry_run_loads_no_weights(tmp_path, monkeypatch):
     assert "fits: about" in text
 
 
-def test_an_answer_waits_for_the_longest_of_those_beside_it():
-    """Half of the answers take one pass, half two: of two at once three quarters take two."""
-    games = [(2, [0.0, 0.5]), (3, [0.0, 0.5])]
-    assert token_counts._waited_for(games) == 1.75 + 1.75 + 1.5
-    assert token_counts._waited_for([*games, (1, [0.0])]) == 1.75 + 1.75 + 1.5
+@pytest.mark.parametrize("at_once", [0, 8])
+def test_an_evaluation_of_many_games_is_told_from_some_of_them(tmp_path, monkeypatch, at_once):
+    config = micro_config(tmp_path, ppo={"eval_games": 60}, env={"games_at_once": at_once})
+    passes, tokens = preflight.evaluation_work(config, chat_of(config))
+    monkeypatch.setattr(token_counts, "PLAYED", 16)
+    some = preflight.evaluation_work(config, chat_of(config))
+    assert some == (pytest.approx(passes, rel=0.25), pytest.approx(tokens, rel=0.1))
 
 
 def test_keeping_all_checkpoints_needs_room_for_those_there_will_be(tmp_path, monkeypatch):
