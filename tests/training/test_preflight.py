@@ -594,9 +594,10 @@ def test_dry_run_loads_no_weights(tmp_path, monkeypatch):
     assert "fits: about" in text
 
 
-@pytest.mark.parametrize("at_once", [0, 8])
-def test_an_evaluation_of_many_games_is_told_from_some_of_them(tmp_path, monkeypatch, at_once):
-    config = micro_config(tmp_path, ppo={"eval_games": 60}, env={"games_at_once": at_once})
+@pytest.mark.parametrize(("at_once", "budget"), [(0, 10**6), (8, 10**6), (0, 256)])
+def test_an_evaluation_of_many_games_is_told_from_some_of_them(tmp_path, monkeypatch, at_once, budget):
+    sections = {"ppo": {"eval_games": 60}, "env": {"games_at_once": at_once}, "model": {"tokens_per_batch": budget}}
+    config = micro_config(tmp_path, **sections)
     passes, tokens = preflight.evaluation_work(config, chat_of(config))
     monkeypatch.setattr(token_counts, "PLAYED", 16)
     some = preflight.evaluation_work(config, chat_of(config))
