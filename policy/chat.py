@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
@@ -23,15 +22,9 @@ THINKING_OFF = "{%- set enable_thinking = enable_thinking | default(false) -%}"
 END = "."  # stands for the end-of-turn token in an answer
 DIGITS = "0123456789"
 ANSWER_CHARS = END + DIGITS
-KEPT_CHARACTERS = 2**13  # longest text whose tokens are cached; longer ones, from a server, are rare or do not fit
+KEPT_CHARACTERS = 2**13  # longest text whose tokens are kept: thousands of longer ones would fill the memory
 
 _rendered: dict[str, str] = {}  # by template, words and messages: a process each is slow where models share them
-
-
-def _cached(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Cache a function of texts, except for long ones: thousands of those would fill the memory."""
-    caching = lru_cache(maxsize=8192)(function)
-    return lambda *texts: (caching if sum(map(len, texts)) <= KEPT_CHARACTERS else function)(*texts)
 
 
 class ChatFormat:
@@ -48,8 +41,7 @@ class ChatFormat:
     def __init__(self, tokenizer: Any, ends: int | list[int] | None = None) -> None:
         self.tokenizer = tokenizer
         self._special = [token.content for token in tokenizer.added_tokens_decoder.values() if token.special]
-        self.encode = _cached(self._encode)
-        self._first = _cached(self._encode_first)
+        self._kept = lru_cache(maxsize=8192)(self._encode)
         # Characters of ANSWER_CHARS -> their tokens; the same list each time.
         self.answers_of = lru_cache(maxsize=4096)(lambda chars: [self.answer_ids[char] for char in chars])
         with blaming("model.model_name: its tokenizer gives no tokens: ", (LookupError, TypeError)):
@@ -132,8 +124,11 @@ class ChatFormat:
     def _tokens(self, text: str, **options: bool) -> tuple[int, ...]:
         return tuple(self.tokenizer.encode(text, add_special_tokens=False, **options))
 
-    def _encode(self, text: str, before: str = "", after: str = "") -> tuple[int, ...]:
+    def encode(self, text: str, before: str = "", after: str = "") -> tuple[int, ...]:
         """Tokens of a message between parts of the template; special tokens are recognised only in the parts."""
+        return (self._kept if len(text) <= KEPT_CHARACTERS else self._encode)(text, before, after)
+
+    def _encode(self, text: str, before: str, after: str) -> tuple[int, ...]:
         if any(special in text for special in self._special):
             spelt = self._tokens(text, split_special_tokens=True)
             return (*self._tokens(before), *spelt, *self._tokens(after))
@@ -141,12 +136,9 @@ class ChatFormat:
 
     def first_prompt(self, conversation: list[Message]) -> tuple[list[int], int]:
         """Tokens of a whole conversation, and how many of them are the system message."""
-        ids, shared = self._first(conversation[0]["content"], conversation[1]["content"])
-        return [*ids, *self.later(conversation[2:])] if len(conversation) > 2 else list(ids), shared
-
-    def _encode_first(self, system: str, user: str) -> tuple[tuple[int, ...], int]:
-        head = self.encode(system, self.before_system)
-        return (*head, *self._encode(user, self.after_system, self.after_user)), len(head)
+        system = self.encode(conversation[0]["content"], self.before_system)
+        user = self.encode(conversation[1]["content"], self.after_system, self.after_user)
+        return [*system, *user, *self.later(conversation[2:])], len(system)
 
     def answer_text(self, tokens: list[int]) -> tuple[str, bool]:
         """The text of a sampled answer, and whether its last token is ``end_id``, the end of the turn."""

@@ -294,9 +294,10 @@ def load_architecture(config: ModelConfig, **files: str) -> Any:
 
 
 def load_tokenizer(config: ModelConfig) -> Any:
-    """The base model's tokenizer. Raises ConfigError where it cannot be read."""
+    """The base model's tokenizer; ConfigError: it cannot be read, or the model is refused by ``load_architecture``."""
     from transformers import AutoTokenizer
 
+    rows = load_architecture(config).vocab_size  # first: it looks for files that would never end
     name = _located(config.model_name)
     if Path(name).is_dir() and not any((Path(name) / file).exists() for file in TOKENIZER_FILES):
         raise ConfigError(f"model.model_name: {name} has no tokenizer: one of {', '.join(TOKENIZER_FILES)} is missing")
@@ -304,7 +305,7 @@ def load_tokenizer(config: ModelConfig) -> Any:
         tokenizer = AutoTokenizer.from_pretrained(name, revision=config.revision, trust_remote_code=False)
     if isinstance(tokenizer.chat_template, dict):  # several templates: the one that libraries use by default
         tokenizer.chat_template = tokenizer.chat_template.get("default")
-    rows, template = load_architecture(config).vocab_size, str(tokenizer.chat_template)
+    template = str(tokenizer.chat_template)
     unused = {str(word) for word in tokenizer.added_tokens_decoder.values() if str(word) not in template}
     beyond = sorted(i for word, i in tokenizer.get_vocab().items() if i >= rows and word not in unused)
     if beyond:
@@ -361,7 +362,6 @@ def load_model(config: ModelConfig, lora: LoraConfig, seed: int) -> tuple[Any, A
     device = device_of(config)
     if device == "cpu":
         cpu_memory.keep_freed()
-    load_architecture(config)
     tokenizer = load_tokenizer(config)
     with quietly():
         base = _load_base(config, device)
