@@ -126,7 +126,9 @@ class ChatFormat:
 
     def encode(self, text: str, before: str = "", after: str = "") -> tuple[int, ...]:
         """Tokens of a message between parts of the template; special tokens are recognised only in the parts."""
-        return (self._kept if len(text) <= KEPT_CHARACTERS else self._encode)(text, before, after)
+        if len(text) > KEPT_CHARACTERS:
+            return self._encode(text, before, after)
+        return self._kept(text, before, after)
 
     def _encode(self, text: str, before: str, after: str) -> tuple[int, ...]:
         if any(special in text for special in self._special):
