@@ -213,8 +213,8 @@ def known(state: Any, seat: int) -> list[float]:
 class OpenSpielEnv:
     """One episode at a time of any game against any opponent; see ``envs.types.Env``."""
 
-    def __init__(self, config: EnvConfig):
-        self.config = config
+    def __init__(self, config: EnvConfig, attempts: int = ATTEMPTS):
+        self.config, self.attempts = config, attempts
         self._state: Any = None  # None: no episode, steps are refused
         self._adapters: dict[int, str | None] = {}
         self._history: list[list[int]] = []
@@ -246,9 +246,9 @@ class OpenSpielEnv:
         action = parse_action(text, self._legal)
         if action is not None:
             return self._play(action)
-        if self._attempt >= ATTEMPTS:
+        if self._attempt >= self.attempts:
             return self._end(None)
-        message = RETRY.format(attempt=self._attempt, attempts=ATTEMPTS)
+        message = RETRY.format(attempt=self._attempt, attempts=self.attempts)
         self._attempt += 1
         return self._ask(message)
 
