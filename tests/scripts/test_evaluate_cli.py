@@ -1415,6 +1415,11 @@ def test_flags_mean_the_same_in_every_program(capsys):
     assert "num_episodes" not in shown
 
 
+@pytest.mark.parametrize(("given", "steps"), [((), 200), (("--exploit-steps", "7"), 7)])
+def test_a_best_response_trains_for_200_steps_unless_told(given, steps):
+    assert evaluate.arguments(["--checkpoint", "config", "--exploit", "1", *given]).exploit_steps == steps
+
+
 @pytest.mark.parametrize(
     ("args", "message"),
     [

@@ -594,6 +594,18 @@ def test_dry_run_loads_no_weights(tmp_path, monkeypatch):
     assert "fits: about" in text
 
 
+def test_an_answer_costs_its_new_tokens_and_then_one_a_pass(tmp_path):
+    """Without history each prompt is new but for the system message, which is read once for all."""
+    config = micro_config(tmp_path)
+    chat, tasks = chat_of(config), eval_tasks([(NAMES.index("liars_dice_small") * CONFIGS_PER_GAME,) * 2], 4, 0)
+    counted = token_counts.count_tokens(config, chat, tasks, False)
+    [system] = {prompt - new for new, prompt, _ in counted.asked}
+    assert system > 1
+    assert {passes for *_, passes in counted.asked} == {1, 2}
+    whole = sum(new + passes - 1 + passes * prompt / network.ATTENDED for new, prompt, passes in counted.asked)
+    assert sum(counted.work) == pytest.approx(whole)
+
+
 @pytest.mark.parametrize(("at_once", "budget"), [(0, 10**6), (8, 10**6), (0, 256)])
 def test_an_evaluation_of_many_games_is_told_from_some_of_them(tmp_path, monkeypatch, at_once, budget):
     sections = {"ppo": {"eval_games": 60}, "env": {"games_at_once": at_once}, "model": {"tokens_per_batch": budget}}
