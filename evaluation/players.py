@@ -45,7 +45,8 @@ ROOM = "ppo.max_new_tokens=1024", "ppo.max_seq_length=32768"
 CALLS_AT_ONCE = 16
 ODD_ANSWERS = 3  # malformed responses to a query, after which its game has failed
 TRANSIENT = {NOT_SENT, NO_ANSWER, 408, 429, *range(500, 1000)}  # after which a call is repeated
-TOO_LONG = re.compile("context.?(length|size|window)|model length", re.IGNORECASE)  # not any error "in this context"
+# Not any error "in this context"; the last are TGI's.
+TOO_LONG = re.compile(r"context.?(length|size|window)|model length|inputs\W+(tokens|must have)", re.IGNORECASE)
 TOLD_AFTER = 3  # failures of a call; one alone may be a connection that had been idle
 ATTEMPTS = 8  # at a call that the server does not answer, with half a minute of pauses in all
 LIMIT_SECONDS = 300.0  # to be asked again for, by a server that says that it is asked too often
@@ -109,7 +110,7 @@ class ChatPlayer:
         body = self.settings | {"messages": query.conversation, "seed": int(2**31 * uniform(self.seed, *query.rng_key))}
         for _ in range(ODD_ANSWERS):
             status, text = self._call(body)
-            if status in (400, 413) and TOO_LONG.search(text):
+            if status in (400, 413, 422) and TOO_LONG.search(text):
                 self._tell("length", f"{problem_of(status, text)}; such games count as truncated")
                 return Action("", truncated=True)
             if status != 200:

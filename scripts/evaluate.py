@@ -123,7 +123,7 @@ class Contest:
         return list(dict.fromkeys(names)) if args.ladder is not None else names
 
     def _rows(self) -> dict[str, list[TaskRange]]:
-        """Row of the table -> its tasks, from --games or the run's curriculum; sets ``boards``."""
+        """Row of the table -> its tasks, from --games or the run's curriculum; sets ``boards`` and ``served``."""
         folders = [name for name in self.names if is_folder(name)]
         config = self.roster.config(folders[0] if folders else None)
         curriculum = narrowed(config.curriculum, config.env)
@@ -132,7 +132,7 @@ class Contest:
             wanted = self.args.games or list(STRENGTH)
         with blaming("--games: "):
             rows = game_sets(wanted)
-        self.boards = config.env.env_type == "openspiel"
+        self.boards, self.served = config.env.env_type == "openspiel", config.env.env_mode != "local"
         if self.boards:
             return self._with_cells(rows) if self.args.strength else rows
         if self.args.ladder is not None or self.args.strength or self.args.exploit:
@@ -147,6 +147,8 @@ class Contest:
         for player in self.players:
             if player.env.env_type != kind:  # a bot's is the default, openspiel
                 raise ConfigError(f"{player.label}: does not play the games of env.env_type {kind}")
+        if self.served and all(player.player is None for player in self.players):
+            raise ConfigError(f"env.env_mode: {self.players[0].label}: bots play here, only models on servers")
         for flag in ("opponent", "exact") if not self.boards else ():
             if getattr(self.args, flag):
                 raise ConfigError(f"--{flag}: programs (env.env_type trace) have none")
@@ -266,11 +268,14 @@ class Contest:
         results: dict[str, dict[tuple[int, int], np.ndarray]] = {game: {} for game in self.rows}
         with self.arena([], len(pairs) * len(self.rows)) as arena:
             for deals, (a, b) in enumerate(pairs, 1):  # the same deals in all would correlate the matches' luck
-                for game, rows in self.play(arena, players[a], players[b], deals=deals).items():
+                if not (found := self._found(partial(self.play, arena, players[a], players[b], deals=deals))):
+                    pairs = pairs[: deals - 1]  # those played are rated
+                    break
+                for game, rows in found[0].items():
                     for units in self._found(partial(_outcomes, rows)):
                         results[game][a, b] = units
         results = {game: matches for game, matches in results.items() if len(matches) == len(pairs)}
-        if not results:
+        if not pairs or not results:
             raise ProgramError(self.lost.pop(0))
         return self._ladder_report(results)
 
@@ -326,16 +331,13 @@ class Contest:
         ratings = {OVERALL: rate(pairs, len(labels), anchor)}
         for game, matches in results.items():
             ratings[game] = rate({pair: [units] for pair, units in matches.items()}, len(labels), anchor)
-        order = sorted(range(len(labels)), key=lambda i: -ratings[OVERALL][i].points)
+        order = sorted({i for pair in pairs for i in pair}, key=lambda i: -ratings[OVERALL][i].points)
         lines = [{"player": labels[i], **{game: f"{r[i].points:+.0f} [{r[i].low:+.0f}, {r[i].high:+.0f}]"
                                           for game, r in ratings.items()}} for i in order]  # fmt: skip
         print(f"Ratings (400 points: odds of 10 to 1) with 95 % intervals, {self.args.episodes} games a pair and game")
         print(columns(lines, self.style), end="\n\n")
-        played = [
-            {"player": labels[i], "opponent": labels[j], "game": game, "games": int(r.size), "points": float(r.mean())}
-            for game, by_pair in results.items()
-            for (i, j), r in by_pair.items()
-        ]
+        played = [{"player": labels[i], "opponent": labels[j], "game": game, "games": int(r.size),
+                   "points": float(r.mean())} for game, m in results.items() for (i, j), r in m.items()]  # fmt: skip
         rated = [{"player": labels[i], "ratings": {g: r[i]._asdict() for g, r in ratings.items()}} for i in order]
         return {"settings": self.settings([]), "ladder": rated, "matches": played}
 
@@ -364,8 +366,7 @@ class Contest:
         ]  # fmt: skip
         print(columns(lines, self.style, value=VALUE), end="\n\n")
         shown = [{"player": p.label, "opponent": o.label, **r.row} for p, o, r in results]
-        solved = {game: exact_results(cfr, {self.rows[game][0][0]}) for game, cfr in cells if cfr.label == "cfr"}
-        told = {game: found["nash_conv"] for game, found in solved.items()}
+        told = {g: exact_results(cfr, {self.rows[g][0][0]})["nash_conv"] for g, cfr in cells if cfr.label == "cfr"}
         if told:
             print(f"cfr: {CFR_ITERATIONS} iterations; its NashConv: {', '.join(f'{told[g]:.4f} in {g}' for g in told)}")
         return {"settings": self.settings([*opponents.values()]), "strength": shown, "cfr_nash_conv": told}
@@ -482,12 +483,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     def run() -> None:
         contest = Contest(args)
-        if args.exploit:
-            report = contest.exploit()
-        elif args.ladder is not None:
-            report = contest.ladder()
+        if args.exploit or args.strength:
+            report = contest.exploit() if args.exploit else contest.strength()
         else:
-            report = contest.strength() if args.strength else contest.run()
+            report = contest.run() if args.ladder is None else contest.ladder()
         if args.json:
             write_file(Path(args.json).resolve(), (json.dumps(finite(report), indent=1) + "\n").encode())
         if contest.lost:

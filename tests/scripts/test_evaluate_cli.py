@@ -1330,12 +1330,16 @@ def test_nobody_plays_after_a_player_whose_server_is_gone(serve, tmp_path, capsy
     assert evaluate.main(args) == 0
 
 
-def test_a_server_that_goes_costs_no_table_of_the_games_before(serve, capsys):
+@pytest.mark.parametrize(("words", "shown"), [
+    (["--strength", "--base-url", "URL"], "kuhn_poker"), (["--ladder", "random", "mcts:2x1", "URL"], "\nmcts:2x1  "),
+])  # fmt: skip
+def test_a_server_that_goes_costs_no_table_of_the_games_before(serve, capsys, words, shown):
     server = serve(lambda body, n: (500, "down") if "leduc" in str(body).lower() else first_legal(body, n))
-    args = command("--strength", "--model", "m", "--base-url", server.url, games=["kuhn_poker", "leduc_poker"])
-    assert evaluate.main(args) == 1
+    words = [server.url if word == "URL" else word for word in words]
+    assert evaluate.main(command(*words, "--model", "m", games=["kuhn_poker", "leduc_poker"])) == 1
     out, err = capsys.readouterr()
-    assert "kuhn_poker" in out
+    assert shown in out
+    assert "\nm " not in out  # nothing is known of who played no match to its end
     assert f"error: {server.url}/chat/completions: HTTP 500: down" in err.splitlines()
 
 
@@ -1354,12 +1358,14 @@ def test_an_odd_answer_of_a_server_is_asked_for_again_and_costs_its_game_alone(s
 @pytest.mark.parametrize("told", [
     "maximum context length is 10 tokens", "context_length_exceeded", "exceeds the available context size",
     "The decoder prompt (length 11) is longer than the maximum model length of 10.",
+    "`inputs` tokens + `max_new_tokens` must be <= 9.", "`inputs` must have less than 9 tokens. Given: 11",
 ])  # fmt: skip
 def test_a_prompt_that_the_server_finds_too_long_ends_the_game_truncated(serve, told, tmp_path, capsys):
-    server = serve(lambda body, number: (400, told))
+    status = 422 if told.startswith("`") else 400
+    server = serve(lambda body, number: (status, told))
     [kuhn] = report(tmp_path, "--model", "m", "--base_url", server.url, games=["kuhn_poker"])["tables"][0]["results"]
     assert kuhn["truncated"] == 20
-    assert capsys.readouterr().err.count(f"HTTP 400: {told}; such games count as truncated") == 1
+    assert capsys.readouterr().err.count(f"HTTP {status}: {told}; such games count as truncated") == 1
 
 
 def test_a_refusal_that_only_speaks_of_a_context_is_no_lost_game(serve, tmp_path, capsys):
@@ -1470,6 +1476,7 @@ def test_a_best_response_trains_for_200_steps_unless_told(given, steps):
         ),
         (["--model", "./nowhere", "--set", "model.use_4bit=false", "model.dtype=float32"], "there is no folder"),
         (["--compare", "random"], "expected 2 arguments"),
+        (["--checkpoint", "random", "--set", "env.env_mode=url", "env.env_url=http://x"], "random: bots play here"),
         (["--ladder", "random", "mcts:2x1", "--games", "hearts"], "--ladder: hearts#* is not for two players"),
         (["--checkpoint", "random", "--output", "/"], "--output /"),
         (["--checkpoint", "x", "--output", "/nowhere/x.jsonl"], "--output /nowhere/x.jsonl: there is no such folder"),
