@@ -37,7 +37,7 @@ from config.flags import FlagParser
 from config.reader import blaming, load_config
 from env_wrapper import check_games
 from envs.config import EnvConfig
-from scripts.serving.actor import CLIENT, Actor, RequestError, read_task
+from scripts.serving.actor import CLIENT, MAX_SHOWN, Actor, RequestError, read_task
 from training.process import at_least, setup_logging
 
 MAX_BODY_BYTES = 2**20
@@ -70,7 +70,7 @@ async def _body(request: Request) -> Any:
 
 async def _invoke(actor: Actor, request: Request, name: Any, args: Any, kwargs: Any) -> JSONResponse:
     if name not in actor.methods:
-        raise HTTPException(404, f"no method {name!r}: there are {', '.join(actor.methods)}")
+        raise HTTPException(404, f"no method {name[:MAX_SHOWN]!r}: there are {', '.join(actor.methods)}")
     if not isinstance(args, list) or not isinstance(kwargs, dict):
         raise HTTPException(422, "args must be a list and kwargs an object")
     if isinstance(nested := kwargs.get("kwargs"), dict):  # the public client's example wraps its arguments like this
@@ -162,7 +162,7 @@ class GameServer(uvicorn.Server):
     """uvicorn's server, which drops its games when it stops and remembers whether SIGINT stopped it."""
 
     def __init__(self, actor: Actor):
-        super().__init__(uvicorn.Config(make_app(actor), log_level="warning", access_log=False, http=ImpatientProtocol,
+        super().__init__(uvicorn.Config(make_app(actor), log_level="error", access_log=False, http=ImpatientProtocol,
                                         timeout_graceful_shutdown=SHUTDOWN_SECONDS))  # fmt: skip
         self.actor, self.interrupted = actor, False
 

@@ -21,6 +21,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
 import games
+from config.flags import one_line
 from config.reader import blaming
 from envs.affinetes import EVALUATE_PATH
 from envs.config import EnvConfig
@@ -47,7 +48,7 @@ class RequestError(ValueError):
     """A bad request, answered with HTTP 200 and an error object in ``info.error``."""
 
     def __init__(self, kind: str, message: str, episode_id: str | None = None):
-        super().__init__(message)
+        super().__init__(one_line(message))
         self.kind, self.episode_id = kind, episode_id
 
     def response(self) -> dict[str, Any]:

@@ -233,12 +233,14 @@ def test_an_illegal_action_changes_nothing_and_may_be_repeated(client, action):
         ("reset", {"task_id": 8 * SIZE, "opponent": "ismcts"}, "invalid_opponent", "hearts"),
         ("reset", {"task_id": 0, "mcts_max_simulations": 5}, "invalid_request", "mcts_max_simulations"),
         ("stop", {"episode": "x"}, "invalid_request", "episode"),
+        ("stop", {"x" * 10**6: 1}, "invalid_request", "xxx ... xxx"),
     ],
 )
 def test_wrong_input_gets_the_error_object(client, method, kwargs, kind, says):
     answer = call(client, method, **kwargs)
     assert error_of(answer) == kind
     assert says in answer["info"]["error"]["message"]
+    assert len(answer["observation"]) < 1100
     assert answer["observation"] == answer["info"]["error"]["message"]
     assert (answer["reward"], answer["done"], answer["truncated"]) == (0.0, True, True)
     named = kwargs["episode_id"].replace("\ud800", "?") if kind == "episode_not_found" else None
@@ -272,12 +274,14 @@ def test_a_game_that_names_no_search_of_its_own_is_not_searched_without_bound(mo
         ("/call", b'{"method": "reset", "args": {}}', 422), ("/reset", b"not json", 422), ("/reset", b"[1]", 422),
         ("/reset", b'{"kwargs": 3}', 422), ("/__class__", b"{}", 404), ("/reset", b"[" * 100_000, 422),
         ("/reset", b" " * (2**20 + 1), 413), ("/evaluate", b'{"task_id": 0}', 404),
+        ("/" + "x" * 5000, b"{}", 404),
     ],
 )  # fmt: skip
 def test_what_is_no_call_gets_an_http_error(client, path, body, status):
     response = client.post(path, content=body)
     assert response.status_code == status
     assert isinstance(response.json()["detail"], str)
+    assert len(response.text) < 1100
     assert "Traceback" not in response.text
 
 
@@ -566,13 +570,16 @@ def test_a_client_that_takes_its_answer_late_is_not_hung_up_on():
     protocol.loop.call_later.return_value.cancel.assert_called_once_with()
 
 
-def test_a_client_that_hangs_up_in_its_body_fills_no_log(caplog):
+def test_a_client_that_hangs_up_in_its_body_fills_no_log(caplog, capsys):
     with thread_server() as port:
         with socket.create_connection(("127.0.0.1", port)) as cut:
             cut.sendall(b"POST /reset HTTP/1.1\r\nHost: x\r\nContent-Length: 30\r\n\r\n{")
+        with socket.create_connection(("127.0.0.1", port)) as odd:
+            odd.sendall(b"\x16\x03\x01\r\n\r\n")
         time.sleep(0.3)
         assert httpx.get(f"http://127.0.0.1:{port}/health").status_code == 200
     assert [record for record in caplog.records if record.exc_info] == []
+    assert capsys.readouterr().err == ""
 
 
 def test_games_that_nobody_plays_give_way(monkeypatch):
