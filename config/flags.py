@@ -13,7 +13,7 @@ from config.reader import printable
 # another flag, as train_ppo.py's --checkpoint-dir is of --output-dir, stands for no group.
 ALIKE = (
     ("--run", "--checkpoint", "--checkpoint-dir", "--adapters"), ("--episodes", "--num-episodes"),
-    ("--games", "--game"), ("--output", "--output-dir"),
+    ("--games", "--game"),
 )  # fmt: skip
 NAMES = "games", "opponents"  # lists whose names may also be separated by commas, as in --set
 LONGEST = 1000  # characters of a message

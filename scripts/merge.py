@@ -175,7 +175,7 @@ def parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = FlagParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
     add("--checkpoint", required=True, metavar="DIR", help="a checkpoint, or a run: its latest one")
-    add("--output", required=True, metavar="DIR", type=Path, help="a new folder")
+    add("--output", "--output-dir", required=True, metavar="DIR", type=Path, help="a new folder")
     add("--base", metavar="B", help="another copy of the base (default: as in the run)")
     add("--set", nargs="+", default=[], metavar="KEY=VALUE", help="laid over the run's configuration")
     add("--dtype", choices=tuple(ROUNDING), help="of the merged weights (default: the run's)")

@@ -428,7 +428,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = FlagParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
     add("--run", nargs="+", type=Path, required=True, metavar="RUN", help="run directories")
-    add("--output", type=Path, metavar="DIR", help="where to write (default: the first run directory)")
+    add("--output", "--output-dir", type=Path, metavar="DIR", help="where to write (default: the first run directory)")
     add("--watch", nargs="?", type=at_least(1, 86_400), const=10, metavar="SECONDS",
         help="write a page that reloads itself (every 10 seconds) until the runs have ended")  # fmt: skip
     args = parser.parse_args(argv)

@@ -176,12 +176,12 @@ def parse_args(argv: Seq[str] | None) -> argparse.Namespace:
         "for programs output")  # fmt: skip
     add("--episodes", type=at_least(1, 2**20), default=2048, help="of the teacher, over all stages; %(default)s")
     add("--explore", type=float, default=0.2, help="share of a game's moves played at random; %(default)s")
-    add("--epochs", type=at_least(1), default=4, help="%(default)s")
+    add("--epochs", type=at_least(1, 1000), default=4, help="%(default)s")
     add("--batch", type=at_least(1), default=64, help="sequences an optimizer step; %(default)s")
     add("--legal-mass", type=at_least(0.0), default=1.0,
         help="weight of answering legally in games, %(default)s; 0 where answers stay constrained")  # fmt: skip
     add("--learning-rate", type=at_least(1e-12), default=None, help="falls linearly to 0; default: ppo.learning_rate")
-    add("--output", required=True, metavar="DIR", help="where the adapter is written")
+    add("--output", "--output-dir", required=True, metavar="DIR", help="where the adapter is written")
     args = parser.parse_args(argv)
     if not 0 <= args.explore < 1:
         parser.error(f"--explore {args.explore:g}: expected a number >= 0 and < 1")

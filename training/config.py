@@ -119,7 +119,7 @@ def parse_args(argv: Sequence[str] | None, doc: str | None) -> argparse.Namespac
     add("--resume", "--resume-from", "--resume-from-checkpoint", nargs="?", const="", metavar="RUN",
         help="a run's folder or one of its checkpoints; without it, the run in --output-dir")  # fmt: skip
     add("--force-config", action="store_true", help="resume although the configuration has changed")
-    add("--output-dir", "--checkpoint-dir", metavar="DIR")
+    add("--output-dir", "--checkpoint-dir", "--output", metavar="DIR")
     add("--seed", type=int)
     add("--dry-run", action="store_true", help="check and describe everything, load no weights")
     add("--no-wandb", action="store_true", help="send nothing anywhere: run.logger=none")
@@ -138,6 +138,8 @@ def read_config(args: argparse.Namespace) -> SimpleNamespace:
     sets += ['run.logger="none"'] if args.no_wandb else []
     files: list[Any] = [*DEFAULT_FILES]
     args.seen = None
+    if args.force_config and args.resume is None:
+        raise ConfigError("--force-config: nothing is resumed without --resume")
     if args.resume is None and (own := os.environ.get(OLD_GAMES_PATH)):
         files.append(("environment", {OLD_GAMES_PATH: own}))
     if args.resume is not None:

@@ -167,6 +167,7 @@ def test_nothing_to_resume(refused, tmp_path):
     (tmp_path / "run").mkdir()
     line = refused("--config", micro_file(tmp_path), "--output-dir", tmp_path / "run", "--resume")
     assert line == f"--resume: no checkpoint that verifies in {tmp_path / 'run'}"
+    assert refused("--force-config") == "--force-config: nothing is resumed without --resume"
 
 
 def test_checkpoint_that_is_not_there(refused, tmp_path):

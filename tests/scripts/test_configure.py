@@ -269,6 +269,12 @@ def test_impossible_numbers(arguments, capsys):
     assert "expected at least" in capsys.readouterr().err
 
 
+def test_a_folder_is_no_place_for_the_file(capsys):
+    with pytest.raises(SystemExit, match="2"):
+        configure.parse_args(["--output_dir", "mine"])
+    assert capsys.readouterr().err == "error: unrecognized arguments: --output_dir mine\n"
+
+
 def test_a_file_that_is_there_is_kept(tiny_models, tmp_path, monkeypatch):
     file = tmp_path / "[" / "v1]" / "mine.json"  # brackets are no markup
     file.parent.mkdir(parents=True)

@@ -346,11 +346,12 @@ def test_teachers_that_cannot_teach_are_refused(spec, task_id, message):
 
 @pytest.mark.parametrize(
     ("flag", "value"),
-    [("--episodes", "0"), ("--explore", "1"), ("--epochs", "-1"), ("--legal-mass", "-1"), ("--learning-rate", "nan")],
-)
+    [("--episodes", "0"), ("--explore", "1"), ("--epochs", "-1"), ("--epochs", "1001"), ("--legal-mass", "-1"),
+     ("--learning-rate", "nan")],
+)  # fmt: skip
 def test_numbers_out_of_range_are_told_in_one_line(tmp_path, capsys, flag, value):
     with pytest.raises(SystemExit) as stopped:
-        main(["--output", str(tmp_path / "out"), flag, value])
+        main(["--output_dir", str(tmp_path / "out"), flag, value])
     assert stopped.value.code == 2
     assert f"{value}: expected" in capsys.readouterr().err
 
