@@ -235,6 +235,11 @@ class Roster:
             self._known[name] = replace(found, label=f"{found.label}@{name}") if taken else found
         return self._known[name]
 
+    def check_model(self, names: Sequence[str]) -> None:
+        """Raise ConfigError where ``model`` is given and nobody named plays it."""
+        if self.model and not any(name == "base" or name.startswith(("http://", "https://")) for name in names):
+            raise ConfigError(f"--model {self.model}: base is not among the players, nor a server to be asked for it")
+
     def _has_label(self, label: str) -> bool:
         return any(other.label == label for other in self._known.values())
 

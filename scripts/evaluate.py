@@ -102,6 +102,7 @@ class Contest:
         self.lost: list[str] = []  # why there is no result: a message for each that failed
         self.roster = Roster(args.config, sets, args.seed, args.greedy, args.model)
         self.names = self._names()
+        self.roster.check_model([*self.names, args.opponent or ""])
         self.opponent_name = (args.opponent or ("mcts" if affinetes else "random")).removeprefix("past:")
         self.rows = self._rows()
         self.players = [self.roster.contestant(name, self.names) for name in self.names]
@@ -117,9 +118,6 @@ class Contest:
             names.append(args.base_url)
         elif args.model and not names:
             names = ["base"]
-        asked = [*names, args.opponent or ""]
-        if args.model and not any(name == "base" or name.startswith(("http://", "https://")) for name in asked):
-            raise ConfigError(f"--model {args.model}: base is not among the players, nor a server to be asked for it")
         return list(dict.fromkeys(names)) if args.ladder is not None else names
 
     def _rows(self) -> dict[str, list[TaskRange]]:

@@ -335,6 +335,7 @@ def test_it_works_with_piped_input():
         (["--checkpoint", "nowhere"], "nowhere: no such directory"),
         (["--opponent", "mcts:x"], "opponent 'mcts:x' is not known"),
         ([], "base: the base of what?"),
+        (["--opponent", "random", "--model", "models/tiny"], "--model models/tiny: base is not among the players"),
         (["--opponent", "random", "--game", "ches"], "--game: game 'ches' is not known"),
         (["--checkpoint", "nowhere", "--opponent", "random"], "--opponent: not allowed with argument --checkpoint"),
         (["--run", "nowhere", "--opponent", "random"], "--opponent: not allowed with argument --checkpoint"),
