@@ -112,12 +112,17 @@ class RunData:
         """(step, text) of each stage change: the stage entered, and why."""
         changes = [row for row in self.rows if row.get("stage_change")]
         keys = (("stage_change", MAX_NAME), ("stage_reason", 5 * MAX_NAME))
-        return [(row["step"], ": ".join(str(row[key])[:most] for key, most in keys if row.get(key))) for row in changes]
+        return [(r["step"], ": ".join(cut(str(r[key]), most) for key, most in keys if r.get(key))) for r in changes]
 
     @property
     def window(self) -> int:
         """Steps of the rolling mean: a twentieth of the run, from 5 to 50."""
         return max(5, min(50, len(self.rows) // 20))
+
+
+def cut(name: str, most: int) -> str:
+    """The name, of which no more than ``most`` characters are left, from both ends: names may begin alike."""
+    return name if len(name) <= most else f"{name[: most // 2]}…{name[len(name) + 1 + most // 2 - most :]}"
 
 
 def load_run(directory: Path) -> RunData:
@@ -252,7 +257,7 @@ def panel_lines(panel: Panel, runs: Sequence[RunData]) -> list[dict[str, Any]]:
     keys = list(dict.fromkeys(key for _, key, *_ in found))
     grades = [_grade(runs[index], key) for index, key, *_ in found]
     for (index, key, line, _), grade in zip(found, grades, strict=True):
-        name, run_name, place = key.split("/", 1)[-1][:MAX_NAME], runs[index].name, keys.index(key)
+        name, run_name, place = cut(key.split("/", 1)[-1], MAX_NAME), runs[index].name, keys.index(key)
         name += grade if len({*grades}) > 1 else ""
         dash = index * math.ceil(len(keys) / len(PALETTE)) + place // len(PALETTE)
         line |= {"colour": index, "dash": 0} if len(keys) == 1 else {"colour": place, "dash": dash}
@@ -281,8 +286,8 @@ def draw_curves(runs: Sequence[RunData], path: Path) -> Path:
 
     rcParams["axes.formatter.useoffset"] = False  # label 956 MB as 956, not as 0 above "+9.56e2"
     rcParams["text.parse_math"] = False  # dollars in a run's name do not enclose a formula
-    n = max(12, 40 // len(runs))  # first and last characters kept of a long name: whole, it leaves the panels no room
-    runs = [replace(run, name=f"{run.name[:n]}…{run.name[-n:]}") if len(run.name) > 2 * n else run for run in runs]
+    most = 2 * max(12, 40 // len(runs)) + 1  # characters of a long name that are kept: all leave the panels no room
+    runs = [replace(run, name=cut(run.name, most)) for run in runs]
     drawn, columns = panels(runs), 3
     rows = max(1, math.ceil(len(drawn) / columns))
     figure = Figure(figsize=(16, 3.1 * rows), dpi=100, layout="constrained")
@@ -361,6 +366,7 @@ def write_report(runs: Sequence[RunData], path: Path, again: float = 0) -> Path:
                 "config": run.config,
                 "heading": heading(run),
                 "summary": run.summary,
+                "games": [*run.summary.get("games", {})],  # in a script, the name 2048 would come first
                 "last": run.rows[-1],
                 "episodes": [replayable(episode) for episode in run.episodes],
             }

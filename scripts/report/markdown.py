@@ -1,5 +1,6 @@
 """``report.md``: a run's results on a page for pasting into issues and the like."""
 
+import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -69,6 +70,8 @@ def page(name: str, about: Sequence[tuple[str, str]], versions: Any, summary: di
     if config:
         changed = config_diff(config_dict(load_config(SECTIONS, DEFAULT_FILES)), config)
         told = [line for line in changed if not line.startswith(("run.output_dir", "run.seed"))]
+        stages = f"curriculum.stages: {json.dumps(config.get('curriculum', {}).get('stages'))}"
+        told = [stages if line.startswith("curriculum.stages") and line.endswith("...") else line for line in told]
         lines = [f"* `{one_line(line).replace('`', '')}`" for line in told]
         parts += ["## Settings that differ from the defaults", "\n".join(lines) or "None."]
     if isinstance(versions, dict):

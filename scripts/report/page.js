@@ -54,9 +54,9 @@ const MEASURES = [
 ];
 
 function evaluation() {
-  const runs = data.runs.filter((run) => Object.keys(run.summary.games || {}).length);
+  const runs = data.runs.filter((run) => run.games.length);
   const without = data.runs.filter((run) => !runs.includes(run)).map((run) => html`<p class="note">${run.name}: no summary.json; a run is evaluated at its end.</p>`);
-  const games = [...new Set(runs.flatMap((run) => Object.keys(run.summary.games)))], many = runs.length > 1;
+  const games = [...new Set(runs.flatMap((run) => run.games))], many = runs.length > 1;
   const programs = runs.every((run) => (run.config.env || {}).env_type === "trace");
   const of = (run, game) => run.summary.games[game] || {};
   const known = MEASURES.filter(([head, , cell]) => (!many || ["After", "95 % interval", "Share of ceiling", "NashConv"].includes(head))

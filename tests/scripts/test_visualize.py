@@ -584,7 +584,8 @@ def test_a_run_says_what_it_is_and_what_it_came_to_on_a_page_to_be_pasted(tmp_pa
     monkeypatch.chdir(tmp_path)  # the default settings, from which others differ, are found from anywhere
     run = write_run(tmp_path / "run", steps=9, shown=[])
     (run / "about.json").write_text(json.dumps(ABOUT))
-    (run / "run_config.json").write_text(json.dumps({"ppo": {"max_grad_norm": 0.5, "cliprange": 0.2}}))
+    ppo, stages = {"max_grad_norm": 0.5, "cliprange": 0.2}, [{"name": "long", "games": ["tic_tac_toe"] * 20}]
+    (run / "run_config.json").write_text(json.dumps({"ppo": ppo, "curriculum": {"stages": stages}}))
     assert visualize.main(["--run", str(run)]) == 0
     known = dict(embedded(run / "report.html")["runs"][0]["heading"])
     assert known == {"model": "models/tiny", "games": "hex, go", "against": "random", "steps": "9, of 8 games each",
@@ -596,6 +597,7 @@ def test_a_run_says_what_it_is_and_what_it_came_to_on_a_page_to_be_pasted(tmp_pa
     assert "Mean share of the ceiling, 1 of 2 games: 0.840" in text
     assert "![curves](curves.png)" in text
     assert "* `ppo.max_grad_norm: 1.0 -> 0.5`" in text
+    assert f"* `curriculum.stages: {json.dumps(stages)}`" in text
     assert "ppo.cliprange" not in text
     assert "torch 2.13" in text
 
@@ -604,17 +606,19 @@ def test_shares_of_sampled_play_are_told_with_their_intervals(tmp_path):
     run = write_run(tmp_path / "run", steps=9, shown=[])
     summary = json.loads((run / "summary.json").read_text())
     summary["games"]["connect_four"] |= {"ceiling": 0.9, "share": 0.67, "share_interval": [0.56, 0.78]}
+    summary["games"]["2048"] = {"after": 0.5}
     (run / "summary.json").write_text(json.dumps(summary | {"mean_share_interval": [0.7, 0.81]}))
     assert visualize.main(["--run", str(run)]) == 0
     text = (run / "report.md").read_text()
     assert "| +0.960 | +0.840 | - |" in text
     assert "| +0.900 | +0.670 | +0.560 to +0.780 |" in text
-    assert "Mean share of the ceiling, 2 of 2 games: 0.840, 95 % interval +0.700 to +0.810" in text
+    assert "Mean share of the ceiling, 2 of 3 games: 0.840, 95 % interval +0.700 to +0.810" in text
     if shutil.which("node"):
         said = subprocess.run(["node", STUB, run / "report.html"], capture_output=True, text=True, check=True).stdout
         assert 'title=\\"95 % (56 % to 78 %)\\"' in said
         assert '<i class=\\"ends\\" style=\\"left:56.00' in said
         assert "mean share of ceiling (70 % to 81 %)" in said
+        assert said.index("<td>connect_four") < said.index("<td>2048")
 
 
 def test_free_play_and_failed_games_are_told_as_on_the_terminal(tmp_path):
@@ -737,6 +741,8 @@ def test_names_and_their_number_are_bounded(tmp_path):
     lines = visualize.panels([run])[0]["lines"]
     assert len(lines) == visualize.MAX_LINES
     assert max(len(line["label"]) for line in lines) == visualize.MAX_NAME
+    assert lines[0]["label"] == f"{'a' * 20}…{'a' * 19}"
+    assert {text.count("…") for _, text in run.stages} == {2}
     assert max(len(text) for _, text in run.stages) == 6 * visualize.MAX_NAME + 2
 
 
