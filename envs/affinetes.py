@@ -163,7 +163,7 @@ class RemoteEnv(OpenSpielEnv):
         """
         self.close()
         check_served(task.opponent)
-        self._table, self._attempt = table(task.task_id), 1
+        self._table, self._attempt, self._legal = table(task.task_id), 1, {}
         self._name, self._spiel = self._table.game.name, self._table.spiel
         seed = derive_seed(task.task_id) if task.seed is None else task.seed
         asked = {"task_id": task.task_id, "seed": seed % SEEDS, "opponent": task.opponent}

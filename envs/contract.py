@@ -150,11 +150,13 @@ def check_game(name: str) -> None:
 
 
 def _check_variant(game: Game, task_id: int) -> None:
+    params = game.params(task_id % games.CONFIGS_PER_GAME)
+    _promise(isinstance(params, dict), f"params must return a dict, not {params!r}")
     low, high = table(task_id).spiel.min_utility(), table(task_id).spiel.max_utility()
     _promise(math.isfinite(high - low) and low < high, "min_utility and max_utility must be finite and differ")
     for prompt, seed in (("full", 0), ("compact", 1)):
         new_env = functools.partial(OpenSpielEnv, EnvConfig(prompt=prompt))
-        rules = game.rules(game.params(task_id % games.CONFIGS_PER_GAME))
+        rules = game.rules(params)
         deals = (Task(task_id, seed + 2 * deal) for deal in range(PLAYOUTS))  # some may end before a decision
         task = next((deal for deal in deals if not new_env().reset(deal).done), Task(task_id, seed))
         _check_texts(check_contract(new_env, task), prompt, rules)

@@ -235,16 +235,17 @@ class OpenSpielEnv:
             self._bots = {p: make_bot(shared.game, shared.spiel, opponent, p, seed) for p in others}
         self._chance = Stream(seed)
         self._joint: list[int] = []  # what the first seats of a simultaneous node have chosen
-        self._history, self._attempt = [], 1
+        self._history, self._attempt, self._legal = [], 1, dict[int, str]()
         self._state = shared.spiel.new_initial_state()
         return self._advance()
 
     def step(self, text: str) -> Step:
         """Answer the last step's decision with the model's raw text; RuntimeError if no episode is running."""
-        if self._state is None:
-            raise RuntimeError("step without a running episode: it has finished or was closed; call reset first")
+        if self._state is None or not self._legal:
+            raise RuntimeError("step without a running episode: it has ended, failed or was closed; call reset first")
         action = parse_action(text, self._legal)
         if action is not None:
+            self._legal = {}  # until the next decision: if anything raises before it, nobody knows the position
             return self._play(action)
         if self._attempt >= self.attempts:
             return self._end(None)

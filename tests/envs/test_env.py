@@ -278,6 +278,20 @@ def test_reset_forgets_the_episode_before():
         env.step("7")
 
 
+@pytest.mark.parametrize("failing", ["reset", "step"])
+def test_an_episode_that_failed_refuses_steps(monkeypatch, failing):
+    """Its position is unknown, and legal were the actions of the one before."""
+    env = new_env()()
+    env.reset(Task(task_id("tic_tac_toe"), 0))
+    with monkeypatch.context() as broken:
+        broken.setattr(opponents.RandomBot, "among", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            env.step("4") if failing == "step" else env.reset(Task(task_id("hex_small"), 1))
+    with pytest.raises(RuntimeError, match="failed"):
+        env.step("0")
+    assert env.reset(Task(task_id("hex_small"), 1)).legal
+
+
 def test_parser_edges():
     for protocol in ("affinetes", "affinetes_step"):
         assert parse_action("9" * 5000, {9: "nine"}, protocol) is None

@@ -314,6 +314,8 @@ def test_a_step_that_may_have_been_played_is_not_repeated(reply):
         env.reset(TASK)
         with pytest.raises(ServerError, match="step: "):
             env.step("3")
+        with pytest.raises(RuntimeError, match="failed"):
+            env.step("3")
     assert server.methods == ["reset", "step", "stop"]
 
 

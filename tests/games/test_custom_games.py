@@ -199,6 +199,7 @@ BROKEN_PROMISES = [
         "rules hold '# Current Game State'",
     ),
     (nim_with('"is_misere"', '"is_misery"'), "Unknown parameter 'is_misery'"),
+    (nim_with('return {"pile_sizes"', 'params = {"pile_sizes"'), "params must return a dict, not None"),
     (
         nim_with('name="nim"', 'name="my_nim"'),
         "task 2800000000: OpenSpiel has no game 'my_nim', the nearest is nim; spiel_name gives its name there\n",
