@@ -5,7 +5,7 @@ import math
 import re
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from itertools import accumulate
 from typing import Any
@@ -145,13 +145,16 @@ def pool(game_set: GameSet) -> dict[int, list[TaskRange]]:
 def _ids(item: str) -> TaskRange:
     """First and last task id of a textual item of a ``GameSet``."""
     name, marked, configs = item.partition("#")
-    numbers = None if item in games.NAMES else re.fullmatch(r"(\d{1,99})(?:-(\d{1,99}))?", configs if marked else name)
+    digits = configs if marked else name
+    numbers = None if item in games.NAMES else re.fullmatch("([0-9]{1,99})(?:-([0-9]{1,99}))?", digits)
     if numbers and not marked:
         if numbers[2] is None and 0 < int(numbers[1]) < len(games.NAMES):
             _tell_task(int(numbers[1]))
         return int(numbers[1]), int(numbers[2] or numbers[1])
-    start = games.NAMES.index(games.find(name if numbers else item)) * games.CONFIGS_PER_GAME
+    start = games.NAMES.index(games.find(name)) * games.CONFIGS_PER_GAME
     first, last = (int(numbers[1]), int(numbers[2] or numbers[1])) if numbers else (0, games.CONFIGS_PER_GAME - 1)
+    if marked and not numbers and configs != "*":  # as in the labels of tables
+        raise ValueError(f"{item} is not known: expected NAME#CONFIG, NAME#FIRST-LAST or NAME#*")
     if last >= games.CONFIGS_PER_GAME:
         raise ValueError(f"{item} is out of range: configurations are below {games.CONFIGS_PER_GAME}")
     return start + first, start + last
@@ -246,9 +249,13 @@ class Curriculum:
         return min(sum(won) / max(GATE_GAMES, len(won)) for won in by_game.values())
 
     def _windowed(self, results: Iterable[tuple[int, int]]) -> deque[tuple[int, int]]:
-        """The latest (game index, 1 for a success), long enough for 2 * ``GATE_GAMES`` of the stage's rarest game."""
+        """The latest (game index, 1 for a success), with ``GATE_GAMES`` of the stage's rarest game, or twice as many.
+
+        Learnability draws a game that is always won a fifth as often as one that is won half the time.
+        """
         weights = self._weights[self._stage].values()
-        size = min(math.ceil(2 * GATE_GAMES * sum(weights) / min(weights)), LONGEST)
+        spare = 2 if self.config.sampling == "uniform" else 0.25 / LEARNABILITY_FLOOR
+        size = min(math.ceil(spare * GATE_GAMES * sum(weights) / min(weights)), LONGEST)
         return deque(results, maxlen=max(WINDOW, size))
 
     @property
@@ -259,14 +266,10 @@ class Curriculum:
         return {"window_success": self.success_rate, "gate_success": self.gate_rate}
 
     def announcement(self, env_type: str = "openspiel") -> str:
-        """One line about the current stage: number, name, games (or levels of trace) and opponents."""
-        played: list[str] = [games.NAMES[game] for game in self._pools[self._stage]]
-        against = f" against {', '.join(self.stage.mixture)}"
-        if env_type == "trace":
-            starts = first_tasks(replace(self.config, stages=[self.stage]), env_type)
-            played, against = [f"level {start // TASKS_PER_LEVEL}" for start in starts], ""
-        number = f"Stage {self._stage + 1}/{len(self.config.stages)}"
-        return f"{number}, {self.stage.name}: {', '.join(played)}{against}"
+        """One line about the current stage: number, name, and (not of trace) games and opponents."""
+        name = f"Stage {self._stage + 1}/{len(self.config.stages)}, {self.stage.name}"
+        played = ", ".join(games.NAMES[game] for game in self._pools[self._stage])
+        return name if env_type == "trace" else f"{name}: {played} against {', '.join(self.stage.mixture)}"
 
     @property
     def buffer_size(self) -> int:

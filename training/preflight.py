@@ -211,7 +211,8 @@ def say_answers(config: SimpleNamespace, chat: ChatFormat) -> list[str]:
                 raise ConfigError(f"env.trace: {len(unknown)} of {tried} programs have no answer; {unknown[0]}")
         sizes = sorted(len(chat.encode(text)) for text in outputs)
         needed = sizes[int((1 - MAX_CUT) * (len(sizes) - 1))]
-        lines.append((f"level {level}", sum(size <= limit for size in sizes) / len(sizes), needed, sizes[-1]))
+        name = f"level {level}" if config.env.trace.get("source", "generator") == "generator" else "programs"
+        lines.append((name, sum(size <= limit for size in sizes) / len(sizes), needed, sizes[-1]))
     short = [(needed, f"{name} ({share:.0%} fit)") for name, share, needed, _ in lines if share < 1 - MAX_CUT]
     if short:
         raise ConfigError(

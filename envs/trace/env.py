@@ -279,4 +279,6 @@ def _row(data: Any) -> Program:
     inputs = "" if inputs is None else inputs
     if not isinstance(program, str) or not isinstance(inputs, str):
         raise ValueError('expected {"program": text, "inputs": text}')
+    if "inputs" not in data and (typed := {"input", "stdin"} & {*data}):
+        raise ValueError(f'{min(typed)!r} is not read: the standard input is "inputs"')
     return Program(program, inputs)

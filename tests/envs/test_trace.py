@@ -566,6 +566,8 @@ BAD = [
     ("{folder}/empty", "holds no programs"),
     ("{folder}/bad.jsonl", r'bad.jsonl:2: expected \{"program": text'),
     ("{folder}/number.jsonl", r'number.jsonl:1: expected \{"program": text'),
+    ("{folder}/stdin.jsonl", r"""stdin.jsonl:2: 'stdin' is not read: the standard input is "inputs"$"""),
+    ("{folder}/input.jsonl", r"""input.jsonl:1: 'input' is not read: the standard input is "inputs"$"""),
     ("{folder}/broken.jsonl", "broken.jsonl:1: Expecting"),
     ("{folder}/latin.jsonl", "latin.jsonl: is not UTF-8 text"),
     ("{folder}/latin", "a.py: is not UTF-8 text"),
@@ -580,6 +582,9 @@ def test_bad_sources(source, message, tmp_path, monkeypatch):
     (tmp_path / "empty").mkdir()
     (tmp_path / "bad.jsonl").write_text('{"program": "1"}\n{"program": 1}\n')
     (tmp_path / "number.jsonl").write_text('{"program": "1", "inputs": 0}\n')
+    twice = [{"program": "1", "inputs": "", "stdin": ""}, {"program": "1", "stdin": ""}]
+    (tmp_path / "stdin.jsonl").write_text("\n".join(map(json.dumps, twice)))
+    (tmp_path / "input.jsonl").write_text('{"program": "print(input())", "input": "1"}\n')
     (tmp_path / "broken.jsonl").write_text("{\n")
     (tmp_path / "latin").mkdir()
     (tmp_path / "pipe").mkdir()

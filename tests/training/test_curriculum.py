@@ -413,6 +413,24 @@ def test_learnability_prefers_games_that_are_neither_won_nor_lost():
     assert abs(drawn[HEX] - 1000) < 5 * 30
 
 
+def test_the_window_holds_enough_of_a_game_that_is_always_won():
+    """Of nine games, of which it was drawn a fifth as often as the others, two or three were too few to be passed."""
+    curriculum = Curriculum(one_stage(games=games.NAMES[:9], sampling="learnability", failure_replay_prob=0.0), 0)
+    held = []
+    for i in range(2000):
+        drawn = curriculum.next(i)
+        curriculum.update(drawn, float(drawn.task_id // SIZE == LEDUC or i % 2))
+        held.append(curriculum._window.count((LEDUC, 1)))
+    assert sum(held[1000:]) / 1000 >= curriculum_module.GATE_GAMES
+
+
+@pytest.mark.parametrize("env_type", ["openspiel", "trace"])
+def test_programs_announce_the_stage_alone(env_type):
+    """Levels are the generator's: those of a source of one's own have none."""
+    told = Curriculum(one_stage(games=[(0, 9_999_999)]), 0).announcement(env_type)
+    assert told == "Stage 1/1, only" + ": goofspiel against random" * (env_type == "openspiel")
+
+
 def test_games_against_any_past_self_teach_learnability_one_rate():
     stage = Stage("only", ["leduc_poker", "hex"], "past")
     curriculum = Curriculum(CurriculumConfig([stage], sampling="learnability", failure_replay_prob=0.0), 0)
@@ -544,6 +562,9 @@ def test_scores_out_of_range_are_refused(score):
         ({"games": ["ludo"]}, "game 'ludo' is not known: allowed are goofspiel, "),
         ({"games": [(99 * SIZE, 99 * SIZE)]}, r"tasks \[9900000000, 9900000000\] are out of range"),
         ({"games": [(5, 4)]}, "out of range"),
+        ({"games": ["hex#"]}, "hex# is not known: expected NAME#CONFIG"),  # all of hex, as if there were no mark
+        ({"games": ["hex#²"]}, "hex#² is not known"),
+        ({"games": ["hex#-1"]}, "hex#-1 is not known"),
         ({"games": [(-1, 4)]}, "out of range"),
         ({"opponent": "stockfish"}, "opponent 'stockfish' is not known"),
         ({"opponent": {}}, "a mixture needs opponents"),

@@ -338,6 +338,8 @@ def test_programs_without_an_answer_stop_a_run_where_they_are_many(tmp_path, cap
     if not stopped:
         preflight.check(config)
         assert "what is evaluated before and after is drawn from the programs trained on" in caplog.text
+        [told] = preflight.say_answers(config, chat_of(config))
+        assert told.splitlines()[-1].split()[0] == "programs"  # levels are the generator's
     told = r"^env\.trace: \d+ of \d+ programs have no answer; task_id \d+: the program does not finish here: output"
     with pytest.raises(ConfigError, match=told) if stopped else contextlib.nullcontext():
         check(config)
