@@ -144,7 +144,7 @@ def summary(game: str, strata: Seq[Seq[Row]], **exact: Any) -> GameResult:
     decisions = sum(n for _, n in masses)
     counts = {kind: sum(row["outcome"] == kind for row in rows) for kind in ("truncated", "forfeited", "failed")}
     mass = sum(mass * n for mass, n in masses) / decisions if decisions else None
-    return GameResult(game, len(scores), value, low, high, success, draw=draw, loss=loss, legal_mass=mass,
+    return GameResult(game, sum(map(len, signs)), value, low, high, success, draw=draw, loss=loss, legal_mass=mass,
                       **counts, **exact)  # fmt: skip
 
 
@@ -462,6 +462,7 @@ def record(player: Any, env_config: EnvConfig, tasks: Seq[Task], step: int) -> l
             details["history"] = details["opponent"] = None  # there is no game to replay, and no opponent
         if episode.outcome == "failed":
             details["error"] = episode.info["error"]
+            details["game"] = decode_task_id(episode.task.task_id)[0].name if is_board else "trace"
         rows.append({"step": step, "game": episode.game, "task_id": episode.task.task_id, "seed": episode.task.seed,
                      "score": episode.score, "outcome": episode.outcome,
                      **details, "turns": transcript.turns.get(number, [])})  # fmt: skip

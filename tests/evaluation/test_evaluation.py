@@ -254,6 +254,7 @@ def test_failures_of_one_seat_do_not_weigh_for_the_other():
     failed = {"score": None, "outcome": "failed", "error": ""}
     found = summary("hex", [[won, lost, won, failed] * 50])
     assert (found.value, found.success, found.loss, found.failed) == (0.0, 0.5, 0.5, 50)
+    assert found.episodes == 100  # and not their partners either
 
 
 def test_the_value_of_one_seat_has_no_share_of_a_ceiling_for_both():
@@ -909,6 +910,7 @@ def test_a_recorded_game_that_failed_tells_why():
     rows = record(player, EnvConfig(), [Task(KUHN, 1, "perfect", 1), Task(KUHN, 1, "random", 1)], 1)
     assert [row["outcome"] for row in rows] == ["failed", "finished"]
     assert rows[0]["error"].startswith("ValueError: ")
+    assert [row["game"] for row in rows] == ["kuhn_poker"] * 2
     assert "error" not in rows[1]
 
 
