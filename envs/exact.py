@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 import pyspiel
 
 MAX_HISTORIES = 200_000  # decision and chance nodes of a game with hidden information (liars_dice with 1 die: 147,463)
+MAX_MOVES = 100  # of such a game: the histories of a longer one are nearly always more, and slow to walk
 MAX_POSITIONS = 20_000  # distinct positions of a perfect-information game, terminal ones included (hex 3x3: 5,514)
 
 logger = logging.getLogger(__name__)
@@ -80,8 +81,8 @@ def information_states(pyspiel_game: SpielGame) -> list[InfoState]:
     if not feasible(pyspiel_game):
         raise ValueError(
             f"{pyspiel_game} is too large for exact values: allowed are two-player zero-sum games with at most "
-            f"{MAX_HISTORIES} histories (hidden information) or {MAX_POSITIONS} positions (perfect "
-            "information; str(state) has to tell them apart)"
+            f"{MAX_HISTORIES} histories of {MAX_MOVES} moves (hidden information) or {MAX_POSITIONS} positions "
+            "(perfect information; str(state) has to tell them apart)"
         )
     return _explore(str(pyspiel_game))
 
@@ -209,7 +210,7 @@ def _walk(game_string: str) -> list[InfoState]:
         if state.is_terminal():
             continue
         histories += 1
-        if histories > MAX_HISTORIES:
+        if histories > MAX_HISTORIES or state.move_number() > MAX_MOVES:
             return []
         seat = state.current_player()
         if seat >= 0 and (key := state.information_state_string(seat)) not in found:
