@@ -26,7 +26,7 @@ from envs.openspiel import DISTINCT, load_game, position, query_at
 from envs.parser import parse_action
 from envs.types import Action, Episode, Player, PromptTooLongError, Query, Task
 from evaluation.intervals import mean_interval, pair_means, paired_difference, whole_pairs
-from games import CONFIGS_PER_GAME, decode_task_id
+from games import CONFIGS_PER_GAME, NAMES, decode_task_id
 from training.process import ProgramError
 from utils import redact
 
@@ -462,7 +462,7 @@ def record(player: Any, env_config: EnvConfig, tasks: Seq[Task], step: int) -> l
             details["history"] = details["opponent"] = None  # there is no game to replay, and no opponent
         if episode.outcome == "failed":
             details["error"] = episode.info["error"]
-            details["game"] = decode_task_id(episode.task.task_id)[0].name if is_board else "trace"
+            details["game"] = NAMES[episode.task.task_id // CONFIGS_PER_GAME] if is_board else "trace"
         rows.append({"step": step, "game": episode.game, "task_id": episode.task.task_id, "seed": episode.task.seed,
                      "score": episode.score, "outcome": episode.outcome,
                      **details, "turns": transcript.turns.get(number, [])})  # fmt: skip

@@ -904,14 +904,16 @@ def test_a_free_answer_that_fits_is_recorded_where_the_longest_legal_one_does_no
         assert [bool(turn["probs"]) for turn in row["turns"]] == [len(turn["legal"]) == 2 for turn in row["turns"]]
 
 
-def test_a_recorded_game_that_failed_tells_why():
+def test_a_recorded_game_that_failed_tells_why(monkeypatch):
+    raising = [replace(game, params=lambda config_id: {1: 1 / 0} if config_id else {}) for game in games.GAMES]
+    monkeypatch.setattr(games, "GAMES", raising)  # one's own may raise where no check looked
     player = FunctionPlayer(lambda query: str(next(iter(query.legal))))
     player.action_probs = lambda queries: [dict.fromkeys(query.legal, 1.0) for query in queries]
-    rows = record(player, EnvConfig(), [Task(KUHN, 1, "perfect", 1), Task(KUHN, 1, "random", 1)], 1)
-    assert [row["outcome"] for row in rows] == ["failed", "finished"]
-    assert rows[0]["error"].startswith("ValueError: ")
-    assert [row["game"] for row in rows] == ["kuhn_poker"] * 2
-    assert "error" not in rows[1]
+    tasks = [Task(KUHN, 1, "perfect", 1), Task(KUHN + 1, 1, "random", 1), Task(KUHN, 1, "random", 1)]
+    rows = record(player, EnvConfig(), tasks, 1)
+    assert [row["outcome"] for row in rows] == ["failed", "failed", "finished"]
+    assert [row.get("error", "").partition(":")[0] for row in rows] == ["ValueError", "ZeroDivisionError", ""]
+    assert [row["game"] for row in rows] == ["kuhn_poker"] * 3
 
 
 def test_a_game_whose_prompt_no_longer_fits_is_recorded_to_there():
