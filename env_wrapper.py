@@ -29,7 +29,7 @@ CALLS_AT_ONCE = 32  # to a server of games; searches take one thread per core
 LIBRARIES = tuple(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib"))
 
 
-def _place(error: Exception) -> str:
+def _place(error: BaseException) -> str:
     """Return where a built-in exception was raised, outside the libraries; other types explain themselves."""
     if type(error).__module__ != "builtins":
         return ""
@@ -126,7 +126,7 @@ class _Ongoing:
                 self._answer(action.text)
             while self.running and self._is_forced():
                 self._answer(str(next(iter(self.step.legal))))
-        except Exception as error:  # whatever an environment raises ends its own episode only
+        except (Exception, SystemExit) as error:  # whatever an environment raises ends its own episode only
             self._fail(f"{type(error).__name__}: {error}{_place(error)}")
 
     def _fail(self, error: str) -> None:
@@ -136,7 +136,7 @@ class _Ongoing:
 
     def abandon(self) -> None:
         """Close the environment, whatever that raises."""
-        with contextlib.suppress(Exception):
+        with contextlib.suppress(Exception, SystemExit):
             self.env.close()
 
     def _is_forced(self) -> bool:

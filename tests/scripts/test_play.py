@@ -190,6 +190,8 @@ def test_a_prompt_that_no_longer_fits_truncates_the_episode():
 class BrokenEnv(OpenSpielEnv):
     """Fails where the task's index says."""
 
+    kind: type[BaseException] = OSError
+
     def reset(self, task):
         self.where = {100: "reset", 101: "step", 102: "close"}.get(task.index)
         self._fail("reset")
@@ -207,11 +209,12 @@ class BrokenEnv(OpenSpielEnv):
 
     def _fail(self, where):
         if getattr(self, "where", None) == where:
-            raise OSError(f"no {where}")
+            raise self.kind(f"no {where}")
 
 
-@pytest.mark.parametrize("opponent", ["random", "mcts:5x1"])
-def test_a_failing_environment_costs_its_own_episode_only(monkeypatch, opponent):
+@pytest.mark.parametrize(("opponent", "kind"), [("random", OSError), ("mcts:5x1", OSError), ("mcts:5x1", SystemExit)])
+def test_a_failing_environment_costs_its_own_episode_only(monkeypatch, opponent, kind):
+    monkeypatch.setattr(BrokenEnv, "kind", kind)
     tasks = tasks_of(*(("hex_small", 3, opponent) for _ in range(5)))
     sound = play({}, random_player(), tasks)
     monkeypatch.setattr(env_wrapper, "make_env", BrokenEnv)
@@ -219,7 +222,7 @@ def test_a_failing_environment_costs_its_own_episode_only(monkeypatch, opponent)
     episodes = play({}, player, tasks)
     for episode, where in zip(episodes[:3], ("reset", "step", "close"), strict=True):
         assert (episode.outcome, episode.score, list(episode.info)) == ("failed", 0.0, ["error"])
-        assert re.fullmatch(rf"OSError: no {where} \(test_play.py:\d+\)", episode.info["error"])
+        assert re.fullmatch(rf"{kind.__name__}: no {where} \(test_play.py:\d+\)", episode.info["error"])
     assert results(episodes[3:]) == results(sound[3:])
     assert sorted(player.released) == [0, 1, 2, 3, 4]
 
