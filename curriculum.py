@@ -40,7 +40,7 @@ _REPLAY, _ENTRY, _CELL, _TASK, _SEED, _EVAL, _PAST = range(101, 108)
 
 TaskRange = tuple[int, int]  # first and last task id, both included
 Key = tuple[int, int | None, str]  # task id, seed (None where replays get a fresh one), opponent
-Entry = tuple[int | None, float, int]  # seed, score of the last failure, successes in a row since
+Entry = tuple[int, float, int]  # seed, score of the last failure, successes in a row since
 GameSet = Iterable[str | TaskRange]  # what ``pool`` takes
 
 
@@ -366,7 +366,7 @@ class Curriculum:
             window = [(int(game), int(success)) for game, success in state["window"]]
             buffer: dict[Key, Entry] = {}
             for task_id, _, opponent, seed, score, streak in state["failure_buffer"]:
-                seed = None if seed is None else int(seed)
+                seed = TRAIN_SEEDS.index(int(seed))  # itself; ValueError for a seed that nothing was drawn with
                 key = self._key(int(task_id), seed, str(opponent))  # curriculum.replay_seed may have changed
                 buffer[key] = (seed, float(score), int(streak))
             rates = {(int(game), str(opponent)): float(rate) for game, opponent, rate in state["rates"]}

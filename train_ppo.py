@@ -536,6 +536,8 @@ def finish(trainer: Trainer, stop: StopSignal, console: Console, results: list[G
     utils.write_file(trainer.run_dir / "summary.json", json.dumps(summary, indent=1).encode())
     console.close()
     console.say(f"\n{table}\n\ncheckpoint: {checkpoint}\nadapter:    {final}\nWhat remains is for the report.")
+    if not trainer.optimizer.state:
+        console.say(f"nothing was learnt: {alarms.NOTHING_TRAINED.meaning}")
     try:
         show(trainer, stop, console, summary)
     except InterruptedRolloutError:

@@ -63,7 +63,7 @@ class ModelConfig:
     adapter: str | None = knob(None)  # start from this LoRA adapter; also what ppo.init_kl_coef above 0 holds to
     device: str = knob("auto", choices=("auto", "cuda", "cpu"))  # auto: CUDA where there is one
     use_4bit: bool = True  # hold the base in 4 bits; needs CUDA, or model.device cpu for slow trials
-    use_nested_quant: bool = False  # scales of the 4-bit weights in 8 bits: 0.2 GB less, 42 launches a layer more
+    use_nested_quant: bool = False  # 8-bit scales for weights put in 4 bits here: 0.2 GB less, 42 launches a layer more
     dtype: str = knob("bfloat16", choices=("bfloat16", "float16", "float32"))  # of everything not quantised
     gradient_checkpointing: bool = True  # recompute layers in the backward pass: slower, far less memory
     tokens_per_batch: int = knob(4096, min=64, max=2**30)  # computed in one forward pass, attention counted in

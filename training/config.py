@@ -156,7 +156,11 @@ def read_config(args: argparse.Namespace) -> SimpleNamespace:
         raise ConfigError(f"--resume: {args.resume} keeps no secrets: give what held one again, with --config or --set")
     _make_paths_absolute(config)
     if args.resume is not None:
-        if Path(config.run.output_dir).resolve() == place.resolve() == checkpoint.parent:
+        home = Path(config.run.output_dir).resolve() == checkpoint.parent
+        if home and checkpoint.name.startswith("abandoned-"):  # the run's metrics are of another branch
+            raise ConfigError(f"--resume: {checkpoint} was set aside, and the run went on without it; "
+                              "--output-dir goes on from it in another folder")  # fmt: skip
+        if home and place.resolve() == checkpoint.parent:
             args.seen = seen
         _refuse_to_widen(config, read_json(files[0]))
     config.curriculum = narrowed(config.curriculum, config.env)

@@ -149,6 +149,15 @@ def test_a_loss_that_stays_not_finite_ends_the_run_with_the_last_good_state(tmp_
     assert {len(s["advantages"]) - len(s["decisions"]) for s in dumped["sequences"]} == {0}
 
 
+@pytest.mark.parametrize(("factor", "learnt"), [(1.0, True), (torch.nan, False)])
+def test_a_short_run_that_learnt_nothing_says_so(tmp_path, monkeypatch, capsys, factor, learnt):
+    real = train_ppo.ppo_loss
+    monkeypatch.setattr(train_ppo, "ppo_loss", lambda *args: ((found := real(*args))[0] * factor, found[1]))
+    monkeypatch.setattr(train_ppo, "MAX_BAD_UPDATES", 100)
+    assert train(tmp_path, "--set", "ppo.num_train_steps=1") == 0
+    assert ("nothing was learnt: " in capsys.readouterr().out) != learnt
+
+
 def test_a_dump_that_cannot_be_written_is_told_and_ends_nothing(tmp_path, caplog):
     (tmp_path / "bad_batch.json").mkdir()
     Batch.dump(SimpleNamespace(unit=[], sequences=[], spans=[]), tmp_path / "bad_batch.json", 3, [])

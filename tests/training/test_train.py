@@ -378,11 +378,15 @@ def test_what_a_rollout_had_read_takes_no_memory_from_the_update(tmp_path, monke
     assert slots == [0, 0]
 
 
-def test_resuming_from_an_earlier_checkpoint_sets_the_later_ones_aside(undisturbed, tmp_path):
+def test_resuming_from_an_earlier_checkpoint_sets_the_later_ones_aside(undisturbed, tmp_path, capsys):
     copy_of(undisturbed / "run", tmp_path, 4)
     assert train(tmp_path, "--resume", str(tmp_path / "run" / "checkpoint-000002"), **ADAPTIVE) == 0
     assert_same_run(tmp_path, undisturbed)
-    assert (tmp_path / "run" / "abandoned-000004").exists()
+    aside = tmp_path / "run" / "abandoned-000004"
+    assert train_ppo.main(["--resume", str(aside), "--dry-run"]) == 2
+    assert f"--resume: {aside} was set aside, and the run went on without it" in capsys.readouterr().err
+    words = "--resume", str(aside), "--output-dir", str(tmp_path / "other")
+    assert read_config(parse_args(words, "")).run.output_dir == str(tmp_path / "other")
 
 
 def test_resuming_a_finished_run_does_nothing(undisturbed, capsys):
