@@ -187,7 +187,7 @@ def eval_tasks(game_set: GameSet, n_per_seat: int, seed: int, opponent: str = "r
     return tasks
 
 
-def first_tasks(config: CurriculumConfig, env_type: str = "openspiel") -> list[int]:
+def first_tasks(config: CurriculumConfig, env_type: str) -> list[int]:
     """The first task id of every game, or level of trace, in the stages: the tasks that are evaluated."""
     played = [ranges for stage in config.stages for ranges in pool(stage.games).values()]
     if env_type == "trace":

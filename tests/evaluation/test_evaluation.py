@@ -669,7 +669,7 @@ def test_the_default_run_takes_at_most_300_forward_passes_before_its_first_step(
     assert preflight.exact_tasks(config, chat) == {}
     policy, passes, real, told = load_policy(small), [], network.run_trunk, []
     monkeypatch.setattr(network, "run_trunk", lambda *args, **options: passes.append(1) or real(*args, **options))
-    tasks = first_tasks(config.curriculum)
+    tasks = first_tasks(config.curriculum, config.env.env_type)
     results = evaluate(policy, config.env, tasks, config.ppo.eval_games, exact_tasks=(),
                        progress=lambda *progress: told.append(progress))  # fmt: skip
     assert len(results) == 12
