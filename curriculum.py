@@ -40,7 +40,7 @@ _REPLAY, _ENTRY, _CELL, _TASK, _SEED, _EVAL, _PAST = range(101, 108)
 
 TaskRange = tuple[int, int]  # first and last task id, both included
 Key = tuple[int, int | None, str]  # task id, seed (None where replays get a fresh one), opponent
-Entry = tuple[int, float, int]  # seed, score of the last failure, successes in a row since
+Entry = tuple[int | None, float, int]  # seed, score of the last failure, successes in a row since
 GameSet = Iterable[str | TaskRange]  # what ``pool`` takes
 
 
