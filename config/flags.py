@@ -52,8 +52,6 @@ class FlagParser(argparse.ArgumentParser):
                 self.error(f"unrecognized arguments: {flag}")
             return found + equals + os.path.expanduser(value) if word.startswith("--") else os.path.expanduser(word)
 
-        if not os.stat(".").st_nlink:  # libraries fail there, each in its own way
-            self.error("the folder that this was started in has been deleted")
         words = sys.argv[1:] if args is None else args
         for before, word in zip(["", *words], words, strict=False):
             if word != (shown := word.encode(errors="replace").decode()):

@@ -276,14 +276,6 @@ def test_a_message_keeps_both_ends_of_what_it_quotes(capsys):
     assert line.endswith("99z\n")
 
 
-def test_a_program_that_was_started_in_a_deleted_folder_says_so(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    tmp_path.rmdir()
-    with pytest.raises(SystemExit, match="2"):
-        FlagParser().parse_args([])
-    assert capsys.readouterr().err == "error: the folder that this was started in has been deleted\n"
-
-
 def test_a_tilde_is_the_home_directory_wherever_a_shell_leaves_it(monkeypatch):
     monkeypatch.setenv("HOME", "/home/somebody")
     parser = FlagParser()
