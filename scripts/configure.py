@@ -190,9 +190,9 @@ def ask_all(args: argparse.Namespace, gpu: bool) -> None:
     hint = "  random mcts mcts_light mcts:SIMSxROLLOUTS ismcts perfect cfr self"
     ask(args, "opponents", "random mcts:50x1", "Opponents, a stage each", hint, check_opponents)
     usual = 200_000 if args.model == [TINY_MODEL] else 20_000
-    while args.budget is None or args.budget < 1:
+    while not 1 <= (args.budget or 0) < 2**31:
         if args.budget is not None:
-            print("expected at least one game")
+            print(f"expected from 1 to {2**31 - 1:,} games")
         args.budget = usual if args.yes else IntPrompt.ask("Games to play", default=usual)
 
 
