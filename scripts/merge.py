@@ -189,6 +189,8 @@ def parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
     args = parser.parse_args(argv)
     if args.private and not args.push:
         parser.error("--private: of a repository; name it with --push OWNER/NAME")
+    if args.adapter_only and (args.dtype or args.tolerance is not None):
+        parser.error("--adapter-only: nothing is merged or compared; leave out --dtype and --tolerance")
     return args
 
 

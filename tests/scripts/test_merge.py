@@ -627,10 +627,15 @@ def test_front_matter_is_what_the_hub_reads(tmp_path):
 # ------------------------------------------------------------------------------------------------------- bad usage
 
 
-def test_nothing_is_private_that_is_not_pushed(tmp_path, capsys):
+@pytest.mark.parametrize(("flags", "told"), [
+    (["--private"], "--private: of a repository; name it with --push OWNER/NAME"),
+    (["--adapter-only", "--dtype", "float32"], "--adapter-only: nothing is merged or compared; leave out --dtype and "
+                                               "--tolerance"),
+])  # fmt: skip
+def test_flags_that_would_do_nothing_are_refused(tmp_path, capsys, flags, told):
     with pytest.raises(SystemExit, match=r"^2$"):
-        merge_in(tmp_path / "new", tmp_path, "--private")
-    assert capsys.readouterr().err == "error: --private: of a repository; name it with --push OWNER/NAME\n"
+        merge_in(tmp_path / "new", tmp_path, *flags)
+    assert capsys.readouterr().err == f"error: {told}\n"
 
 
 def test_bad_usage_is_told_in_one_line(run_plain, tmp_path, capsys):
