@@ -909,7 +909,8 @@ def test_a_recorded_game_that_failed_tells_why(monkeypatch):
     monkeypatch.setattr(games, "GAMES", raising)  # one's own may raise where no check looked
     player = FunctionPlayer(lambda query: str(next(iter(query.legal))))
     player.action_probs = lambda queries: [dict.fromkeys(query.legal, 1.0) for query in queries]
-    tasks = [Task(KUHN, 1, "perfect", 1), Task(KUHN + 1, 1, "random", 1), Task(KUHN, 1, "random", 1)]
+    # no other test plays configuration 4321, whose rules would be remembered
+    tasks = [Task(KUHN, 1, "perfect", 1), Task(KUHN + 4321, 1, "random", 1), Task(KUHN, 1, "random", 1)]
     rows = record(player, EnvConfig(), tasks, 1)
     assert [row["outcome"] for row in rows] == ["failed", "failed", "finished"]
     assert [row.get("error", "").partition(":")[0] for row in rows] == ["ValueError", "ZeroDivisionError", ""]
