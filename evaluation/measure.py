@@ -144,7 +144,7 @@ def summary(game: str, strata: Seq[Seq[Row]], **exact: Any) -> GameResult:
     decisions = sum(n for _, n in masses)
     counts = {kind: sum(row["outcome"] == kind for row in rows) for kind in ("truncated", "forfeited", "failed")}
     mass = sum(mass * n for mass, n in masses) / decisions if decisions else None
-    return GameResult(game, sum(map(len, signs)), value, low, high, success, draw=draw, loss=loss, legal_mass=mass,
+    return GameResult(game, len(scores), value, low, high, success, draw=draw, loss=loss, legal_mass=mass,
                       **counts, **exact)  # fmt: skip
 
 
