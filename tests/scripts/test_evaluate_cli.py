@@ -1436,7 +1436,7 @@ def test_a_best_response_trains_for_200_steps_unless_told(given, steps):
         (["--checkpoint", "mcts:0x1"], "opponent 'mcts:0x1' is not known"),
         (["--checkpoint", "random", "--opponent", "nobody"], "nobody: no such directory"),
         (["--checkpoint", "random", "--games", "ches"], "--games: game 'ches' is not known"),
-        (["--checkpoint", "random", "--games", "hex#x"], "--games: game 'hex#x' is not known"),
+        (["--checkpoint", "random", "--games", "hex#x"], "--games: hex#x is not known: expected NAME#CONFIG"),
         (["--checkpoint", "random", "--games", "9" * 5000], "--games: game '999"),
         (["--checkpoint", "random", "--num_episodes", "3"], "--episodes 3: an even number"),
         (["--checkpoint", "random", "--games_at_once", "0"], "--games-at-once: 0: expected at least 1"),
