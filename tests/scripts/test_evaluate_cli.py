@@ -665,10 +665,10 @@ def test_games_that_fail_are_left_out_and_when_all_do_nothing_is_reported(checkp
 
 def test_a_ladder_tells_of_the_games_that_failed(monkeypatch, capsys):
     """It says "20 games a pair and game", and has no column for them."""
-    reset = OpenSpielEnv.reset
+    reset, failed = OpenSpielEnv.reset, (3, 10)
 
     def failing(self, task):
-        if -task.index % 2**32 in (3, 10):
+        if -task.index % 2**32 in failed:
             raise RuntimeError("no such luck")
         return reset(self, task)
 
@@ -677,6 +677,11 @@ def test_a_ladder_tells_of_the_games_that_failed(monkeypatch, capsys):
     [told] = [line for line in capsys.readouterr().err.splitlines() if line.startswith("WARNING")]
     assert told == ("WARNING: mcts:2x1 against random, kuhn_poker: 2 of 20 games failed and are left out, with 2 "
                     "more of the same deals; the first: RuntimeError: no such luck")  # fmt: skip
+    failed = range(20)
+    assert evaluate.main(command("--ladder", "random", "mcts:2x1", games=["kuhn_poker"])) == 1
+    out, err = capsys.readouterr()
+    assert err.splitlines()[-1] == "error: every game of kuhn_poker failed; the first: RuntimeError: no such luck"
+    assert "Ratings" not in out
 
 
 @pytest.mark.parametrize(
