@@ -366,7 +366,8 @@ class Curriculum:
             window = [(int(game), int(success)) for game, success in state["window"]]
             buffer: dict[Key, Entry] = {}
             for task_id, _, opponent, seed, score, streak in state["failure_buffer"]:
-                seed = TRAIN_SEEDS.index(int(seed))  # itself; ValueError for a seed that nothing was drawn with
+                if seed is not None:
+                    seed = TRAIN_SEEDS.index(int(seed))  # itself; ValueError for one that nothing was drawn with
                 key = self._key(int(task_id), seed, str(opponent))  # curriculum.replay_seed may have changed
                 buffer[key] = (seed, float(score), int(streak))
             rates = {(int(game), str(opponent)): float(rate) for game, opponent, rate in state["rates"]}
