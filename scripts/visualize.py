@@ -286,7 +286,7 @@ def draw_curves(runs: Sequence[RunData], path: Path) -> Path:
 
     rcParams["axes.formatter.useoffset"] = False  # label 956 MB as 956, not as 0 above "+9.56e2"
     rcParams["text.parse_math"] = False  # dollars in a run's name do not enclose a formula
-    most = 2 * max(12, 40 // len(runs)) + 1  # characters of a long name that are kept: all leave the panels no room
+    most = 25 if len(runs) > 1 else 81  # characters of a long name that are kept: all leave the panels no room
     runs = [replace(run, name=cut(run.name, most)) for run in runs]
     drawn, columns = panels(runs), 3
     rows = max(1, math.ceil(len(drawn) / columns))

@@ -297,6 +297,18 @@ BUSY = (503, {"detail": "busy"})
 LATER = (429, {"detail": "too many requests"})  # nothing was carried out
 
 
+def test_an_episode_that_the_server_began_wrongly_refuses_steps():
+    """Legal were the actions of the game before, and its id is known: it has to be stopped."""
+    server = PublicServer()
+    with env_on(server) as env:
+        env.reset(TASK)
+        server.replies["reset"] = answer(RESET, game_name="chess")
+        with pytest.raises(ServerError, match="the server plays"):
+            env.reset(TASK)
+        with pytest.raises(RuntimeError, match="failed"):
+            env.step("3")
+
+
 def test_what_was_not_carried_out_is_repeated():
     server = PublicServer()
     server.replies["reset"] = [BUSY, (502, {}), None, (504, {}), ok(server.replies["reset"])]

@@ -392,7 +392,7 @@ def test_long_names_leave_the_curves_their_room(tmp_path, monkeypatch):
     monkeypatch.setattr(Figure, "savefig", look)
     runs = [visualize.load_run(write_run(tmp_path / f"{'long' * 50}{seed}", steps=3)) for seed in range(2)]
     draw_curves(runs, tmp_path / "curves.png")
-    short = [f"longlonglonglonglong…onglonglonglonglong{seed}" for seed in range(2)]
+    short = [f"longlonglong…onglonglong{seed}" for seed in range(2)]
     assert shown[0] == " · ".join(short)
     assert all(text.endswith(tuple(short)) for text in shown[1:])
     draw_curves([dataclasses.replace(runs[0], name="a" * 80)], tmp_path / "curves.png")

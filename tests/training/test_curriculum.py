@@ -579,6 +579,7 @@ def test_scores_out_of_range_are_refused(score):
         ({"games": [(5, 4)]}, "out of range"),
         ({"games": ["hex#"]}, "hex# is not known: expected NAME#CONFIG"),  # all of hex, as if there were no mark
         ({"games": ["hex#²"]}, "hex#² is not known"),
+        ({"games": ["hex#１"]}, "hex#１ is not known"),  # a digit of another script
         ({"games": ["hex#-1"]}, "hex#-1 is not known"),
         ({"games": [(-1, 4)]}, "out of range"),
         ({"opponent": "stockfish"}, "opponent 'stockfish' is not known"),
