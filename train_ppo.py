@@ -350,7 +350,7 @@ class Trainer(Checkpointed):
         player = self.player(stop, trained_on=True)
         self.agree_on_batches()  # the first process may have met the end of its memory in an evaluation
         self.policy.forget()
-        with self.policy.lower_layers_once(self.ranks.world):
+        with self.policy.keeping_context():
             most, valid = MOST_EMPTY * ppo.batch_size, list[Episode]()
             while len(episodes) < most and not any(e.sequences for e in valid):
                 tasks = [self.curriculum.next(state.drawn + len(episodes) + i) for i in range(ppo.batch_size)]

@@ -51,35 +51,28 @@ from training.memory import count_parameters
 from training.process import StopSignal, rest_collector
 
 
-def counted_in(layers: int, passes: Seq[Pass], config: SimpleNamespace, architecture: Any, plain: int = 0) -> list[Op]:
-    """A GPU's operations for some passes through so many layers, the first ``plain`` without adapters."""
+def counted_in(layers: int, passes: Seq[Pass], config: SimpleNamespace, architecture: Any) -> list[Op]:
+    """A GPU's operations for some passes through so many layers."""
     counter = Counter()
     with torch.device("meta"):
-        trunk = trunk_of(architecture, config.model, replace(config.lora, first_layer=plain), layers, counter)
+        trunk = trunk_of(architecture, config.model, config.lora, layers, counter)
         store = Store(trunk)
         slots = 1 + max((int(p.tree.slots_N.max()) for p in passes), default=0)
         store.layers = [(store._room(slots), store._room(slots)) for _ in trunk.layers]
         for p in passes:
             with counter, gpu_kernels(counter), torch.set_grad_enabled(p.part == "update"):
-                hidden = network.run_trunk(trunk, p.tree, store if p.past else None, layers * p.recompute)
+                after = None if p.after is None else torch.arange(p.after)
+                hidden = network.run_trunk(trunk, p.tree, store if p.past else None, layers * p.recompute, after)
                 if p.part == "update":
                     hidden.sum().backward()
     return counter.ops
 
 
 def counted(passes: Seq[Pass], config: SimpleNamespace, architecture: Any) -> list[tuple[Op, int]]:
-    """A GPU's operations for some passes, and how often each runs: three layers, less two, are one in the middle.
-
-    Rollouts alone go through the layers below ``lora.first_layer``; what these leave behind is where updates begin.
-    """
-    below = config.lora.first_layer
-    middle = architecture.num_hidden_layers - below - 2
+    """A GPU's operations for some passes, and how often each runs: three layers, less two, are one in the middle."""
+    middle = architecture.num_hidden_layers - 2
     two, three = (counted_in(layers, passes, config, architecture) for layers in (2, 3))
-    ops = [*((op, middle) for op in three), *((op, 1 - middle) for op in two)]
-    if played := [p for p in passes if p.part == "rollout" and below]:
-        two, three = (counted_in(2 + plain, played, config, architecture, plain) for plain in (0, 1))
-        ops += [*((op, below) for op in three), *((op, -below) for op in two)]
-    return ops
+    return [*((op, middle) for op in three), *((op, 1 - middle) for op in two)]
 
 
 def in_bits(config: SimpleNamespace, four_bit: bool) -> SimpleNamespace:
@@ -98,6 +91,7 @@ class Pass:
     tree: Tree
     past: bool
     recompute: bool
+    after: int | None = None  # tokens before it that are constants, in an update without ``ppo.context_grad``
 
 
 @dataclass
@@ -118,10 +112,10 @@ def recorded(policy: Any) -> Iterator[list[Pass]]:
     passes: list[Pass] = []
     real, act, acting = network.run_trunk, policy.act, [False]
 
-    def run_trunk(model: Any, tree: Tree, store: Any = None, recompute: int = 0, **lower: Any) -> torch.Tensor:
+    def run_trunk(model: Any, tree: Tree, store: Any = None, recompute: int = 0, after: Any = None) -> torch.Tensor:
         part = "rollout" if acting[0] else "update" if torch.is_grad_enabled() else "score"
-        passes.append(Pass(part, tree, store is not None, recompute > 0))
-        return real(model, tree, store, recompute, **lower)
+        passes.append(Pass(part, tree, store is not None, recompute > 0, None if after is None else len(after)))
+        return real(model, tree, store, recompute, after)
 
     def playing(queries: Any) -> Any:
         acting[0] = True
@@ -140,7 +134,7 @@ def narrow(config: SimpleNamespace, folder: Path) -> SimpleNamespace:
     make_model(max(tokenizer.get_vocab().values()) + 1, 16, 1, 0.15, 0, "qwen3").save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     model = replace(config.model, model_name=str(folder), use_4bit=False, dtype="float32", device="cpu")
-    return SimpleNamespace(**vars(config) | {"model": model, "lora": replace(config.lora, first_layer=0)})
+    return SimpleNamespace(**vars(config) | {"model": model})
 
 
 def play_steps(config: SimpleNamespace, gpu: bool = False) -> list[Step]:
@@ -366,8 +360,7 @@ def card_rows(name: str, four_bit: bool, cards: Seq[Card], sets: Seq[str] = (), 
     rows = []
     for card in cards:
         layers_kept = network.layers_kept(card.gb * 1e9 - always, tokens, architecture, layer, 2)
-        layers_kept = min(layers_kept, architecture.num_hidden_layers - config.lora.first_layer)
-        share = layers_kept / (architecture.num_hidden_layers - config.lora.first_layer)
+        share = layers_kept / architecture.num_hidden_layers
         mixed = [[(op, n * part) for ops, part in ((a["update"], 1 - share), (k["update"], share)) for op, n in ops]
                  for a, k in zip(again, kept, strict=True)]  # fmt: skip
         whole = [step | {"update": update} for step, update in zip(again, mixed, strict=True)]

@@ -82,7 +82,6 @@ class LoraConfig:
     r: int = knob(16, min=1, max=USUAL_RANK)  # rank
     lora_alpha: int = knob(32, min=1, max=2**20)  # the adapter is scaled by lora_alpha / r
     target_modules: tuple[str, ...] = knob(LINEARS, choices=LINEARS)  # linear layers that get an adapter
-    first_layer: int = knob(0, min=0)  # layers below get none: no backward pass and, in one process, one forward a step
 
     def __post_init__(self) -> None:
         check_values(self, "lora")
@@ -441,23 +440,13 @@ def must_lack_nothing(missing: Iterable[str], source: str, problem: str = "lacks
         raise ConfigError(f"{source} {problem}: {names[0]}{others}")
 
 
-def check_layers(config: ModelConfig, lora: LoraConfig, architecture: Any) -> None:
-    """Raise ConfigError where no layer would get an adapter: PEFT would then put one on every layer."""
-    if lora.first_layer >= (layers := architecture.num_hidden_layers):
-        raise ConfigError(
-            f"lora.first_layer = {lora.first_layer}: {config.model_name} has {layers}: expected an integer < {layers}"
-        )
-
-
 def _put_adapter_on(base: Any, config: ModelConfig, lora: LoraConfig) -> Any:
     import peft
 
     if config.adapter is None:
-        check_layers(config, lora, base.config)
-        above = range(lora.first_layer, base.config.num_hidden_layers)
         fresh = peft.LoraConfig(
             r=lora.r, lora_alpha=lora.lora_alpha, lora_dropout=0.0, bias="none", task_type="CAUSAL_LM",
-            target_modules=list(lora.target_modules), layers_to_transform=list(above) if lora.first_layer else None,
+            target_modules=list(lora.target_modules),
         )  # fmt: skip
         return peft.get_peft_model(base, fresh)
     check_adapter(config)

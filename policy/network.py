@@ -9,7 +9,6 @@ Shapes: N tokens computed in a pass, U of them read, D hidden size, H heads, E h
 import gc
 from collections.abc import Callable, Collection, Iterator
 from collections.abc import Sequence as Seq
-from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,8 +22,7 @@ from policy.attention import Runs, attend, prepare
 from policy.cache import Kept, Store
 from policy.layers import gated, norm, rotate
 from policy.lora import linear, linears
-from policy.lower import LowerLayers
-from policy.tree import Cut, Row, Tree, grow, new_tokens
+from policy.tree import Cut, Ints, Row, Tree, grow, new_tokens
 
 SHARED_PREFIX_MIN = 32  # tokens; a shorter system message costs less to read again than to keep
 CUTS = Cut(128, 1.05, 1 << 14), Cut(256, 1.25, 1 << 19)  # on CPUs, and on GPUs, where a launch costs more
@@ -40,13 +38,13 @@ class _Pass(NamedTuple):
     sin_N1E: Tensor
     runs: Runs
     reads_U: Tensor | None
-    slots_N: Tensor
+    slots_N: Tensor | None  # None: what is stored are keys and values before those of the pass
 
 
 def _run_layer(layer: Any, h_ND: Tensor, common: _Pass, stored: tuple[Tensor, Tensor] | None) -> Tensor:
     """One decoder layer: keys and values of all tokens, everything else only where it is read.
 
-    ``stored``: keys and values of this layer in the store; the new ones are written into it.
+    ``stored``: keys and values of this layer in the store, into which the new ones are written, or before them.
     """
     attn = layer.self_attn
     cos, sin, x_ND = common.cos_N1E, common.sin_N1E, norm(layer.input_layernorm, h_ND)
@@ -61,7 +59,10 @@ def _run_layer(layer: Any, h_ND: Tensor, common: _Pass, stored: tuple[Tensor, Te
         q, k = norm(attn.q_norm, q), norm(attn.k_norm, k)
     k = rotate(k, cos, sin)
     q = rotate(q, cos, sin) if common.reads_U is None else rotate(q, cos[common.reads_U], sin[common.reads_U])
-    if stored is not None:
+    if stored and common.slots_N is None:
+        k, v = (torch.cat(pair) for pair in zip(stored, (k, v), strict=True))
+    elif stored:
+        assert common.slots_N is not None
         for x, new in zip(stored, (k, v), strict=True):
             x.index_copy_(0, common.slots_N, new)
         k, v = stored
@@ -105,8 +106,7 @@ def run_trunk(
     tree: Tree,
     store: Store | None = None,
     recompute: int = 0,
-    start: tuple[int, Tensor] | None = None,
-    seen: tuple[int, Callable[[Tensor], None]] | None = None,
+    after: Tensor | None = None,
 ) -> Tensor:
     """Run a tree of tokens through the layers.
 
@@ -115,8 +115,8 @@ def run_trunk(
         tree: the tokens, and which of them are read.
         store: holds keys and values at the tree's slots, past and new ones (no gradients); None: no past, none kept.
         recompute: how many of the first layers keep only their input and are computed again in the backward pass.
-        start: the layer to begin with and its input (N, D); None: the first layer and the embedding.
-        seen: a layer, and a function that is called with its input (N, D).
+        after: slots of the store that hold constants, to which the tree's slots below their number refer; the others
+            are those of the tokens themselves, which leave the store as it is.
 
     Returns:
         Normed hidden states of the tokens that are read (U, D), in the order of ``tree.reads_U``.
@@ -125,17 +125,18 @@ def run_trunk(
     if device.type == "cpu":
         cpu_memory.give_back()
     ids_N, positions_N, slots_N, reads_U = (torch.from_numpy(x).to(device) for x in tree[:4])
-    first, h_ND = start or (0, model.embed_tokens(ids_N))
+    h_ND = model.embed_tokens(ids_N)
     cos_NE, sin_NE = (x[0] for x in model.rotary_emb(h_ND[None], positions_N[None]))
     groups = config.num_attention_heads // config.num_key_value_heads
     full, last = (prepare(buckets, groups, h_ND.dtype, device) for buckets in (tree.full, tree.last))
-    common = _Pass(cos_NE[:, None], sin_NE[:, None], full, None, slots_N)
-    for i, layer in enumerate(model.layers[first:], first):
-        if seen and i == seen[0]:
-            seen[1](h_ND)
+    common = _Pass(cos_NE[:, None], sin_NE[:, None], full, None, slots_N if after is None else None)
+    for i, layer in enumerate(model.layers):
         if i == len(model.layers) - 1:
             common = common._replace(runs=last, reads_U=reads_U)
-        args = (layer, h_ND, common, store.layers[i] if store else None)
+        stored = store.layers[i] if store else None
+        if stored and after is not None:
+            stored = stored[0][after], stored[1][after]
+        args = (layer, h_ND, common, stored)
         h_ND = checkpoint(_run_layer, *args, **AGAIN) if i < recompute else _run_layer(*args)
     return norm(model.norm, h_ND)
 
@@ -173,7 +174,6 @@ class Reader:
         self._kept = 0  # layers that kept their activations in the last pass although they could be computed again
         self.set_limits(tokens_per_batch)
         self.store = Store(trunk)
-        self.lower: LowerLayers | None = None  # set while the outputs of the lower layers are cached
 
     def set_limits(self, tokens_per_batch: int) -> None:
         """Set the tokens per pass; all layers may keep their activations again, if there is memory."""
@@ -204,16 +204,6 @@ class Reader:
         self.tokens_per_batch //= 2
         gc.collect()  # tensors in reference cycles
         return True
-
-    def _run(self, rows: list[Row], tree: Tree, store: Store | None = None, recompute: int = 0) -> Tensor:
-        """``run_trunk``, which skips the lower layers where their outputs for these tokens are cached."""
-        lower = self.lower
-        if lower is None or not lower.are_plain():
-            return run_trunk(self.trunk, tree, store, recompute)
-        if not store and (cached_ND := lower.find(rows, tree)) is not None:
-            return run_trunk(self.trunk, tree, None, recompute, start=(lower.count, cached_ND))
-        hold = partial(lower.hold, rows, tree, store is not None)
-        return run_trunk(self.trunk, tree, store, recompute, seen=(lower.count, hold))
 
     # -- rollouts ------------------------------------------------------------------------------------------------
 
@@ -250,7 +240,7 @@ class Reader:
         ends = [[len(row.ids) - 1] for row in rows]
         tree = grow(rows, ends, store.take if store else None, CUTS[self.device.type != "cpu"])
         try:
-            hidden_UD = self._run(rows, tree, store)
+            hidden_UD = run_trunk(self.trunk, tree, store)
             kvs = [Kept(store, path) if store and r.keep else None for r, path in zip(reads, tree.paths, strict=True)]
         finally:
             if store:
@@ -301,6 +291,23 @@ class Reader:
             reads[index[row]] += at
         rows = [Row(row) for row in index]
         tree = grow(rows, reads, None, CUTS[self.device.type != "cpu"])
-        hidden_UD = self._run(rows, tree, recompute=self._recomputed(len(tree.ids_N)))
+        hidden_UD = run_trunk(self.trunk, tree, recompute=self._recomputed(len(tree.ids_N)))
         wanted = [tree.flat[index[row]][at] for row, at in zip(ends, positions, strict=True)]
         return hidden_UD[torch.from_numpy(np.searchsorted(tree.reads_U, np.concatenate(wanted))).to(self.device)]
+
+    def hidden_after(self, rows: Seq[tuple[Ints, Seq[int]]]) -> Tensor:
+        """Hidden states of all tokens of ``rows`` (their number, D), with gradients through these tokens alone.
+
+        A row holds the slots of what comes before it, and its ids; equal rows are computed once.
+        """
+        pasts = {int(past[-1]): past for past, _ in rows}  # paths of a tree: the last slot tells them apart
+        index = {key: r for r, key in enumerate(sorted({(int(past[-1]), tuple(ids)) for past, ids in rows}))}
+        used = np.unique(np.concatenate([*pasts.values()]))
+        local = {last: np.searchsorted(used, past) for last, past in pasts.items()}
+        unlike = [Row(ids, local[last]) for last, ids in index]
+        cut = CUTS[self.device.type != "cpu"]
+        tree = grow(unlike, [range(len(row.ids)) for row in unlike], lambda n: len(used) + np.arange(n), cut)
+        recompute, after = self._recomputed(len(tree.ids_N)), torch.from_numpy(used).to(self.device)
+        hidden_ND = run_trunk(self.trunk, tree, self.store, recompute, after=after)
+        at = np.concatenate([tree.flat[index[int(past[-1]), tuple(ids)]] for past, ids in rows])
+        return hidden_ND[torch.from_numpy(at).to(self.device)]

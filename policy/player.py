@@ -24,8 +24,8 @@ from policy.adapters import Adapters
 from policy.attention import in_fixed_order
 from policy.cache import Kept
 from policy.chat import ANSWER_CHARS, END, ChatFormat, answer_trie
+from policy.context import Context
 from policy.conversations import Conversations, Turn
-from policy.lower import LowerLayers
 from policy.model import LINEARS, ModelConfig, load_model
 from policy.network import AGAIN, ATTENDED, SHARED_PREFIX_MIN, Read, Reader, activation_bytes
 from policy.state_head import StateHead
@@ -86,7 +86,8 @@ class Policy(Adapters):
         self.max_seq_length, self.max_new_tokens = config.ppo.max_seq_length, config.ppo.max_new_tokens
         self.constrained, self.seed = config.env.answer_mode == "constrained", config.run.seed
         self.reference = "reference" if "reference" in peft_model.peft_config else None
-        self.first_layer = config.lora.first_layer
+        self.context_grad = config.ppo.context_grad
+        self.context: Context | None = None  # set while a step keeps what its rollouts read
         self.chat = ChatFormat(tokenizer, self.base.generation_config.eos_token_id)
         self.conversations = Conversations(self.chat)
         self._ahead = AHEAD[self.device.type != "cpu"]
@@ -140,18 +141,21 @@ class Policy(Adapters):
         self.reader.store.empty()
 
     @contextmanager
-    def lower_layers_once(self, processes: int = 1) -> Iterator[None]:
-        """Inside, run the layers below ``lora.first_layer`` once per token, in the rollout, and not again in updates.
+    def keeping_context(self) -> Iterator[None]:
+        """Inside, without ``ppo.context_grad``, updates go on from the keys and values that rollouts have left behind.
 
-        Call ``forget`` before entering. With several ``processes`` it does nothing: each updates with games that
-        others have played.
+        Call ``forget`` before entering.
         """
-        if self.first_layer and processes == 1:
-            self.reader.lower = LowerLayers(self.trunk, self.first_layer)
+        if self.context_grad:
+            yield
+            return
+        self.context = Context(self.reader.store)
         try:
             yield
         finally:
-            self.reader.lower = None
+            self.context.clear()
+            self.context = None
+            self.forget()
 
     # -- acting --------------------------------------------------------------------------------------------------
 
@@ -178,29 +182,24 @@ class Policy(Adapters):
             hidden_ND = torch.stack([turn.known[turn.text] for turn in active])
             (self._choose_legal if self.constrained else self._choose_free)(active, hidden_ND)
             active = [turn for turn in active if not self._finished(turn)]
-        if self._read_whole and (rest := [t for t in turns if t and len(t.cached.path) < len(t.ids) - 1]):
-            self._read(rest, but_last=1)  # nothing was sampled there, but updates read the legal mass
+        if self.context and self.active == "default":  # what past selves read is not trained on
+            for turn in filter(None, turns):
+                self.context.hold(turn.ids, turn.cached.path)
         return [self.conversations.close(turn) if turn else Action("", truncated=True) for turn in turns]
 
-    @property
-    def _read_whole(self) -> bool:
-        """Whether answers are read to their end, for the update to use: not those of past selves, never trained on."""
-        return self.reader.lower is not None and self.active == "default" and self.reader.lower.are_plain()
-
-    def _read(self, turns: list[Turn], but_last: int = 0) -> None:
-        """Read each conversation up to its last ``but_last`` tokens; the hidden state (D) there goes into ``known``.
+    def _read(self, turns: list[Turn]) -> None:
+        """Read each conversation; the hidden state (D) after its last token goes into ``known``.
 
         Where few choices remain in the answer, the hidden states of all of them are read in the same pass.
         """
-        whole, reads, owners = self._read_whole, list[Read](), list[tuple[Turn, str]]()
+        reads, owners = list[Read](), list[tuple[Turn, str]]()
         for turn in turns:
-            later = turn.trie.choices_after(turn.text) if turn.trie and self._ahead and not but_last else []
+            later = turn.trie.choices_after(turn.text) if turn.trie and self._ahead else []
             room = self.reader.tokens_per_batch / 4 > len(later) * len(turn.ids) / ATTENDED  # else it splits passes
             later = later if len(later) <= self._ahead and room else []
             goes_on = turn.trie is None or (not later and turn.trie.last_choice > len(turn.text))
-            ids = turn.ids[: len(turn.ids) - but_last]
-            reads.append(Read(ids, turn.cached, whole or turn.stays or goes_on))
-            reads += [Read(ids + self.chat.answers_of(more), turn.cached, False) for more in later]
+            reads.append(Read(turn.ids, turn.cached, bool(self.context) or turn.stays or goes_on))
+            reads += [Read(turn.ids + self.chat.answers_of(more), turn.cached, False) for more in later]
             owners += [(turn, turn.text + more) for more in ("", *later)]
         for (turn, text), hidden_D, kv in zip(owners, *self.reader.read(reads), strict=True):
             turn.known[text] = hidden_D
@@ -332,9 +331,11 @@ class Policy(Adapters):
         def answer(d: Decision) -> Seq[int]:
             return range(d.start - 1, d.stop - 1) if legal_mass else d.positions
 
-        hidden_ND = self.reader.hidden_at(
-            sequences, [[p for d in s.decisions for p in (d.start - 1, *answer(d))] for s in sequences]
-        )
+        wanted = [[(d.start - 1, *answer(d)) for d in s.decisions] for s in sequences]
+        if self.context and torch.is_grad_enabled():
+            hidden_ND = self._read_answers(sequences, wanted)
+        else:
+            hidden_ND = self.reader.hidden_at(sequences, [[*chain.from_iterable(at)] for at in wanted])
         lengths = torch.tensor([len(answer(d)) for d in decisions])
         value_rows = (lengths + 1).cumsum(0) - lengths - 1
         is_answer = torch.ones(len(hidden_ND), dtype=torch.bool)
@@ -354,6 +355,29 @@ class Policy(Adapters):
         owner_N = torch.repeat_interleave(torch.arange(len(decisions)), counts).to(self.device)
         logp_M, entropy_M, *others = (zeros_M.index_add(0, owner_N, x_N) for x_N in of_choices)
         return Evaluation(logp_M, entropy_M, values_M, mass_M, prompts_MD, *others)
+
+    def _read_answers(self, sequences: list[Sequence], wanted: list[list[tuple[int, ...]]]) -> Tensor:
+        """Hidden states at the ``wanted`` positions of each decision, after keys and values of the rollout.
+
+        What the rollout did not read, because others played, is read now.
+        """
+        assert self.context
+        befores = [s.ids[: s.decisions[-1].start - 1] for s in sequences]
+        if missing := [Read(ids, None, keep=True) for ids in befores if self.context.find(ids) is None]:
+            with torch.no_grad():
+                _, kept = self.reader.read(missing)
+            for read, kv in zip(missing, kept, strict=True):
+                self.context.hold(read.ids, kv.path)
+        rows, at, end = [], [], 0
+        for s, before, decisions in zip(sequences, befores, wanted, strict=True):
+            path = self.context.find(before)
+            assert path is not None
+            for positions in decisions:
+                start, stop = positions[0], max(positions) + 1
+                rows.append((path[:start], s.ids[start:stop]))
+                at += [end + p - start for p in positions]
+                end += stop - start
+        return self.reader.hidden_after(rows)[torch.tensor(at, device=self.device)]
 
     def _choices(
         self, hidden_ND: Tensor, decisions: list[Decision], entropy_grad: bool, preferences: bool

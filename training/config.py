@@ -48,6 +48,7 @@ class PPOConfig:
     entropy_final: float = knob(1.0, min=0, max=1)  # share of it left at the last step (linear decay)
     magnet_coef: float = knob(0.0, min=0)  # on the KL to the adapter's own moving average, for self-play; 0: none
     legal_mass_coef: float = knob(0.1, min=0)  # weight of -log P(legal answer) where nothing constrains it
+    context_grad: bool = True  # gradients also through what comes before an answer; false: only through its own tokens
     rehearsal_coef: float = knob(0.0, min=0)  # on the KL to the base over text that the base wrote itself; 0: none
     state_coef: float = knob(0.0, min=0)  # on telling what OpenSpiel's tensor of the position says, from a prompt's end
     gamma: float = knob(1.0, min=0, max=1)  # discount per decision

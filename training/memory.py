@@ -67,8 +67,7 @@ def count_parameters(lora: LoraConfig, architecture: Any) -> Parameters:
         base = AutoModelForCausalLM.from_config(architecture, trust_remote_code=False)
     trunk = {n: m for n, m in base.model.named_modules() if isinstance(m, torch.nn.Linear)}
     linears = tuple(m.weight.numel() for m in trunk.values())
-    adapted = [m for name, m in trunk.items() if name.rpartition(".")[2] in lora.target_modules
-               and int(name.split(".")[1]) >= lora.first_layer]  # fmt: skip
+    adapted = [m for name, m in trunk.items() if name.rpartition(".")[2] in lora.target_modules]
     adapter = sum(lora.r * (m.in_features + m.out_features) for m in adapted)
     other = sum(p.numel() for p in base.parameters()) - sum(linears)
     return Parameters(linears, other, adapter, architecture.hidden_size + 1)
@@ -110,11 +109,12 @@ def estimate(
     A rollout holds keys and values of all conversations, the spare slots of ``policy.cache.Store``, one layer's keys
     and values while the store grows, and one layer's activations; tokens are counted in a step of each stage, played at
     random. An evaluation holds as much per game. The update runs the fullest micro-batch of those games: first the
-    backward pass of the output layer, with what all layers keep, then that of each layer in turn. Rollout and update
-    hold the step's hidden states at the first adapted layer. On a CPU up to half of the largest turn stays when freed.
+    backward pass of the output layer, with what all layers keep, then that of each layer in turn. Without
+    ``context_grad``, rollout and update hold keys and values of all the step's tokens, and a micro-batch computes only
+    the answers, after a copy of those before them. On a CPU up to half of the largest turn stays when freed.
     """
     model, ppo, layers = config.model, config.ppo, architecture.num_hidden_layers
-    size, trained = getattr(torch, model.dtype).itemsize, layers - config.lora.first_layer
+    size = getattr(torch, model.dtype).itemsize
     layer = activation_bytes(architecture, config.lora.target_modules, size)
     kv = 2 * architecture.num_key_value_heads * head_size(architecture) * size  # a token's keys and values in one layer
     kept = architecture.hidden_size * size if model.gradient_checkpointing else layer
@@ -123,10 +123,10 @@ def estimate(
     evaluated = ppo.eval_games * len(first_tasks(config.curriculum, config.env.env_type))
     at_once = config.env.games_at_once
 
-    def playing(games: int) -> float:
+    def playing(games: int, held: float = 0) -> float:
         scale = max(min(games, at_once or games) / min(ppo.batch_size, at_once or ppo.batch_size), 1)
-        return max(scale * SPARE * p.slots * kv * (layers + 1) + min(scale * p.at_work, model.tokens_per_batch) * layer
-                   for p in played)  # fmt: skip
+        return max(SPARE * max(scale * p.slots, held) * kv * (layers + 1)
+                   + min(scale * p.at_work, model.tokens_per_batch) * layer for p in played)  # fmt: skip
 
     tokens = max(
         p.micro_batch(ppo.mini_batch_size * ppo.gradient_accumulation_steps, model.tokens_per_batch) for p in played
@@ -137,13 +137,16 @@ def estimate(
         choices, columns = min(choices, HEAD_ROWS), architecture.vocab_size
     elif config.env.answer_mode == "free":
         columns = min(COLUMNS, architecture.vocab_size)
-    below = (1 + SPARE) * max(p.distinct for p in played) * architecture.hidden_size * size
-    below *= config.lora.first_layer > 0
+    context = copied = 0
+    if not ppo.context_grad:
+        context, copied = max(p.distinct for p in played), tokens * kv * layers
+        tokens = int(tokens * max((p.answer + 1) * len(p.asked) / p.read for p in measured.values()))
+    held_back = SPARE * context * kv * layers + copied
     turns = {
-        "rollout": below + playing(ppo.batch_size),
+        "rollout": playing(ppo.batch_size, context),
         "evaluation": playing(evaluated),
-        "update: layers": below + tokens * (kept * trained + 2 * layer),
-        "update: logits": below + tokens * kept * trained + choices * columns * LOGITS_BYTES,
+        "update: layers": held_back + tokens * (kept * layers + 2 * layer),
+        "update: logits": held_back + tokens * kept * layers + choices * columns * LOGITS_BYTES,
     }
     idle = min(IDLE, max(turns.values()) / 2) if model.device == "cpu" else 0.0
     return held(config, parameters) | {"freed and kept": idle} | turns

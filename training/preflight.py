@@ -36,7 +36,7 @@ from envs.trace.programs import LEVELS
 from envs.types import Episode, Task
 from games import CONFIGS_PER_GAME, GAMES
 from policy.chat import ChatFormat, answer_trie
-from policy.model import LoraConfig, check_adapter, check_layers, device_of, load_architecture, load_tokenizer
+from policy.model import LoraConfig, check_adapter, device_of, load_architecture, load_tokenizer
 from policy.state_head import StateHead
 from policy.vllm_server import check_servers
 from training import memory
@@ -149,8 +149,6 @@ def _other_lora(config: SimpleNamespace, adapter: str) -> list[str]:
         return []
     for key, value in dataclasses.asdict(config.lora).items():
         held = made.get(key, value)
-        if key == "first_layer":
-            held = _first_layer(made.get("layers_to_transform"), config)
         try:
             theirs = getattr(make(LoraConfig, {key: held}, "lora"), key)
         except ConfigError:  # the section cannot express it: patterns, say, or single layers, which PEFT accepts too
@@ -158,15 +156,6 @@ def _other_lora(config: SimpleNamespace, adapter: str) -> list[str]:
         if (sorted(theirs) != sorted(value)) if key == "target_modules" else theirs != value:
             differ.append(f"lora.{key} = {json.dumps(value)}: {adapter} was made with {json.dumps(held)}")
     return differ
-
-
-def _first_layer(layers: Any, config: SimpleNamespace) -> int | None:
-    """PEFT's ``layers_to_transform`` as ``lora.first_layer``; None if that cannot express it."""
-    if layers is None:
-        return 0
-    last = load_architecture(config.model).num_hidden_layers
-    first = last - len(layers) if isinstance(layers, list) else last
-    return first if layers == [*range(first, last)] and first < last else None
 
 
 def look(config: SimpleNamespace) -> tuple[Any, Parameters, ChatFormat]:
@@ -179,7 +168,6 @@ def look(config: SimpleNamespace) -> tuple[Any, Parameters, ChatFormat]:
     if config.ppo.max_seq_length > most:
         raise ConfigError(f"ppo.max_seq_length = {config.ppo.max_seq_length}: {config.model.model_name} reads {most} "
                           "tokens at most")  # fmt: skip
-    check_layers(config.model, config.lora, architecture)
     parameters = count_parameters(config.lora, architecture)
     if config.ppo.state_coef:
         outputs = sum(map(sum, state_shapes(config.curriculum).values()))

@@ -108,13 +108,12 @@ def main(game, seed, steps, seconds, folder):
         bf16=False, fp16=False, gradient_checkpointing=False, report_to="none", save_strategy="no", disable_tqdm=True,
         logging_steps=1, seed=int(seed),
     )  # fmt: skip
-    lora, above = config.lora, range(config.lora.first_layer, model.config.num_hidden_layers)
+    lora = config.lora
     GRPOTrainer(
         model=model, reward_funcs=lambda score=None, **_: list(score), args=arguments, rollout_func=rollout,
         train_dataset=Dataset.from_dict({"prompt": [str(10_000 + i) for i in range(int(steps) * GAMES)]}),
         processing_class=tokenizer, callbacks=[Watch()],
-        peft_config=LoraConfig(r=lora.r, lora_alpha=lora.lora_alpha, target_modules=list(lora.target_modules),
-                               layers_to_transform=list(above)),
+        peft_config=LoraConfig(r=lora.r, lora_alpha=lora.lora_alpha, target_modules=list(lora.target_modules)),
     ).train()  # fmt: skip
 
 

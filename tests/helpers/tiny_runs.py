@@ -19,7 +19,7 @@ import train_ppo
 VOLATILE = {"time_rollout", "time_update", "time_total", "games_per_s", "decisions_per_s", "memory_mb"}
 STEPS = 6
 # Everything that adapts is in play: stages, replays, self-play, past selves, an evaluation, the magnet, rehearsal, the
-# state head.
+# state head, constant contexts.
 CLIMB: dict[str, Any] = {
     "stages": [
         {"name": "low", "games": [[KUHN, KUHN], [LEDUC, LEDUC]], "threshold": 0.0, "min_episodes": 30},
@@ -28,9 +28,15 @@ CLIMB: dict[str, Any] = {
     "failure_replay_prob": 0.3,
 }
 ADAPTIVE: dict[str, dict[str, Any]] = {
-    "ppo": {"eval_freq": 4, "eval_exact": "auto", "magnet_coef": 0.1, "rehearsal_coef": 0.5, "state_coef": 0.02},
+    "ppo": {
+        "eval_freq": 4,
+        "eval_exact": "auto",
+        "magnet_coef": 0.1,
+        "rehearsal_coef": 0.5,
+        "state_coef": 0.02,
+        "context_grad": False,
+    },
     "curriculum": CLIMB,
-    "lora": {"first_layer": 1},
 }
 ROOT = Path(train_ppo.__file__).parent
 # Before ``train_ppo.main`` in a process whose run is compared with one of ``program``.

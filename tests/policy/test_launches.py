@@ -1,8 +1,5 @@
 """What a GPU would be asked to do, counted without one: launches a layer, and the passes of a default step."""
 
-from dataclasses import replace
-from types import SimpleNamespace
-
 import numpy as np
 import pytest
 import torch
@@ -68,17 +65,6 @@ def test_operations_are_counted_by_their_arithmetic_and_the_bytes_that_move():
     assert product.bytes == 4 * (4 * 8 * 2 + 4 * 2 + 2 * 8)
     assert gather.bytes == 2 * 1000 * 4
     assert (cast.bytes, cast.dtype) == (6e6, torch.bfloat16)
-
-
-def test_layers_below_the_first_adapter_are_counted_in_rollouts_alone(default):
-    def flops(part, tree, first_layer):
-        lora = replace(default.lora, first_layer=first_layer)
-        config = SimpleNamespace(**vars(default) | {"lora": lora})
-        passes = [predict.Pass(part, tree, part == "rollout", False)]
-        return sum(n * op.flops for op, n in predict.counted(passes, config, config_of(SHAPES["Qwen3-4B"])))
-
-    assert flops("update", training(), 18) == pytest.approx(flops("update", training(), 0) / 2, rel=0.05)
-    assert 0.95 < flops("rollout", decode(), 18) / flops("rollout", decode(), 0) < 1, "without half of the adapters"
 
 
 @pytest.mark.slow

@@ -252,11 +252,11 @@ def test_no_more_is_read_ahead_than_a_pass_has_room_for(qwen2):
     assert reads[256, AHEAD[1]][1] <= 1.1 * reads[256, 0][1]
 
 
-@pytest.mark.parametrize("first_layer", [0, 1])
+@pytest.mark.parametrize("context_grad", [True, False])
 @pytest.mark.parametrize("history", ["all", 0])
-def test_the_places_of_an_answer_may_be_read_with_its_prompt(new_policy, monkeypatch, first_layer, history):
+def test_the_places_of_an_answer_may_be_read_with_its_prompt(new_policy, monkeypatch, context_grad, history):
     """Which saves a GPU passes: numbers of two digits are chosen after one, not after two."""
-    policy = new_policy(lora={"first_layer": first_layer})
+    policy = new_policy(ppo={"context_grad": context_grad})
     assert policy._ahead == 0, "on a CPU tokens cost, and passes little"
     passes, kept, told = [], [], []
     policy.trunk.rotary_emb.register_forward_pre_hook(lambda *_: passes.append(1))
@@ -268,7 +268,7 @@ def test_the_places_of_an_answer_may_be_read_with_its_prompt(new_policy, monkeyp
         passes.clear()
         kept.clear()
         policy.forget()
-        with policy.lower_layers_once():
+        with policy.keeping_context():
             episodes = play(
                 EnvConfig(history_turns=history), policy, tasks_of("liars_dice_small", "liars_dice", "kuhn_poker")
             )
@@ -278,7 +278,7 @@ def test_the_places_of_an_answer_may_be_read_with_its_prompt(new_policy, monkeyp
     (one_by_one, *same), (some, *_), (ahead, *_) = told
     assert all(others == same for _, *others in told)
     assert ahead < some < one_by_one
-    assert any(kept) == (history == "all" or first_layer > 0), "what nobody goes on from is not kept"
+    assert any(kept) == (history == "all" or not context_grad), "what nobody goes on from is not kept"
 
 
 def test_games_do_not_depend_on_what_else_is_played(qwen2):

@@ -1676,7 +1676,7 @@ def test_of_several_responses_the_one_that_scored_best_while_learning_is_played(
     best, found = exploit.best_response(config, run, [(KUHN, KUHN)], args, tmp_path, Console(1))
     assert (best, found) == (tmp_path / "1" / "final", [0.4, 0.9, 0.6])
     assert not any(mine.env.use_vllm for mine in trained)  # servers hold another player's weights
-    assert (config.lora.first_layer, {mine.lora.first_layer for mine in trained}) == (1, {0})
+    assert (config.ppo.context_grad, {mine.ppo.context_grad for mine in trained}) == (False, {True})
     assert len({mine.run.seed for mine in trained}) == 3
     assert {mine.model.adapter for mine in trained} == {None}
 

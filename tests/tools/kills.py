@@ -55,11 +55,11 @@ SERVED: dict[str, dict[str, Any]] = {
 }
 DRAWN: dict[str, dict[str, tuple[Any, ...]]] = {  # half of them, one of the values each
     "model": {"gradient_checkpointing": (False, True), "tokens_per_batch": (64, 512, 16384)},
-    "lora": {"r": (1, 4), "first_layer": (0, 1), "target_modules": (["q_proj", "down_proj"], ["v_proj"], ["o_proj"])},
+    "lora": {"r": (1, 4), "target_modules": (["q_proj", "down_proj"], ["v_proj"], ["o_proj"])},
     "ppo": {
         "mini_batch_size": (4, 8, 16), "ppo_epochs": (1, 2, 3), "gamma": (0.5, 1.0), "lam": (0.0, 1.0),
         "magnet_coef": (0.0, 0.1), "rehearsal_coef": (0.0, 0.5), "state_coef": (0.0, 0.02),
-        "legal_mass_coef": (0.0, 0.1), "init_kl_coef": (0.0, 0.05), "adap_kl_ctrl": (False, True),
+        "legal_mass_coef": (0.0, 0.1), "context_grad": (False, True), "init_kl_coef": (0.0, 0.05), "adap_kl_ctrl": (False, True),
         "target_kl": (None, 1e-4, 0.1), "entropy_coef": (0.0, 0.3), "entropy_final": (0.0, 1.0),
         "lr_final": (0.0, 1.0), "max_grad_norm": (0.01, 1000.0),
         "temperature": (0.3, 1.0), "recompute_logprobs": (False, True), "alarms": ("off", "act"),

@@ -81,24 +81,6 @@ def test_parameters_are_those_of_the_real_model(tmp_path, architecture, tied, ta
     assert counted.total == real
 
 
-def test_layers_below_the_first_have_no_adapter_and_are_not_gone_back_through(tmp_path, monkeypatch):
-    config = micro_config(tmp_path, lora={"first_layer": 1})
-    policy, run, on_the_way = load_policy(config), network._run_layer, []
-
-    def noting(*args):
-        on_the_way.append(out := run(*args))
-        return out
-
-    monkeypatch.setattr(network, "_run_layer", noting)
-    counted = memory.count_parameters(config.lora, load_architecture(config.model))
-    assert counted.trainable == sum(p.numel() for p in policy.trainable().values())
-    assert {name.split(".layers.")[1][0] for name in policy.trainable() if ".layers." in name} == {"1"}
-    policy.evaluate_decisions([Sequence([5, 6, 7, 8], [Decision(2, 4, [1], [7], [[7, 9]], [0.0], 0.0, 0.0, 0, None)])])
-    assert [out.requires_grad for out in on_the_way] == [False, True]
-    with pytest.raises(ConfigError, match=r"^lora\.first_layer = 2: .* has 2: expected an integer < 2$"):
-        preflight.check(micro_config(tmp_path, lora={"first_layer": 2}))
-
-
 @pytest.mark.parametrize(("name", "published"), zip(SHAPES, (3_085_938_688, 4_022_468_096), strict=True))
 def test_parameters_of_the_true_shapes_are_the_published_ones(tmp_path, shapes, name, published):
     config = micro_config(tmp_path, model={"model_name": str(shapes[name])}, lora={"r": 16})
@@ -201,11 +183,11 @@ def test_memory_follows_the_knobs_that_are_there_to_save_it(tmp_path):
     assert parts(model={"gradient_checkpointing": True})[update] < plain[update]
     assert parts(model={"tokens_per_batch": 64})[update] < plain[update]
     assert parts(env={"answer_mode": "free"})[logits] > plain[logits]
-    upper = parts(lora={"first_layer": 1})
-    assert upper[update] < plain[update]
-    assert upper[logits] < plain[logits]
-    assert upper["rollout"] > plain["rollout"], "what the layers below made of each token is held"
-    assert upper["evaluation"] == plain["evaluation"]
+    constant = parts(ppo={"context_grad": False})
+    assert constant[update] < plain[update]
+    assert constant[logits] < plain[logits]
+    assert constant["rollout"] > plain["rollout"], "keys and values of games that have ended are held too"
+    assert constant["evaluation"] == plain["evaluation"]
     twice = parts(ppo={"batch_size": 128})
     assert plain["rollout"] < twice["rollout"] <= 2 * plain["rollout"], "games of a step begin alike"
     evaluated = parts(ppo={"eval_games": 128})  # of each of the two games
@@ -376,7 +358,6 @@ def test_free_answers_that_leave_no_room_to_ask_again_are_told(tmp_path, caplog)
         ({"r": 8}, "lora.r = 8: {} was made with 4"),
         ({"lora_alpha": 5}, "lora.lora_alpha = 5: {} was made with 8"),
         ({"target_modules": ["q_proj"]}, 'lora.target_modules = ["q_proj"]: {} was made with ["v_proj", "q_proj"]'),
-        ({"first_layer": 1}, "lora.first_layer = 1: {} was made with 0"),
     ],
 )
 def test_a_lora_section_that_the_adapter_was_not_made_with_is_refused(tmp_path, caplog, change, told):
@@ -407,25 +388,6 @@ def test_an_adapter_that_no_lora_section_can_tell_is_taken_as_it_is(tmp_path, ma
     (tmp_path / "adapter").mkdir()
     (tmp_path / "adapter" / "adapter_config.json").write_text(json.dumps(made))
     preflight.check_lora(micro_config(tmp_path, model={"adapter": str(tmp_path / "adapter")}))
-
-
-@pytest.mark.parametrize("first", [0, 1])
-@pytest.mark.parametrize("layers", [[0], [0, 2], [], "1", [1, 0], [-1, 0, 1]])
-def test_layers_that_are_not_the_upper_ones_are_no_first_layer(tmp_path, layers, first):
-    """Of two layers: what would be counted by the section is not what trains."""
-    (tmp_path / "adapter").mkdir()
-    (tmp_path / "adapter" / "adapter_config.json").write_text(json.dumps({"layers_to_transform": layers}))
-    model = {"adapter": str(tmp_path / "adapter")}
-    preflight.check_lora(micro_config(tmp_path, model=model, lora={"first_layer": first}))
-
-
-def test_an_adapter_of_the_upper_layers_is_trained_by_the_section_that_says_so(tmp_path):
-    (tmp_path / "adapter").mkdir()
-    (tmp_path / "adapter" / "adapter_config.json").write_text(json.dumps({"layers_to_transform": [1]}))
-    model = {"adapter": str(tmp_path / "adapter")}
-    preflight.check_lora(micro_config(tmp_path, model=model, lora={"first_layer": 1}))
-    with pytest.raises(ConfigError, match=r"^lora\.first_layer = 0: .* was made with 1; expected the same$"):
-        preflight.check_lora(micro_config(tmp_path, model=model))
 
 
 def test_all_that_differs_from_the_adapter_is_told_at_once(tmp_path):

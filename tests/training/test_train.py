@@ -41,7 +41,6 @@ from env_wrapper import Task
 from evaluation import english
 from evaluation import measure as evaluation
 from evaluation.players import find_adapter
-from policy import network
 from scripts.make_tiny_model import make_model
 from training import console, preflight, state
 from training.config import parse_args, read_config
@@ -329,13 +328,13 @@ def test_what_an_evaluation_had_read_does_not_reach_the_next_step(tmp_path):
 
 
 def test_texts_that_a_resumed_run_writes_again_do_not_reach_its_games(tmp_path, monkeypatch):
-    """All begin as every game does, and what layers below the adapters make of a game's tokens is held for a step."""
+    """All begin as every game does, and what a rollout makes of a game's tokens is held for a step."""
     model = wider_model(tmp_path)
     tokenizer = AutoTokenizer.from_pretrained(model)
     first = (tokenizer.convert_tokens_to_ids("<|im_start|>") + 0.5) / len(tokenizer)
     monkeypatch.setattr("policy.rehearsal.uniform", lambda *key: uniform(*key) if key[-1] else first)
-    options = {"model": {"model_name": str(model)}, "lora": {"first_layer": 1},
-               "ppo": {"batch_size": 4, "mini_batch_size": 2, "num_train_steps": 3, "rehearsal_coef": 0.5}}  # fmt: skip
+    ppo = {"context_grad": False, "batch_size": 4, "mini_batch_size": 2, "num_train_steps": 3, "rehearsal_coef": 0.5}
+    options = {"model": {"model_name": str(model)}, "ppo": ppo}
     whole, resumed = tmp_path / "whole", tmp_path / "resumed"
     for folder in (whole, resumed):
         folder.mkdir()
@@ -343,19 +342,6 @@ def test_texts_that_a_resumed_run_writes_again_do_not_reach_its_games(tmp_path, 
     copy_of(whole / "run", resumed, 1)
     assert train(resumed, "--resume", **options) == 0
     assert_same_run(resumed, whole)
-
-
-def test_updates_begin_above_the_layers_without_adapters(tmp_path, monkeypatch):
-    real, began = network.run_trunk, []
-
-    def run_trunk(*args, start=None, **options):
-        began.append((start or (0,))[0] if torch.is_grad_enabled() else None)
-        return real(*args, start=start, **options)
-
-    monkeypatch.setattr(network, "run_trunk", run_trunk)
-    how = {"rehearsal_coef": 0.5, "legal_mass_coef": 0.1}
-    assert train(tmp_path, "--set", "ppo.num_train_steps=2", lora={"first_layer": 1}, ppo=how) == 0
-    assert {*began} == {None, 1}
 
 
 def test_what_a_rollout_had_read_takes_no_memory_from_the_update(tmp_path, monkeypatch):
