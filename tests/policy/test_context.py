@@ -1,11 +1,14 @@
 """Updates whose gradients flow through answers alone: prompts are constants that the rollout has left behind."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch.testing import assert_close
 
 from env_wrapper import EnvConfig, Task, play
 from games import CONFIGS_PER_GAME, NAMES
+from policy import network
 
 GAMES = ["kuhn_poker", "leduc_poker", "tic_tac_toe", "liars_dice_small"] * 2
 TASKS = [Task(NAMES.index(name) * CONFIGS_PER_GAME, seed=i, index=i) for i, name in enumerate(GAMES)]
@@ -14,6 +17,11 @@ TASKS = [Task(NAMES.index(name) * CONFIGS_PER_GAME, seed=i, index=i) for i, name
 @pytest.fixture(params=["qwen2", "llama", pytest.param("qwen3", marks=pytest.mark.slow)])
 def policy(request, new_policy):
     return new_policy(request.param, ppo={"context_grad": False})
+
+
+@pytest.fixture
+def qwen2_constant(new_policy):
+    return new_policy(ppo={"context_grad": False})
 
 
 def played(policy, tasks=TASKS, **env):
@@ -28,6 +36,12 @@ def scores(policy, sequences, **how):
     columns = [x for x in policy.evaluate_batch(sequences, **how)[:4] if x is not None]
     sum((x.float() * torch.linspace(-1, 1, len(x))).sum() for x in columns).backward()
     return columns, {n: p.grad for n, p in policy.trainable().items() if p.grad is not None}
+
+
+def last(sequence):
+    """How many tokens were read: those before the last choice."""
+    decision = sequence.decisions[-1]
+    return max(decision.start, *(p + 1 for p in decision.positions))
 
 
 def without_context_grad(policy, sequence):
@@ -63,3 +77,81 @@ def test_gradients_flow_through_answers_alone(policy, env):
     theirs = {n: p.grad for n, p in policy.trainable().items() if p.grad is not None}
     assert gradients.keys() == theirs.keys()
     assert_close(gradients, theirs, atol=1e-4, rtol=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("env", "legal_mass"), [({}, True), ({"history_turns": 0}, True), ({"answer_mode": "free"}, False)]
+)
+def test_what_is_scored_is_the_same(policy, env, legal_mass):
+    policy.constrained, policy.max_new_tokens = "answer_mode" not in env, 4
+    with policy.keeping_context():
+        sequences = played(policy, **env)
+        policy.forget()
+        found, _ = scores(policy, sequences, legal_mass=legal_mass)
+    expected, _ = scores(policy, sequences, legal_mass=legal_mass)
+    assert_close(found, expected, atol=1e-5, rtol=1e-4)
+
+
+def test_an_update_computes_the_ends_of_prompts_and_the_answers(qwen2_constant, monkeypatch):
+    policy, real, computed = qwen2_constant, network.run_trunk, []
+
+    def run_trunk(model, tree, *args, **options):
+        computed.append(tree.ids_N.tolist())
+        return real(model, tree, *args, **options)
+
+    alone = [s.ids for s in played(policy)]
+    policy.forget()
+    with policy.keeping_context():
+        sequences = played(policy)
+        assert [s.ids for s in sequences] == alone, "a rollout is the same with it"
+        policy.forget()
+        assert policy.reader.store.held == len({tuple(s.ids[: n + 1]) for s in sequences for n in range(last(s))})
+        monkeypatch.setattr(network, "run_trunk", run_trunk)
+        scores(policy, sequences)
+    decisions = {tuple(s.ids[: d.stop - 1]): s.ids[d.start - 1 : d.stop - 1] for s in sequences for d in s.decisions}
+    assert sum(map(len, computed)) <= sum(map(len, decisions.values()))
+    assert policy.context is None
+    assert not policy.reader.store.held
+    assert not len(policy.reader.store.layers[0][0]), "nor is there room for it any more"
+
+
+def test_what_nobody_has_read_is_read_once(qwen2_constant):
+    """As the games of other processes are, and those that a server played."""
+    policy = qwen2_constant
+    with policy.keeping_context():
+        sequences = played(policy)
+        policy.forget()
+        expected = scores(policy, sequences)
+    with policy.keeping_context():
+        assert_close(scores(policy, sequences), expected)
+        held = policy.reader.store.held
+        assert held > 0
+        assert_close(scores(policy, sequences), expected)
+        assert policy.reader.store.held == held
+
+
+def test_what_a_past_self_reads_is_none_of_it(qwen2_constant, new_policy, tmp_path):
+    """It reads the same words, and makes something else of them."""
+    policy = qwen2_constant
+    new_policy(noise=1).save(tmp_path)
+    policy.add_adapter("other", tmp_path)
+    mixed = [replace(task, opponent="past:other") for task in TASKS]
+    with policy.keeping_context():
+        sequences = played(policy, mixed)
+        policy.forget()
+        found, _ = scores(policy, sequences)
+    assert_close(found, scores(policy, sequences)[0], atol=1e-5, rtol=1e-4)
+
+
+def test_the_weights_that_change_leave_what_was_read_as_it_was(qwen2_constant):
+    policy = qwen2_constant
+    with policy.keeping_context():
+        sequences = played(policy)
+        policy.forget()
+        before, _ = scores(policy, sequences)
+        for parameter in policy.trainable().values():
+            parameter.data *= 1.5
+        after, _ = scores(policy, sequences)
+    anew, _ = scores(policy, sequences)
+    assert not torch.allclose(before[0], after[0], atol=1e-4)
+    assert not torch.allclose(after[0], anew[0], atol=1e-5), "prompts are not read again"

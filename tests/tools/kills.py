@@ -59,9 +59,10 @@ DRAWN: dict[str, dict[str, tuple[Any, ...]]] = {  # half of them, one of the val
     "ppo": {
         "mini_batch_size": (4, 8, 16), "ppo_epochs": (1, 2, 3), "gamma": (0.5, 1.0), "lam": (0.0, 1.0),
         "magnet_coef": (0.0, 0.1), "rehearsal_coef": (0.0, 0.5), "state_coef": (0.0, 0.02),
-        "legal_mass_coef": (0.0, 0.1), "context_grad": (False, True), "init_kl_coef": (0.0, 0.05), "adap_kl_ctrl": (False, True),
-        "target_kl": (None, 1e-4, 0.1), "entropy_coef": (0.0, 0.3), "entropy_final": (0.0, 1.0),
-        "lr_final": (0.0, 1.0), "max_grad_norm": (0.01, 1000.0),
+        "context_grad": (False, True), "legal_mass_coef": (0.0, 0.1), "init_kl_coef": (0.0, 0.05),
+        "adap_kl_ctrl": (False, True),
+        "target_kl": (None, 1e-4, 0.1), "entropy_coef": (0.0, 0.3), "entropy_final": (0.0, 1.0), "lr_final": (0.0, 1.0),
+        "max_grad_norm": (0.01, 1000.0),
         "temperature": (0.3, 1.0), "recompute_logprobs": (False, True), "alarms": ("off", "act"),
         "eval_freq": (0, 1, 3), "eval_exact": ("auto", "never"), "save_freq": (1, 2), "max_seq_length": (128, 512),
     },
