@@ -319,7 +319,10 @@ def load_checkpoint(path: str | Path) -> Checkpoint:
 
 def latest_checkpoint(run_dir: str | Path, before: float = math.inf) -> Path | None:
     """Return the newest checkpoint that verifies, of a step smaller than ``before``; warn about each one skipped."""
-    for path in checkpoints_in(Path(run_dir)):
+    found = checkpoints_in(Path(run_dir))
+    for path in sorted({*Path(run_dir).glob("checkpoint-*")} - {*found}):
+        log.warning("%s is skipped: not a checkpoint's name", path)
+    for path in found:
         if step_of(path) < before:
             if not (problems := verify_checkpoint(path)):
                 return path
@@ -426,12 +429,7 @@ def step_of(path: Path) -> int:
 
 def checkpoints_in(run_dir: Path) -> list[Path]:
     """Return the directories named like checkpoints, newest first."""
-    found = []
-    for path in run_dir.glob("checkpoint-*"):
-        if re.fullmatch(r"checkpoint-[0-9]{6,18}", path.name):
-            found.append(path)
-        else:
-            log.warning("%s is skipped: not a checkpoint's name", path)
+    found = [path for path in run_dir.glob("checkpoint-*") if re.fullmatch(r"checkpoint-[0-9]{6,18}", path.name)]
     return sorted(found, key=step_of, reverse=True)
 
 

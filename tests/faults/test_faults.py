@@ -59,6 +59,7 @@ def test_missing_files_and_strange_names_are_passed_over_with_a_warning_each(tmp
         (tmp_path / junk).mkdir()
     (tmp_path / "checkpoint-000010").write_text("a file")
     assert latest_checkpoint(tmp_path) == good
+    save(tmp_path, 4)  # which looks through the folder, too
     lines = sorted(record.getMessage().removeprefix(f"{tmp_path}/") for record in caplog.records)
     assert lines == [
         "checkpoint-000002 is skipped: manifest.json: No such file or directory",
