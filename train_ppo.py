@@ -316,7 +316,7 @@ def ppo_update(
         epoch_kl = float(totals["approx_kl"] - before[0]) / max(float(totals["decisions"] - before[1]), 1)
         if epoch_kl > (ppo.target_kl or math.inf) or stats["bad_updates"] >= MAX_BAD_UPDATES:
             break
-    stats["grad_norm"] /= max(stats["updates"], 1)
+    stats["grad_norm"] /= stats["updates"] or math.nan
     for name in [name for name, coef in OPTIONAL.items() if not getattr(ppo, coef)]:
         del totals[name]
     return stats | means(totals) | means({name: first.get(name, 0.0) for name in (*GAPS, "decisions")})
@@ -536,8 +536,8 @@ def finish(trainer: Trainer, stop: StopSignal, console: Console, results: list[G
     utils.write_file(trainer.run_dir / "summary.json", json.dumps(summary, indent=1).encode())
     console.close()
     console.say(f"\n{table}\n\ncheckpoint: {checkpoint}\nadapter:    {final}\nWhat remains is for the report.")
-    if not trainer.optimizer.state:
-        console.say(f"nothing was learnt: {alarms.NOTHING_TRAINED.meaning}")
+    if idle := trainer.state.alarms.get("nothing_trained_steps") or trainer.state.step * (not trainer.optimizer.state):
+        console.say(f"nothing was learnt after step {trainer.state.step - idle}: {alarms.NOTHING_TRAINED.meaning}")
     try:
         show(trainer, stop, console, summary)
     except InterruptedRolloutError:

@@ -6,6 +6,7 @@ Sharding a 4-bit base would save nothing, since it fits one GPU.
 """
 
 import logging
+import math
 import os
 import traceback
 from collections.abc import Callable, Iterable
@@ -36,11 +37,11 @@ def add_up(sums: dict[str, Any], stats: dict[str, Any]) -> None:
 
 
 def means(totals: dict[str, Any]) -> dict[str, float]:
-    """Divide the sums by ``totals["decisions"]``, except for those called ``_max``."""
+    """Divide the sums by ``totals["decisions"]``, except for those called ``_max``; NaN where there are none."""
     device = getattr(totals["decisions"], "device", "cpu")
     values = torch.stack([torch.as_tensor(total, device=device) for total in totals.values()]).tolist()  # one transfer
     count = (sums := dict(zip(totals, values, strict=True))).pop("decisions")
-    return {n: x if n.endswith("_max") else x / count if count else float("nan") for n, x in sums.items()}
+    return {n: (x if n.endswith("_max") else x / count) if count else math.nan for n, x in sums.items()}
 
 
 class SharedError(TrainingError):

@@ -155,7 +155,11 @@ def test_a_short_run_that_learnt_nothing_says_so(tmp_path, monkeypatch, capsys, 
     monkeypatch.setattr(train_ppo, "ppo_loss", lambda *args: ((found := real(*args))[0] * factor, found[1]))
     monkeypatch.setattr(train_ppo, "MAX_BAD_UPDATES", 100)
     assert train(tmp_path, "--set", "ppo.num_train_steps=1") == 0
-    assert ("nothing was learnt: " in capsys.readouterr().out) != learnt
+    assert ("nothing was learnt after step 0: " in capsys.readouterr().out) != learnt
+    if learnt:  # nor does one that goes on
+        monkeypatch.setattr(train_ppo, "ppo_loss", lambda *args: ((found := real(*args))[0] * torch.nan, found[1]))
+        assert train(tmp_path, "--resume", "--set", "ppo.num_train_steps=2") == 0
+        assert "nothing was learnt after step 1: " in capsys.readouterr().out
 
 
 def test_a_dump_that_cannot_be_written_is_told_and_ends_nothing(tmp_path, caplog):

@@ -538,6 +538,7 @@ def test_what_is_not_finite_changes_no_byte_and_is_counted(tmp_path, kind):
     stats = ppo_update(policy, optimizer, bad, ppo, (0,))
     assert everything() == before
     assert (stats["skipped"], stats["updates"], stats["epochs"]) == (1, 0, 1)
+    assert np.isnan([stats[name] for name in ("entropy", "grad_norm", "ratio_max")]).all()
     restore()
     good = ppo_update(policy, optimizer, batch, ppo, (0,))
     assert (good["skipped"], good["updates"]) == (0, 1)
