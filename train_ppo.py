@@ -458,7 +458,7 @@ def train(config: Any, resume: str | None, force_config: bool = False, ranks: Ra
         trainer.save_if_possible()  # otherwise a crash before the next checkpoint would lose what has changed
     if ranks.first:
         utils.write_file(run_dir / "run_config.json", json.dumps(trainer.safe_config, indent=1).encode())
-    trainer.about = begin(run_dir, config, start is not None) if ranks.first else {}
+    trainer.about = begin(run_dir, config, start) if ranks.first else {}
     console.say(headline(trainer.about))
     process.rest_collector()
     step = trainer.state.step - bool(trainer.state.row) if start else None  # a row that awaits evaluation was not sent

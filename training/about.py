@@ -21,8 +21,11 @@ from utils import CheckpointError, redact, versions, write_file
 ROOT = Path(__file__).parents[1]
 
 
-def begin(run_dir: Path, config: SimpleNamespace, resumed: bool) -> dict[str, Any]:
-    """Write and return the record of a run that starts; a resumed one keeps its start and the time it has taken."""
+def begin(run_dir: Path, config: SimpleNamespace, start: Path | None) -> dict[str, Any]:
+    """Write and return the record of a run; one that goes on in its folder keeps its start and the time it has taken.
+
+    ``start``: the checkpoint that it resumes from.
+    """
     games, opponents = ["trace"], list[str]()
     if config.env.env_type == "openspiel":
         games = list(dict.fromkeys(NAMES[i] for stage in config.curriculum.stages for i in pool(stage.games)))
@@ -34,7 +37,7 @@ def begin(run_dir: Path, config: SimpleNamespace, resumed: bool) -> dict[str, An
         "commit": commit(), "hardware": hardware(), "versions": versions(),
         "started": datetime.now(UTC).isoformat(timespec="seconds"), "seconds": 0.0,
     }  # fmt: skip
-    if resumed:
+    if start and start.parent.resolve() == run_dir.resolve():  # another folder may hold the record of another run
         with contextlib.suppress(ConfigError, ValueError, KeyError, TypeError, OverflowError):
             before = read_json(run_dir / "about.json")
             about |= {"started": str(before["started"])[:25], "seconds": min(max(float(before["seconds"]), 0.0), 1e9)}

@@ -126,6 +126,12 @@ def test_a_run_says_what_it_is_and_keeps_its_start_and_its_time(tmp_path, capsys
     again = json.loads(path.read_text())
     assert (again["started"], again["steps"]) == ("2020-01-01T00:00:00+00:00", 2)
     assert 1000 < again["seconds"] < 1000 + 600
+    (other := tmp_path / "other").mkdir()
+    shutil.copy(path, other)  # left by another run, which had not come to a checkpoint
+    assert train_ppo.main(["--resume", str(tmp_path / "run"), "--output-dir", str(other)]) == 0
+    begun = json.loads((other / "about.json").read_text())
+    assert begun["started"] > again["started"]
+    assert begun["seconds"] < 600
 
 
 def test_a_run_that_is_started_through_a_link_is_drawn(tmp_path, monkeypatch, drawing):
