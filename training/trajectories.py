@@ -209,10 +209,10 @@ def standardise(rewards_S: Tensor, keys: list[str], moments: Moments) -> Tensor:
 
 
 def terminal_rewards(rows: list[Trajectory], moments: Moments | None) -> tuple[Tensor, float]:
-    """The trajectories' terminal rewards, standardised if ``moments`` are given, and their mean before that."""
+    """The terminal rewards, standardised if ``moments`` are given, and their mean before that (of none: NaN)."""
     rewards_S = torch.tensor([row.reward for row in rows])
-    mean = float(rewards_S.mean()) if rows else 0.0
-    return (rewards_S if moments is None else standardise(rewards_S, [row.key for row in rows], moments)), mean
+    scaled_S = rewards_S if moments is None else standardise(rewards_S, [row.key for row in rows], moments)
+    return scaled_S, float(rewards_S.mean())
 
 
 def game_groups(rows: list[Trajectory]) -> Tensor:
