@@ -22,10 +22,7 @@ ROOT = Path(__file__).parents[1]
 
 
 def begin(run_dir: Path, config: SimpleNamespace, start: Path | None) -> dict[str, Any]:
-    """Write and return the record of a run; one that goes on in its folder keeps its start and the time it has taken.
-
-    ``start``: the checkpoint that it resumes from.
-    """
+    """Write and return a run's record; one resumed from ``start`` in its own folder keeps its beginning and time."""
     games, opponents = ["trace"], list[str]()
     if config.env.env_type == "openspiel":
         games = list(dict.fromkeys(NAMES[i] for stage in config.curriculum.stages for i in pool(stage.games)))
