@@ -5,6 +5,7 @@ import errno
 import os
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, NoReturn
 
 from config.reader import printable
@@ -23,6 +24,13 @@ def one_line(message: object) -> str:
     """Join the lines of a message, and cut out its middle where it is too long."""
     line = printable(" ".join(str(message).split()))
     return line if len(line) <= LONGEST else f"{line[: LONGEST // 2]} ... {line[-LONGEST // 2 :]}"
+
+
+def file_name(text: str) -> Path:
+    """An argparse type: the path of a file to write. A slash at its end, which a Path forgets, names a folder."""
+    if text.endswith("/"):
+        raise argparse.ArgumentTypeError(f"{text}: is a folder; expected a file")
+    return Path(text)
 
 
 class FlagParser(argparse.ArgumentParser):

@@ -28,7 +28,7 @@ from rich.markup import escape
 from rich.prompt import Confirm, IntPrompt, Prompt
 from tabulate import tabulate
 
-from config.flags import FlagParser, one_line
+from config.flags import FlagParser, file_name, one_line
 from curriculum import pool
 from envs.opponents import parse_opponent
 from games import NAMES
@@ -203,7 +203,7 @@ def parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
     """Read the command line."""
     parser = FlagParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
-    add("--output", type=Path, default=Path("config/mine.json"), metavar="FILE", help="%(default)s")
+    add("--output", type=file_name, default=Path("config/mine.json"), metavar="FILE", help="%(default)s")
     add("--model", nargs=1, metavar="NAME", help="on the Hub, or a folder")
     add("--games", nargs="+", metavar="GAME")
     add("--games-path", metavar="DIR", default="", help="with games of your own: adding_a_game.md")

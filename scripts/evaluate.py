@@ -35,7 +35,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import numpy as np
 
-from config.flags import FlagParser, one_line
+from config.flags import FlagParser, file_name, one_line
 from config.reader import blaming, read_json
 from curriculum import TaskRange
 from envs import exact
@@ -216,7 +216,6 @@ class Contest:
             played = [rows for [rows] in takewhile(bool, each)]  # games to be kept come in one order: nobody is skipped
         if not played:
             raise ProgramError(self.lost.pop(0))
-        sampling = "greedy" if self.args.greedy else "sampled"
         report: dict[str, Any] = {"settings": self.settings([opponent]), "tables": []}
         for player, rows in zip(self.players, played, strict=False):
             if not (results := self._results(player, rows, opponent)):
@@ -225,6 +224,7 @@ class Contest:
             report["tables"].append({"player": player.label, "opponent": opponent.label, "results": shown})
             exactly = "; exact, ceiling and share: against random" * (self.args.exact and opponent.label != "random")
             against = f" against {opponent.label}" * self.boards
+            sampling = "greedy" if self.args.greedy and player.player else "sampled"  # bots are not asked
             print(f"{player.label}{against}, {sampling}, seed {self.args.seed}{exactly}")
             lines = [
                 {"game": r.game, "games": r.episodes, "value": r.value, "95 %": between(r.low, r.high),
@@ -323,13 +323,14 @@ class Contest:
 
     def _ladder_report(self, results: dict[str, dict[tuple[int, int], np.ndarray]]) -> dict[str, Any]:
         labels = [player.label for player in self.players]
-        anchor = labels.index("random") if "random" in labels else 0
         apart = measure.apart({game: self.rows[game] for game in results})
         pairs = {pair: [results[game][pair] for game in apart] for pair in next(iter(results.values()))}
+        met = sorted({i for pair in pairs for i in pair})
+        anchor = next((i for i in met if labels[i] == "random"), met[0])
         ratings = {OVERALL: rate(pairs, len(labels), anchor)}
         for game, matches in results.items():
             ratings[game] = rate({pair: [units] for pair, units in matches.items()}, len(labels), anchor)
-        order = sorted({i for pair in pairs for i in pair}, key=lambda i: -ratings[OVERALL][i].points)
+        order = sorted(met, key=lambda i: -ratings[OVERALL][i].points)
         lines = [{"player": labels[i], **{game: f"{r[i].points:+.0f} [{r[i].low:+.0f}, {r[i].high:+.0f}]"
                                           for game, r in ratings.items()}} for i in order]  # fmt: skip
         print(f"Ratings (400 points: odds of 10 to 1) with 95 % intervals, {self.args.episodes} games a pair and game")
@@ -355,7 +356,8 @@ class Contest:
                 results += [(player, opponent, r) for r in self._found(partial(summary, game, [found[0][game]]))]
         if not results:
             raise ProgramError(self.lost.pop(0))
-        print(f"Strength, {'greedy' if self.args.greedy else 'sampled'}, seed {self.args.seed}")
+        sampling = "greedy" if self.args.greedy and any(p.player for p in self.players) else "sampled"
+        print(f"Strength, {sampling}, seed {self.args.seed}")
         several = len({p.label for p, _, _ in results}) > 1
         lines = [
             {"player": p.label if several else None, "game": r.game, "opponent": o.label, "games": r.episodes,
@@ -380,7 +382,9 @@ def _outcomes(rows: Sequence[Row]) -> np.ndarray:
     scores = np.array(ended, dtype=float).reshape(-1, 2)  # None, of a failed game, becomes NaN
     scores = scores[~np.isnan(scores).any(axis=1)]
     if not len(scores):
-        raise ProgramError(f"every game of {rows[0]['game']} failed; the first: {rows[0].get('error')}")
+        errors = [row["error"] for row in rows if row["outcome"] == "failed"]
+        every = "game" if len(errors) == len(rows) else "pair of games"
+        raise ProgramError(f"every {every} of {rows[0]['game']} failed; the first: {errors[0]}")
     return (np.sign(scores - 0.5) + 1) / 2
 
 
@@ -449,9 +453,9 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--episodes", type=at_least(2, 2**20), help="a game, half in each seat (default 200, with --strength 1000)")
     add("--exact", action="store_true", help="exact values, NashConv: of small games and one configuration")
     add("--protocol", choices=("native", "affinetes"), default="native", help="affinetes: as the public environment")
-    add("--output", type=Path, metavar="FILE.jsonl", help="a row a game; the command goes on where it was interrupted "
-        "(--exploit trains its responses again)")  # fmt: skip
-    add("--json", metavar="FILE", help="the tables as JSON")
+    add("--output", type=file_name, metavar="FILE.jsonl", help="a row a game; the command goes on where it was "
+        "interrupted (--exploit trains its responses again)")  # fmt: skip
+    add("--json", type=file_name, metavar="FILE", help="the tables as JSON")
     add("--markdown", action="store_true", help="tables for pasting into Markdown")
     add("--games-at-once", type=at_least(1), default=128, help="at most; --output loses no more (default 128)")
     player_flags(parser)
@@ -486,7 +490,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         else:
             report = contest.run() if args.ladder is None else contest.ladder()
         if args.json:
-            write_file(Path(args.json).resolve(), (json.dumps(finite(report), indent=1) + "\n").encode())
+            write_file(args.json.resolve(), (json.dumps(finite(report), indent=1) + "\n").encode())
         if contest.lost:
             raise ProgramError("; ".join(contest.lost))
 

@@ -269,10 +269,14 @@ def test_impossible_numbers(arguments, capsys):
     assert "expected at least" in capsys.readouterr().err
 
 
-def test_a_folder_is_no_place_for_the_file(capsys):
+@pytest.mark.parametrize(("flag", "folder", "message"), [
+    ("--output_dir", "mine", "unrecognized arguments: --output_dir mine"),
+    ("--output", "mine/", "argument --output: mine/: is a folder; expected a file"),
+])  # fmt: skip
+def test_a_folder_is_no_place_for_the_file(capsys, flag, folder, message):
     with pytest.raises(SystemExit, match="2"):
-        configure.parse_args(["--output_dir", "mine"])
-    assert capsys.readouterr().err == "error: unrecognized arguments: --output_dir mine\n"
+        configure.parse_args([flag, folder])
+    assert capsys.readouterr().err == f"error: {message}\n"
 
 
 def test_a_file_that_is_there_is_kept(tiny_models, tmp_path, monkeypatch):

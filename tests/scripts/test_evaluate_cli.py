@@ -614,6 +614,13 @@ def test_greedy_play_is_exactly_the_likeliest_answers(checkpoint, tmp_path):
     assert sampled["exact"] != result["exact"]
 
 
+def test_only_models_are_called_greedy(checkpoint, capsys):
+    shown = table(capsys, "--checkpoint", checkpoint, "random", "--greedy", games=["kuhn_poker"], episodes=2)
+    assert [", greedy, " in line for line in shown.splitlines() if " against " in line] == [True, False]
+    shown = table(capsys, "--strength", "--checkpoint", "random", "--greedy", games=["kuhn_poker"], episodes=2)
+    assert shown.startswith("Strength, sampled, ")
+
+
 def test_the_table_counts_what_the_rows_say(checkpoint, tmp_path):
     output = tmp_path / "games.jsonl"
     result = report(tmp_path, "--checkpoint", checkpoint, "--output", str(output), episodes=40)
@@ -677,11 +684,13 @@ def test_a_ladder_tells_of_the_games_that_failed(monkeypatch, capsys):
     [told] = [line for line in capsys.readouterr().err.splitlines() if line.startswith("WARNING")]
     assert told == ("WARNING: mcts:2x1 against random, kuhn_poker: 2 of 20 games failed and are left out, with 2 "
                     "more of the same deals; the first: RuntimeError: no such luck")  # fmt: skip
-    failed = range(20)
-    assert evaluate.main(command("--ladder", "random", "mcts:2x1", games=["kuhn_poker"])) == 1
-    out, err = capsys.readouterr()
-    assert err.splitlines()[-1] == "error: every game of kuhn_poker failed; the first: RuntimeError: no such luck"
-    assert "Ratings" not in out
+    for step, which in ((1, "game"), (2, "pair of games")):
+        failed = range(0, 21, step)
+        assert evaluate.main(command("--ladder", "random", "mcts:2x1", games=["kuhn_poker"])) == 1
+        out, err = capsys.readouterr()
+        told = f"error: every {which} of kuhn_poker failed; the first: RuntimeError: no such luck"
+        assert err.splitlines()[-1] == told
+        assert "Ratings" not in out
 
 
 @pytest.mark.parametrize(
@@ -1337,6 +1346,7 @@ def test_nobody_plays_after_a_player_whose_server_is_gone(serve, tmp_path, capsy
 
 @pytest.mark.parametrize(("words", "shown"), [
     (["--strength", "--base-url", "URL"], "kuhn_poker"), (["--ladder", "random", "mcts:2x1", "URL"], "\nmcts:2x1  "),
+    (["--ladder", "mcts:2x1", "mcts:3x1", "URL", "random"], "  +0 [+0, +0]  "),  # somebody who played is the zero
 ])  # fmt: skip
 def test_a_server_that_goes_costs_no_table_of_the_games_before(serve, capsys, words, shown):
     server = serve(lambda body, n: (500, "down") if "leduc" in str(body).lower() else first_legal(body, n))
@@ -1483,7 +1493,8 @@ def test_a_best_response_trains_for_200_steps_unless_told(given, steps):
         (["--compare", "random"], "expected 2 arguments"),
         (["--checkpoint", "random", "--set", "env.env_mode=url", "env.env_url=http://x"], "random: bots play here"),
         (["--ladder", "random", "mcts:2x1", "--games", "hearts"], "--ladder: hearts#* is not for two players"),
-        (["--checkpoint", "random", "--output", "/"], "--output /"),
+        (["--checkpoint", "random", "--output", "new/"], "--output: new/: is a folder; expected a file"),
+        (["--checkpoint", "random", "--json", "new/"], "--json: new/: is a folder; expected a file"),
         (["--checkpoint", "x", "--output", "/nowhere/x.jsonl"], "--output /nowhere/x.jsonl: there is no such folder"),
         (["--checkpoint", "random", "--opponent", "ismcts", "--games", "hearts"], "ismcts cannot play hearts"),
         (["--checkpoint", "perfect", "--games", "leduc_poker"], "perfect cannot play leduc_poker"),
