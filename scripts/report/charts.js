@@ -76,7 +76,7 @@ function drawAxes(s, stages) {
   for (const x of ticks(s.x0, s.x1 > s.x0 ? s.x1 : s.x0 + 1, 5).filter((t) => t <= s.x1 && Number.isInteger(t))) {
     out.push(html`<text x="${s.sx(x)}" y="${H - 6}" text-anchor="middle">${short(x)}</text>`);
   }
-  for (const [step, text] of stages) {
+  for (const [step, text] of stages.filter(([at]) => at >= s.x0 && at <= s.x1)) {
     out.push(html`<line class="stage" x1="${s.sx(step)}" x2="${s.sx(step)}" y1="${PAD.top}" y2="${H - PAD.bottom}"><title>${text}</title></line>`);
   }
   return out;

@@ -699,6 +699,17 @@ def test_the_readout_is_of_the_step_under_the_cursor():
 
 
 @pytest.mark.skipif(not shutil.which("node"), reason="no Node here")
+@pytest.mark.parametrize(("steps", "shown"), [([250], "250"), ([250, 500], "250 400"), ([1, 9000], "100 250 400 800")])
+def test_stages_outside_of_a_chart_are_not_drawn_within_it(steps, shown):
+    """That of step 100 stood on the marks of the ordinate, and where a run had one evaluation, at its point."""
+    panel = {"lines": [{"x": steps, "y": [0.1] * len(steps), "mean": []}]}
+    stages = [[step, f"at {step}"] for step in (100, 250, 400, 800)]
+    script = f"{CHARTS}; console.log(shown(drawAxes(scales({json.dumps(panel)}), {json.dumps(stages)})))"
+    said = subprocess.run(["node", "-e", script], capture_output=True, text=True, check=True).stdout
+    assert " ".join(re.findall(r"<title>at (\d+)", said)) == shown
+
+
+@pytest.mark.skipif(not shutil.which("node"), reason="no Node here")
 def test_who_gained_from_two_others_has_won():
     """In three-player leduc_poker, of -13 to 26 chips, a gain of two is a score of 0.38, and was called lost."""
     games = [(15 / 39, [2, -1, -1]), (12 / 39, [-1, 2, -1]), (13 / 39, [0, 0, 0]), (1.0, [5, -5]), (0.5, [0, 0]),
