@@ -289,8 +289,9 @@ class Contest:
                     continue
                 arena.console.close()
                 report["tables"].append({"player": player.label, "opponent": "best response", "results": results})
+                exactly = "exact: the best there is; " * self.args.exact
                 print(f"best of {self.args.exploit} responses to {player.label}, {self.args.exploit_steps} steps each; "
-                      "exact: the best there is; trained: score of each in its last steps")  # fmt: skip
+                      f"{exactly}trained: score of each in its last steps")  # fmt: skip
                 lines = [{"game": r["game"], "games": r["episodes"], "won from it": r["value"],
                           "95 %": between(r["low"], r["high"]), "exact": r["exploitability"],
                           "trained": " ".join(f"{score:.3f}" for score in r["trained"])} for r in results]  # fmt: skip
