@@ -120,33 +120,32 @@ def estimate(
     kept = architecture.hidden_size * size if model.gradient_checkpointing else layer
     chat = next(iter(measured.values())).chat
     played = [play_step(config, chat, stage) for stage in config.curriculum.stages]
-    evaluated = ppo.eval_games * len(first_tasks(config.curriculum, config.env.env_type))
-    at_once = config.env.games_at_once
+    evaluated, at_once = (
+        ppo.eval_games * len(first_tasks(config.curriculum, config.env.env_type)),
+        config.env.games_at_once,
+    )
 
-    def playing(games: int, held: float = 0) -> float:
+    context = 0 if ppo.context_grad else max(p.distinct for p in played)
+
+    def playing(games: int, held: int = 0) -> float:
         scale = max(min(games, at_once or games) / min(ppo.batch_size, at_once or ppo.batch_size), 1)
         return max(SPARE * max(scale * p.slots, held) * kv * (layers + 1)
                    + min(scale * p.at_work, model.tokens_per_batch) * layer for p in played)  # fmt: skip
 
-    tokens = max(
-        p.micro_batch(ppo.mini_batch_size * ppo.gradient_accumulation_steps, model.tokens_per_batch) for p in played
-    )
-    choices = tokens * max(p.answer * len(p.asked) / p.read for p in measured.values())
-    columns = len("0123456789.")
+    games = ppo.mini_batch_size * ppo.gradient_accumulation_steps
+    tokens = max(p.micro_batch(games, model.tokens_per_batch) for p in played)
+    answers = tokens * max(p.answer * len(p.asked) / p.read for p in measured.values())
+    choices, columns = answers, len("0123456789.")
     if ppo.legal_mass_coef > 0:
         choices, columns = min(choices, HEAD_ROWS), architecture.vocab_size
     elif config.env.answer_mode == "free":
         columns = min(COLUMNS, architecture.vocab_size)
-    context = copied = 0
-    if not ppo.context_grad:
-        context, copied = max(p.distinct for p in played), tokens * kv * layers
-        tokens = int(tokens * max((p.answer + 1) * len(p.asked) / p.read for p in measured.values()))
-    held_back = SPARE * context * kv * layers + copied
+    computed, constants = (answers, (SPARE * context + tokens) * kv * layers) if context else (tokens, 0)
     turns = {
         "rollout": playing(ppo.batch_size, context),
         "evaluation": playing(evaluated),
-        "update: layers": held_back + tokens * (kept * layers + 2 * layer),
-        "update: logits": held_back + tokens * kept * layers + choices * columns * LOGITS_BYTES,
+        "update: layers": constants + computed * (kept * layers + 2 * layer),
+        "update: logits": constants + computed * kept * layers + choices * columns * LOGITS_BYTES,
     }
     idle = min(IDLE, max(turns.values()) / 2) if model.device == "cpu" else 0.0
     return held(config, parameters) | {"freed and kept": idle} | turns
