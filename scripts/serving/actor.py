@@ -177,6 +177,13 @@ def read_task(task_id: Any, seed: Any, opponent: Any, max_search: float) -> Task
     return Task(task_id, derive_seed(task_id) if seed is None else seed, opponent)
 
 
+def _held(play: Callable[..., Step], argument: Any) -> Step:
+    try:
+        return play(argument)
+    except (StopIteration, SystemExit) as error:  # of a custom game: asyncio would wait for ever, or the game stay
+        raise RuntimeError(f"{type(error).__name__}: {error}") from error
+
+
 def _lower_priority() -> None:
     """Give the calling thread a lower priority than those that answer requests (only Linux has one per thread)."""
     if sys.platform == "linux":
@@ -207,12 +214,11 @@ class Actor:
         searches = parse_opponent(task.opponent).searches
         episode = HostedGame(uuid.uuid4().hex, task, self._search_pool if searches else self._quick_pool)
         self._episodes[episode.id] = episode
-        game, params = games.decode_task_id(task.task_id)
-        rules = f"# Game Rules\n{game.rules(params)}\n\n# Current Game State\n"
         async with episode.lock:
             with blaming(raising=partial(RequestError, "invalid_opponent")):
                 step = await self._in_pool(episode, episode.env.reset, task)
-        return episode.response(step.score, rules)
+        game, params = games.decode_task_id(task.task_id)
+        return episode.response(step.score, f"# Game Rules\n{game.rules(params)}\n\n# Current Game State\n")
 
     async def step(self, action: str | None = None, episode_id: str | None = None) -> dict:
         """Play an action, given as its id or as text that ``envs.parser`` understands."""
@@ -266,7 +272,7 @@ class Actor:
 
     async def _in_pool(self, episode: HostedGame, play: Callable[..., Step], argument: Any) -> Step:
         """Play in a thread. A failure drops the episode, since its position is then unknown."""
-        played = asyncio.get_running_loop().run_in_executor(episode.pool, play, argument)
+        played = asyncio.get_running_loop().run_in_executor(episode.pool, _held, play, argument)
         try:
             if episode.pool is self._search_pool:
                 await self._while_awaited(played)

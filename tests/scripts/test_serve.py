@@ -23,6 +23,7 @@ from serving import SERVE, running_server, server_process
 
 import games
 from env_wrapper import Task, play
+from envs import openspiel
 from envs.openspiel import derive_seed
 from scripts import serve
 from scripts.serving import actor as actor_module
@@ -401,6 +402,39 @@ def test_who_waits_for_a_search_that_is_given_up_plays_nothing():
         return game.env._history
 
     assert asyncio.run(played()) == []
+
+
+@pytest.mark.parametrize("kind", [OSError, StopIteration, SystemExit])
+@pytest.mark.parametrize("method", ["reset", "step"])
+def test_whatever_a_game_raises_it_is_dropped_and_its_client_told(monkeypatch, method, kind):
+    def fail(*_):
+        raise kind("of a custom game")
+
+    async def played():
+        actor = Actor("random", 10, 60.0, 1)
+        first = await actor.reset(task_id("hex_small"), 0)
+        monkeypatch.setattr(actor_module.StoppableEnv, method, fail)
+        asked = {"reset": (task_id("hex_small"), 1), "step": ("0", first["episode_id"])}[method]
+        with pytest.raises((OSError, RuntimeError), match="of a custom game"):
+            await asyncio.wait_for(actor.methods[method](*asked), 5)
+        return len(actor._episodes)
+
+    assert asyncio.run(played()) == (method == "reset")
+
+
+def test_a_game_without_rules_takes_no_place_for_ever(monkeypatch):
+    def unruled(task):
+        found, params = games.GAMES[task // SIZE], {}
+        return replace(found, rules=lambda _: 1 / 0), params
+
+    actor, known = Actor("random", 10, 60.0, 1), games.decode_task_id
+    monkeypatch.setattr(games, "decode_task_id", unruled)
+    openspiel.table.cache_clear()
+    with pytest.raises(ZeroDivisionError):
+        asyncio.run(actor.reset(task_id("hex_small"), 0))
+    monkeypatch.setattr(games, "decode_task_id", known)
+    openspiel.table.cache_clear()
+    assert actor._episodes == {}
 
 
 @pytest.mark.parametrize("nice", [0, 10, 19])
