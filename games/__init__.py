@@ -32,7 +32,7 @@ def find(name: str) -> str:
     """Return the name of the game meant by, say, ``TicTacToe`` or ``ttt``; ValueError if there is none."""
     if name in NAMES:
         return name
-    plain = {re.sub("[^a-z0-9]", "", known): known for known in NAMES} | SYNONYMS
+    plain = SYNONYMS | {re.sub("[^a-z0-9]", "", known): known for known in NAMES}
     typed = re.sub("[^a-z0-9]", "", name.lower())
     if typed in plain:
         return plain[typed]

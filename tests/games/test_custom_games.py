@@ -313,6 +313,11 @@ def test_a_folder_is_named_in_full_and_there_is_one(tmp_path, forget, monkeypatc
         make(EnvConfig, {"games_path": f"{tmp_path}/b"}, "env")
 
 
+def test_a_name_of_ones_own_comes_before_a_synonym_in_any_case(tmp_path, forget):
+    games.add(str(write(tmp_path, ttt=nim_with('name="nim"', 'name="ttt", spiel_name="nim"'))))
+    assert [games.find(name) for name in ("ttt", "TTT", "noughts-and-crosses")] == ["ttt", "ttt", "tic_tac_toe"]
+
+
 def test_a_game_on_another_game_is_known_by_its_parameters():
     """OpenSpiel takes those of a game within a game."""
     inner = {"name": "goofspiel", "num_cards": 3, "imp_info": True}
