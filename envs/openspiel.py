@@ -338,8 +338,11 @@ class OpenSpielEnv:
         seats = range(self._table.players)
         if returns is None:
             outcome, scores = "forfeited", {p: 0.0 if p == self._seat else 0.5 for p in seats}
-        else:  # 2048 can return more than its highest utility
-            outcome, scores = "finished", {p: min(score(self._table.spiel, returns, p), 1.0) for p in seats}
+        else:  # 2048 can return more than its highest utility, and sums of a custom game may be rounded
+            found = {p: score(self._table.spiel, returns, p) for p in seats}
+            if wrong := [value for value in found.values() if not value > -1e-6]:  # nan, too
+                raise ValueError(f"the score {wrong[0]} is not in [0, 1]: see min_utility")
+            outcome, scores = "finished", {p: min(max(value, 0.0), 1.0) for p, value in found.items()}
         info = self._info(self._own_seat, outcome) | {"returns": returns, "scores": scores}
         self.close()
         return Step("", {}, True, scores[self._own_seat], info)

@@ -506,6 +506,14 @@ def test_bad_tasks_are_one_line():
         assert "\n" not in str(error.value)
 
 
+@pytest.mark.parametrize(("found", "ended"), [(-1e-17, "finished"), (-0.01, "failed"), (float("nan"), "failed")])
+def test_a_game_that_returns_less_than_it_declares_fails_and_a_rounded_sum_does_not(monkeypatch, found, ended):
+    monkeypatch.setattr(openspiel, "score", lambda *_: found)
+    [episode] = play({}, random_player(), [Task(NAMES.index("hex_small") * games.CONFIGS_PER_GAME, 0)])
+    assert (episode.outcome, episode.score) == (ended, 0.0)
+    assert ended == "finished" or f"the score {found} is not in [0, 1]: see min_utility" in episode.info["error"]
+
+
 def test_a_game_of_2048_that_is_won_scores_one_here_and_from_a_server():
     """Other tiles beside the last come on top of what the engine calls the most; the public score is above 1."""
     task = Task(NAMES.index("2048") * games.CONFIGS_PER_GAME, 0)
