@@ -110,6 +110,8 @@ def make_app(actor: Actor) -> Starlette:
                 raise HTTPException(422, 'the body needs a "method"')
         elif "args" not in data and "kwargs" not in data:
             data = {"kwargs": data}
+        if beside := data.keys() - {"method", "args", "kwargs"}:  # a game other than the one meant would be played
+            raise HTTPException(422, f"{min(beside)[:MAX_SHOWN]!r} stands beside args and kwargs, not in kwargs")
         return await _invoke(actor, request, name, data.get("args", []), data.get("kwargs", {}))
 
     async def refuse(request: Request, error: Any) -> JSONResponse:
