@@ -283,11 +283,11 @@ class OpenSpielEnv:
                 self._apply(player, self._bot_action(player, legal))
             else:
                 return self._decide(player, legal)
-        return self._end(state.returns())
+        return self._end(list(map(float, state.returns())))  # of a game written in Python, perhaps numpy's
 
     def _apply(self, player: int, action: int) -> None:
         self._state.apply_action(action)
-        self._history.append([player, action])
+        self._history.append([player, int(action)])
 
     def _bot_action(self, seat: int, legal: list[int]) -> int:
         if len(legal) == 1:

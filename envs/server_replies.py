@@ -71,7 +71,7 @@ def read_reply(answer: Any, game: Any) -> Reply:
             [(state, _)] = deque(replay(game, history), maxlen=1)
         if not state.is_terminal() and state.legal_actions() and len(history) < most_moves(game):
             raise ServerError("its history does not end with the game")
-        played = state.returns()
+        played = list(map(float, state.returns()))
         if returns is not None and not all(map(close, returns, played)):
             raise ServerError(f"the returns {returns} are not those of its history, {played}")
         returns = played

@@ -1,6 +1,7 @@
 """The OpenSpiel environment and its opponents: contract, prompts, seats, seeds, forfeits, bots."""
 
 import dataclasses
+import importlib
 import itertools
 import logging
 import random
@@ -527,6 +528,14 @@ def test_a_game_of_2048_that_is_won_scores_one_here_and_from_a_server():
     assert read_reply(answer, spiel).score == 1
     with pytest.raises(ServerError, match=r"the score 2.1 is not in \[0, 2\]"):
         read_reply(answer | {"reward": 2.1}, spiel)
+
+
+def test_an_array_of_returns_is_read_as_a_servers_list():
+    importlib.import_module("open_spiel.python.games.iterated_prisoners_dilemma")  # registers it
+    spiel = pyspiel.load_game("python_iterated_prisoners_dilemma")
+    history = [[0, 0], [1, 1], [-1, 1]]
+    answer = {"observation": "", "episode_id": "", "done": True, "reward": 0.0, "info": {"history": history}}
+    assert read_reply(answer, spiel).returns == [0.0, 10.0]
 
 
 def test_who_play_together_are_measured_by_what_they_reach():

@@ -50,7 +50,7 @@ except ValueError as error:
 player, played = First(), []
 for name in sys.argv[2:]:
     [episode] = play(config, player, [Task(games.NAMES.index(name) * games.CONFIGS_PER_GAME + 2, 0, "mcts:5x1")])
-    played.append([name, games.NAMES.index(name), episode.outcome, player.system])
+    played.append([name, games.NAMES.index(name), episode.outcome, player.system, episode.info])
 print(json.dumps({"names": games.NAMES, "played": played}))
 """
 
@@ -413,8 +413,22 @@ def test_what_is_no_path_in_a_runs_configuration_is_one_line(tmp_path, capsys):
         assert capsys.readouterr().err.splitlines()[-1].endswith(told)
 
 
-def test_a_game_written_in_python_passes_the_check(tmp_path):
-    assert run(write(tmp_path, count=COUNT)).returncode == 0
+NUMPY = COUNT
+for plain, numpys in {
+    "DETERMINISTIC": "EXPLICIT_STOCHASTIC", "(2, 0, 2, LOW": "(2, 2, 2, LOW", "[won, -won]": "np.array([won, -won])",
+    "len(self.moves) % 2": "len(self.moves) % 2 if self.moves else pyspiel.PlayerId.CHANCE",
+    "import pyspiel": "import numpy as np, pyspiel",
+    "    def returns": "    def chance_outcomes(self):\n        return [(np.int64(1), 1.0)]\n\n    def returns",
+}.items():  # fmt: skip
+    NUMPY = NUMPY.replace(plain, numpys)
+
+
+@pytest.mark.parametrize("text", [COUNT, NUMPY])
+def test_a_game_written_in_python_passes_the_check_and_its_record_can_be_written(tmp_path, text):
+    result = run(write(tmp_path, count=text), "count")
+    assert (result.returncode, result.stderr) == (0, "")
+    [[*_, info]] = json.loads(result.stdout)["played"]
+    assert (len(info["history"]), sum(info["returns"])) == (4, 0)
 
 
 def test_a_game_that_may_be_over_before_a_seat_is_asked_passes_the_check(tmp_path, forget):
