@@ -118,7 +118,8 @@ def make_app(actor: Actor) -> Starlette:
         return JSONResponse({"detail": error.detail}, error.status_code)
 
     async def fail(request: Request, error: Exception) -> JSONResponse:
-        return JSONResponse({"detail": f"{type(error).__name__}: {error}"}, 500)
+        told = {"detail": f"{type(error).__name__}: {error}"}
+        return JSONResponse(told, 500, {"Connection": "close"})  # as uvicorn does: the next call would be lost
 
     routes = [Route("/health", health), Route("/methods", list_methods), Route("/{method}", call, methods=["POST"])]
     return Starlette(routes=routes, exception_handlers={HTTPException: refuse, Exception: fail})

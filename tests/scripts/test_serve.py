@@ -605,6 +605,17 @@ def test_a_client_that_takes_its_answer_late_is_not_hung_up_on():
     protocol.loop.call_later.return_value.cancel.assert_called_once_with()
 
 
+def test_a_game_that_fails_costs_no_call_of_another(monkeypatch):
+    with thread_server() as port, httpx.Client(base_url=f"http://127.0.0.1:{port}") as client:
+        failing, other = (call(client, "reset", task_id=task_id("hex_small"), seed=seed) for seed in (0, 2))
+        with monkeypatch.context() as patch:
+            patch.setattr(actor_module.StoppableEnv, "step", lambda self, text: 1 / 0)
+            failed = client.post("/step", json={"action": "0", "episode_id": failing["episode_id"]})
+        assert (failed.status_code, failed.json()["detail"]) == (500, "ZeroDivisionError: division by zero")
+        assert failed.headers["connection"] == "close"  # else the next call is lost, or is not: who is faster
+        assert "error" not in call(client, "state", episode_id=other["episode_id"])["info"]
+
+
 def test_a_client_that_hangs_up_in_its_body_fills_no_log(caplog, capsys):
     with thread_server() as port:
         with socket.create_connection(("127.0.0.1", port)) as cut:
