@@ -119,12 +119,8 @@ def estimate(
     kv = 2 * architecture.num_key_value_heads * head_size(architecture) * size  # a token's keys and values in one layer
     kept = architecture.hidden_size * size if model.gradient_checkpointing else layer
     chat = next(iter(measured.values())).chat
-    played = [play_step(config, chat, stage) for stage in config.curriculum.stages]
-    evaluated, at_once = (
-        ppo.eval_games * len(first_tasks(config.curriculum, config.env.env_type)),
-        config.env.games_at_once,
-    )
-
+    played, at_once = [play_step(config, chat, stage) for stage in config.curriculum.stages], config.env.games_at_once
+    evaluated = ppo.eval_games * len(first_tasks(config.curriculum, config.env.env_type))
     context = 0 if ppo.context_grad else max(p.distinct for p in played)
 
     def playing(games: int, held: int = 0) -> float:
