@@ -218,19 +218,18 @@ class Contest:
             raise ProgramError(self.lost.pop(0))
         report: dict[str, Any] = {"settings": self.settings([opponent]), "tables": []}
         for player, rows in zip(self.players, played, strict=False):
-            if not (results := self._results(player, rows, opponent)):
+            if not (table := self._results(player, rows, opponent)):
                 continue
-            shown = [r.row for r in results]
+            shown = [r.row for r in table]
             report["tables"].append({"player": player.label, "opponent": opponent.label, "results": shown})
             exactly = "; exact, ceiling and share: against random" * (self.args.exact and opponent.label != "random")
-            against = f" against {opponent.label}" * self.boards
-            sampling = "greedy" if self.args.greedy and player.player else "sampled"  # bots are not asked
-            print(f"{player.label}{against}, {sampling}, seed {self.args.seed}{exactly}")
+            how = f"{'greedy' if self.args.greedy and player.player else 'sampled'}, seed {self.args.seed}{exactly}"
+            print(f"{player.label}{f' against {opponent.label}' * self.boards}, {how}")  # bots are not greedy
             lines = [
                 {"game": r.game, "games": r.episodes, "value": r.value, "95 %": between(r.low, r.high),
                  "success": r.success, **{kind: getattr(r, kind) for kind in measure.RARE}, "legal": r.legal_mass,
                  "exact": r.exact, "ceiling": r.ceiling, "share": measure.shown_share(r.share, r.share_interval),
-                 "NashConv": r.nash_conv} for r in results
+                 "NashConv": r.nash_conv} for r in table
             ]  # fmt: skip
             print(columns(lines, self.style, value=VALUE, legal=".2g", exact=VALUE, ceiling=VALUE), end="\n\n")
         compare = partial(measure.differences, played[0], played[-1], measure.apart(self.rows))
@@ -357,8 +356,7 @@ class Contest:
                 results += [(player, opponent, r) for r in self._found(partial(summary, game, [found[0][game]]))]
         if not results:
             raise ProgramError(self.lost.pop(0))
-        sampling = "greedy" if self.args.greedy and any(p.player for p in self.players) else "sampled"
-        print(f"Strength, {sampling}, seed {self.args.seed}")
+        print(f"Strength, {'greedy' if self.args.greedy else 'sampled'}, seed {self.args.seed}")
         several = len({p.label for p, _, _ in results}) > 1
         lines = [
             {"player": p.label if several else None, "game": r.game, "opponent": o.label, "games": r.episodes,

@@ -619,8 +619,6 @@ def test_greedy_play_is_exactly_the_likeliest_answers(checkpoint, tmp_path):
 def test_only_models_are_called_greedy(checkpoint, capsys):
     shown = table(capsys, "--checkpoint", checkpoint, "random", "--greedy", games=["kuhn_poker"], episodes=2)
     assert [", greedy, " in line for line in shown.splitlines() if " against " in line] == [True, False]
-    shown = table(capsys, "--strength", "--checkpoint", "random", "--greedy", games=["kuhn_poker"], episodes=2)
-    assert shown.startswith("Strength, sampled, ")
 
 
 def test_the_table_counts_what_the_rows_say(checkpoint, tmp_path):
