@@ -522,7 +522,7 @@ def test_tables_can_be_pasted_and_have_no_column_of_zeros(capsys):
 
 
 def test_a_checkpoint_plays_as_the_policy_that_was_saved(run, checkpoint, tmp_path):
-    config = micro_config(tmp_path, lora=ADAPTIVE["lora"])
+    config = micro_config(tmp_path)
     policy = load_policy(config)
     policy.load(run / f"checkpoint-{STEPS:06d}")
     [tasks] = paired_tasks([[(LEDUC, LEDUC)]], 20, 0, "random", deals=1)

@@ -176,7 +176,7 @@ MUTANTS = {
         Mutant("mean over a decision's tokens", POLICY, "for x_N in of_choices)",
                "for x_N in (of_choices[0] / counts.to(owner_N)[owner_N], *of_choices[1:]))"),
         Mutant("choices read one token late", POLICY,
-               "(d.start - 1, *answer(d))]", "(d.start - 1, *(p + 1 for p in answer(d)))]"),
+               "(d.start - 1, *answer(d)) for", "(d.start - 1, *(p + 1 for p in answer(d))) for"),
         Mutant("temperature in the rollout only", POLICY,
                "self.lm_head.weight[columns_V].float().T / self.temperature",
                "self.lm_head.weight[columns_V].float().T"),
@@ -191,7 +191,7 @@ MUTANTS = {
                "np.arange(own) + len(row.past) + shared", "np.arange(own) + max(len(row.past) - 1, 0) + shared"),
     ],
     UPDATE + "rollout_values_are_those_that_the_update_reads": [
-        Mutant("value read one token late", POLICY, "(d.start - 1, *answer(d))]", "(d.start, *answer(d))]"),
+        Mutant("value read one token late", POLICY, "(d.start - 1, *answer(d)) for", "(d.start, *answer(d)) for"),
     ],
     UPDATE + "the_whole_losss_gradient_is_that_of_finite_differences": [
         Mutant("value loss without gradient", POLICY, "value_rows.to(self.device)].float()",
