@@ -24,7 +24,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from serving import http_server, said
 from tiny import KUHN, LEDUC, base_model, micro_config
-from tiny_runs import ADAPTIVE, ROOT, STEPS, undisturbed_run
+from tiny_runs import ROOT, STEPS, undisturbed_run
 
 import env_wrapper
 import train_ppo
