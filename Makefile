@@ -1,5 +1,5 @@
 # make train                                        a tiny model learns four small games in minutes, on any machine
-# make smol                                         a pretrained chat model of 135M parameters, 52 minutes
+# make smol                                         a pretrained chat model of 135M parameters, half an hour
 # make train SEED=1                                 another seed; every run gets a folder of its own in runs/
 # make train CONFIG=config/train_config.json        Qwen3-4B in 4 bits; needs a CUDA device
 # make train ARGS="--set ppo.learning_rate=1e-3"    more arguments for train_ppo.py

@@ -46,7 +46,7 @@ _GAMES = "a run plays ppo.num_train_steps * ppo.batch_size games"
 # Keys of older runs that no longer exist: the values that are ignored (None: all), and the reason given.
 GONE: dict[str, tuple[tuple[object, ...] | None, str]] = {
     "run.keep_best": ((True, False), "the best is always kept"), "lora.lora_dropout": ((0.0,), "there is none"),
-    "lora.first_layer": ((0,), "all layers have adapters; ppo.context_grad false saves more"),
+    "lora.first_layer": (None, "fresh adapters are in all layers; ppo.context_grad false saves more"),
     "ppo.lr_target_kl": ((None,), "it was off"), "ppo.critic_warmup_steps": ((0,), "it was off"),
     "curriculum.past_every": (None, "it is a twentieth of the run, 100 steps at most"),
 }  # fmt: skip

@@ -786,7 +786,7 @@ def test_a_run_of_an_older_version_goes_on(tmp_path, drawn):
         json.loads((folder / f"{name}.json").read_text()) for name in ("run_config", "trainer_state", "manifest")
     )
     del config["ppo"]["rehearsal_coef"], config["env"]["trace"], held["drawn"], manifest["digest"]
-    config["run"]["keep_best"], config["lora"]["lora_dropout"] = True, 0.0
+    config["run"]["keep_best"], config["lora"] = True, config["lora"] | {"lora_dropout": 0.0, "first_layer": 1}
     config["ppo"] |= {"lr_target_kl": None, "critic_warmup_steps": 0}
     config["curriculum"]["past_every"] = 5
     for path, content in ((folder / "run_config.json", config), (folder / "trainer_state.json", held)):
