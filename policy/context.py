@@ -15,7 +15,7 @@ ROOT = -1
 
 
 class Context:
-    """A slot of the store for each node of the prefix tree of what was read; the slots are held until ``clear``."""
+    """A slot of the store for each node of the prefix tree of what was read; the slots are held until ``release``."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -40,7 +40,6 @@ class Context:
             path.append(place)
         return np.array(path, np.int64)
 
-    def clear(self) -> None:
-        """Release all slots."""
+    def release(self) -> None:
+        """Let go of all slots; to be called once, at the end."""
         self._store.hold(np.fromiter(self._next.values(), np.int64, len(self._next)), -1)
-        self._next.clear()

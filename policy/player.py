@@ -153,7 +153,7 @@ class Policy(Adapters):
         try:
             yield
         finally:
-            self.context.clear()
+            self.context.release()
             self.context = None
             self.forget()
 

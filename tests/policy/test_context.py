@@ -152,6 +152,9 @@ def test_the_weights_that_change_leave_what_was_read_as_it_was(qwen2_constant):
         for parameter in policy.trainable().values():
             parameter.data *= 1.5
         after, _ = scores(policy, sequences)
+        with torch.no_grad():
+            measured = policy.evaluate_batch(sequences)[:3]  # as ``update_kl`` is
     anew, _ = scores(policy, sequences)
     assert not torch.allclose(before[0], after[0], atol=1e-4)
     assert not torch.allclose(after[0], anew[0], atol=1e-5), "prompts are not read again"
+    assert_close([*measured], anew, atol=1e-5, rtol=1e-4)
