@@ -268,7 +268,7 @@ def _backward(
         loss_sum += loss.detach()
         add_up(sums, stats)
     if mine := ranks.share(batch.texts):
-        kl = divergence(policy, mine) / sum(map(len, batch.texts))
+        kl = divergence(policy, mine) / sum(len(text.ids) for text in batch.texts)
         (ppo.rehearsal_coef * kl).backward()
         loss_sum += ppo.rehearsal_coef * kl.detach()
         sums["rehearsal_kl"] = kl.detach() * count

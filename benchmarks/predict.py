@@ -61,8 +61,7 @@ def counted_in(layers: int, passes: Seq[Pass], config: SimpleNamespace, architec
         store.layers = [(store._room(slots), store._room(slots)) for _ in trunk.layers]
         for p in passes:
             with counter, gpu_kernels(counter), torch.set_grad_enabled(p.part == "update"):
-                after = None if p.after is None else torch.arange(p.after)
-                hidden = network.run_trunk(trunk, p.tree, store if p.past else None, layers * p.recompute, after)
+                hidden = network.run_trunk(trunk, p.tree, store if p.past else None, layers * p.recompute)
                 if p.part == "update":
                     hidden.sum().backward()
     return counter.ops
@@ -91,7 +90,6 @@ class Pass:
     tree: Tree
     past: bool
     recompute: bool
-    after: int | None = None  # tokens before it that are constants, in an update without ``ppo.context_grad``
 
 
 @dataclass
@@ -112,10 +110,10 @@ def recorded(policy: Any) -> Iterator[list[Pass]]:
     passes: list[Pass] = []
     real, act, acting = network.run_trunk, policy.act, [False]
 
-    def run_trunk(model: Any, tree: Tree, store: Any = None, recompute: int = 0, after: Any = None) -> torch.Tensor:
+    def run_trunk(model: Any, tree: Tree, store: Any = None, recompute: int = 0, held: Any = None) -> torch.Tensor:
         part = "rollout" if acting[0] else "update" if torch.is_grad_enabled() else "score"
-        passes.append(Pass(part, tree, store is not None, recompute > 0, None if after is None else len(after)))
-        return real(model, tree, store, recompute, after)
+        passes.append(Pass(part, tree, store is not None, recompute > 0))
+        return real(model, tree, store, recompute, held)
 
     def playing(queries: Any) -> Any:
         acting[0] = True

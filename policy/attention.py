@@ -1,7 +1,7 @@
 """Attention over a tree of tokens: bucket by bucket, keys gathered along each run's path, gradients summed in fp32.
 
 Shapes: N queries or keys in a flat list, Q query heads, H key-value heads, G = Q / H, E head size; R runs, T queries
-and S keys of a bucket.
+and S keys of a bucket, K of which have gradients.
 """
 
 import os
@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from policy.tree import Bucket
+from policy.tree import Bucket, Ints
 
 aten = torch.ops.aten
 
@@ -56,6 +56,7 @@ class PaddedRows(NamedTuple):
     keys: Tensor
     mask: Tensor
     shape: tuple[int, int]  # R, T
+    own: tuple[Tensor, ...] | None = None  # (K) run, place and token of the pass's own keys; None: all are, by number
 
 
 class Runs(NamedTuple):
@@ -63,10 +64,13 @@ class Runs(NamedTuple):
 
     buckets: list[PaddedRows]
     places_N: Tensor
+    held: Any = None  # what keeps the keys of the pass where they are stored, until the backward pass
 
 
-def prepare(buckets: list[Bucket], groups: int, dtype: torch.dtype, device: torch.device) -> Runs:
-    """Buckets as tensors, with their masks."""
+def prepare(
+    buckets: list[Bucket], groups: int, dtype: torch.dtype, device: torch.device, slots_N: Ints | None, held: Any
+) -> Runs:
+    """Buckets as tensors, with their masks; ``slots_N``: the slots of the tokens of the pass, None: they are 0 to N."""
     rows, places_N = [], np.empty(sum(len(bucket.queries) for bucket in buckets), np.int64)
     start = 0
     for bucket in buckets:
@@ -79,8 +83,17 @@ def prepare(buckets: list[Bucket], groups: int, dtype: torch.dtype, device: torc
         future = torch.arange(S, device=device) > positions[..., None]
         mask = torch.zeros(R, 1, T, 1, S, dtype=dtype, device=device).masked_fill_(future[:, None, :, None], -torch.inf)
         mask = mask.expand(-1, -1, -1, groups, -1).reshape(R, 1, T * groups, S)
-        rows.append(PaddedRows(queries_, blanks, keys, mask, (R, T)))
-    return Runs(rows, torch.from_numpy(places_N).to(device))
+        own = None if slots_N is None else tuple(torch.from_numpy(x).to(device) for x in _own(bucket.keys, slots_N))
+        rows.append(PaddedRows(queries_, blanks, keys, mask, (R, T), own))
+    return Runs(rows, torch.from_numpy(places_N).to(device), held)
+
+
+def _own(keys_RS: Ints, slots_N: Ints) -> tuple[Ints, ...]:
+    """Which of the keys lie in ``slots_N``: their runs, their places, and which of the slots it is (K)."""
+    number = np.full(max(keys_RS.max(), slots_N.max()) + 1, -1)
+    number[slots_N] = np.arange(len(slots_N))
+    run_K, place_K = np.nonzero(number[keys_RS] >= 0)
+    return run_K, place_K, number[keys_RS[run_K, place_K]]
 
 
 def _queries(x_NQE: Tensor, run: PaddedRows, heads: int, blank: bool = False) -> Tensor:
@@ -133,35 +146,45 @@ def _backward(q: Tensor, k: Tensor, v: Tensor, g: Tensor, lse: Tensor, mask: Ten
 
 class _Attend(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, q_NQE: Tensor, k_NHE: Tensor, v_NHE: Tensor, runs: Runs, scale: float) -> Tensor:
+    def forward(ctx: Any, q_NQE: Tensor, k_NHE: Tensor, v_NHE: Tensor, runs: Runs, scale: float, stored: Any) -> Tensor:
         outs, sums = [], []
+        all_k, all_v = stored or (k_NHE, v_NHE)
         for run in runs.buckets:
-            q, k, v = _queries(q_NQE, run, k_NHE.shape[1]), _keys(k_NHE, run), _keys(v_NHE, run)
+            q, k, v = _queries(q_NQE, run, k_NHE.shape[1]), _keys(all_k, run), _keys(all_v, run)
             out, lse = _forward(q, k, v, run.mask, scale)
             outs.append(out)
             sums.append(lse)
         out_NQE = _put_back(outs, runs, q_NQE)
         ctx.save_for_backward(q_NQE, k_NHE, v_NHE, out_NQE, *sums)
-        ctx.runs, ctx.scale = runs, scale
+        ctx.runs, ctx.scale, ctx.stored = runs, scale, stored
         return out_NQE
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         [g_NQE], (q_NQE, k_NHE, v_NHE, out_NQE, *sums) = grads, ctx.saved_tensors
         by_q, heads = list[Tensor](), k_NHE.shape[1]
+        all_k, all_v = ctx.stored or (k_NHE, v_NHE)
         total = torch.promote_types(k_NHE.dtype, torch.float32)  # one key may be on a thousand paths
         by_kv = k_NHE.new_zeros(len(k_NHE), 2 * k_NHE[0].numel(), dtype=total)  # one sum: 13 launches in a fixed order
         for run, lse in zip(ctx.runs.buckets, sums, strict=True):
             read = (q_NQE, g_NQE, out_NQE) if len(lse) else (q_NQE, g_NQE)  # a GPU computes the output again
             q, g, *o = (_queries(x, run, heads, blank=x is g_NQE) for x in read)
-            grads = _backward(q, _keys(k_NHE, run), _keys(v_NHE, run), g, lse, run.mask, ctx.scale, *o)
+            grads = _backward(q, _keys(all_k, run), _keys(all_v, run), g, lse, run.mask, ctx.scale, *o)
             by_q.append(grads[0])
-            both = torch.stack([x.transpose(1, 2) for x in grads[1:]], 2)
-            by_kv.index_add_(0, run.keys.flatten(), both.view(-1, by_kv.shape[1]).to(total))
+            to, both = run.keys.flatten(), [x.transpose(1, 2) for x in grads[1:]]  # (R, S, H, E)
+            if run.own:  # the others are constants
+                *where, to = run.own
+                both = [x[*where] for x in both]
+            by_kv.index_add_(0, to, torch.stack(both, -3).view(-1, by_kv.shape[1]).to(total))
         by_k, by_v = (x.view_as(k_NHE).to(k_NHE.dtype) for x in by_kv.chunk(2, 1))
-        return _put_back(by_q, ctx.runs, q_NQE), by_k, by_v, None, None
+        return _put_back(by_q, ctx.runs, q_NQE), by_k, by_v, None, None, None
 
 
-def attend(q_NQE: Tensor, k_NHE: Tensor, v_NHE: Tensor, runs: Runs, scale: float) -> Tensor:
-    """Attention of each query to the keys on its path, with scores softmax(scale q k) (N, Q, E)."""
-    return _Attend.apply(q_NQE, k_NHE, v_NHE, runs, scale)
+def attend(
+    q_NQE: Tensor, k_NHE: Tensor, v_NHE: Tensor, runs: Runs, scale: float, stored: tuple[Tensor, Tensor] | None = None
+) -> Tensor:
+    """Attention of each query to the keys on its path, with scores softmax(scale q k) (N, Q, E).
+
+    ``stored``: all keys and values, if those on the paths are others too; gradients reach ``k`` and ``v`` alone.
+    """
+    return _Attend.apply(q_NQE, k_NHE, v_NHE, runs, scale, stored)

@@ -38,13 +38,13 @@ class _Pass(NamedTuple):
     sin_N1E: Tensor
     runs: Runs
     reads_U: Tensor | None
-    slots_N: Tensor | None  # None: what is stored are keys and values before those of the pass
+    slots_N: Tensor
 
 
 def _run_layer(layer: Any, h_ND: Tensor, common: _Pass, stored: tuple[Tensor, Tensor] | None) -> Tensor:
     """One decoder layer: keys and values of all tokens, everything else only where it is read.
 
-    ``stored``: keys and values of this layer in the store, into which the new ones are written, or before them.
+    ``stored``: keys and values of this layer in the store, into which the new ones are written.
     """
     attn = layer.self_attn
     cos, sin, x_ND = common.cos_N1E, common.sin_N1E, norm(layer.input_layernorm, h_ND)
@@ -59,14 +59,10 @@ def _run_layer(layer: Any, h_ND: Tensor, common: _Pass, stored: tuple[Tensor, Te
         q, k = norm(attn.q_norm, q), norm(attn.k_norm, k)
     k = rotate(k, cos, sin)
     q = rotate(q, cos, sin) if common.reads_U is None else rotate(q, cos[common.reads_U], sin[common.reads_U])
-    if stored and common.slots_N is None:
-        k, v = (torch.cat(pair) for pair in zip(stored, (k, v), strict=True))
-    elif stored:
-        assert common.slots_N is not None
+    if stored:
         for x, new in zip(stored, (k, v), strict=True):
-            x.index_copy_(0, common.slots_N, new)
-        k, v = stored
-    out = attend(q, k, v, common.runs, attn.scaling).flatten(1)
+            x.index_copy_(0, common.slots_N, new.detach())
+    out = attend(q, k, v, common.runs, attn.scaling, stored).flatten(1)
     h_ND = h_ND + linear(attn.o_proj, out)
     return h_ND + linear(layer.mlp.down_proj, gated(layer.mlp, norm(layer.post_attention_layernorm, h_ND)))
 
@@ -106,17 +102,17 @@ def run_trunk(
     tree: Tree,
     store: Store | None = None,
     recompute: int = 0,
-    after: Tensor | None = None,
+    held: Any = None,
 ) -> Tensor:
     """Run a tree of tokens through the layers.
 
     Args:
         model: the trunk (``Qwen2Model``, ``Qwen3Model`` or ``LlamaModel``).
         tree: the tokens, and which of them are read.
-        store: holds keys and values at the tree's slots, past and new ones (no gradients); None: no past, none kept.
+        store: holds keys and values at the tree's slots, past and new ones; None: no past, none kept. The past are
+            constants: gradients go through the new tokens alone.
         recompute: how many of the first layers keep only their input and are computed again in the backward pass.
-        after: slots of the store that hold constants, to which the tree's slots below their number refer; the others
-            are those of the tokens themselves, which leave the store as it is.
+        held: an object that holds the tree's slots, for gradients with a store; it lives until the backward pass.
 
     Returns:
         Normed hidden states of the tokens that are read (U, D), in the order of ``tree.reads_U``.
@@ -128,15 +124,13 @@ def run_trunk(
     h_ND = model.embed_tokens(ids_N)
     cos_NE, sin_NE = (x[0] for x in model.rotary_emb(h_ND[None], positions_N[None]))
     groups = config.num_attention_heads // config.num_key_value_heads
-    full, last = (prepare(buckets, groups, h_ND.dtype, device) for buckets in (tree.full, tree.last))
-    common = _Pass(cos_NE[:, None], sin_NE[:, None], full, None, slots_N if after is None else None)
+    new = tree.slots_N if store and torch.is_grad_enabled() else None
+    full, last = (prepare(buckets, groups, h_ND.dtype, device, new, held) for buckets in (tree.full, tree.last))
+    common = _Pass(cos_NE[:, None], sin_NE[:, None], full, None, slots_N)
     for i, layer in enumerate(model.layers):
         if i == len(model.layers) - 1:
             common = common._replace(runs=last, reads_U=reads_U)
-        stored = store.layers[i] if store else None
-        if stored and after is not None:
-            stored = stored[0][after], stored[1][after]
-        args = (layer, h_ND, common, stored)
+        args = (layer, h_ND, common, store.layers[i] if store else None)
         h_ND = checkpoint(_run_layer, *args, **AGAIN) if i < recompute else _run_layer(*args)
     return norm(model.norm, h_ND)
 
@@ -302,12 +296,11 @@ class Reader:
         """
         pasts = {int(past[-1]): past for past, _ in rows}  # paths of a tree: the last slot tells them apart
         index = {key: r for r, key in enumerate(sorted({(int(past[-1]), tuple(ids)) for past, ids in rows}))}
-        used = np.unique(np.concatenate([*pasts.values()]))
-        local = {last: np.searchsorted(used, past) for last, past in pasts.items()}
-        unlike = [Row(ids, local[last]) for last, ids in index]
+        unlike = [Row(ids, pasts[last]) for last, ids in index]
         cut = CUTS[self.device.type != "cpu"]
-        tree = grow(unlike, [range(len(row.ids)) for row in unlike], lambda n: len(used) + np.arange(n), cut)
-        recompute, after = self._recomputed(len(tree.ids_N)), torch.from_numpy(used).to(self.device)
-        hidden_ND = run_trunk(self.trunk, tree, self.store, recompute, after=after)
+        tree = grow(unlike, [range(len(row.ids)) for row in unlike], self.store.take, cut)
+        held = Kept(self.store, tree.slots_N)
+        self.store.hold(tree.slots_N, -1)
+        hidden_ND = run_trunk(self.trunk, tree, self.store, self._recomputed(len(tree.ids_N)), held)
         at = np.concatenate([tree.flat[index[int(past[-1]), tuple(ids)]] for past, ids in rows])
         return hidden_ND[torch.from_numpy(at).to(self.device)]

@@ -5,7 +5,7 @@ Training on games also shifts what else the model is used for. Rehearsing sample
 """
 
 from collections.abc import Sequence as Seq
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -20,6 +20,13 @@ TEXTS, TOKENS = 64, 64
 AT_ONCE = 2  # texts per step
 
 
+class Text(NamedTuple):
+    """A text of T tokens, and the base's log-probabilities of the token after each."""
+
+    ids: list[int]
+    base_TV: Tensor
+
+
 class Rehearsal:
     """New texts for each step, the same after a resume; ``TEXTS`` of them are sampled at a time.
 
@@ -31,12 +38,12 @@ class Rehearsal:
         self.policy, self.seed = policy, seed
         self._round, self._texts = -1, list[list[int]]()
 
-    def texts(self, step: int) -> list[list[int]]:
+    def texts(self, step: int) -> list[Text]:
         """The texts of a step."""
         number, place = divmod(AT_ONCE * step, TEXTS)
         if number != self._round:
             self._round, self._texts = number, write(self.policy, (self.seed, number))
-        return self._texts[place : place + AT_ONCE]
+        return read_by_base(self.policy, self._texts[place : place + AT_ONCE])
 
 
 @torch.no_grad()
@@ -55,16 +62,23 @@ def write(policy: Any, key: Seq[int]) -> list[list[int]]:
     return texts
 
 
-def divergence(policy: Any, texts: Seq[list[int]]) -> Tensor:
+def _logprobs(policy: Any, texts: Seq[list[int]]) -> Tensor:
+    """Of the token after each token of the texts (their total number, V); whole rows of logits, in one pass."""
+    sequences, positions = [Sequence(text) for text in texts], [list(range(len(text))) for text in texts]
+    return policy.lm_head(policy.reader.hidden_at(sequences, positions)).float().log_softmax(-1)
+
+
+def read_by_base(policy: Any, texts: Seq[list[int]]) -> list[Text]:
+    """The texts as the base reads them: once for all updates of a step, as it never changes."""
+    with policy.using("base"):
+        found = _logprobs(policy, texts).split([len(text) for text in texts])
+    return [Text(ids, base_TV) for ids, base_TV in zip(texts, found, strict=True)]
+
+
+def divergence(policy: Any, texts: Seq[Text]) -> Tensor:
     """KL(base || policy) of the next token, in nats, summed over all tokens of the texts; with gradients.
 
-    At most ``AT_ONCE * TOKENS`` rows of whole-vocabulary logits, computed when no other activations are held.
+    To be called when no other activations are held.
     """
-    sequences, positions = [Sequence(text) for text in texts], [list(range(len(text))) for text in texts]
-
-    def logprobs() -> Tensor:
-        return policy.lm_head(policy.reader.hidden_at(sequences, positions)).float().log_softmax(-1)
-
-    with policy.using("base"):
-        base_NV = logprobs()
-    return F.kl_div(logprobs(), base_NV, reduction="sum", log_target=True)
+    ids, base = zip(*texts, strict=True)
+    return F.kl_div(_logprobs(policy, ids), torch.cat(base), reduction="sum", log_target=True)

@@ -111,7 +111,7 @@ def estimate(
     random. An evaluation holds as much per game. The update runs the fullest micro-batch of those games: first the
     backward pass of the output layer, with what all layers keep, then that of each layer in turn. Without
     ``context_grad``, rollout and update hold keys and values of all the step's tokens, and a micro-batch computes only
-    the answers, after a copy of those before them. On a CPU up to half of the largest turn stays when freed.
+    the answers. On a CPU up to half of the largest turn stays when freed.
     """
     model, ppo, layers = config.model, config.ppo, architecture.num_hidden_layers
     size = getattr(torch, model.dtype).itemsize
@@ -136,7 +136,7 @@ def estimate(
         choices, columns = min(choices, HEAD_ROWS), architecture.vocab_size
     elif config.env.answer_mode == "free":
         columns = min(COLUMNS, architecture.vocab_size)
-    computed, constants = (answers, (SPARE * context + tokens) * kv * layers) if context else (tokens, 0)
+    computed, constants = (answers, SPARE * context * kv * layers) if context else (tokens, 0)
     turns = {
         "rollout": playing(ppo.batch_size, context),
         "evaluation": playing(evaluated),

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from envs.types import Decision, Episode, Sequence
 from policy.player import Policy
+from policy.rehearsal import Text
 from policy.state_head import State
 from policy.vllm_player import EngineError
 from training.config import PPOConfig
@@ -29,7 +30,7 @@ IMPORTANCE_CAP = 2.0  # truncated importance sampling, https://doi.org/10.1198/1
 MOMENTS_RATE = 0.05  # of the running moments of rewards: about the last 20 steps count
 MOMENTS_GAMES = 8  # games of a step that may replace the moments; fewer change them in proportion
 WHITEN_ALONE = 9  # trajectories of a game in a step from which on its advantages are whitened separately
-SAMPLE = 64  # the most sequences of a step that are scored again after its updates; an eighth of them if that is less
+SAMPLE = 64  # the most sequences of a step that are scored again after its updates; a sixteenth if that is less
 
 Moments = dict[str, tuple[float, float, float]]  # key -> (updates, mean, variance) of terminal rewards
 
@@ -85,7 +86,7 @@ class Batch:
     kl_average: float = 0.0  # the same for the policy's moving average, if there is one
     gap_M: Tensor | None = None  # |learner's - sampler's| log-probability before the update, if both are known
     states: Seq[State] = ()  # information state of each decision, with ``ppo.state_coef``
-    texts: Seq[list[int]] = ()  # rehearsed in each update
+    texts: Seq[Text] = ()  # rehearsed in each update
 
     def __post_init__(self) -> None:
         ends = np.cumsum([len(sequence.decisions) for sequence in self.sequences])
@@ -104,7 +105,7 @@ class Batch:
 
         ``legal_mass``: also the probability that an unconstrained answer would be legal, if answers are constrained.
         """
-        sample = self.sequences[: min(SAMPLE, -(-len(self.sequences) // 8))]
+        sample = self.sequences[: min(SAMPLE, -(-len(self.sequences) // 16))]
         new = ranks.score(policy, sample, legal_mass=legal_mass and policy.constrained)
         log_ratio_M = new.logprobs - self.old_logprobs_M[: len(new.logprobs)].cpu()
         stats = {"update_kl": float((log_ratio_M.exp() - 1 - log_ratio_M).mean())}  # k3, as in the loss

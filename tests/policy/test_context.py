@@ -95,10 +95,10 @@ def test_what_is_scored_is_the_same(policy, env, legal_mass):
 def test_an_update_computes_the_ends_of_prompts_and_the_answers(qwen2_constant, monkeypatch):
     policy, real, computed = qwen2_constant, network.run_trunk, []
 
-    def run_trunk(model, tree, store, recompute, **options):
+    def run_trunk(model, tree, store, recompute, held):
         assert recompute == len(model.layers), "with gradient_checkpointing, on a CPU"
         computed.append(tree.ids_N.tolist())
-        return real(model, tree, store, recompute, **options)
+        return real(model, tree, store, recompute, held)
 
     alone = [s.ids for s in played(policy)]
     policy.forget()

@@ -95,8 +95,8 @@ def test_no_operation_mixes_devices_and_few_wait(bases, monkeypatch, architectur
 def test_a_tensor_made_on_the_host_is_noticed(bases, monkeypatch):
     real = network.prepare
 
-    def forgetful(buckets, groups, dtype, device):
-        runs = real(buckets, groups, dtype, device)
+    def forgetful(*args):
+        runs = real(*args)
         return runs._replace(buckets=[run._replace(queries=run.queries.cpu()) for run in runs.buckets])
 
     monkeypatch.setattr(network, "prepare", forgetful)

@@ -215,7 +215,7 @@ MUTANTS = {
         Mutant("states: of the beginning", TURNS, "ply=len(query.history))", "ply=0)"),
     ],
     UPDATE + "what_is_rehearsed_counts_by_its_mean_token_and_is_told_so": [
-        Mutant("rehearsal: by the text", TRAIN, "/ sum(map(len, batch.texts))", "/ len(batch.texts)"),
+        Mutant("rehearsal: by the text", TRAIN, "/ sum(len(text.ids) for text in batch.texts)", "/ len(batch.texts)"),
         Mutant("rehearsal: told of one decision", TRAIN, "kl.detach() * count", "kl.detach()"),
     ],
     RUN + "each_step_rehearses_texts_of_its_own_and_none_with_a_weight_of_zero": [
@@ -228,9 +228,9 @@ MUTANTS = {
     ],
     REHEARSAL + "the_divergence_is_the_librarys_and_vanishes_with_its_gradient_at_the_base": [
         Mutant("rehearsal: the other divergence", REHEARSE,
-               "F.kl_div(logprobs(), base_NV,", "F.kl_div(base_NV, logprobs(),"),
-        Mutant("rehearsal: from itself", REHEARSE, "    with policy.using(\"base\"):\n        base",
-               "    with torch.no_grad():\n        base"),
+               "(_logprobs(policy, ids), torch.cat(base),", "(torch.cat(base), _logprobs(policy, ids),"),
+        Mutant("rehearsal: from itself", REHEARSE, "    with policy.using(\"base\"):\n        found",
+               "    with torch.no_grad():\n        found"),
     ],
     UPDATE + "a_game_in_one_sequence_is_scored_like_its_decisions_one_by_one": [
         Mutant("the last layer sees what comes after", TREE,

@@ -320,8 +320,8 @@ def test_times_are_told_by_chapter():
     assert (row["games_per_s"], row["decisions_per_s"]) == (2, 4)
 
 
-@pytest.mark.parametrize(("sequences", "read"), [(1, 1), (20, 3), (800, 64)])
-def test_an_eighth_of_a_step_is_read_again_after_its_updates(sequences, read):
+@pytest.mark.parametrize(("sequences", "read"), [(1, 1), (40, 3), (1600, 64)])
+def test_a_sixteenth_of_a_step_is_read_again_after_its_updates(sequences, read):
     """Two decisions a sequence, of which the updates have made one twice as likely, and the other half as likely."""
     asked = []
 

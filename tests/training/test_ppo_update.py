@@ -15,7 +15,7 @@ from transformers.models.qwen2.modeling_qwen2 import Qwen2RMSNorm
 import train_ppo
 from env_wrapper import Episode, Sequence, play
 from policy import network
-from policy.rehearsal import divergence
+from policy.rehearsal import divergence, read_by_base
 from train_ppo import Trainer, TrainingError, _backward, collate, minibatches, ppo_loss, ppo_update
 from training import trajectories
 from training.config import PPOConfig
@@ -108,7 +108,7 @@ def test_the_whole_losss_gradient_is_that_of_finite_differences(tmp_path):
     ppo = replace(WHOLE, legal_mass_coef=0.05, rehearsal_coef=0.7, state_coef=0.01)
     states_of(policy).double()
     batch = played(policy, ppo=ppo)
-    batch = replace(batch, texts=[[5, 1, 4, 4, 2], [3, 9, 2]])
+    batch = replace(batch, texts=read_by_base(policy, [[5, 1, 4, 4, 2], [3, 9, 2]]))
     members = list(range(len(batch.sequences)))
     names, parameters = zip(*policy.trainable().items(), strict=True)
 
@@ -170,7 +170,8 @@ def test_the_state_heads_own_gradient_is_no_part_of_the_norm(tmp_path):
 
 
 def test_what_is_rehearsed_counts_by_its_mean_token_and_is_told_so(tmp_path):
-    policy, texts = tiny_policy(tmp_path), [[5, 1, 4, 4, 2], [3, 9, 2]]
+    policy = tiny_policy(tmp_path)
+    texts = read_by_base(policy, [[5, 1, 4, 4, 2], [3, 9, 2]])
     kl = divergence(policy, texts).item() / 8
     batch = replace(played(policy), texts=texts)
     assert ppo_update(policy, Recorder(policy), batch, replace(WHOLE, rehearsal_coef=0.7), (0,))["rehearsal_kl"] == (

@@ -646,13 +646,13 @@ def test_each_step_rehearses_texts_of_its_own_and_none_with_a_weight_of_zero(tmp
     rehearsed = []
 
     def update(policy, optimizer, batch, *args):
-        rehearsed.append(list(batch.texts))
+        rehearsed.append([tuple(text.ids) for text in batch.texts])
         return ppo_update(policy, optimizer, batch, *args)
 
     ppo_update = train_ppo.ppo_update
     monkeypatch.setattr(train_ppo, "ppo_update", update)
     assert train(tmp_path, "--set", "ppo.num_train_steps=3", ppo={"rehearsal_coef": 0.5}) == 0
-    texts = [tuple(text) for step in rehearsed for text in step]
+    texts = [text for step in rehearsed for text in step]
     assert len(set(texts)) == len(texts) == 6
     rehearsed.clear()
     again = ["--resume", "--force-config", "--set", "ppo.num_train_steps=4", "--set"]
