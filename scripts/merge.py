@@ -179,7 +179,7 @@ def parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--base", metavar="B", help="another copy of the base (default: as in the run)")
     add("--set", nargs="+", default=[], metavar="KEY=VALUE", help="laid over the run's configuration")
     add("--dtype", choices=tuple(ROUNDING), help="of the merged weights (default: the run's)")
-    add("--deals", type=at_least(1, 2**20), default=200, metavar="N", help="played before and after (200)")
+    add("--deals", type=at_least(1, 2**20), metavar="N", help="played before and after (200)")
     add("--tolerance", type=at_least(0.0), metavar="NATS", help="mean difference of log-probabilities "
         f"to allow (default: {rounding}; 2 %% of the adapter's effect if more)")  # fmt: skip
     add("--adapter-only", action="store_true", help="do not merge: a folder with the adapter alone")
@@ -189,8 +189,9 @@ def parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
     args = parser.parse_args(argv)
     if args.private and not args.push:
         parser.error("--private: of a repository; name it with --push OWNER/NAME")
-    if args.adapter_only and (args.dtype or args.tolerance is not None):
-        parser.error("--adapter-only: nothing is merged or compared; leave out --dtype and --tolerance")
+    if args.adapter_only and (args.dtype or args.deals or args.tolerance is not None):
+        parser.error("--adapter-only: nothing is merged or compared; leave out --dtype, --deals and --tolerance")
+    args.deals = args.deals or 200
     return args
 
 

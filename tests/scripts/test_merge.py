@@ -50,7 +50,8 @@ def run_plain(tmp_path_factory):
 
 
 def merge_in(folder, run, *arguments):
-    return merge.main(["--adapters", str(run), "--output", str(folder), "--deals", "8", *arguments])
+    deals = [] if "--adapter-only" in arguments else ["--deals", "8"]
+    return merge.main(["--adapters", str(run), "--output", str(folder), *deals, *arguments])
 
 
 @pytest.fixture(scope="module")
@@ -629,8 +630,8 @@ def test_front_matter_is_what_the_hub_reads(tmp_path):
 
 @pytest.mark.parametrize(("flags", "told"), [
     (["--private"], "--private: of a repository; name it with --push OWNER/NAME"),
-    (["--adapter-only", "--dtype", "float32"], "--adapter-only: nothing is merged or compared; leave out --dtype and "
-                                               "--tolerance"),
+    *[(["--adapter-only", *one], "--adapter-only: nothing is merged or compared; leave out --dtype, --deals and "
+                                 "--tolerance") for one in (["--dtype", "float32"], ["--deals", "5"])],
 ])  # fmt: skip
 def test_flags_that_would_do_nothing_are_refused(tmp_path, capsys, flags, told):
     with pytest.raises(SystemExit, match=r"^2$"):
