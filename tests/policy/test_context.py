@@ -79,6 +79,31 @@ def test_gradients_flow_through_answers_alone(policy, env):
     assert_close(gradients, theirs, atol=1e-4, rtol=1e-3)
 
 
+@pytest.mark.parametrize("recompute", [True, False])
+def test_a_pass_leaves_what_another_one_has_read_until_its_gradients_are_known(new_policy, recompute):
+    policy = new_policy(ppo={"context_grad": False}, model={"gradient_checkpointing": recompute})
+    halves, gradients = [TASKS[:4], TASKS[4:]], []
+    with policy.keeping_context():
+        parts = [played(policy, tasks) for tasks in halves]
+        policy.forget()
+        for order in ("one by one", "together"):
+            for parameter in policy.trainable().values():
+                parameter.grad = None
+            losses = []
+            for part in parts:
+                losses.append(policy.evaluate_batch(part).logprobs.sum())
+                if order == "one by one":
+                    losses.pop().backward()
+            if losses:
+                sum(losses).backward()
+            gradients.append({n: p.grad for n, p in policy.trainable().items() if p.grad is not None})
+        losses.clear()
+        held = policy.reader.store.held
+        policy.evaluate_batch(parts[0])
+        assert policy.reader.store.held == held, "and no longer"
+    assert_close(*gradients)
+
+
 @pytest.mark.parametrize(
     ("env", "legal_mass"), [({}, True), ({"history_turns": 0}, True), ({"answer_mode": "free"}, False)]
 )
