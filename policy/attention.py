@@ -56,7 +56,7 @@ class PaddedRows(NamedTuple):
     keys: Tensor
     mask: Tensor
     shape: tuple[int, int]  # R, T
-    own: tuple[Tensor, ...] | None = None  # (K) run, place and token of the pass's own keys; None: all are, by number
+    own_3K: Tensor | None = None  # run, place and token of the keys that have gradients; None: all have, or none
 
 
 class Runs(NamedTuple):
@@ -70,7 +70,10 @@ class Runs(NamedTuple):
 def prepare(
     buckets: list[Bucket], groups: int, dtype: torch.dtype, device: torch.device, slots_N: Ints | None, held: Any
 ) -> Runs:
-    """Buckets as tensors, with their masks; ``slots_N``: the slots of the tokens of the pass, None: they are 0 to N."""
+    """Buckets as tensors, with their masks.
+
+    ``slots_N``: the slots of the tokens of the pass, if their keys alone have gradients.
+    """
     rows, places_N = [], np.empty(sum(len(bucket.queries) for bucket in buckets), np.int64)
     start = 0
     for bucket in buckets:
@@ -83,17 +86,17 @@ def prepare(
         future = torch.arange(S, device=device) > positions[..., None]
         mask = torch.zeros(R, 1, T, 1, S, dtype=dtype, device=device).masked_fill_(future[:, None, :, None], -torch.inf)
         mask = mask.expand(-1, -1, -1, groups, -1).reshape(R, 1, T * groups, S)
-        own = None if slots_N is None else tuple(torch.from_numpy(x).to(device) for x in _own(bucket.keys, slots_N))
-        rows.append(PaddedRows(queries_, blanks, keys, mask, (R, T), own))
+        own_3K = None if slots_N is None else torch.from_numpy(_own(bucket.keys, slots_N)).to(device)
+        rows.append(PaddedRows(queries_, blanks, keys, mask, (R, T), own_3K))
     return Runs(rows, torch.from_numpy(places_N).to(device), held)
 
 
-def _own(keys_RS: Ints, slots_N: Ints) -> tuple[Ints, ...]:
-    """Which of the keys lie in ``slots_N``: their runs, their places, and which of the slots it is (K)."""
+def _own(keys_RS: Ints, slots_N: Ints) -> Ints:
+    """Which of the keys lie in ``slots_N``: their runs, their places, and which of the slots it is (3, K)."""
     number = np.full(max(keys_RS.max(), slots_N.max()) + 1, -1)
     number[slots_N] = np.arange(len(slots_N))
     run_K, place_K = np.nonzero(number[keys_RS] >= 0)
-    return run_K, place_K, number[keys_RS[run_K, place_K]]
+    return np.stack((run_K, place_K, number[keys_RS[run_K, place_K]]))
 
 
 def _queries(x_NQE: Tensor, run: PaddedRows, heads: int, blank: bool = False) -> Tensor:
@@ -172,12 +175,15 @@ class _Attend(torch.autograd.Function):
             grads = _backward(q, _keys(all_k, run), _keys(all_v, run), g, lse, run.mask, ctx.scale, *o)
             by_q.append(grads[0])
             to, both = run.keys.flatten(), [x.transpose(1, 2) for x in grads[1:]]  # (R, S, H, E)
-            if run.own:  # the others are constants
-                *where, to = run.own
+            if run.own_3K is not None:  # the others are constants
+                *where, to = run.own_3K
                 both = [x[*where] for x in both]
             by_kv.index_add_(0, to, torch.stack(both, -3).view(-1, by_kv.shape[1]).to(total))
         by_k, by_v = (x.view_as(k_NHE).to(k_NHE.dtype) for x in by_kv.chunk(2, 1))
-        return _put_back(by_q, ctx.runs, q_NQE), by_k, by_v, None, None, None
+        by_q_NQE = _put_back(by_q, ctx.runs, q_NQE)
+        if ctx.stored:  # let go with what autograd saved: the graph may live on while the store grows
+            ctx.stored = ctx.runs = None
+        return by_q_NQE, by_k, by_v, None, None, None
 
 
 def attend(
@@ -185,6 +191,6 @@ def attend(
 ) -> Tensor:
     """Attention of each query to the keys on its path, with scores softmax(scale q k) (N, Q, E).
 
-    ``stored``: all keys and values, if those on the paths are others too; gradients reach ``k`` and ``v`` alone.
+    ``stored``: keys and values by slot, those of ``k`` and ``v`` among them; gradients go to ``k`` and ``v`` alone.
     """
     return _Attend.apply(q_NQE, k_NHE, v_NHE, runs, scale, stored)

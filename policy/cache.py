@@ -61,7 +61,7 @@ class Store:
 
 
 class Kept:
-    """Slots of a conversation's first tokens, which never change: any number may continue them; freed with the last."""
+    """Slots of a conversation's first tokens, or of an update's, which never change; freed with the last holder."""
 
     def __init__(self, store: Store, path: Ints) -> None:
         self._store, self.path = store, path

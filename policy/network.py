@@ -102,7 +102,7 @@ def run_trunk(
     tree: Tree,
     store: Store | None = None,
     recompute: int = 0,
-    held: Any = None,
+    held: Kept | None = None,
 ) -> Tensor:
     """Run a tree of tokens through the layers.
 
@@ -112,7 +112,7 @@ def run_trunk(
         store: holds keys and values at the tree's slots, past and new ones; None: no past, none kept. The past are
             constants: gradients go through the new tokens alone.
         recompute: how many of the first layers keep only their input and are computed again in the backward pass.
-        held: an object that holds the tree's slots, for gradients with a store; it lives until the backward pass.
+        held: for gradients with a store: what holds the tree's slots; the graph keeps it until the backward pass.
 
     Returns:
         Normed hidden states of the tokens that are read (U, D), in the order of ``tree.reads_U``.
@@ -158,8 +158,9 @@ class Read(NamedTuple):
 class Reader:
     """Runs tokens through one model, as many at a time as ``tokens_per_batch`` allows.
 
-    Rollouts ``read`` on after cached keys and values; updates read whole sequences (``hidden_at``). Where memory runs
-    out in a pass without gradients, batches are halved and the rest is done again.
+    Rollouts ``read`` on after cached keys and values; updates read whole sequences (``hidden_at``), or go on from what
+    rollouts have read (``hidden_after``). Where memory runs out in a pass without gradients, batches are halved and the
+    rest is done again.
     ``layer_bytes``: ``activation_bytes`` where layers are computed again in the backward pass; 0: they are not.
     """
 

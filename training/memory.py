@@ -136,7 +136,7 @@ def estimate(
         choices, columns = min(choices, HEAD_ROWS), architecture.vocab_size
     elif config.env.answer_mode == "free":
         columns = min(COLUMNS, architecture.vocab_size)
-    computed, constants = (answers, SPARE * context * kv * layers) if context else (tokens, 0)
+    computed, constants = (answers, SPARE * (context + answers) * kv * layers) if context else (tokens, 0)
     turns = {
         "rollout": playing(ppo.batch_size, context),
         "evaluation": playing(evaluated),

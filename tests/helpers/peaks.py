@@ -111,7 +111,7 @@ def _peaks(config: SimpleNamespace, tasks: list[Task], layers: int) -> dict[str,
         optimizer.state[parameter] = {"moments": torch.empty(2, *parameter.shape, device="meta")}
         peak.note(optimizer.state[parameter]["moments"])
     found: dict[str, float] = {"held": peak.now}
-    with peak, operations.gpu_kernels(COUNTER):
+    with peak, operations.gpu_kernels(COUNTER), policy.keeping_context():
         episodes = play(config.env, policy, tasks)
         found["rollout"], peak.most = peak.most, peak.now
         batch = collate(episodes, policy, config.ppo, 0.0)
