@@ -324,11 +324,12 @@ def whole_step(step: Step, config: SimpleNamespace, architecture: Any) -> dict[s
     adam = Op(
         "adam", 0, 48 * trained, 100, torch.float32
     )  # gradient twice for its norm, weights and moments in and out
-    rows = sum(len(p.tree.reads_U) for p in parts["score"]) / 8
+    part = "update" if config.ppo.legal_mass_coef else "score"
+    rows = sum(len(p.tree.reads_U) for p in parts[part])
     logits = rows * architecture.vocab_size
     size = 2 * architecture.vocab_size * architecture.hidden_size + 24 * logits
     mass = Op("mass", 2 * logits * architecture.hidden_size, size, 10, torch.bfloat16)
-    found["score"].append((mass, 1))
+    found[part].append((mass, 3 if part == "update" else 1))  # forwards, then once more and backwards
     found["update"].append((adam, step.updates))
     return found
 

@@ -1,5 +1,6 @@
 """Updates whose gradients flow through answers alone: prompts are constants that the rollout has left behind."""
 
+import weakref
 from dataclasses import replace
 
 import pytest
@@ -100,6 +101,20 @@ def test_a_pass_leaves_what_another_one_has_read_until_its_gradients_are_known(n
             gradients.append({n: p.grad for n, p in policy.trainable().items() if p.grad is not None})
             assert policy.reader.store.held == held, "and no longer, although there are losses"
     assert_close(*gradients)
+
+
+@pytest.mark.parametrize("recompute", [True, False])
+def test_a_store_that_has_grown_is_in_memory_once_while_there_are_losses(new_policy, recompute):
+    """A finished micro-batch's loss is there until the next one's is computed, for which the store may have to grow."""
+    policy = new_policy(ppo={"context_grad": False}, model={"gradient_checkpointing": recompute})
+    with policy.keeping_context():
+        sequences = played(policy)
+        policy.forget()
+        found = policy.evaluate_batch(sequences)
+        before = [weakref.ref(x.untyped_storage()) for pair in policy.reader.store.layers for x in pair]
+        sum(x.sum() for x in found[:3]).backward()
+        policy.reader.store.hold(policy.reader.store.take(len(policy.reader.store.layers[0][0])), -1)
+        assert not [storage for storage in before if storage()]
 
 
 @pytest.mark.parametrize(

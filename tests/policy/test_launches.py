@@ -72,7 +72,7 @@ def test_a_default_step_takes_few_passes(default, tmp_path):
     step, _ = predict.play_steps(predict.narrow(default, tmp_path), gpu=True)
     read = {part: predict.forward_equivalents(step, part) for part in ("rollout", "score", "update")}
     assert read["rollout"] <= 1
-    assert read["score"] <= 1.25  # the reference; a sixteenth of the sequences again, for the legal mass
+    assert read["score"] <= 1.25  # the reference; a sixteenth of the sequences again
     assert sum(read.values()) <= 6
     rows = [len(p.tree.paths) for p in step.passes if p.part == "rollout"]
     assert rows[0] > 1, "the system messages of all games are read in one pass"
