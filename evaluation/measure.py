@@ -87,8 +87,8 @@ class GameResult:
 
     @property
     def grade(self) -> float:
-        """The number for curves and for choosing the best checkpoint: an exact ``share``, or else the value."""
-        return self.value if self.exact is None or self.share is None else self.share
+        """The number for curves and for choosing the best checkpoint: ``share``, or the value where that is unknown."""
+        return self.value if self.share is None else self.share
 
     @property
     def row(self) -> dict[str, Any]:
@@ -161,6 +161,8 @@ def differences(
         deltas = pair_means([None if None in pair else 2 * (pair[0] - pair[1]) for pair in scores])
         if len(deltas):
             strata[game] = [deltas]
+        else:
+            log.warning("%s: no difference, for no deal was played to its end by both players", game)
     if not strata:
         raise ProgramError("no deal was played to its end by both players")
     if len(parts := [strata[game][0] for game in averaged if game in strata]) > 1:

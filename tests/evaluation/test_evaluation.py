@@ -297,6 +297,15 @@ def test_games_that_are_no_pairs_are_refused(games):
 # -------------------------------------------------------------------------------------------------------- differences
 
 
+def test_a_game_whose_deals_nobody_else_finished_is_named(caplog):
+    """A deal counts when both players have both its games: here each has failed in another seat."""
+    row = {"score": 0.5}
+    whole = {"hex": [row, row], "leduc_poker": [row, {"score": None}]}
+    other = {"hex": [row, row], "leduc_poker": [{"score": None}, row]}
+    assert [found["game"] for found in measure.differences(whole, other, list(whole))] == ["hex"]
+    assert caplog.messages == ["leduc_poker: no difference, for no deal was played to its end by both players"]
+
+
 def test_a_p_value_says_what_the_interval_says():
     """Sign flips gave p below 0.05 beside intervals that held zero, where a few units differ much and many little."""
     rng, apart = np.random.default_rng(0), 0
@@ -607,7 +616,8 @@ def test_the_share_lies_between_random_play_and_the_best_response():
     assert (sampled.share, *sampled.share_interval) == pytest.approx((0.5, 0.25, 0.85))
     assert (replace(sampled, exact=0.5).share_interval, replace(sampled, ceiling=None).share_interval) == (None, None)
     known = GameResult("g", 1, -0.4, 0.0, 0.0, 0.0, exact=0.5, random=0.2, ceiling=0.8)
-    assert (known.grade, replace(known, exact=None).grade) == (pytest.approx(0.5), -0.4)
+    assert (known.grade, replace(known, exact=None).grade) == pytest.approx((0.5, -1.0))
+    assert replace(known, ceiling=None).grade == -0.4
 
 
 def test_exact_values_are_not_of_players_whose_games_are_cut_off():

@@ -49,12 +49,12 @@ def load(folder, four_bit=False, dtype="bfloat16"):
     return *load_model(config, LORA, 0), config
 
 
-def player(peft_model, tokenizer, config, device=None):
+def player(peft_model, tokenizer, config, device=None, ppo=PPO):
     """A policy; all of its tensors say that they are on cuda:0, where a ``device`` is given."""
     if device:
         device.put_module(peft_model)
     env = EnvConfig(prompt="compact", history_turns="all")
-    policy = Policy(peft_model, tokenizer, SimpleNamespace(model=config, lora=LORA, ppo=PPO, env=env, run=RunConfig()))
+    policy = Policy(peft_model, tokenizer, SimpleNamespace(model=config, lora=LORA, ppo=ppo, env=env, run=RunConfig()))
     assert policy.device.type == ("cuda" if device else "cpu")
     return policy
 
@@ -62,10 +62,12 @@ def player(peft_model, tokenizer, config, device=None):
 def step(policy, optimizer, opponent):
     ppo = replace(PPO, legal_mass_coef=0.05 * policy.constrained)
     tasks = [Task((KUHN, LEDUC)[i % 2], seed=i, opponent=opponent, index=i) for i in range(2)]
-    episodes = play(EnvConfig(prompt="compact", history_turns="all"), policy, tasks)
-    assert {e.outcome for e in episodes} <= {"finished", "forfeited"}
-    batch = train_ppo.collate(episodes, policy, ppo, 0.1)
-    return train_ppo.ppo_update(policy, optimizer, batch, ppo, (0, 0))
+    policy.forget()
+    with policy.keeping_context():
+        episodes = play(EnvConfig(prompt="compact", history_turns="all"), policy, tasks)
+        assert {e.outcome for e in episodes} <= {"finished", "forfeited"}
+        batch = train_ppo.collate(episodes, policy, ppo, 0.1)
+        return train_ppo.ppo_update(policy, optimizer, batch, ppo, (0, 0))
 
 
 @pytest.mark.parametrize(("architecture", "four_bit"), [
@@ -73,12 +75,13 @@ def step(policy, optimizer, opponent):
                  id=f"{name}-{'nf4' if four_bit else 'bf16'}")
     for name in ("qwen2", "qwen3", "llama") for four_bit in (False, True)
 ])  # fmt: skip
-def test_no_operation_mixes_devices_and_few_wait(bases, monkeypatch, architecture, four_bit):
+@pytest.mark.parametrize("context_grad", [True, False])
+def test_no_operation_mixes_devices_and_few_wait(bases, monkeypatch, architecture, four_bit, context_grad):
     passes, real = [], network.run_trunk
     monkeypatch.setattr(network, "run_trunk", lambda *args, **options: passes.append(1) or real(*args, **options))
     loaded = load(bases[architecture], four_bit)
     with pretend() as device:
-        policy = player(*loaded, device)
+        policy = player(*loaded, device, replace(PPO, context_grad=context_grad))
         optimizer = torch.optim.AdamW(policy.trainable().values(), lr=1e-3, fused=True)
         policy.keep_past("step-000000")
         for constrained in (True, False):
@@ -151,12 +154,13 @@ def test_a_gpu_adds_gradients_up_in_the_same_order_each_time(bases, monkeypatch)
     assert fixed["evaluate_batch"] == {True, False}, "a CPU adds up in order anyway"
 
 
-@pytest.mark.parametrize("architecture", ["qwen2", "qwen3"])
-def test_the_ways_that_only_gpus_go_lead_to_the_same_weights(bases, architecture):
-    stats, weights = trained(player(*load(bases[architecture], dtype="float32")))
+@pytest.mark.parametrize(("architecture", "context_grad"), [("qwen2", True), ("qwen3", True), ("llama", False)])
+def test_the_ways_that_only_gpus_go_lead_to_the_same_weights(bases, architecture, context_grad):
+    ppo = replace(PPO, context_grad=context_grad)
+    stats, weights = trained(player(*load(bases[architecture], dtype="float32"), ppo=ppo))
     loaded = load(bases[architecture], dtype="float32")
     with pretend() as device:
-        stats_there, there = trained(player(*loaded, device))
+        stats_there, there = trained(player(*loaded, device, ppo))
     for mine, other in zip(stats, stats_there, strict=True):
         assert mine == pytest.approx(other, rel=1e-3, abs=1e-4)
     for mine, other in zip(weights, there, strict=True):
