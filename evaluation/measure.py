@@ -87,8 +87,11 @@ class GameResult:
 
     @property
     def grade(self) -> float:
-        """The number for curves and for choosing the best checkpoint: ``share``, or the value where that is unknown."""
-        return self.value if self.share is None else self.share
+        """The number for curves and for choosing the best checkpoint: an exact ``share``, or else the value.
+
+        Not a sampled share: of small ceilings, as in poker, it is mostly noise, and would outweigh the other games.
+        """
+        return self.value if self.exact is None or self.share is None else self.share
 
     @property
     def row(self) -> dict[str, Any]:

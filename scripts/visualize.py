@@ -68,7 +68,7 @@ PANELS = (
     Panel("Score by game", ("score/",), "rolling mean, 0 to 1", smooth=True, first=True),
     Panel("Success", ("window_success", "gate_success", "success_rate"), "share of games", smooth=True, limits=(0, 1),
           first=True),
-    Panel("Evaluation", ("eval/",), "share of the ceiling where it is known, else mean value", marks=True, first=True),
+    Panel("Evaluation", ("eval/",), "exact share of the ceiling, else mean value", marks=True, first=True),
     Panel("Entropy", ("entropy", "mutual_information"), "nats a decision", first=True),
     Panel("KL", ("kl_ref", "update_kl"), "nats a decision", first=True),
     Panel("Explained variance", ("explained_variance",), "of the returns, by the critic", first=True),
@@ -276,7 +276,7 @@ def _grade(run: RunData, key: str) -> str:
     game = run.summary.get("games", {}).get(key.removeprefix("eval/")) if key.startswith("eval/") else None
     if game is None:
         return ""
-    return " (share)" if is_number(game.get("share")) else " (value)"
+    return " (share)" if game.get("exact") and is_number(game.get("share")) else " (value)"
 
 
 def draw_curves(runs: Sequence[RunData], path: Path) -> Path:

@@ -243,8 +243,8 @@ class Checkpointed:
         config = self.safe_config
         asked = [config["env"][key] for key in SHOWN_BY] + [config["ppo"][key] for key in ASKED]
         played: Any = config["curriculum"]["stages"]
-        if self.config.ppo.eval_freq:  # games with a known ceiling are scored as a share of it
-            played = ["share", self.evaluated, sorted(self.exact)]
+        if self.config.ppo.eval_freq:  # games with exact values are scored as a share of their ceiling
+            played = [self.evaluated, sorted(self.exact)]
         base = [self.base[part] for part in ("weights", "tokenizer", "games", "programs") if part in self.base]
         return hashlib.sha256(json.dumps([asked, played, base]).encode()).hexdigest()[:16]
 

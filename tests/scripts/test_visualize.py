@@ -493,7 +493,7 @@ def test_one_step_has_no_steps_beside_it(tmp_path, monkeypatch):
 def test_an_evaluation_says_whether_it_is_a_share_or_a_value(tmp_path):
     """0.5 of the ceiling in one game and a mean value of 0.5 in another were one and the same."""
     rows = [{"step": 1, "eval/hex": 0.5, "eval/leduc_poker": 0.5, "eval/go": 0.5, "eval/one": 0.5}]
-    known = {"leduc_poker": {"exact": False, "share": 0.5}, "hex": {"exact": False, "share": None},
+    known = {"leduc_poker": {"exact": True, "share": 0.5}, "hex": {"exact": False, "share": 0.5},
              "go": {"exact": True, "share": None}}  # fmt: skip
     run = visualize.RunData("a", rows, {}, {"games": known}, [], {})
     [panel] = visualize.panels([run])
