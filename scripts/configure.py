@@ -54,6 +54,7 @@ SIZES = ((32, 16384), (16, 8192), (8, 4096), (4, 2048), (2, 1024))  # games_at_o
 WELL_FED = 8  # the least games_at_once for which plain weights are worth their memory
 ROOM = 0.9  # share of the memory that estimates may fill
 GAMES_A_STEP = 32
+EVALUATIONS = 10  # of a run whose model is not tiny, so that its curve tells whether it learns
 
 
 @dataclass(frozen=True)
@@ -84,10 +85,13 @@ def base_overlay(args: argparse.Namespace, gpu: bool, tiny: bool) -> dict[str, d
     if not tiny:
         overlay["ppo"] |= {"batch_size": GAMES_A_STEP, "mini_batch_size": 8, "gradient_accumulation_steps": 1}
         overlay["model"] |= {} if gpu else {"device": "cpu", "use_4bit": False, "dtype": "float32"}
+        fair = args.budget // (10 * EVALUATIONS * len(pool(args.games)))  # a tenth of the budget for them all
+        overlay["ppo"]["eval_games"] = min(max(fair // 2 * 2, 4), 40)
     steps = math.ceil(args.budget / overlay["ppo"]["batch_size"])
     overlay["model"]["model_name"] = args.model[0]
     overlay["env"] |= {"games_path": args.games_path} if args.games_path else {}
-    overlay["ppo"] |= {"num_train_steps": steps, "save_freq": max(1, steps // 10)}
+    often = max(1, steps // EVALUATIONS)
+    overlay["ppo"] |= {"num_train_steps": steps, "save_freq": often} | ({} if tiny else {"eval_freq": often})
     overlay["curriculum"]["stages"] = stages(args.opponents, args.games)
     overlay["run"]["output_dir"] = f"runs/{args.output.stem}"
     return overlay

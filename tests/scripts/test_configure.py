@@ -101,6 +101,13 @@ def test_a_big_model_without_a_gpu_is_held_plain(qwen3_4b, tmp_path, monkeypatch
     assert "4 bits" not in capsys.readouterr().out  # it needs a GPU, and is not offered
 
 
+@pytest.mark.parametrize(("budget", "games"), [("20000", 40), ("4000", 20), ("100", 4)])
+def test_a_run_is_evaluated_often_enough_to_be_judged(qwen3_4b, tmp_path, budget, games):
+    ppo = config_of(configured(tmp_path, "--gpu-memory", "12", "--model", qwen3_4b, "--budget", budget)).ppo
+    assert ppo.eval_games == games  # of two games, ten times: a tenth of the budget, but for the least of 4
+    assert 1 <= ppo.eval_freq <= max(ppo.num_train_steps / 10, 1)
+
+
 def test_the_largest_that_fits_is_taken(qwen3_4b, tmp_path):
     words = ["--model", qwen3_4b, "--games", "connect_four", "--opponents", "random", "--budget", "100"]
     for gpu in (12.0, 16.0, 40.0):
