@@ -92,7 +92,7 @@ def info_key(state: State, seat: int) -> str:
     game = state.get_game()
     if _is_perfect(game):
         return _position_key(state)
-    own = state.information_state_string(seat)
+    own = _information_state(state, seat)
     return f"Current player: {seat}\n{own}" if state.is_simultaneous_node() else own  # as in the turn-based game's text
 
 
@@ -202,6 +202,7 @@ def _walk(game_string: str) -> list[InfoState]:
     turn_based = pyspiel.load_game_as_turn_based(game_string)  # seats that choose at once choose in turn, unseen
     simultaneous = pyspiel_game.get_type().dynamics == pyspiel.GameType.Dynamics.SIMULTANEOUS
     found: dict[str, InfoState] = {}
+    shared = set[str]()  # by both seats: a table would hold one answer for the two of them
     # Moves wait, not the positions after them: those of a long game would fill the memory.
     stack, histories = list[tuple[State, int | None]]([(turn_based.new_initial_state(), None)]), 0
     while stack:
@@ -212,12 +213,21 @@ def _walk(game_string: str) -> list[InfoState]:
         histories += 1
         if histories > MAX_HISTORIES or state.move_number() > MAX_MOVES:
             return []
-        seat = state.current_player()
-        if seat >= 0 and (key := state.information_state_string(seat)) not in found:
-            shown = state.simultaneous_game_state().clone() if simultaneous else state
-            found[key] = InfoState(shown, seat, key)
+        if (seat := state.current_player()) >= 0:
+            key = _information_state(state, seat)
+            if key not in found:
+                found[key] = InfoState(state.simultaneous_game_state().clone() if simultaneous else state, seat, key)
+            elif found[key].seat != seat:
+                shared.add(key)
         stack.extend((state, action) for action in reversed(state.legal_actions()))
+    if shared:
+        raise ValueError(f"both seats have the information state {min(shared)!r}")
     return list(found.values())
+
+
+def _information_state(state: State, seat: int) -> str:
+    """The text that OpenSpiel's algorithms read: of a Python game its observer's, not that of a method of its state."""
+    return pyspiel.State.information_state_string(state, seat)
 
 
 def _position_key(state: State) -> str:

@@ -6,8 +6,8 @@ from typing import NamedTuple
 import numpy as np
 import pyspiel
 
-# Wins and losses added to each pair of players: the Jeffreys prior of a game that is won or lost. Without it a player
-# that wins every game would have an infinite rating.
+# Wins and losses added to each pair of players, also to pairs that a ladder broken off left unplayed: the Jeffreys
+# prior of a game that is won or lost. Without it a player that wins every game would have an infinite rating.
 PRIOR = 0.5
 RESAMPLES = 1000
 

@@ -285,6 +285,75 @@ def test_positions_that_their_texts_do_not_tell_apart_have_no_exact_values():
     assert exact.feasible(pyspiel.load_game("nim(pile_sizes=2;3)"))
 
 
+def test_a_game_whose_seats_have_the_same_information_state_has_no_exact_values(monkeypatch, caplog):
+    """One entry of the table answered for both of them."""
+    shown, kuhn = pyspiel.State.information_state_string, pyspiel.load_game("kuhn_poker")
+    with monkeypatch.context() as patched:  # the card without the bets
+        patched.setattr(pyspiel.State, "information_state_string", lambda state, seat: shown(state, seat)[:1])
+        exact._explore.cache_clear()
+        assert not exact.feasible(kuhn)
+    exact._explore.cache_clear()
+    assert exact.feasible(kuhn)
+    [told] = caplog.messages
+    assert told == "kuhn_poker() has no exact values: ValueError: both seats have the information state '0'"
+
+
+class Unobserved(pyspiel.Game):
+    """Two guess one after the other, the second without having seen. Python can read its states, C++ cannot."""
+
+    TYPE = pyspiel.GameType(
+        "unobserved", "unobserved", pyspiel.GameType.Dynamics.SEQUENTIAL, pyspiel.GameType.ChanceMode.DETERMINISTIC,
+        pyspiel.GameType.Information.IMPERFECT_INFORMATION, pyspiel.GameType.Utility.ZERO_SUM,
+        pyspiel.GameType.RewardModel.TERMINAL, 2, 2, True, False, False, False, {},
+    )  # fmt: skip
+
+    def __init__(self, params=None):
+        super().__init__(self.TYPE, pyspiel.GameInfo(2, 0, 2, -1.0, 1.0, 0.0, 2), params or {})
+
+    def new_initial_state(self):
+        return Guesses(self)
+
+
+class Guesses(pyspiel.State):
+    def __init__(self, game):
+        super().__init__(game)
+        self.moves = []
+
+    def __str__(self):
+        return str(self.moves)
+
+    def current_player(self):
+        return pyspiel.PlayerId.TERMINAL if self.is_terminal() else len(self.moves)
+
+    def is_terminal(self):
+        return len(self.moves) == 2
+
+    def _legal_actions(self, player):
+        return [0, 1]
+
+    def _apply_action(self, action):
+        self.moves.append(action)
+
+    def _action_to_string(self, player, action):
+        return str(action)
+
+    def returns(self):
+        won = 1.0 if len({*self.moves}) == 1 else -1.0
+        return [won, -won] if self.is_terminal() else [0.0, 0.0]
+
+    def information_state_string(self, player):
+        return f"seat {player}"
+
+
+def test_a_game_that_openspiel_s_algorithms_cannot_read_has_no_exact_values(caplog):
+    """The states were found by Python's method; then the best response ended in a traceback."""
+    pyspiel.register_game(Unobserved.TYPE, Unobserved)
+    assert not exact.feasible(pyspiel.load_game("unobserved"))
+    [told] = caplog.messages
+    assert told.startswith("unobserved() has no exact values: AttributeError: ")
+    assert "make_py_observer" in told
+
+
 def test_a_game_that_fails_in_a_position_has_no_exact_values_and_the_log_says_why(caplog):
     """This one's text names a game that OpenSpiel does not know."""
     exact._explore.cache_clear()
