@@ -295,11 +295,11 @@ def ceilings(task_ids: Collection[int]) -> dict[str, float]:
     game = load_game(min(task_ids))
     if any(load_game(other) is not game for other in task_ids) or not exact.feasible(game):
         return {}
-    return {"random": _mean_value(game, (0.0, 0.0)),  # zero-sum, and both seats play
-            "ceiling": _mean_value(game, exact.best_response_values(game))}  # fmt: skip
+    return {"random": mean_value(game, (0.0, 0.0)),  # zero-sum, and both seats play
+            "ceiling": mean_value(game, exact.best_response_values(game))}  # fmt: skip
 
 
-def _mean_value(game: Any, returns: tuple[float, float]) -> float:
+def mean_value(game: Any, returns: tuple[float, float]) -> float:
     """Mean of 2 * score - 1 over both seats, from their expected returns."""
     low, high = game.min_utility(), game.max_utility()
     return (sum(returns) - (low + high)) / (high - low)
@@ -311,7 +311,7 @@ def table_values(table: dict, task_id: int, nash: bool = False) -> dict[str, flo
     ``nash``: and NashConv, what both seats together would gain by best responses to the policy.
     """
     game = load_game(task_id)
-    found = {"exact": _mean_value(game, exact.value_against_random(game, table))} | ceilings([task_id])
+    found = {"exact": mean_value(game, exact.value_against_random(game, table))} | ceilings([task_id])
     return found | ({"nash_conv": exact.nash_conv(game, table)} if nash else {})
 
 
@@ -440,6 +440,7 @@ class _Transcript:
             system, *_, user = (m["content"] for m in query.conversation)
             turn = {"seat": query.seat, "user": user, "answer": action.text, "legal": query.legal, "probs": p,
                     "action": parse_action(action.text, query.legal), "value": action.value}  # fmt: skip
+            turn |= {"truncated": True} if action.truncated else {}  # there was no room for an answer
             if self.with_states:
                 turn["state"] = str(position(self.tasks[query.episode].task_id, query.history))
             turns = self.turns.setdefault(query.episode, [])

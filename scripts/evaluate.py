@@ -151,10 +151,10 @@ class Contest:
             if getattr(self.args, flag):
                 raise ConfigError(f"--{flag}: programs (env.env_type trace) have none")
 
-    def _need_players(self, flag: str, most: int, number: str) -> None:
+    def _need_two(self, flag: str, opposed: bool = False) -> None:
         for game, [(first, _), *_] in self.rows.items():
-            if not 2 <= table(first).players <= most:
-                raise ConfigError(f"{flag}: {game} is not for {number} players; choose others with --games")
+            if not (exact.is_duel(load_game(first)) if opposed else table(first).players == 2):
+                raise ConfigError(f"{flag}: {game} is not for two {'opposed ' * opposed}players; choose other --games")
 
     def _with_cells(self, rows: dict[str, list[TaskRange]]) -> dict[str, list[TaskRange]]:
         """Those of ``rows`` that ``STRENGTH`` has, each with its first configuration alone."""
@@ -249,11 +249,12 @@ class Contest:
                 known = measure.ceilings({row["task_id"] for row in played})
             results += self._found(partial(summary, game, [played], **known))
         parts = [rows[game] for game in measure.apart(self.rows)]
-        return [*results, summary(OVERALL, parts)] if len(results) > 1 < len(parts) else results
+        whole = len(results) == len(rows) and len(parts) > 1  # a mean that lacked games would be compared with others
+        return [*results, summary(OVERALL, parts)] if whole else results
 
     def ladder(self) -> dict[str, Any]:
         """Play every pair of players and rate them, over all games and in each."""
-        self._need_players("--ladder", 2, "two")
+        self._need_two("--ladder")
         players = self.players
         if len(players) < 2:
             raise ConfigError(f"--ladder: nobody to play against {players[0].label}; name others, or --checkpoint")
@@ -278,7 +279,7 @@ class Contest:
 
     def exploit(self) -> dict[str, Any]:
         """Train best responses to each player in each game and play the best: lower bounds of how much it can lose."""
-        self._need_players("--exploit", 99, "several")
+        self._need_two("--exploit", opposed=True)  # in others a player may win from its equal
         report: dict[str, Any] = {"settings": self.settings([]), "tables": []}
         with tempfile.TemporaryDirectory() as held, self.arena([], len(self.players) * len(self.rows)) as arena:
             for i, player in enumerate(self.players):
@@ -310,8 +311,7 @@ class Contest:
             answer.player.greedy = True  # a best response need not vary
         rows = self.play(arena, answer, player, [game])[game]
         gain = self._exact(player, rows).get("nash_conv")  # summed over both seats, in the game's own units
-        spiel = load_game(rows[0]["task_id"])
-        most = None if gain is None else gain / (spiel.max_utility() - spiel.min_utility())
+        most = None if gain is None else measure.mean_value(load_game(rows[0]["task_id"]), (gain, 0.0))
         return summary(game, [rows]).row | {"trained": scores, "exploitability": most}
 
     def _exact(self, player: Contestant, rows: Sequence[Row]) -> dict[str, float]:

@@ -70,7 +70,7 @@ PANELS = (
           first=True),
     Panel("Evaluation", ("eval/",), "exact share of the ceiling, else mean value", marks=True, first=True),
     Panel("Entropy", ("entropy", "mutual_information"), "nats a decision", first=True),
-    Panel("KL", ("kl_ref", "update_kl"), "nats a decision", first=True),
+    Panel("KL", ("kl_ref", "kl_average", "update_kl"), "nats a decision", first=True),
     Panel("Explained variance", ("explained_variance",), "of the returns, by the critic", first=True),
     Panel("Score", ("score_mean",), "mean score of a step, 0 to 1", smooth=True),
     Panel("Opponents", ("opponent/",), "share of games, rolling mean", smooth=True, limits=(0, 1)),
@@ -413,6 +413,8 @@ def _ended(directory: Path) -> bool:
     try:
         with (directory / ".lock").open() as lock:
             fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except FileNotFoundError:  # a copy without hidden files, unless it has only just begun
+        return files[0].is_file() and files[0].stat().st_size > 0
     except OSError:
         return False
     return True

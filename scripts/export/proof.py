@@ -66,7 +66,8 @@ def compare(before: Played, after: Played, effect: float) -> dict[str, Any]:
     difference_M = (after.logprobs_M - before.logprobs_M).abs()
     same = moves = 0
     for ours, theirs in zip(before.moves, after.moves, strict=True):
-        equal = next((i for i, pair in enumerate(zip(ours, theirs, strict=False)) if pair[0] != pair[1]), len(ours))
+        pairs = enumerate(zip(ours, theirs, strict=False))  # a game that broke off has fewer moves
+        equal = next((i for i, pair in pairs if pair[0] != pair[1]), min(len(ours), len(theirs)))
         same, moves = same + equal, moves + min(equal + 1, len(ours))
     *_, found = differences(after.rows, before.rows, [*after.rows])
     return {

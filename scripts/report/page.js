@@ -34,9 +34,9 @@ const spread = (ends) => (Array.isArray(ends) ? ` (${ends.map((end) => percent(e
 const within = (v) => Math.max(0, Math.min(1, v)) * 100; // per cent of a bar
 function bar(g) {
   if (typeof g.share !== "number") return "–";
-  const [low, high] = Array.isArray(g.share_interval) ? g.share_interval.map(within) : [0, 0];
+  const sampled = Array.isArray(g.share_interval), [low, high] = sampled ? g.share_interval.map(within) : [0, 0];
   const ends = html`<i class="ends" style="left:${low}%;width:${high - low}%"></i>`;
-  return html`<span class="share" title="${high > low ? `95 %${spread(g.share_interval)}` : "exact"}"><i style="width:${within(g.share)}%"></i>${high > low ? ends : ""}</span>${percent(g.share).padStart(5, "\u2007")}`;
+  return html`<span class="share" title="${sampled ? `95 %${spread(g.share_interval)}` : "exact"}"><i style="width:${within(g.share)}%"></i>${sampled ? ends : ""}</span>${percent(g.share).padStart(5, "\u2007")}`;
 }
 // Head, meaning and cell of each column; columns that are unknown for every game are left out.
 const MEASURES = [
@@ -166,7 +166,8 @@ function bars(turn) {
     return html`<span class="${mark}">${option(id)}</span><span class="track ${mark}"><i style="width:${width}%"></i></span><span class="p ${mark}">${share(p)}</span>`;
   });
   const value = typeof turn.value === "number" ? html`<p class="note">Value: ${turn.value.toFixed(3)} (what the critic expects; 0 is as usual in this game and seat, in standard deviations)</p>` : "";
-  const lost = turn.action === null ? html`<p class="note loss">This answer was not a legal action.</p>` : "";
+  const why = turn.truncated ? "The prompt left no room for an answer, so the game was cut off here." : "This answer was not a legal action.";
+  const lost = turn.action === null ? html`<p class="note loss">${why}</p>` : "";
   const answer = taken in legal ? html`<p class="note">Answer: <b>${option(taken)}</b> ${share(probs[taken])}</p>` : "";
   return html`${answer}${value}${lost}<div class="scroll"><div class="choice">${rows}</div></div>`;
 }

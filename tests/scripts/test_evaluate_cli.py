@@ -693,6 +693,23 @@ def test_a_ladder_tells_of_the_games_that_failed(monkeypatch, capsys):
         assert "Ratings" not in out
 
 
+def test_a_mean_that_would_lack_a_game_is_left_out(checkpoint, tmp_path, monkeypatch):
+    """Beside another player's, of all games, it looked like one of the same games."""
+    reset = OpenSpielEnv.reset
+
+    def failing(self, task):
+        if task.task_id // 100_000_000 == KUHN // 100_000_000:
+            raise RuntimeError("no such luck")
+        return reset(self, task)
+
+    monkeypatch.setattr(OpenSpielEnv, "reset", failing)
+    args = command("--checkpoint", checkpoint, "--json", str(tmp_path / "found.json"),
+                   games=["kuhn_poker", "leduc_poker", "liars_dice_small"])  # fmt: skip
+    assert evaluate.main(args) == 1
+    [table] = json.loads((tmp_path / "found.json").read_text())["tables"]
+    assert [r["game"] for r in table["results"]] == ["leduc_poker", "liars_dice_small#*"]
+
+
 @pytest.mark.parametrize(
     "words",
     [("--checkpoint", "RUN"), ("--checkpoint", "RUN", "--exploit", "1", "--exploit-steps", "1"),
@@ -1729,9 +1746,10 @@ def test_the_configuration_of_a_checkpoint_is_its_own(run, tmp_path):
     assert players.run_config_file(folder) == folder / "run_config.json"
 
 
-def test_best_responses_are_to_those_who_play_against_somebody(run, capsys):
-    assert evaluate.main(command("--checkpoint", str(run), "--exploit", "1", games=["blackjack"])) == 2
-    assert "error: --exploit: blackjack is not for several players" in capsys.readouterr().err
+@pytest.mark.parametrize("game", ["blackjack", "hearts"])  # among four even play is not worth 0
+def test_best_responses_are_to_those_who_win_what_another_loses(run, capsys, game):
+    assert evaluate.main(command("--checkpoint", str(run), "--exploit", "1", games=[game])) == 2
+    assert re.search(f"error: --exploit: {game}(#\\*)? is not for two opposed players", capsys.readouterr().err)
 
 
 def test_best_responses_are_to_checkpoints_alone(run, capsys):

@@ -230,6 +230,12 @@ def test_moves_count_up_to_the_first_that_differs():
     assert found["value_difference"] == -1.0  # of -2 and 0; the pair of the deal that was lost is left out
 
 
+def test_moves_that_a_game_which_broke_off_lacks_are_not_the_same():
+    before, after = played([-1.0], [["1", "2", "3"], []], [1.0, 0.5]), played([-1.0], [["1"], []], [1.0, 0.5])
+    found = proof.compare(before, after, effect=2.0)
+    assert (found["moves"], found["identical_moves"]) == (2, 1 / 2)
+
+
 def test_a_deal_that_failed_at_once_is_left_out_with_its_pair(run_plain, monkeypatch):
     """It had no game's name, so that the other model's deals had no partners, and the merge ended in a traceback."""
     config = merge.run_config(run_plain / "checkpoint-000006", None)

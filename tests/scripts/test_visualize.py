@@ -621,6 +621,19 @@ def test_shares_of_sampled_play_are_told_with_their_intervals(tmp_path):
         assert said.index("<td>connect_four") < said.index("<td>2048")
 
 
+@pytest.mark.skipif(not shutil.which("node"), reason="no Node here")
+@pytest.mark.parametrize("ends", [[-0.9, -0.1], [1.1, 1.4]])
+def test_a_sampled_share_beyond_its_bar_is_not_called_exact(tmp_path, ends):
+    run = write_run(tmp_path / "run", steps=9, shown=[])
+    summary = json.loads((run / "summary.json").read_text())
+    summary["games"] = {"leduc_poker": {"after": 0.5, "share": sum(ends) / 2, "share_interval": ends}}
+    (run / "summary.json").write_text(json.dumps(summary))
+    page = visualize.write_report([visualize.load_run(run)], tmp_path / "report.html")
+    said = subprocess.run(["node", STUB, page], capture_output=True, text=True, check=True).stdout
+    assert f'title=\\"95 % ({100 * ends[0]:.0f} % to {100 * ends[1]:.0f} %)\\"' in said
+    assert 'title=\\"exact' not in said
+
+
 def test_free_play_and_failed_games_are_told_as_on_the_terminal(tmp_path):
     run = write_run(tmp_path / "run", steps=9, shown=[])
     assert visualize.main(["--run", str(run)]) == 0
@@ -867,12 +880,15 @@ def test_a_run_is_followed_from_before_its_first_step_on(tmp_path, monkeypatch):
     assert embedded(run / "report.html")["runs"][0]["steps"] == 9
 
 
-def test_a_run_that_was_cut_short_is_followed_to_there(tmp_path, monkeypatch):
+@pytest.mark.parametrize("copied", [False, True])  # without hidden files
+def test_a_run_that_was_cut_short_is_followed_to_there(tmp_path, monkeypatch, copied):
     write_run(run := tmp_path / "run", steps=9, shown=[])
     (run / "summary.json").unlink()
     with lock_run(run):
         assert not visualize._ended(run)
     monkeypatch.setattr(visualize.time, "sleep", lambda _: pytest.fail("nobody is at it any more"))
+    if copied:
+        (run / ".lock").unlink()
     assert visualize.main(["--run", str(run), "--watch"]) == 0
     assert embedded(run / "report.html")["runs"][0]["steps"] == 9
 
