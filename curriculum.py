@@ -381,7 +381,7 @@ class Curriculum:
             raise ConfigError(f"curriculum state does not fit the stages {', '.join(names)}: {exc!r}") from exc
         self._stage, self._episodes, self._rates, self.past = stage, episodes, rates, past
         self._window = self._windowed(window)
-        # After a change of stage within a step, the buffer can hold a failure that no stage would draw.
+        # A changed configuration may have no stage that would draw some of the failures.
         gates, stages = {s.gate for s in self.config.stages}, list(zip(self.config.stages, self._pools, strict=True))
         self._buffer = {
             key: entry for key, entry in buffer.items()

@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-import sys
 import sysconfig
 import traceback
 from collections.abc import Sequence as Seq
@@ -15,7 +14,6 @@ from envs import Action, Decision, Env, EnvConfig, Episode, Message, Player, Que
 from envs.opponents import parse_opponent
 from envs.parser import parse_action, without_thinking
 from envs.trace import TraceEnv
-from envs.types import InterruptedRolloutError
 from utils import POLL_SECONDS
 
 __all__ = [
@@ -202,8 +200,8 @@ def play(env_config: EnvConfig | dict[str, Any], player: Player, tasks: Seq[Task
     (``is_slow``), two fixed halves of the tasks alternate: the player answers one while threads step the other.
     Which queries share a call depends on the tasks alone, never on the clock or the thread count.
     If the player has ``release(episodes)``, it is called with the numbers of the episodes that have ended; the first
-    task's is ``first``. If it has ``leave_if_stopped()``, that is called while waiting for threads, and an exception
-    that it raises ends the games at once.
+    task's is ``first``. If it has ``leave_if_stopped()``, that is called while waiting for threads. An exception of the
+    player's ends the games at once.
 
     An exception inside an environment makes that episode ``failed`` (``info["error"]``) and no other. ValueError: bad
     configuration or opponent, or a player that does not answer every query once.
@@ -216,6 +214,7 @@ def play(env_config: EnvConfig | dict[str, Any], player: Player, tasks: Seq[Task
     runs = [_Ongoing(number, task, config) for number, task in enumerate(tasks, first)]
     halves = [runs[0::2], runs[1::2]] if slow else [runs]
     pool = ThreadPoolExecutor(CALLS_AT_ONCE if config.env_mode != "local" else os.cpu_count()) if slow else None
+    left = True  # by an exception
     try:
         stepping = [_step_all(half, [None] * len(half), pool) for half in halves]
         while any(halves):
@@ -229,9 +228,9 @@ def play(env_config: EnvConfig | dict[str, Any], player: Player, tasks: Seq[Task
                     said = f"the player answered {len(actions)} of {len(active)} queries"
                     raise ValueError(f"{said}: one action a query, in order")
                 stepping[i] = _step_all(active, actions, pool)
+        left = False
     finally:
-        left = sys.exc_info()[0] in (InterruptedRolloutError, KeyboardInterrupt)
-        if pool:  # after a signal, do not wait for a search, which may take minutes
+        if pool:  # after a signal or an error, do not wait for a search, which may take minutes
             pool.shutdown(wait=not left, cancel_futures=True)
         _abandon([run for run in runs if run.running], LEAVING_SECONDS if left else None)
     return [run.episode for run in runs]

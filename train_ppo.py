@@ -517,17 +517,17 @@ def training_loop(trainer: Trainer, stop: StopSignal, console: Console) -> int:
     except InterruptedRolloutError:
         console.say(f"interrupted after step {state.step}; checkpoint: {trainer.ranks.alone(trainer.save_at_the_end)}")
         return 128 + stop.received  # as a shell reports it
-    except RuntimeError as error:  # our own, and those of torch, a device or a server
+    except Exception as error:  # a RuntimeError of our own, torch, a device or a server; of somebody's game any other
         when = f"in step {state.step + 1}" if trainer.midway else f"after step {state.step}"
-        cause, ranks = " ".join(str(error).split()), trainer.ranks if isinstance(error, SharedError) else LONE
+        kind = "" if isinstance(error, RuntimeError) else f"{type(error).__name__}: "
+        cause, ranks = " ".join(f"{kind}{error}".split()), trainer.ranks if isinstance(error, SharedError) else LONE
         failure = TrainingError(f"{when}: {cause}; checkpoint: {ranks.alone(trainer.save_at_the_end)}")
         raise (failure if ranks.first else SystemExit(1)) from error
 
 
 def finish(trainer: Trainer, stop: StopSignal, console: Console, results: list[GameResult] | None) -> None:
     """Save, evaluate and write the summary; then ``show``, when no result can be lost any more."""
-    checkpoint = trainer.save()
-    final = trainer.save_players()
+    checkpoint, final = trainer.save(), trainer.save_players()
     table, summary = result_table(trainer.state.before, results or trainer.evaluate(stop, console.progress))
     summary |= {"steps": trainer.state.step, "seed": trainer.config.run.seed, "checkpoint": checkpoint.name}
     process.check_lock(trainer.run_dir, trainer.lock)

@@ -67,7 +67,7 @@ class PPOConfig:
     eval_freq: int = knob(0, min=0)  # 0: before and after only
     eval_games: int = knob(4, min=2, max=2**20)  # per game of the evaluation, half of them in each seat
     eval_exact: str = knob("auto", choices=("auto", "always", "never"))  # exact values; auto: where reading is cheap
-    alarms: str = knob("warn", choices=("off", "warn", "act"))  # act: slow down or stop, as alarms.py says
+    alarms: str = knob("warn", choices=("off", "warn", "act"))  # act: slow down or stop (docs/metrics.md, Alarms)
 
     def __post_init__(self) -> None:
         check_values(self, "ppo")
@@ -120,8 +120,8 @@ def parse_args(argv: Sequence[str] | None, doc: str | None) -> argparse.Namespac
     add("--resume", "--resume-from", "--resume-from-checkpoint", nargs="?", const="", metavar="RUN",
         help="a run's folder or one of its checkpoints; without it, the run in --output-dir")  # fmt: skip
     add("--force-config", action="store_true", help="resume although the configuration has changed")
-    add("--output-dir", "--checkpoint-dir", "--output", metavar="DIR")
-    add("--seed", type=int)
+    add("--output-dir", "--checkpoint-dir", "--output", metavar="DIR", help="where the run is written")
+    add("--seed", type=int, help="of deals, sampling and shuffling")
     add("--dry-run", action="store_true", help="check and describe everything, load no weights")
     add("--no-wandb", action="store_true", help="send nothing anywhere: run.logger=none")
     return parser.parse_args(argv)

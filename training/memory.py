@@ -178,4 +178,7 @@ def with_less_memory(policy: Any, optimizer: torch.optim.Optimizer, work: Callab
         except torch.OutOfMemoryError as error:
             optimizer.zero_grad(set_to_none=True)
             if not policy.halve_batches():
-                raise TrainingError("out of memory with one sequence at a time: lower ppo.max_seq_length") from error
+                whole = " or ppo.batch_size, whose keys and values are all held (ppo.context_grad=true holds none)"
+                more = whole if getattr(policy, "context", None) else ""
+                where = f"out of memory with one sequence at a time: lower ppo.max_seq_length{more}"
+                raise TrainingError(where) from error

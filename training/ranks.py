@@ -61,10 +61,10 @@ class Ranks:
         ConfigError: the launcher started fewer processes than it was asked for, or more than there are GPUs.
         """
         launched = {"ACCELERATE_MIXED_PRECISION", "MASTER_PORT"} <= os.environ.keys()
-        if launched and "WORLD_SIZE" not in os.environ:  # accelerate launch --cpu --num_processes 2 silently does that
+        if launched and "WORLD_SIZE" not in os.environ:  # with --cpu, or a single GPU, it silently does that
             raise ConfigError(
-                "accelerate launch --cpu has started one process, not several: use "
-                "torchrun --standalone --nproc_per_node 2 train_ppo.py ..."
+                "accelerate launch has started one process, not several: use torchrun --standalone --nproc_per_node "
+                "2 train_ppo.py ... (of GPUs there must be as many), or accelerate launch --num_processes 1"
             )
         with blaming("WORLD_SIZE and its like, which a launcher sets: "):
             if int(os.environ.get("WORLD_SIZE", "1")) == 1:

@@ -5,6 +5,7 @@ Shapes: S trajectories (a seat of an episode each), M decisions of the batch in 
 
 import json
 import logging
+import math
 from collections.abc import Sequence as Seq
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -182,8 +183,9 @@ def adapt_kl_coef(kl_coef: float, kl: float, decisions: int, ppo: PPOConfig) -> 
     """Proportional controller of the KL penalty (https://arxiv.org/abs/1909.08593, section 2.2).
 
     Decisions beyond ``horizon`` in a step have no effect: more than five horizons could turn the penalty into a reward.
+    A KL that is not finite has none either: the coefficient would never be a number again.
     """
-    if not ppo.adap_kl_ctrl or not kl_coef:
+    if not ppo.adap_kl_ctrl or not kl_coef or not math.isfinite(kl):
         return kl_coef
     error = min(max(kl / ppo.target - 1, -0.2), 0.2)
     return kl_coef * (1 + error * min(decisions / ppo.horizon, 1))

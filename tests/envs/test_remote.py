@@ -264,8 +264,9 @@ def test_a_server_that_is_gone_is_asked_once_to_stop_each_game_and_told_once(mon
     assert told.startswith("http://127.0.0.1:9: an episode could not be stopped: no connection: ")
 
 
-def test_after_a_signal_a_server_that_hangs_is_not_waited_for_game_by_game(monkeypatch):
-    """A player asks whether it is to stop; eight episodes cannot be stopped within ten seconds each."""
+@pytest.mark.parametrize("ends", ["leave_if_stopped", "act"])
+def test_after_a_signal_or_an_error_a_server_that_hangs_is_not_waited_for_game_by_game(monkeypatch, ends):
+    """A player asks whether it is to stop, or fails; eight episodes cannot be stopped within ten seconds each."""
     monkeypatch.setattr("env_wrapper.LEAVING_SECONDS", 0.2)
     hung = threading.Event()
 
@@ -275,17 +276,17 @@ def test_after_a_signal_a_server_that_hangs_is_not_waited_for_game_by_game(monke
         hung.wait(20)
         return ok({})
 
-    class Stopped:
-        act = random_player().act
+    error = InterruptedRolloutError if ends == "leave_if_stopped" else ArithmeticError
 
-        @staticmethod
-        def leave_if_stopped():
-            raise InterruptedRolloutError
+    def end(*_):
+        raise error
 
+    player = random_player()
+    setattr(player, ends, end)
     with scripted_server(serve) as url:
         start = time.monotonic()
-        with pytest.raises(InterruptedRolloutError):
-            play(config_of(url), Stopped(), [TASK] * 8)
+        with pytest.raises(error):
+            play(config_of(url), player, [TASK] * 8)
         seconds = time.monotonic() - start
         hung.set()
     assert seconds < 5

@@ -184,7 +184,9 @@ def test_no_memory_in_the_middle_of_a_step_leaves_the_last_checkpoint_alone(undi
         patch.setattr(train_ppo, "_backward", backward)
         assert train(tmp_path, **ADAPTIVE) == 1
     message = capsys.readouterr().err.splitlines()[-1]
-    assert "in step 5: out of memory with one sequence at a time: lower ppo.max_seq_length; checkpoint: " in message
+    told = "in step 5: out of memory with one sequence at a time: lower ppo.max_seq_length"
+    more = " or ppo.batch_size, whose keys and values are all held (ppo.context_grad=true holds none)"
+    assert f"{told}{more}; checkpoint: " in message
     assert message.endswith("checkpoint-000004")
     assert final_bytes(tmp_path, 4) == final_bytes(undisturbed, 4)
     assert train(tmp_path, "--resume", **ADAPTIVE) == 0
@@ -331,20 +333,27 @@ def test_an_evaluation_that_fails_costs_no_step(undisturbed, tmp_path, monkeypat
     assert [row["step"] for row in sent] == list(range(1, 1 + len(rows(tmp_path))))
 
 
-@pytest.mark.parametrize("where", ["play", "collate", "evaluate"])
-def test_what_a_library_raises_between_steps_is_a_line_and_a_checkpoint(tmp_path, monkeypatch, capsys, where):
-    """As cuBLAS does, for one: neither memory nor a device that is gone."""
+@pytest.mark.parametrize(
+    ("where", "error", "told"),
+    [*((place, RuntimeError("CUDA error: CUBLAS_STATUS_EXECUTION_FAILED"), "CUDA error: CUBLAS_STATUS_EXECUTION_FAILED")
+       for place in ("play", "collate", "evaluate")),
+     ("collate", KeyError("tensor"), "KeyError: 'tensor'")],
+)  # fmt: skip
+def test_what_a_library_raises_between_steps_is_a_line_and_a_checkpoint(
+    tmp_path, monkeypatch, capsys, where, error, told
+):
+    """As cuBLAS does, for one: neither memory nor a device that is gone. What a game raises is told with its kind."""
     real, calls = getattr(train_ppo, where), iter(range(10**6))
 
     def failing(*args, **options):
         if next(calls) == 2:
-            raise RuntimeError("CUDA error: CUBLAS_STATUS_EXECUTION_FAILED")
+            raise error
         return real(*args, **options)
 
     monkeypatch.setattr(train_ppo, where, failing)
     assert train(tmp_path, "--set", "ppo.save_freq=100", "ppo.eval_freq=1") == 1
     line = capsys.readouterr().err.splitlines()[-1]
-    assert line.startswith("training failed: after step 2: CUDA error: CUBLAS_STATUS_EXECUTION_FAILED; checkpoint: ")
+    assert line.startswith(f"training failed: after step 2: {told}; checkpoint: ")
     assert (tmp_path / "run" / "checkpoint-000002").is_dir()
     assert "Traceback" in (tmp_path / "run" / "run.log").read_text()
 

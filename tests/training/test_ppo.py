@@ -266,6 +266,7 @@ def test_adaptive_kl_by_hand():
     assert adapt_kl_coef(0.2, 9.0, 50, ppo) == pytest.approx(0.2 * 1.01)  # the error is clipped to 0.2
     assert adapt_kl_coef(0.2, -9.0, 50, ppo) == pytest.approx(0.2 * 0.99)
     assert adapt_kl_coef(0.0, 9.0, 50, ppo) == 0
+    assert [adapt_kl_coef(0.2, kl, 50, ppo) for kl in (math.nan, math.inf)] == [0.2, 0.2]  # else it is never a number
     assert adapt_kl_coef(0.2, 9.0, 50, PPOConfig(adap_kl_ctrl=False)) == 0.2
     assert adapt_kl_coef(0.2, 0.0, 60_000, ppo) == pytest.approx(0.2 * 0.8)  # never below 0: that would be a reward
 
