@@ -107,7 +107,7 @@ def main(argv: list[str] | None = None) -> int:
     add("--vocab", type=at_least(300), default=1024, help="tokens at most (the texts give 529)")
     add("--init-range", type=at_least(0.0, 10.0), default=0.2)
     add("--architecture", choices=("qwen2", "qwen3", "llama"), default="qwen2")
-    add("--seed", type=at_least(0, 2**31 - 1), default=2, help="of the weights; with 2 (the default) the base plays about as chance")
+    add("--seed", type=at_least(0, 2**31 - 1), default=2, help="of the weights (2, which plays about as chance)")
     args = parser.parse_args(argv)
     if args.hidden % 8:
         parser.error(f"--hidden {args.hidden}: expected a multiple of 8")
