@@ -36,7 +36,7 @@ class EnvConfig:
     """How games are played and shown. Opponents and games come with the tasks."""
 
     env_type: str = knob("openspiel", choices=("openspiel", "trace"))  # games, or programs whose output is predicted
-    allowed_game_indices: list[int | str] = field(default_factory=list, hash=False)  # or names, in place of all stages
+    allowed_game_indices: list[int | str] = field(default_factory=list, hash=False)  # or names; not the stages' own
     games_path: str = ""  # folder with games of your own, an absolute path or one from ~ on: adding_a_game.md
     opponent: str = ""  # instead of the stages' own; empty: theirs
     env_mode: str = knob("local", choices=("local", "url", "docker"))  # the latter two: on an affinetes server
