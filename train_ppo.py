@@ -419,8 +419,7 @@ class Trainer(Checkpointed):
         """
         nash, games = not self.config.curriculum.opponents.isdisjoint(("past", "self")), self.ppo.eval_games
         measure = partial(evaluate, self.player(stop), self.config.env, self.evaluated, games, progress=tell, nash=nash)
-        results = measure(exact_tasks=self.exact)
-        free: list[GameResult] = []
+        results, free = measure(exact_tasks=self.exact), list[GameResult]()
         if self.ppo.legal_mass_coef and self.policy.constrained:
             self.policy.constrained = False
             try:
@@ -517,10 +516,11 @@ def training_loop(trainer: Trainer, stop: StopSignal, console: Console) -> int:
     except InterruptedRolloutError:
         console.say(f"interrupted after step {state.step}; checkpoint: {trainer.ranks.alone(trainer.save_at_the_end)}")
         return 128 + stop.received  # as a shell reports it
-    except Exception as error:  # a RuntimeError of our own, torch, a device or a server; of somebody's game any other
+    except ConfigError:
+        raise
+    except Exception as error:  # our own, of torch, a device or a server; a game of somebody's may raise anything
         when = f"in step {state.step + 1}" if trainer.midway else f"after step {state.step}"
-        kind = "" if isinstance(error, RuntimeError) else f"{type(error).__name__}: "
-        cause, ranks = " ".join(f"{kind}{error}".split()), trainer.ranks if isinstance(error, SharedError) else LONE
+        cause, ranks = process.cause_of(error), trainer.ranks if isinstance(error, SharedError) else LONE
         failure = TrainingError(f"{when}: {cause}; checkpoint: {ranks.alone(trainer.save_at_the_end)}")
         raise (failure if ranks.first else SystemExit(1)) from error
 

@@ -413,9 +413,7 @@ def _ended(directory: Path) -> bool:
     try:
         with (directory / ".lock").open() as lock:
             fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except FileNotFoundError:  # a copy without hidden files, unless it has only just begun
-        return files[0].is_file() and files[0].stat().st_size > 0
-    except OSError:
+    except OSError:  # it is held, or this is a copy without hidden files, which may be growing
         return False
     return True
 

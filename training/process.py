@@ -41,6 +41,12 @@ class TrainingError(ProgramError):
     """Training cannot continue."""
 
 
+def cause_of(error: Exception) -> str:
+    """An error in one line, with its kind unless that is a RuntimeError: our own, and those of torch and of devices."""
+    kind = "" if isinstance(error, RuntimeError) else f"{type(error).__name__}: "
+    return " ".join(f"{kind}{error}".split())
+
+
 class _Redacted(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         return printable(redact(super().format(record)))

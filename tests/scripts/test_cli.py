@@ -418,7 +418,9 @@ def test_an_interrupt_and_a_failure_tell_the_command_that_goes_on(tmp_path, monk
     monkeypatch.setattr(train_ppo, "MAX_FAILED_SHARE", -1.0)
     monkeypatch.setattr(train_ppo.Trainer, "without_failed", lambda *_: (_ for _ in ()).throw(OSError("no space")))
     assert train_ppo.main(["--resume", str(tmp_path / "run")]) == 1
-    assert capsys.readouterr().err.splitlines()[-2:] == [f"go on with: {command}", "training failed: no space"]
+    where = tmp_path / "run" / "checkpoint-000001"
+    told = f"training failed: after step 1: OSError: no space; checkpoint: {where}"
+    assert capsys.readouterr().err.splitlines()[-2:] == [f"go on with: {command}", told]
     monkeypatch.undo()
     monkeypatch.setattr(train_ppo, "subprocess", Drawing())
     python, script, *words = shlex.split(command)

@@ -4,6 +4,7 @@ import dataclasses
 import random
 import re
 import threading
+import time
 from itertools import pairwise
 from pathlib import Path
 
@@ -262,6 +263,9 @@ def test_the_players_errors_are_not_the_environments():
         with pytest.raises(KeyError):
             play({}, FunctionPlayer(fail), tasks_of(*(("hex_small", 0, "mcts:5x1") for _ in range(4))))
     assert len(set(closed)) == 4
+    until = time.monotonic() + 10  # nobody waits for their searches, which end all the same
+    while threading.active_count() > before and time.monotonic() < until:
+        time.sleep(0.05)
     assert threading.active_count() == before
 
 

@@ -880,15 +880,12 @@ def test_a_run_is_followed_from_before_its_first_step_on(tmp_path, monkeypatch):
     assert embedded(run / "report.html")["runs"][0]["steps"] == 9
 
 
-@pytest.mark.parametrize("copied", [False, True])  # without hidden files
-def test_a_run_that_was_cut_short_is_followed_to_there(tmp_path, monkeypatch, copied):
+def test_a_run_that_was_cut_short_is_followed_to_there(tmp_path, monkeypatch):
     write_run(run := tmp_path / "run", steps=9, shown=[])
     (run / "summary.json").unlink()
     with lock_run(run):
         assert not visualize._ended(run)
     monkeypatch.setattr(visualize.time, "sleep", lambda _: pytest.fail("nobody is at it any more"))
-    if copied:
-        (run / ".lock").unlink()
     assert visualize.main(["--run", str(run), "--watch"]) == 0
     assert embedded(run / "report.html")["runs"][0]["steps"] == 9
 
