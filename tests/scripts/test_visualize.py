@@ -622,6 +622,20 @@ def test_shares_of_sampled_play_are_told_with_their_intervals(tmp_path):
 
 
 @pytest.mark.skipif(not shutil.which("node"), reason="no Node here")
+def test_a_prompt_that_left_no_room_is_no_illegal_answer(tmp_path):
+    write_run(run := tmp_path / "run", steps=9, shown=[])
+    turn = {"seat": 0, "user": "Your card: King", "answer": "", "action": None, "legal": {"0": "a"}, "probs": {}}
+    row = {"step": 1, "game": "kuhn_poker", "task_id": 0, "outcome": "truncated", "history": None}
+    for cut, told, not_told in ((True, "left no room", "not a legal"), (False, "not a legal", "left no room")):
+        rows = [row | {"turns": [turn | ({"truncated": True} if cut else {})]}]
+        (run / "episodes.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        page = visualize.write_report([visualize.load_run(run)], tmp_path / "report.html")
+        said = subprocess.run(["node", STUB, page], capture_output=True, text=True, check=True).stdout
+        assert told in said
+        assert not_told not in said
+
+
+@pytest.mark.skipif(not shutil.which("node"), reason="no Node here")
 @pytest.mark.parametrize("ends", [[-0.9, -0.1], [1.1, 1.4]])
 def test_a_sampled_share_beyond_its_bar_is_not_called_exact(tmp_path, ends):
     run = write_run(tmp_path / "run", steps=9, shown=[])
