@@ -1649,6 +1649,12 @@ def test_a_best_response_wins_from_a_frozen_player_no_more_than_the_exact_one(tm
     told = capsys.readouterr()
     assert "20 steps each; exact: the best there is; trained: " in told.out
     assert "best response 1/2: steps: 0 of 20\n" in told.err  # from where the time left is counted
+
+
+def test_the_exact_value_beside_a_best_response_is_on_its_scale(run, tmp_path):
+    args = ("--checkpoint", str(run), "--exact")
+    exploited = report(tmp_path, *args, "--exploit", "1", "--exploit-steps", "1", games=["kuhn_poker"], episodes=2)
+    [result] = exploited["tables"][0]["results"]
     frozen = report(tmp_path, "--checkpoint", str(run), "--exact", games=["kuhn_poker"])["tables"][0]["results"][0]
     assert result["exploitability"] == pytest.approx(frozen["nash_conv"] / 2 / 2)  # a seat's share, of two chips
 
