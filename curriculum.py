@@ -12,9 +12,8 @@ from typing import Any
 
 import games
 from config.reader import ConfigError, check_values, knob
-from envs.config import EnvConfig
 from envs.opponents import parse_opponent
-from envs.trace import TASKS_PER_LEVEL, level_starts
+from envs.trace import level_parts
 from envs.types import Task
 from utils import uniform
 
@@ -187,18 +186,22 @@ def eval_tasks(game_set: GameSet, n_per_seat: int, seed: int, opponent: str = "r
     return tasks
 
 
-def first_tasks(config: CurriculumConfig, env_type: str) -> list[int]:
-    """The first task id of every game, or level of trace, in the stages: the tasks that are evaluated."""
+def evaluated(config: CurriculumConfig, env_type: str) -> list[TaskRange]:
+    """First and last task ids to draw the deals of an evaluation from, in the order of the ids.
+
+    Of every game in the stages its first configuration. Of programs, which may ignore seeds, the part of a level that a
+    stage names; of parts with the same start the longest.
+    """
     played = [ranges for stage in config.stages for ranges in pool(stage.games).values()]
     if env_type == "trace":
-        return sorted({start for ranges in played for part in ranges for start in level_starts(*part)})
-    return sorted({ranges[0][0] for ranges in played})
+        parts = [part for ranges in played for stage_part in ranges for part in level_parts(*stage_part)]
+        return sorted(dict(sorted(parts)).items())
+    return sorted({(ranges[0][0],) * 2 for ranges in played})
 
 
-def deals_of(task_id: int, env_config: EnvConfig) -> TaskRange:
-    """First and last task id to draw deals of a task from: its own; of programs, which may ignore seeds, its level."""
-    level = TASKS_PER_LEVEL if env_config.env_type == "trace" else 1
-    return task_id, task_id - task_id % level + level - 1
+def first_tasks(config: CurriculumConfig, env_type: str) -> list[int]:
+    """The first task id of every game, or level of trace, in the stages: the tasks that are evaluated."""
+    return [first for first, _ in evaluated(config, env_type)]
 
 
 class Curriculum:

@@ -38,7 +38,7 @@ from torch.optim import Optimizer
 import utils
 from config.flags import one_line
 from config.reader import ConfigError, config_dict
-from curriculum import deals_of, eval_tasks
+from curriculum import eval_tasks
 from env_wrapper import play
 from envs.types import Episode, InterruptedRolloutError
 from evaluation import english
@@ -549,7 +549,7 @@ def finish(trainer: Trainer, stop: StopSignal, console: Console, results: list[G
 def show(trainer: Trainer, stop: StopSignal, console: Console, summary: dict[str, Any]) -> None:
     """Record games for the replay viewer (which marks the run as finished), measure the model's English, plot."""
     run_dir = trainer.run_dir
-    tasks = [task for t in trainer.evaluated for task in eval_tasks([deals_of(t, trainer.config.env)], 3, 1)]
+    tasks = [task for t in trainer.evaluated for task in eval_tasks([t], 3, 1)]
     rows = record(trainer.player(stop), trainer.config.env, tasks, trainer.state.step)
     trainer.loggers.games(rows)
     process.check_lock(run_dir, trainer.lock)

@@ -12,6 +12,7 @@ import atexit
 import contextlib
 import functools
 import logging
+import secrets
 import threading
 import time
 from concurrent.futures import Future, wait
@@ -27,7 +28,7 @@ from envs.server_replies import Reply, ServerError, close, read_position, read_r
 from envs.types import Step, Task
 
 CHECK_SECONDS = 10.0  # for a server to answer at all, before a run
-START_SECONDS = 600.0  # for a container to start, including the download of its image
+START_SECONDS = 600.0  # for a container to start
 STOP_SECONDS = 10.0
 LOST = 503, NO_ANSWER, 502, 504  # statuses after which a call may have been carried out
 
@@ -83,10 +84,10 @@ class ContainerConnection:
         self._loop, started = asyncio.new_event_loop(), Future[Any]()
         threading.Thread(target=self._run, args=(image, started), name="affinetes", daemon=True).start()
         if started not in wait([started], START_SECONDS).done:
-            problem = f"has not started within {START_SECONDS:g} s; docker pull {image} fetches it before"
-            raise ConfigError(f"env.env_mode docker: {image} {problem}")
+            raise ConfigError(f"env.env_mode docker: {image} has not started within {START_SECONDS:g} s")
         if error := started.exception():
-            raise ConfigError(f"env.env_mode docker: {image} cannot be started: {one_line(str(error))}") from error
+            problem = f"cannot be started (docker pull {image} fetches it): {one_line(str(error))}"
+            raise ConfigError(f"env.env_mode docker: {image} {problem}") from error
         self._env = started.result()
         atexit.register(self.close)
 
@@ -96,7 +97,9 @@ class ContainerConnection:
         logging.getLogger("affinetes").addFilter(lambda record: False)  # what it logs is also raised, and reported once
         asyncio.set_event_loop(self._loop)
         try:
-            started.set_result(affinetes.load_env(image=image, mode="docker"))
+            # By default processes share one container, and the first to end removes it.
+            name = f"chat-games-{secrets.token_hex(8)}"
+            started.set_result(affinetes.load_env(image=image, mode="docker", container_name=name))
         except Exception as error:  # of docker, ssh or the image; reported by the thread that waits for the start
             return started.set_exception(error)
         self._loop.run_forever()

@@ -181,7 +181,7 @@ def query_at(task_id: int, state: Any, seat: int, config: EnvConfig) -> Query:
     """Return what a seat is asked in a position; ConfigError if the game (its ``describe``, say) fails there.
 
     Where something is hidden, the information state implies the seat's past turns and they come first, as in play.
-    Where nothing is, many histories lead to one position, and it is shown without any.
+    Where nothing is, many histories lead to one position, and it is shown without any (``unknown_prompts``).
     """
     shared, prompt = table(task_id), config.prompt
     past_turns = config.past_turns(shared.game.history_turns) if shared.hides else 0
@@ -200,6 +200,15 @@ def query_at(task_id: int, state: Any, seat: int, config: EnvConfig) -> Query:
     past = turns if past_turns is None else turns[-2 * past_turns :] if past_turns else []
     system = {"role": "system", "content": shared.systems[prompt]}
     return Query(0, seat, [system, *past, asked], legal, (0, seat, 0, 1))
+
+
+def unknown_prompts(task_id: int, config: EnvConfig) -> str:
+    """Why ``query_at`` cannot tell how a position is asked in play: "" if it can."""
+    if config.env_mode != "local":
+        return "are those of a server"
+    shared = table(task_id)
+    shown = not shared.hides and config.past_turns(shared.game.history_turns) != 0
+    return "show the turns before, of which there are many to a position (env.history_turns=0 has none)" * shown
 
 
 def known(state: Any, seat: int) -> list[float]:

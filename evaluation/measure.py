@@ -17,12 +17,12 @@ import numpy as np
 import tabulate
 
 from config.reader import ConfigError
-from curriculum import TaskRange, deals_of, eval_tasks, pool
+from curriculum import TaskRange, eval_tasks, pool
 from env_wrapper import play
 from envs import exact
 from envs.client import one_line
 from envs.config import EnvConfig
-from envs.openspiel import DISTINCT, load_game, position, query_at
+from envs.openspiel import DISTINCT, load_game, position, query_at, unknown_prompts
 from envs.parser import parse_action
 from envs.types import Action, Episode, Player, PromptTooLongError, Query, Task
 from evaluation.intervals import mean_interval, pair_means, paired_difference, whole_pairs
@@ -263,11 +263,10 @@ def paired_tasks(
 def exact_table(player: Any, env_config: EnvConfig, task_id: int, progress: Progress = lambda *_: None) -> dict | None:
     """The player's policy at every information state, with the prompts of play; ``player`` needs ``action_probs``.
 
-    In games with hidden information a prompt includes the seat's earlier turns. With perfect information many histories
-    lead to a position, and it includes none. None where the game is too large, where a prompt does not fit or cannot be
-    made, or where a server makes the prompts, which it does only for positions that are played.
+    None where the game is too large, where a prompt does not fit or cannot be made, or where a position does not tell
+    it (``unknown_prompts``).
     """
-    if env_config.env_mode != "local" or not exact.feasible(load_game(task_id)):
+    if not exact.feasible(load_game(task_id)) or unknown_prompts(task_id, env_config):
         return None
 
     def probs(states: list[tuple[Any, int]]) -> list[dict[int, float]]:
@@ -318,7 +317,7 @@ def table_values(table: dict, task_id: int, nash: bool = False) -> dict[str, flo
 def evaluate(
     player: Player,
     env_config: EnvConfig,
-    task_ids: Seq[int],
+    task_ids: Seq[int | TaskRange],
     games: int = 200,
     opponent: str = "random",
     seed: int = 0,
@@ -328,16 +327,19 @@ def evaluate(
 ) -> list[GameResult]:
     """Play ``games`` games of each task id, half in each seat, and summarise; failed ones are left out and counted.
 
+    The deals of a range are of task ids drawn from it, its results those of its first.
+
     Exact values, and with ``nash`` NashConv, are computed for ``exact_tasks`` (None: all), where the game is small
     enough and no episode was truncated. The ceiling against "random" is known of every game that is small enough.
     ValueError: ``games`` is not an even number. ProgramError: every episode of a game failed.
     """
     trace = env_config.env_type == "trace"
-    drawn = paired_tasks([[deals_of(t, env_config)] for t in task_ids], games, seed, opponent)
+    ranges = [(item, item) if isinstance(item, int) else item for item in task_ids]
+    drawn = paired_tasks([[part] for part in ranges], games, seed, opponent)
     everything = [task for tasks in drawn for task in tasks]
     episodes = iter(play(env_config, _Watched(player, len(everything), progress), everything))
     results, levels = [], dict[str, list[list[Episode]]]()
-    for task_id, tasks in zip(task_ids, drawn, strict=True):
+    for (task_id, _), tasks in zip(ranges, drawn, strict=True):
         mine = [next(episodes) for _ in tasks]
         if trace:  # several task ids may be of one level, and of files and servers all are of one name
             levels.setdefault(next((e.game for e in mine if e.outcome != "failed"), "trace"), []).append(mine)
@@ -438,8 +440,10 @@ class _Transcript:
         for query, action in zip(queries, actions, strict=True):
             p = next(probs) if query.legal and not action.truncated else {}
             system, *_, user = (m["content"] for m in query.conversation)
+            served = action.sequence is not None and action.sequence.decisions[-1].version is not None
             turn = {"seat": query.seat, "user": user, "answer": action.text, "legal": query.legal, "probs": p,
-                    "action": parse_action(action.text, query.legal), "value": action.value}  # fmt: skip
+                    "action": parse_action(action.text, query.legal),
+                    "value": None if served else action.value}  # fmt: skip
             turn |= {"truncated": True} if action.truncated else {}  # there was no room for an answer
             if self.with_states:
                 turn["state"] = str(position(self.tasks[query.episode].task_id, query.history))

@@ -107,9 +107,10 @@ class ChatPlayer:
         return in_threads(self._answer, queries, CALLS_AT_ONCE)
 
     def _answer(self, query: Query) -> Action:
-        body = self.settings | {"messages": query.conversation, "seed": int(2**31 * uniform(self.seed, *query.rng_key))}
-        for _ in range(ODD_ANSWERS):
-            status, text = self._call(body)
+        asked = self.settings | {"messages": query.conversation}
+        for again in range(ODD_ANSWERS):
+            key = (self.seed, *query.rng_key, *[again] * (again > 0))  # the same seed may give the same answer
+            status, text = self._call(asked | {"seed": int(2**31 * uniform(*key))})
             if status in (400, 413, 422) and TOO_LONG.search(text):
                 self._tell("length", f"{problem_of(status, text)}; such games count as truncated")
                 return Action("", truncated=True)

@@ -202,9 +202,8 @@ def check_adapter(config: ModelConfig) -> None:
         raise ConfigError(f"model.adapter: {config.adapter!r}: {'; '.join(problems)}")
     if not folder.is_dir() and (folder.is_absolute() or config.adapter.startswith(".")):
         raise ConfigError(f"model.adapter: there is no folder {folder}; if it was moved: --set model.adapter=FOLDER")
-    if not folder.is_dir() and hub_problem():
-        with _loading("adapter", config.adapter):
-            raise FileNotFoundError
+    if not folder.is_dir():
+        hub_problem()  # without a Hub only what is on this disk is looked for
     check_kind(config.adapter)
 
 
@@ -218,7 +217,7 @@ def check_kind(name: str) -> None:
     import peft
 
     with _loading("adapter", name), bounded(ADAPTER_SECONDS, ADAPTER_BYTES):
-        peft_config, tensors = peft.PeftConfig.from_pretrained(name), peft.load_peft_weights(name, **ON_CPU)
+        peft_config, tensors = peft.PeftConfig.from_pretrained(name), peft.load_peft_weights(name, device="cpu")
         named = max(getattr(peft_config, "r", 0), *(getattr(peft_config, "rank_pattern", None) or {}).values(), 0)
         held = max((len(tensor) for key, tensor in tensors.items() if ".lora_A." in key), default=0)
         if named > max(held, USUAL_RANK):
@@ -467,8 +466,17 @@ def identity(config: ModelConfig, base: Any, tokenizer: Any) -> dict[str, str | 
     return {
         "model": config.model_name, "revision": config.revision, "tokenizer": sha256(words.encode()).hexdigest(),
         "weights": _digest(_located(config.model_name)) or commit, "games": own_digest(),
-        **({"adapter": _digest(config.adapter)} if config.adapter else {}),
+        **({"adapter": _digest(_adapter_folder(config.adapter))} if config.adapter else {}),
     }  # fmt: skip
+
+
+def _adapter_folder(name: str) -> str:
+    """The folder of an adapter, of one on the Hub that of the files which were loaded."""
+    from huggingface_hub import try_to_load_from_cache
+
+    local = Path(os.path.expanduser(name)).is_dir()
+    cached = None if local else try_to_load_from_cache(name, "adapter_model.safetensors")
+    return str(Path(cached).parent) if isinstance(cached, str) else name
 
 
 def _digest(folder: str) -> str:

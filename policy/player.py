@@ -83,7 +83,8 @@ class Policy(Adapters):
         nn.init.zeros_(self.value_head.bias)
         super().__init__(peft_model, tokenizer, self.value_head, config.model.model_name)
         self.temperature, self.greedy = config.ppo.temperature, False
-        self.max_seq_length, self.max_new_tokens = config.ppo.max_seq_length, config.ppo.max_new_tokens
+        self.max_seq_length = min(config.ppo.max_seq_length, self.base.config.max_position_embeddings)
+        self.max_new_tokens = config.ppo.max_new_tokens
         self.constrained, self.seed = config.env.answer_mode == "constrained", config.run.seed
         self.reference = "reference" if "reference" in peft_model.peft_config else None
         self.context_grad = config.ppo.context_grad

@@ -40,7 +40,7 @@ from config.reader import blaming, read_json
 from curriculum import TaskRange
 from envs import exact
 from envs.config import is_address
-from envs.openspiel import load_game, table, tables
+from envs.openspiel import load_game, table, tables, unknown_prompts
 from envs.opponents import CFR_ITERATIONS, make_bot, parse_opponent, solution
 from envs.ratings import rate
 from envs.trace import check_config
@@ -86,7 +86,7 @@ def exact_results(player: Contestant, task_ids: set[int]) -> dict[str, float]:
         log.warning("--exact: %s left out for %s, whose probabilities of moves are not known", name, player.label)
         return {}
     elif not (policy_table := measure.exact_table(player.player, player.env, task_id) or {}):
-        why = "fail or do not fit ppo.max_seq_length" if player.env.env_mode == "local" else "are those of a server"
+        why = unknown_prompts(task_id, player.env) or "fail or do not fit ppo.max_seq_length"
         log.warning("--exact: %s left out for %s, whose prompts %s", name, player.label, why)
         return {}
     return measure.table_values(policy_table, task_id, nash=True)

@@ -39,6 +39,8 @@ from utils import CheckpointError, fingerprint, naming, need_space, sweep, write
 
 REPORT, SETTINGS = "merge_report.json", "adapter_config.json"
 ROUNDING = {"float32": 1e-4, "float16": 0.01, "bfloat16": 0.02}  # nats a decision, allowed for arithmetic alone
+# Servers sample by a model's generation_config.json, where bases leave out unlikely tokens.
+AS_TRAINED: dict[str, Any] = {"do_sample": True, "top_p": 1.0, "top_k": 0, "min_p": None, "repetition_penalty": 1.0}
 LOSS = 0.02  # share of the adapter's own effect that may be lost, where that is more
 STATE = {"optimizer.safetensors", "past.safetensors"} | {  # files of a checkpoint that are of no use to others
     f"{name}.json" for name in ("trainer_state", "curriculum", "run_config", "manifest")
@@ -63,7 +65,7 @@ def write_merged(policy: Any, adapter: Path, output: Path, dtype: str) -> None:
     if policy.config.use_4bit:
         base = base.dequantize(dtype=getattr(torch, dtype))
     merged = PeftModel.from_pretrained(base.to(getattr(torch, dtype)), adapter, **ON_CPU).merge_and_unload()
-    merged.generation_config.eos_token_id = policy.chat.ends
+    merged.generation_config.update(eos_token_id=policy.chat.ends, temperature=policy.temperature, **AS_TRAINED)
     merged.save_pretrained(output, save_original_format=False)  # the original format of a 4-bit base is 4 bits
     policy.chat.save(output)
 

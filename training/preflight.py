@@ -24,11 +24,11 @@ from tabulate import tabulate
 from torch.nn.functional import linear
 
 from config.reader import ConfigError, blaming, config_dict, make, read_json
-from curriculum import Curriculum, CurriculumConfig, eval_tasks, first_tasks, pool
+from curriculum import Curriculum, CurriculumConfig, eval_tasks, evaluated, first_tasks, pool
 from envs import exact
 from envs.affinetes import check_server
 from envs.config import EnvConfig
-from envs.openspiel import ATTEMPTS, load_game, position, query_at, table, tables
+from envs.openspiel import ATTEMPTS, load_game, position, query_at, table, tables, unknown_prompts
 from envs.opponents import RandomBot, make_bot, parse_opponent
 from envs.prompts import RETRY
 from envs.trace.env import TASKS_PER_LEVEL, NoAnswerError, check_config, expected_output
@@ -185,9 +185,9 @@ def say_answers(config: SimpleNamespace, chat: ChatFormat) -> list[str]:
     if config.env.env_type != "trace" or config.env.env_mode != "local":
         return []
     limit, lines = config.ppo.max_new_tokens, []
-    for start in first_tasks(config.curriculum, "trace"):
-        level = start // TASKS_PER_LEVEL
-        tasks = eval_tasks([(start, (level + 1) * TASKS_PER_LEVEL - 1)], ANSWER_SAMPLE // 2, config.run.seed)
+    for part in evaluated(config.curriculum, "trace"):
+        level = part[0] // TASKS_PER_LEVEL
+        tasks = eval_tasks([part], ANSWER_SAMPLE // 2, config.run.seed)
         outputs, unknown = [], []
         for task in tasks:
             try:
@@ -217,9 +217,9 @@ def exact_operations(task_id: int, env: EnvConfig, chat: ChatFormat, weights: in
     """Most operations of a game's exact values: two per weight and token of each position, without the shared prefix.
 
     Positions that begin alike are read together, which leaves nine tenths (kuhn_poker) to a sixth of that. Infinite if
-    the game is too large.
+    the game is too large, or what it is asked in play is not known.
     """
-    if not exact.feasible(load_game(task_id)):
+    if not exact.feasible(load_game(task_id)) or unknown_prompts(task_id, env):
         return float("inf")
     states = exact.information_states(load_game(task_id))
     sample, tokens = states[:: len(states) // EXACT_SAMPLE + 1], 0
@@ -243,7 +243,7 @@ def exact_tasks(config: SimpleNamespace, chat: ChatFormat) -> dict[int, float]:
         costs = {t: exact_operations(t, env, chat, weights) for t in tasks}
     found = {task: cost for task, cost in costs.items() if cost <= limit}
     if config.ppo.eval_exact == "always" and (left := [task for task in tasks if task not in found]):
-        large = "too large, or no zero-sum games of two"
+        large = "too large, no zero-sum games of two, or asked with the turns before (env.history_turns)"
         why = large if costs else "they need games that are played here, with constrained answers"
         names = "programs" if env.env_type == "trace" else ", ".join(GAMES[t // CONFIGS_PER_GAME].name for t in left)
         log.warning("ppo.eval_exact = always: exact values of %s are left out: %s", names, why)

@@ -241,8 +241,8 @@ def check_lock(run_dir: Path, lock: IO[str] | None) -> None:
 
 
 def leave(code: int) -> NoReturn:
-    """End the process; after a signal at once, since the interpreter would wait for the threads of searches."""
-    if code > 128:
+    """End the process; after a signal or an error at once: the interpreter would wait for searches and for servers."""
+    if code:
         atexit._run_exitfuncs()
         sys.stdout.flush()
         sys.stderr.flush()

@@ -21,7 +21,7 @@ import torch
 import utils
 from config.reader import ConfigError, blaming, config_dict, config_diff, knob, make, read_file, read_json
 from config.synonyms import GONE
-from curriculum import Curriculum, first_tasks
+from curriculum import Curriculum, evaluated
 from envs.client import is_number
 from envs.config import PLAYED_BY
 from envs.trace import programs_digest
@@ -121,7 +121,7 @@ class Checkpointed:
             self.policy.trainable().values(), lr=self.ppo.learning_rate, weight_decay=0.0, fused=True
         )
         self.curriculum = Curriculum(config.curriculum, config.run.seed)
-        self.evaluated = first_tasks(config.curriculum, config.env.env_type)  # task ids, before and after
+        self.evaluated = evaluated(config.curriculum, config.env.env_type)  # task ids, before and after
         self.state = TrainerState(kl_coef=self.ppo.init_kl_coef, tokens_per_batch=self.policy.tokens_per_batch)
         self.metrics = MetricsLog(run_dir / METRICS)
         self.engine = Engine(self.policy, config.env, run_dir) if config.env.use_vllm else None
@@ -244,7 +244,7 @@ class Checkpointed:
         asked = [config["env"][key] for key in SHOWN_BY] + [config["ppo"][key] for key in ASKED]
         played: Any = config["curriculum"]["stages"]
         if self.config.ppo.eval_freq:  # games with exact values are scored as a share of their ceiling
-            played = [self.evaluated, sorted(self.exact)]
+            played = [[first for first, _ in self.evaluated], sorted(self.exact)]
         base = [self.base[part] for part in ("weights", "tokenizer", "games", "programs") if part in self.base]
         return hashlib.sha256(json.dumps([asked, played, base]).encode()).hexdigest()[:16]
 

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 
-from curriculum import Curriculum, Stage, deals_of, eval_tasks, first_tasks
+from curriculum import Curriculum, Stage, eval_tasks, evaluated
 from env_wrapper import play
 from envs.types import Action, Episode, Query, Task
 from policy import player
@@ -143,9 +143,9 @@ def play_step(config: SimpleNamespace, chat: ChatFormat, stage: Stage) -> Prompt
 
 def evaluation_work(config: SimpleNamespace, chat: ChatFormat) -> tuple[float, float]:
     """Forward passes and tokens of the games of one evaluation; about ``PLAYED`` of them are played at random."""
-    env, tasks = config.env, first_tasks(config.curriculum, config.env.env_type)
+    env, tasks = config.env, evaluated(config.curriculum, config.env.env_type)
     in_each_seat = min(config.ppo.eval_games, max(PLAYED // len(tasks), 2)) // 2
-    drawn = [task for first in tasks for task in eval_tasks([deals_of(first, env)], in_each_seat, 0)]
+    drawn = [task for part in tasks for task in eval_tasks([part], in_each_seat, 0)]
     games = config.ppo.eval_games * len(tasks)
     opened = min(env.games_at_once or games, games)
     at_once, passes, tokens = min(opened, len(drawn)), 0.0, 0.0

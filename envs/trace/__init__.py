@@ -6,11 +6,11 @@ answers · ``sandbox`` runs untrusted programs, each in an ``interpreter`` that 
 """
 
 from envs.config import TraceConfig
-from envs.trace.env import TASKS_PER_LEVEL, TraceEnv, check_config, level_starts, load_programs, programs_digest
+from envs.trace.env import TASKS_PER_LEVEL, TraceEnv, check_config, level_parts, load_programs, programs_digest
 from envs.trace.prints import inject, inject_safe
 from envs.trace.scoring import score
 
 __all__ = [
-    "TASKS_PER_LEVEL", "TraceConfig", "TraceEnv", "check_config", "inject", "inject_safe", "level_starts",
+    "TASKS_PER_LEVEL", "TraceConfig", "TraceEnv", "check_config", "inject", "inject_safe", "level_parts",
     "load_programs", "programs_digest", "score",
 ]  # fmt: skip

@@ -204,7 +204,12 @@ class _Workshop:
             if result.status == "timeout":
                 self.endless.add(row)
             return f"{NO_END} {limit}"
-        if self.rows is not None and self.again.run(shown, row.inputs).stdout != result.stdout:
+        if self.rows is None:
+            return Traced(name, shown, row.inputs, result.stdout.strip())
+        again = self.again.run(shown, row.inputs)
+        if limit := _limit_of(again):
+            return f"{NO_END} {limit}"
+        if again.stdout != result.stdout:
             return "prints something else when it is run again"
         return Traced(name, shown, row.inputs, result.stdout.strip())
 
@@ -220,10 +225,11 @@ def _limit_of(run: Run) -> str:
     return last if LIMIT_MET.match(last) else "killed" if run.returncode - 128 in KILLED else ""
 
 
-def level_starts(first: int, last: int) -> list[int]:
-    """Return the first task id of each level that the range touches."""
+def level_parts(first: int, last: int) -> list[tuple[int, int]]:
+    """Return the first and last task id of the range's part of each level that it touches."""
     size = TASKS_PER_LEVEL
-    return [max(first, level * size) for level in range(first // size, last // size + 1)]
+    levels = range(first // size, last // size + 1)
+    return [(max(first, level * size), min(last, (level + 1) * size - 1)) for level in levels]
 
 
 def load_programs(source: str) -> Sequence[Any]:

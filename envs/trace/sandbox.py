@@ -117,9 +117,14 @@ class Sandbox(contextlib.AbstractContextManager["Sandbox"]):
             self._server.end()
             self._server = None
         if self._server is None:
-            self._server = self._start("serve").result()
-            self._server.begin(b"")
-            receive(self._server, len(READY))
+            server = self._start("serve").result()
+            try:
+                server.begin(b"")
+                receive(server, len(READY))
+            except (SandboxError, TimeoutError) as error:  # else its late READY is read as an answer's length
+                server.end()
+                raise SandboxError(str(error) or "sandbox: the interpreter did not start in time") from None
+            self._server = server
         return self._server
 
 

@@ -3,12 +3,13 @@
 import math
 from collections import defaultdict
 from dataclasses import dataclass
+from itertools import chain
 from types import SimpleNamespace
 from typing import Any
 
 import torch
 
-from curriculum import deals_of, first_tasks
+from curriculum import evaluated
 from env_wrapper import Sequence, play
 from envs.types import Task
 from evaluation.measure import Row, differences, outcome, paired_tasks
@@ -23,20 +24,19 @@ class Played:
 
     logprobs_M: torch.Tensor
     moves: list[list[list[int]]]  # deal -> decision -> tokens of the answer
-    rows: dict[str, list[Row]]  # task (a game that failed at once has no name) -> how its deals ended
+    rows: dict[str, list[Row]]  # number of the game -> how its deals ended
 
 
-def deals(config: SimpleNamespace, count: int, seed: int) -> list[Task]:
-    """At least ``count`` deals of the run's games against uniform random, half in each seat, on reserved seeds."""
-    ids = first_tasks(config.curriculum, config.env.env_type)
-    each = 2 * math.ceil(count / 2 / len(ids))
-    drawn = paired_tasks([[deals_of(i, config.env)] for i in ids], each, seed, "random")
-    return [task for tasks in drawn for task in tasks]
+def deals(config: SimpleNamespace, count: int, seed: int) -> list[list[Task]]:
+    """At least ``count`` deals against uniform random, by game of the run; half in each seat, on reserved seeds."""
+    ranges = evaluated(config.curriculum, config.env.env_type)
+    each = 2 * math.ceil(count / 2 / len(ranges))
+    return paired_tasks([[part] for part in ranges], each, seed, "random")
 
 
 def record_decisions(policy: Any, config: SimpleNamespace) -> list[Sequence]:
     """Sample some games and return their token sequences with the decisions in them."""
-    episodes = play(config.env, policy, deals(config, RECORDED, seed=1))
+    episodes = play(config.env, policy, [*chain(*deals(config, RECORDED, seed=1))])
     found = [s for e in episodes for sequences in e.sequences.values() for s in sequences if s.decisions]
     if not found:
         causes = {e.info.get("error", e.outcome) for e in episodes}
@@ -48,16 +48,17 @@ def observe(policy: Any, config: SimpleNamespace, sequences: list[Sequence], cou
     """Compute the log-probabilities of the recorded decisions, and play ``count`` deals greedily."""
     with torch.no_grad():
         logprobs_M = policy.evaluate_decisions(sequences).logprobs.float().cpu()
-    policy.greedy = True
+    policy.greedy, drawn = True, deals(config, count, seed=2)
     try:
-        episodes = play(config.env, policy, deals(config, count, seed=2))
+        episodes = play(config.env, policy, [*chain(*drawn)])
     finally:
         policy.greedy = False
     moves, rows = [], defaultdict(list)
-    for episode in episodes:
+    of = [str(i) for i, tasks in enumerate(drawn) for _ in tasks]  # a game that failed at once has no name
+    for name, episode in zip(of, episodes, strict=True):
         answered = [s for sequences in episode.sequences.values() for s in sequences]
         moves.append([s.ids[d.start : d.stop] for s in answered for d in s.decisions])
-        rows[str(deals_of(episode.task.task_id, config.env)[1])].append(outcome(episode))
+        rows[name].append(outcome(episode))
     return Played(logprobs_M, moves, rows)
 
 

@@ -459,7 +459,19 @@ def test_docker_starts_one_container_for_all_games(monkeypatch):
         connection = affinetes._container("games:1")
         connection.close()
         assert connection._env.cleaned
-    assert started == [{"image": "games:1", "mode": "docker"}]
+    [made] = started
+    assert made.pop("container_name").startswith("chat-games-")
+    assert made == {"image": "games:1", "mode": "docker"}
+
+
+def test_every_process_has_a_container_of_its_own(monkeypatch):
+    """By name: affinetes would find another's, and the first to end would remove it under the other."""
+    names = []
+    monkeypatch.setitem(sys.modules, "affinetes", types.SimpleNamespace(load_env=lambda **kwargs: names.append(kwargs)))
+    monkeypatch.setattr(affinetes, "atexit", types.SimpleNamespace(register=lambda function: None))
+    for _ in range(2):
+        affinetes.ContainerConnection("games:1")
+    assert len({kwargs["container_name"] for kwargs in names}) == 2
 
 
 def test_docker_that_cannot_start_is_one_line(monkeypatch):
@@ -468,7 +480,9 @@ def test_docker_that_cannot_start_is_one_line(monkeypatch):
 
     affinetes._container.cache_clear()
     monkeypatch.setitem(sys.modules, "affinetes", types.SimpleNamespace(load_env=load_env))
-    with pytest.raises(ConfigError, match="games:1 cannot be started: cannot reach the daemon"):
+    with pytest.raises(
+        ConfigError, match=r"games:1 cannot be started \(docker pull games:1 fetches it\): cannot reach the daemon"
+    ):
         make_env({"env_mode": "docker", "env_image": "games:1"})
 
 
@@ -477,7 +491,7 @@ def test_docker_that_takes_too_long_to_start_is_one_line(monkeypatch):
     monkeypatch.setattr(affinetes, "START_SECONDS", 0.1)
     module = types.SimpleNamespace(load_env=lambda **_: time.sleep(1))
     monkeypatch.setitem(sys.modules, "affinetes", module)
-    with pytest.raises(ConfigError, match=r"games:1 has not started within 0\.1 s; docker pull games:1 fetches it"):
+    with pytest.raises(ConfigError, match=r"games:1 has not started within 0\.1 s$"):
         make_env({"env_mode": "docker", "env_image": "games:1"})
 
 

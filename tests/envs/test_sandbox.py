@@ -276,6 +276,17 @@ def test_a_serving_interpreter_that_died_is_replaced(box):
     assert box.run_trusted("print(3)").stdout == "3\n"
 
 
+def test_a_serving_interpreter_that_starts_too_late_is_replaced(monkeypatch):
+    """Its late READY was read as the length of an answer."""
+    mechanisms = probe()
+    with Sandbox(LIMITS, min_level=0, mechanisms=mechanisms) as box, monkeypatch.context() as late:
+        late.setattr(sandbox_module, "receive", lambda *_: (_ for _ in ()).throw(TimeoutError))
+        with pytest.raises(SandboxError, match=r"^sandbox: the interpreter did not start in time$"):
+            box.run_trusted("print(1)")
+        late.undo()
+        assert box.run_trusted("print(2)").stdout == "2\n"
+
+
 def test_probe_reaches_a_level():
     assert probe() in MECHANISMS
     assert level_of(probe()) == max(level_of(mechanisms) for mechanisms in MECHANISMS if works(mechanisms))
@@ -412,6 +423,8 @@ ALONE = {  # what one mechanism stops by itself
         "TCP",
         "abstract Unix socket",
         "signal to the parent",
+        "mount",
+        "chroot",
     ],
     "landlock": ["read a secret", "read /etc/passwd", "write outside", "symbolic link", "dots"],
     "seccomp": ["TCP", "UDP", "fork", "exec", "signal to the parent", "change a mode", "truncate by opening"],

@@ -410,6 +410,19 @@ def test_a_program_of_a_file_runs_twice_whatever_the_seed(tmp_path, monkeypatch)
     assert (len(shown), len(runs)) == (1, 2)
 
 
+def test_a_program_that_takes_too_long_the_second_time_is_not_said_to_change(tmp_path, monkeypatch):
+    (tmp_path / "a.py").write_text("print(3)")
+    env, real = new_env(source=str(tmp_path)), Sandbox.run
+
+    def slow_again(self, *args):
+        run = real(self, *args)
+        return run if self.hash_seed == 0 else run._replace(status="timeout", stdout="")
+
+    monkeypatch.setattr(Sandbox, "run", slow_again)
+    with pytest.raises(NoAnswerError, match="task_id 0: the program does not finish here: timeout"):
+        env.reset(Task(0))
+
+
 CHANGING = [
     "print({'a', 'b', 'c'})", "print(object())", "import random\nprint(random.random())",
     "import time\nprint(time.time())", "from datetime import datetime\nprint(datetime.now().strftime('%Y-%m-%d'))",
@@ -707,5 +720,8 @@ def test_an_evaluation_draws_from_all_rows_of_a_file(tmp_path):
         return "0"
 
     config = EnvConfig("trace", answer_mode="free", trace={"source": str(tmp_path / "a.jsonl")})
-    evaluate(FunctionPlayer(answer), config, [0], 60)
+    evaluate(FunctionPlayer(answer), config, [(0, 9_999_999)], 60)
     assert len(set(asked)) == 10
+    asked.clear()
+    evaluate(FunctionPlayer(answer), config, [(2, 4)], 60)  # of a stage's rows only those
+    assert len(set(asked)) == 3

@@ -22,9 +22,9 @@ import env_wrapper
 import games
 import train_ppo
 from curriculum import EVAL_SEEDS, first_tasks
-from env_wrapper import Action, EnvConfig, Episode, Task, play
+from env_wrapper import Action, Decision, EnvConfig, Episode, Sequence, Task, play
 from envs import exact, openspiel, ratings
-from envs.openspiel import load_game, position, query_at
+from envs.openspiel import load_game, position, query_at, unknown_prompts
 from envs.ratings import rate
 from envs.types import InterruptedRolloutError, PromptTooLongError
 from evaluation import english, measure
@@ -410,6 +410,19 @@ def test_the_mean_share_before_training_is_of_the_games_that_it_is_of_after():
     assert text.endswith("\nmean share of the best-response ceiling, 1 of 2 games: 0.100 -> 0.500")
 
 
+def test_the_summary_of_a_game_holds_each_number_in_its_place():
+    numbers = {"value": 0.1, "low": 0.05, "high": 0.2, "success": 0.5, "exact": 0.3, "random": 0.0, "ceiling": 1.0}
+    before = {"game": "a", "value": -0.1, "exact": -0.2, "share": -0.3, "nash_conv": 4.0, "free_play": "then"}
+    after = GameResult("a", 40, **numbers, nash_conv=2.0, free_play={"value": 0.4, "legal_rate": 1.0}, failed=3)
+    before["free_play"] = then = {"value": 0.7, "legal_rate": 0.8}
+    _, found = result_table([before], [after])
+    assert found["games"]["a"] == {
+        "before": -0.1, "after": 0.1, "interval": [0.05, 0.2], "episodes": 40, "exact_before": -0.2, "exact_after": 0.3,
+        "random": 0.0, "ceiling": 1.0, "share_before": -0.3, "share": 0.3, "share_interval": None, "exact": True,
+        "nash_conv_before": 4.0, "nash_conv": 2.0, "free_play_before": then, "free_play": after.free_play, "failed": 3,
+    }  # fmt: skip
+
+
 def test_shares_of_sampled_play_have_intervals_and_so_has_their_mean():
     def result(game, value, **more):
         return GameResult(game, 40, value, value - 0.08, value + 0.06, 0.0, random=0.0, **more)
@@ -694,7 +707,7 @@ def test_the_default_run_takes_at_most_300_forward_passes_before_its_first_step(
         ("tiny", "auto", ["leduc_poker", "tic_tac_toe", "liars_dice_small", "goofspiel_small"]),
         ("tiny", "never", []),
         ("big", "auto", ["kuhn_poker"]),
-        ("big", "always", ["kuhn_poker", "leduc_poker", "tic_tac_toe"]),
+        ("big", "always", ["kuhn_poker", "leduc_poker"]),  # tic_tac_toe is asked with the turns before
     ],
 )
 def test_exact_values_are_computed_where_they_are_cheap_for_the_model_or_asked_for(default_run, preset, exact, chosen):
@@ -728,18 +741,22 @@ def test_operations_are_two_a_weight_and_token_read(tmp_path):
 
 @pytest.mark.parametrize("turns", ["auto", "all", 0, 1, 2])
 @pytest.mark.parametrize("prompt", ["full", "compact"])
-@pytest.mark.parametrize("name", ["kuhn_poker", "leduc_poker", "liars_dice_small", "goofspiel_small"])
+@pytest.mark.parametrize("name", ["kuhn_poker", "leduc_poker", "liars_dice_small", "goofspiel_small", "tic_tac_toe"])
 def test_exact_values_ask_what_play_asks(name, prompt, turns):
-    """Each question of games played at random against oneself, word for word."""
+    """Each question of games played at random against oneself, word for word; else there are none: a player of 0.80
+    in tic_tac_toe was told to be worth 0.25 exactly."""
     config = EnvConfig(history_turns=turns, prompt=prompt)
     task_id = games.NAMES.index(name) * games.CONFIGS_PER_GAME
-    past = []
+    known, past = not unknown_prompts(task_id, config), []
+    assert known == (name != "tic_tac_toe" or turns == 0)
+    if not known:
+        assert exact_table(None, config, task_id) is None
 
     class Asked:
         def act(self, queries):
             for q in queries:
                 found = query_at(task_id, position(task_id, q.history), q.seat, config)
-                assert found.conversation == q.conversation
+                assert found.conversation == q.conversation or not known
                 assert found.legal == q.legal
                 past.append(len(q.conversation) // 2 - 1)
             return [Action(str([*q.legal][hash(q.rng_key) % len(q.legal)])) for q in queries]
@@ -895,6 +912,21 @@ def test_games_that_were_recorded_are_not_kept_by_the_player():
     assert sorted(ended) == [0, 0, 1, 1, 2, 2]
 
 
+@pytest.mark.parametrize(("version", "value"), [(None, 0.25), (3, None)])
+def test_a_turn_that_a_server_played_shows_no_value(version, value):
+    """No critic is served with the policy: 0.000 was shown, as if it expected that."""
+
+    class Served(FunctionPlayer):
+        def act(self, queries):
+            made = Sequence([1], [Decision(version=version)])
+            return [replace(action, value=0.25, sequence=made) for action in super().act(queries)]
+
+    player = Served(lambda query: str(next(iter(query.legal))))
+    player.action_probs = lambda queries: [dict.fromkeys(query.legal, 1.0) for query in queries]
+    [row] = record(player, EnvConfig(), [Task(KUHN, 1, "random", 1)], 1)
+    assert {turn["value"] for turn in row["turns"]} == {value}
+
+
 def test_a_free_answer_that_fits_is_recorded_where_the_longest_legal_one_does_not():
     class Short(FunctionPlayer):
         def action_probs(self, queries):
@@ -950,7 +982,9 @@ def test_programs_of_one_name_are_one_row(tmp_path):
     """Files have no levels: ranges of task ids that a stage names are drawn from the same rows."""
     (tmp_path / "a.jsonl").write_text('{"program": "print(1)"}\n{"program": "print(2)"}\n')
     config = EnvConfig(env_type="trace", answer_mode="free", trace={"source": str(tmp_path / "a.jsonl")})
-    [result] = evaluate(FunctionPlayer(lambda query: "1"), config, [0, 10_000_000, 20_000_000], games=6)
+    [result] = evaluate(
+        FunctionPlayer(lambda query: "1"), config, [(n, n + 9) for n in (0, 10_000_000, 20_000_000)], games=6
+    )
     assert (result.game, result.episodes) == ("trace", 18)
     assert -0.6 < result.value < 0.6
 

@@ -17,6 +17,7 @@ from torch.testing import assert_close
 from transformers import AutoTokenizer
 
 from config.reader import ConfigError, load_config
+from envs import client
 from policy import network
 from policy.attention import PaddedRows, Runs, attend
 from policy.chat import ChatFormat, answer_trie
@@ -26,6 +27,7 @@ from policy.model import (
     _cpu,
     _load_base,
     device_of,
+    identity,
     load_architecture,
     load_model,
     load_tokenizer,
@@ -685,6 +687,39 @@ def test_a_base_that_cannot_be_made_anew_leaves_the_one_that_was_there(tmp_path,
     monkeypatch.setattr(make_tiny_model, "make_model", lambda *args: Full())
     assert make_tiny_model.main(words) == 2
     assert (tmp_path / "base" / "model.safetensors").read_bytes() == before
+
+
+@pytest.fixture
+def on_the_hub(new_policy, tmp_path, monkeypatch):
+    """An adapter in the Hub's cache, and no Hub."""
+    import huggingface_hub
+
+    folder = tmp_path / "cache" / "models--me--adapter"
+    (folder / "refs").mkdir(parents=True)
+    (folder / "refs" / "main").write_text("abc")
+    new_policy().save(folder / "snapshots" / "abc")
+    for module in (huggingface_hub.constants, huggingface_hub.file_download):
+        monkeypatch.setattr(module, "HF_HUB_CACHE", str(tmp_path / "cache"), raising=False)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    client.hub_problem.cache_clear()
+    yield folder / "snapshots" / "abc" / "adapter_model.safetensors"
+    client.hub_problem.cache_clear()
+
+
+def test_an_adapter_of_the_hub_that_is_on_this_disk_needs_no_hub(on_the_hub, new_policy):
+    policy = new_policy(model={"adapter": "me/adapter"})
+    known = identity(policy.config, policy.base, policy.tokenizer)["adapter"]
+    assert len(known) == 64
+    save_file({key: tensor + 1 for key, tensor in load_file(on_the_hub).items()}, on_the_hub)
+    assert identity(policy.config, policy.base, policy.tokenizer)["adapter"] != known
+    with pytest.raises(ConfigError, match=r"^model\.adapter: cannot load 'me/other' \(it is not on this disk, and "):
+        new_policy(model={"adapter": "me/other"})
+
+
+def test_no_policy_reads_more_tokens_than_its_model(new_policy):
+    """Evaluations of public protocols give any model 32,768 tokens; positions beyond its own are noise."""
+    policy = new_policy(ppo={"max_seq_length": 10**6})
+    assert policy.max_seq_length == policy.base.config.max_position_embeddings
 
 
 def test_a_saved_adapter_says_what_it_is_for_and_the_live_one_is_still_trained(new_policy, tmp_path):

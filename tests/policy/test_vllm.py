@@ -803,6 +803,10 @@ def test_the_server_is_started_with_the_learners_bits_a_rank_that_it_takes_and_a
     assert f"--max-lora-rank {taken} " in done.stdout
     assert "--gpu-memory-utilization 0.4 " in done.stdout
     assert done.stdout.endswith("--quantization bitsandbytes --load-format bitsandbytes --x\n")
+    # Whoever reaches the port can have adapters loaded; probabilities are those that answers are drawn with.
+    for words in ("--host 127.0.0.1 ", "--enable-lora ", "--logprobs-mode processed_logprobs ",
+                  "--generation-config vllm "):  # fmt: skip
+        assert words in done.stdout
 
 
 @pytest.mark.parametrize(

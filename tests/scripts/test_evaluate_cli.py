@@ -443,12 +443,16 @@ def test_over_a_server_exact_values_are_left_out_and_that_is_said(caplog):
 
     asked = SimpleNamespace(label="mine", env=EnvConfig(), player=SimpleNamespace(action_probs=first))
     assert evaluate.exact_results(asked, {KUHN})["ceiling"] > 0
+    assert evaluate.exact_results(asked, {NAMES.index("tic_tac_toe") * CONFIGS_PER_GAME}) == {}
+    asked.env = EnvConfig(history_turns=0)
     sizes = [NAMES.index("hex_small") * CONFIGS_PER_GAME + k for k in range(2)]
     assert [evaluate.exact_results(asked, {size}) != {} for size in sizes] == [True, False], "of 3x3 and of 4x4"
     assert evaluate.exact_results(asked, set(sizes)) == {}, "one value is of one board"
     asked.env = EnvConfig(env_mode="url", env_url="http://127.0.0.1:9")
     assert evaluate.exact_results(asked, {KUHN}) == {}
     assert caplog.messages == [
+        "--exact: tic_tac_toe left out for mine, whose prompts show the turns before, of which there are many to a "
+        "position (env.history_turns=0 has none)",
         "--exact: hex_small left out, too large",
         "--exact: hex_small left out, of several configurations; name one: hex_small#0",
         "--exact: kuhn_poker left out for mine, whose prompts are those of a server",
@@ -1274,6 +1278,7 @@ def test_an_answer_that_the_server_broke_off_is_asked_for_again_not_counted(serv
     player = ChatPlayer(server.url, "m", 1.0, 4, 0)
     assert "not the answer of an OpenAI-compatible server" in player.act([query])[0].error
     assert player.act([query])[0].text == "0"
+    assert len({request["seed"] for request in server.requests}) == 3  # one and the same may be broken off for ever
 
 
 def test_a_server_that_is_asked_too_often_is_waited_for_and_that_is_told(serve, caplog, monkeypatch):

@@ -13,7 +13,7 @@ import pytest
 import torch
 from huggingface_hub import ModelCard
 from tiny import base_model, micro_config, tiny_policy
-from transformers import BitsAndBytesConfig
+from transformers import BitsAndBytesConfig, GenerationConfig
 
 import utils
 from config.reader import config_dict
@@ -170,6 +170,20 @@ def test_a_merged_base_model_ends_its_turns(tmp_path):
     assert read_json(tmp_path / "out" / "generation_config.json")["eos_token_id"] == [policy.chat.end_id, other]
 
 
+def test_a_merged_model_is_sampled_as_it_was_trained(tmp_path):
+    """Servers sample by its generation_config.json: what bases leave out of their answers was part of training."""
+    folder = shutil.copytree(base_model(), tmp_path / "base")
+    generation = read_json(folder / "generation_config.json")
+    odd = {"top_k": 20, "top_p": 0.8, "min_p": 0.1, "temperature": 0.6, "repetition_penalty": 1.1, "do_sample": False}
+    (folder / "generation_config.json").write_text(json.dumps(generation | odd))
+    policy = tiny_policy(tmp_path, model={"model_name": str(folder)}, ppo={"temperature": 0.7})
+    policy.save(tmp_path / "adapter")
+    merge.write_merged(policy, tmp_path / "adapter", tmp_path / "out", "float32")
+    found = GenerationConfig.from_pretrained(tmp_path / "out")
+    assert (found.do_sample, found.temperature, found.top_p, found.top_k) == (True, 0.7, 1.0, 0)
+    assert (found.min_p, found.repetition_penalty) == (None, 1.0)
+
+
 def test_weights_may_be_saved_more_finely(run_plain, tmp_path):
     assert merge_in(tmp_path / "a", run_plain) == 0
     assert merge_in(tmp_path / "b", run_plain, "--dtype", "bfloat16") == 0
@@ -267,7 +281,8 @@ def test_dry_run_lists_the_files_and_the_card_without_secrets_and_paths(run_plai
     monkeypatch.setattr(publish, "upload", lambda *_: pytest.fail("uploaded"))
     held = read_json(run_plain / "checkpoint-000006" / "run_config.json")
     held["curriculum"]["stages"][0]["name"] = "hush-hush-12345"
-    held["env"]["env_image"] = "somebody/somewhere"
+    places = {key: f"http://somebody-{key}" for key in ("env_url", "env_image", "vllm_base_url")}
+    held["env"] |= places
     shutil.copytree(run_plain / "checkpoint-000006", tmp_path / "final")
     (tmp_path / "final" / "manifest.json").unlink()
     (tmp_path / "final" / "run_config.json").write_text(json.dumps(held))
@@ -283,7 +298,7 @@ def test_dry_run_lists_the_files_and_the_card_without_secrets_and_paths(run_plai
     assert "license_name: qwen-research" in said.out
     for path in out.iterdir():
         text = path.read_bytes().decode(errors="replace")
-        for private in ("hush-hush-12345", "somebody/somewhere", str(tmp_path), base_model()):
+        for private in ("hush-hush-12345", *places.values(), str(tmp_path), base_model()):
             assert private not in text, path.name
     assert "[redacted]" in (out / "README.md").read_text()
 
@@ -879,8 +894,9 @@ def test_the_proof_asks_for_different_programs(tmp_path):
     """The seed of a task chooses no row of a file: its id does."""
     config = micro_config(tmp_path)
     config.env = EnvConfig(env_type="trace", answer_mode="free")
-    config.curriculum = CurriculumConfig([Stage("sums", [(0, 0)])])
-    assert len({task.task_id for task in proof.deals(config, 40, 1)}) == 20  # each in both seats
+    config.curriculum = CurriculumConfig([Stage("sums", [(0, 9999)])])
+    [tasks] = proof.deals(config, 40, 1)
+    assert len({task.task_id for task in tasks}) == 20  # each in both seats
 
 
 def test_the_card_of_a_player_of_programs_names_no_opponent(tmp_path):

@@ -328,13 +328,15 @@ def test_a_sixteenth_of_a_step_is_read_again_after_its_updates(sequences, read):
     def evaluate_decisions(seen, adapter, legal_mass):
         asked.append((len(seen), legal_mass))
         moved_M = math.log(2) * torch.tensor([1.0, -1.0]).repeat(len(seen))
-        mass_M = torch.full((2 * len(seen),), 0.25).log() if legal_mass else None
-        return Evaluation(moved_M - 1, moved_M, moved_M, mass_M)
+        mass_M = torch.tensor([0.1, 0.4]).repeat(len(seen)).log() if legal_mass else None
+        return Evaluation(moved_M - torch.arange(2.0 * len(seen)) / 64, moved_M, moved_M, mass_M)
 
-    batch = SimpleNamespace(sequences=[None] * sequences, old_logprobs_M=torch.full((2 * sequences,), -1.0))
+    batch = SimpleNamespace(sequences=[None] * sequences, old_logprobs_M=-torch.arange(2.0 * sequences) / 64)
     kl = {"update_kl": pytest.approx((1 - math.log(2) + math.log(2) - 0.5) / 2)}
     for constrained in (True, False):
         policy = SimpleNamespace(constrained=constrained, evaluate_decisions=evaluate_decisions)
-        assert Batch.moved(batch, policy, True, LONE) == kl | ({"legal_mass": 0.25} if constrained else {})
+        assert Batch.moved(batch, policy, True, LONE) == kl | (
+            {"legal_mass": pytest.approx(0.25)} if constrained else {}
+        )
         assert Batch.moved(batch, policy, False, LONE) == kl
     assert asked == [(read, True), (read, False), (read, False), (read, False)]

@@ -353,6 +353,23 @@ def test_epochs_end_when_the_policy_has_moved_far_enough(tmp_path):
     assert runs[None] == runs[1e9]
 
 
+def test_what_ends_the_epochs_is_the_divergence_seen_in_the_last(tmp_path):
+    """Not the mean since the first, in which one late jump would hardly show."""
+
+    def stats(epochs, target=None):
+        policy = tiny_policy(tmp_path)
+        batch = collate(rollout(policy, 8), policy, WHOLE, 0.0)
+        ppo = replace(WHOLE, ppo_epochs=epochs, mini_batch_size=4, target_kl=target)
+        return ppo_update(policy, adam(policy, 3e-2), batch, ppo, (0,))
+
+    means = [stats(epochs)["approx_kl"] for epochs in range(1, 5)]  # of all epochs so far
+    own = [n * mean - (n - 1) * before for n, mean, before in zip(range(1, 5), means, [0, *means], strict=False)]
+    last = max(range(4), key=lambda i: own[i])  # a target below it, above the others and above the mean since the first
+    target = (own[last] + max(means[last], *own[:last], 0.0)) / 2
+    assert max(means[last], *own[:last]) < target < own[last]
+    assert stats(4, target)["epochs"] == last + 1
+
+
 def test_every_epoch_has_a_shuffle_of_its_own(tmp_path, monkeypatch):
     policy, keys = tiny_policy(tmp_path), []
     batch = played(policy)
@@ -407,26 +424,57 @@ def test_the_norm_that_is_told_is_the_mean_over_minibatches(tmp_path, monkeypatc
 
 
 def test_a_step_hands_on_what_it_was_told(tmp_path, monkeypatch):
-    """The fading bonus to the update, the KL to the reference (not to the average) to its coefficient, and to the
-    curriculum every game but those that were cut off."""
-    knobs = {"entropy_coef": 0.5, "entropy_final": 0.2, "num_train_steps": 5, "magnet_coef": 0.1}
+    """The fading bonus to the update, the KL to the reference (not to the average) to its coefficient, that and the
+    moments of rewards to the next step, and to the curriculum every game but those that were cut off."""
+    knobs = {"entropy_coef": 0.5, "entropy_final": 0.2, "num_train_steps": 5, "magnet_coef": 0.1, "init_kl_coef": 0.01}
     trainer = Trainer(micro_config(tmp_path, ppo=knobs), tmp_path)
-    seen, told, scored = [], [], []
+    seen, told, scored, collated, ended = [], [], [], [], []
     real = ppo_update
     monkeypatch.setattr(train_ppo, "ppo_update", lambda *args: seen.append(args[3].entropy_coef) or real(*args))
-    monkeypatch.setattr(trajectories, "adapt_kl_coef", lambda coef, kl, *_: told.append(kl) or coef)
-    monkeypatch.setattr(trainer.curriculum, "update", lambda task, *_: scored.append(task.index))
+    monkeypatch.setattr(trajectories, "adapt_kl_coef", lambda coef, *args: told.append(args[:2]) or 2 * coef)
+    monkeypatch.setattr(trainer.curriculum, "update", lambda task, *args: scored.append((task.index, *args)))
+
+    def recorded(episodes, policy, ppo, coef, moments, ranks):
+        collated.append((coef, dict(moments)))
+        return collate(episodes, policy, ppo, coef, moments, ranks)
 
     def cut(env, player, tasks):
         episodes = play(env, player, tasks)
+        ended.extend((e.task.index, e.score, "only") for e in episodes if e.task.index % 4 != 1)
         return [replace(e, outcome="truncated") if e.task.index % 4 == 1 else e for e in episodes]
 
+    monkeypatch.setattr(train_ppo, "collate", recorded)
     monkeypatch.setattr(train_ppo, "play", cut)
-    rows = [trainer.step(StopSignal()) for _ in range(3)]
+    rows, moments = [], [{}]
+    for _ in range(3):
+        rows.append(trainer.step(StopSignal()))
+        moments.append(dict(trainer.state.moments))
     assert seen == pytest.approx([0.5, 0.4, 0.3])
-    assert told == [row["kl_ref"] for row in rows]
-    assert told[2] not in (0, rows[2]["kl_average"])
-    assert scored == [index for index in range(48) if index % 4 != 1]
+    assert told == [(row["kl_ref"], row["decisions"]) for row in rows]
+    assert told[2][0] not in (0, rows[2]["kl_average"])
+    assert [coef for coef, _ in collated] == pytest.approx([0.01, 0.02, 0.04])
+    assert [held for _, held in collated] == moments[:3]
+    assert max(updates for updates, *_ in moments[3].values()) == 3
+    assert scored == ended
+    assert len({score for _, score, _ in ended}) > 1
+    assert trainer.optimizer.param_groups[0]["weight_decay"] == 0
+
+
+def test_updates_that_are_not_finite_are_counted_across_steps(tmp_path, monkeypatch):
+    """A step may hold fewer updates than may be bad in a row."""
+    knobs = {"mini_batch_size": 16, "ppo_epochs": 1}
+    trainer = Trainer(micro_config(tmp_path, ppo=knobs), tmp_path)
+    real, counted = train_ppo.ppo_loss, []
+
+    def loss(*args):
+        total, stats = real(*args)
+        return (total if len(counted) == 2 else total * torch.nan), stats
+
+    monkeypatch.setattr(train_ppo, "ppo_loss", loss)
+    for _ in range(4):
+        trainer.step(StopSignal())
+        counted.append(trainer.state.bad_updates)
+    assert counted == [1, 2, 0, 1]
 
 
 @pytest.mark.parametrize("outcome", ["finished", "forfeited", "failed"])

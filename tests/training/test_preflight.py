@@ -15,7 +15,7 @@ from shapes import SHAPES, write_model
 from tiny import KUHN, LEDUC, micro_config, micro_file
 
 import train_ppo
-from curriculum import eval_tasks
+from curriculum import eval_tasks, evaluated
 from env_wrapper import Decision, EnvConfig, Sequence
 from envs.prompts import RETRY
 from envs.trace.env import TASKS_PER_LEVEL, expected_output
@@ -25,6 +25,7 @@ from policy import load_policy, network
 from policy.chat import ChatFormat
 from policy.model import LoraConfig, ModelConfig, load_architecture, load_model, load_tokenizer
 from policy.network import activation_bytes
+from scripts.export import proof
 from scripts.make_tiny_model import make_model
 from train_ppo import Trainer
 from training import memory, preflight, token_counts
@@ -234,7 +235,8 @@ def test_over_a_server_no_exact_value_is_planned(tmp_path):
 
 
 @pytest.mark.parametrize(("mode", "games", "told"), [
-    ("constrained", ["kuhn_poker", "hex"], "hex are left out: too large, or no zero-sum games of two"),
+    ("constrained", ["kuhn_poker", "hex"], "hex are left out: too large, no zero-sum games of two, or "
+     "asked with the turns before (env.history_turns)"),
     ("free", ["kuhn_poker"], "kuhn_poker are left out: they need games that are played here, with constrained answers"),
     ("constrained", ["kuhn_poker"], None),
 ])  # fmt: skip
@@ -328,6 +330,21 @@ def test_programs_without_an_answer_stop_a_run_where_they_are_many(tmp_path, cap
     told = r"^env\.trace: \d+ of \d+ programs have no answer; task_id \d+: the program does not finish here: output"
     with pytest.raises(ConfigError, match=told) if stopped else contextlib.nullcontext():
         check(config)
+
+
+def test_rows_that_no_stage_names_are_neither_checked_nor_evaluated(tmp_path):
+    """Ids beyond a stage's were drawn too: they are rows of a file as well, since ids wrap around."""
+    programs = [f"print({n})" for n in range(4)] + ["print('x' * 10**7)"] * 6
+    (tmp_path / "own.jsonl").write_text("\n".join(json.dumps({"program": program}) for program in programs))
+    env = {"env_type": "trace", "answer_mode": "free", "trace": {"source": str(tmp_path / "own.jsonl")}}
+    stages = {
+        "stages": [{"name": "first", "games": [[0, 1]]}, {"name": "then", "games": [[0, 3], [20000000, 20000003]]}]
+    }
+    config = micro_config(tmp_path, env=env, ppo={"max_seq_length": 2048, "max_new_tokens": 200}, curriculum=stages)
+    assert evaluated(config.curriculum, "trace") == [(0, 3), (20000000, 20000003)]
+    preflight.check(config)
+    drawn = {task.task_id for tasks in proof.deals(config, 40, 1) for task in tasks}
+    assert drawn == {*range(4), *range(20000000, 20000004)}
 
 
 @pytest.mark.parametrize("check", [preflight.describe, preflight.check])

@@ -189,6 +189,19 @@ def test_a_disk_without_locks_is_told_apart_from_one_in_use(tmp_path, monkeypatc
         lock_run(tmp_path)
 
 
+@pytest.mark.parametrize("code", [1, 130])
+def test_a_program_that_failed_does_not_wait_for_servers(code):
+    """Python would wait for the threads that still ask them: for half an hour, after the last line."""
+    program = ("import atexit, concurrent.futures, time; from training.process import leave\n"
+               "atexit.register(print, 'closed'); print('error')\n"
+               "concurrent.futures.ThreadPoolExecutor().submit(time.sleep, 60)\n"
+               f"leave({code})")  # fmt: skip
+    started = time.monotonic()
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (code, "error\nclosed\n")
+    assert time.monotonic() - started < 50
+
+
 def test_a_killed_process_leaves_no_lock(tmp_path):
     code = (
         "import sys, time; from training import process; held = process.lock_run(sys.argv[1]); "

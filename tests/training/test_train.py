@@ -713,6 +713,22 @@ def test_a_finished_run_whose_player_is_gone_gets_it_again(tmp_path):
     assert (tmp_path / "run" / "final" / "adapter_model.safetensors").read_bytes() == before
 
 
+def test_the_score_that_chooses_the_best_checkpoint_is_the_mean_of_what_the_curve_shows(tmp_path, monkeypatch):
+    measured, real = [], train_ppo.evaluate
+    monkeypatch.setattr(train_ppo, "evaluate", lambda *args, **how: measured.append(real(*args, **how)) or measured[-1])
+    knobs = ("ppo.num_train_steps=4", "ppo.eval_freq=1", "ppo.save_freq=1", "ppo.eval_exact=always", "run.keep_last=2")
+    assert train(tmp_path, "--set", *knobs, "ppo.learning_rate=0.02") == 0
+    grades = [{r.game: r.grade for r in results} for results in measured[1:]]
+    assert [{key[5:]: row[key] for key in row if key.startswith("eval/")} for row in rows(tmp_path)] == grades
+    means = [sum(found.values()) / len(found) for found in grades]
+    assert len(set(means)) == 4
+    kept = {
+        path.name: utils.read_json(path / "manifest.json")["score"] for path in (tmp_path / "run").glob("checkpoint-*")
+    }
+    best = 1 + max(range(4), key=lambda i: means[i])
+    assert kept == {f"checkpoint-{step:06d}": pytest.approx(means[step - 1]) for step in {best, 3, 4}}
+
+
 def test_a_last_step_that_has_passed_is_refused(undisturbed, capsys):
     for words in (["ppo.num_train_steps=2"], ["ppo.num_train_steps=2", "--dry-run"]):
         assert train_ppo.main(["--resume", str(undisturbed / "run" / "checkpoint-000004"), "--set", *words]) == 2
