@@ -31,7 +31,7 @@ train: .venv/requirements.installed models/tiny/recipe.json
 	$(PYTHON) train_ppo.py $(NEW_RUN) $(ARGS)
 
 smol: override CONFIG = config/presets/smol.json
-smol: override ARGS := --set model.dtype=$(SMOL_DTYPE) $(ARGS)
+smol: override ARGS := $(if $(findstring --resume,$(ARGS)),,--set model.dtype=$(SMOL_DTYPE)) $(ARGS)
 smol: $(SMOL)/config.json train
 
 test: .venv/requirements-dev.installed models/tiny/recipe.json

@@ -78,7 +78,8 @@ def main(argv: list[str] | None = None) -> int:
     args = parser.parse_args(argv)
     found = {}
     for name, (script, pace) in LEARNERS.items():
-        folder = args.folder.resolve() / script.removesuffix("_learning.py")
+        run = f"{script.removesuffix('_learning.py')}-{args.game}-seed{args.seed}-{args.seconds}s"
+        folder = args.folder.resolve() / run
         if not folder.exists():
             given = [args.game, args.seed, round(pace * args.seconds / 60), args.seconds, folder]
             subprocess.run([sys.executable, script, *map(str, given)], cwd=PEERS, check=True,

@@ -441,8 +441,8 @@ class _Transcript:
             p = next(probs) if query.legal and not action.truncated else {}
             system, *_, user = (m["content"] for m in query.conversation)
             served = action.sequence is not None and action.sequence.decisions[-1].version is not None
-            turn = {"seat": query.seat, "user": user, "answer": action.text, "legal": query.legal, "probs": p,
-                    "action": parse_action(action.text, query.legal),
+            turn = {"seat": query.seat, "past": len(query.conversation) // 2 - 1, "user": user, "answer": action.text,
+                    "legal": query.legal, "probs": p, "action": parse_action(action.text, query.legal),
                     "value": None if served else action.value}  # fmt: skip
             turn |= {"truncated": True} if action.truncated else {}  # there was no room for an answer
             if self.with_states:

@@ -31,6 +31,7 @@ from utils import ConfigError, fingerprint, in_threads, latest_checkpoint, read_
 log = logging.getLogger(__name__)
 
 WEIGHTS = "adapter_model.safetensors"
+WARM_START = "warmstart.json"  # beside an adapter that was taught, not trained by PPO: who taught it
 BOTS = ("random", "mcts", "mcts_light", "ismcts", "perfect", "cfr")
 PLAYERS = ("a checkpoint, a run, base, a bot (random, mcts, mcts_light, mcts:SIMSxROLLOUTS, ismcts, perfect, cfr) or "
            "an http(s) address")  # fmt: skip

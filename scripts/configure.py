@@ -73,10 +73,17 @@ def resolve(overlay: dict[str, dict[str, Any]]) -> SimpleNamespace:
 
 
 def stages(opponents: list[str], games: list[str]) -> list[dict[str, Any]]:
-    """A stage for each opponent. A self-play stage also plays random: its own games have an even mean for any skill."""
-    mixed = {"opponent": {"self": 4.0, "random": 1.0}, "gate_opponent": "random"}
-    return [{"name": opponent, "games": games, "opponent": opponent, "threshold": 0.6}
-            | (mixed if opponent == "self" else {}) for opponent in opponents]  # fmt: skip
+    """A stage for each opponent. Where the score cannot show skill, games against random decide when it ends.
+
+    That is self-play, whose games have an even mean for any skill, and opponents that nobody beats.
+    """
+
+    def against(opponent: str) -> dict[str, Any]:
+        if opponent != "self" and not parse_opponent(opponent).solves:
+            return {"opponent": opponent}
+        return {"opponent": {opponent: 4.0, "random": 1.0}, "gate_opponent": "random"}
+
+    return [{"name": opponent, "games": games, "threshold": 0.6} | against(opponent) for opponent in opponents]
 
 
 def base_overlay(args: argparse.Namespace, gpu: bool, tiny: bool) -> dict[str, dict[str, Any]]:

@@ -27,7 +27,7 @@ from config.flags import FlagParser
 from config.reader import ConfigError, blaming, printable, read_json, read_text
 from curriculum import first_tasks
 from envs.trace import check_config
-from evaluation.players import WEIGHTS, check_base, find_adapter, run_config_file
+from evaluation.players import WARM_START, WEIGHTS, check_base, find_adapter, run_config_file
 from policy import load_policy
 from policy.model import ON_CPU, LoraConfig, ModelConfig, identity, load_architecture, quietly
 from scripts.export import publish
@@ -94,7 +94,13 @@ def merge(config: SimpleNamespace, adapter: Path, output: Path, dtype: str, coun
 
 def run_config(adapter: Path, base: str | None, sets: Sequence[str] = ()) -> SimpleNamespace:
     """The configuration the adapter was trained with, changed by ``sets``, on this machine's device and on ``base``."""
-    config = load_sections([run_config_file(adapter)], sets, skip_unknown_sections=True)
+    config = load_sections([file := run_config_file(adapter)], sets, skip_unknown_sections=True)
+    with blaming(f"{file}: ", AttributeError):
+        held = read_json(file).get("model", {})
+    for key in ("use_4bit", "use_nested_quant"):
+        if held.get(key, now := getattr(config.model, key)) != now:
+            raise ConfigError(f"--set: model.{key} was {str(held[key]).lower()} in the run, and has to stay: on other "
+                              "weights the adapter is another player")  # fmt: skip
     device = "cuda" if torch.cuda.is_available() and config.model.device != "cpu" else "cpu"
     config.model, config.env = replace(config.model, device=device), replace(config.env, env_mode="local")
     if base and base != config.model.model_name:
@@ -275,7 +281,10 @@ def run(args: argparse.Namespace) -> None:
         judge(report, args)
     licence = publish.licence_of(base, config.model.revision)
     name = args.push or args.output.resolve().name
-    finish(publish.Published(name, base, licence, config, adapter.name, summary, evaluated, report), args)
+    with blaming(f"{(warm := adapter / WARM_START)}: ", LookupError, TypeError):
+        teacher = printable(str(read_json(warm)["teacher"])) if warm.is_file() else None
+    about = publish.Published(name, base, licence, config, adapter.name, summary, evaluated, report, teacher)
+    finish(about, args)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

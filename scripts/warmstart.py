@@ -46,6 +46,7 @@ from envs.trace import check_config
 from envs.trace.env import expected_output
 from envs.types import Action, Episode, Query, Sequence, Task
 from evaluation.measure import GameResult, evaluate, result_table
+from evaluation.players import WARM_START
 from policy import Policy, load_policy
 from policy.attention import in_fixed_order
 from policy.chat import END, ChatFormat
@@ -249,6 +250,7 @@ def run(args: argparse.Namespace) -> None:
     def fill(folder: Path) -> None:
         policy.save(folder)
         (folder / "run_config.json").write_text(json.dumps(shown, indent=1))  # for evaluate.py
+        (folder / WARM_START).write_text(json.dumps({"teacher": spec, "episodes": len(episodes)}))  # for model cards
 
     output = _free(args.output)
     write_directory(Path(output).resolve(), fill)  # before the evaluation, which may fail

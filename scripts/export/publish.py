@@ -85,6 +85,7 @@ class Published:
     summary: dict[str, Any] | None  # the run's summary.json
     evaluated: dict[str, dict[str, Any]]  # game -> result
     report: dict[str, Any] | None  # of the merge; None: this is the adapter
+    teacher: str | None = None  # whose answers a warm start was taught; None: it was trained by PPO
 
 
 def evaluated(summary: Any, file: Path, checkpoint: str) -> dict[str, dict[str, Any]]:
@@ -143,7 +144,8 @@ def _card_data(about: Published) -> Any:
         base_model=about.base if on_hub else None, base_model_relation=relation if on_hub else None,
         eval_results=results or None, library_name=library, license=licence if listed or not licence else "other",
         license_name=None if listed else licence, model_name=about.repo.rpartition("/")[2],
-        pipeline_tag="text-generation", tags=["ppo", "games", "openspiel" if boards else "code"],
+        pipeline_tag="text-generation",
+        tags=[*["ppo"] * (not about.teacher), "games", "openspiel" if boards else "code"],
     )  # fmt: skip
 
 

@@ -174,10 +174,12 @@ function bars(turn) {
 
 function conversation(upTo, seat) {
   const said = (role, text, now) => html`<div class="said ${role} ${now ? "now" : ""}"><b>${role}</b><pre>${text}</pre></div>`;
-  return (view.episode.turns || []).slice(0, upTo + 1).map((turn, i) => {
-    if (turn.seat !== seat) return "";
-    const now = i === upTo;
-    return [turn.system ? said("system", turn.system, false) : "", said("user", turn.user, now), said("assistant", turn.answer, now)];
+  const turns = (view.episode.turns || []).slice(0, upTo + 1).filter((turn) => turn.seat === seat);
+  const read = turns.at(-1)?.past ?? turns.length - 1;  // earlier turns that the prompt held; unknown of older runs
+  const title = (i) => (i === turns.length - 1 - read && i > 0 ? html`<p class="note">The turns above are no longer shown to the model (the system message is)</p>` : "");
+  return turns.map((turn, i) => {
+    const now = i === turns.length - 1;
+    return [title(i), turn.system ? said("system", turn.system, false) : "", said("user", turn.user, now), said("assistant", turn.answer, now)];
   });
 }
 

@@ -16,6 +16,8 @@ def frames(episode: dict[str, Any]) -> list[dict[str, Any]]:
     """
     found: list[dict[str, Any]] = []
     shared, seat = table(episode["task_id"]), episode.get("seat") or 0
+    if shared.game.name != episode["game"]:
+        raise ValueError(f"task {episode['task_id']} is of {shared.game.name} here")
     described = shared.game.name in games.OWN and not shared.hides
     for state, taken in replay(shared.spiel, episode["history"]):
         moves = [{"player": p, "action": a, "name": move_name(shared.game, state, p, a)} for p, a in taken]

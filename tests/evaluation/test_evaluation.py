@@ -963,6 +963,7 @@ def test_a_game_whose_prompt_no_longer_fits_is_recorded_to_there():
     rows = record(policy, EnvConfig(prompt="compact", history_turns="all"), [Task(LEDUC, 1, "random", 1)], 1)
     assert rows[0]["outcome"] == "truncated"
     assert [bool(turn["probs"]) for turn in rows[0]["turns"]] == [True] * (len(rows[0]["turns"]) - 1) + [False]
+    assert [turn["past"] for turn in rows[0]["turns"]] == [*range(len(rows[0]["turns"]))]
     assert [turn.get("truncated", False) for turn in rows[0]["turns"]] == [
         not turn["probs"] for turn in rows[0]["turns"]
     ]

@@ -301,6 +301,14 @@ def test_a_model_that_cannot_be_had_is_one_line_at_once(refused, monkeypatch):
     client.hub_problem.cache_clear()
 
 
+def test_make_changes_nothing_of_a_run_that_is_resumed():
+    for goal in ("train", "smol"):
+        words = ["make", "-n", "-o", ".venv/requirements.installed", goal, "ARGS=--resume RUN"]
+        done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True)
+        line = done.stdout.splitlines()[-1]
+        assert line.split()[1:] == ["train_ppo.py", "--resume", "RUN"]
+
+
 def test_a_setting_overrides_the_flags_that_make_gives():
     words = ["--seed", "0", "--output-dir", "runs/a", "--no-wandb"]
     words += ["--set", "run.seed=3", "run.output_dir=runs/b", "run.logger=wandb"]

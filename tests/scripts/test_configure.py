@@ -160,6 +160,8 @@ def test_a_licence_for_research_only_is_told(tiny_models, tmp_path, capsys, monk
 def test_self_play_is_gated_by_random(tiny_models, tmp_path):
     config = config_of(configured(tmp_path, "--model", str(tiny_models["qwen2"]), "--opponents", "random", "self"))
     first, second = config.curriculum.stages
+    [bound] = configure.stages(["perfect"], ["tic_tac_toe"])  # whom nobody beats: the stage would never be left
+    assert (bound["opponent"], bound["gate_opponent"]) == ({"perfect": 4.0, "random": 1.0}, "random")
     assert (first.opponent, first.gate) == ("random", "random")
     assert (second.gate, set(second.mixture)) == ("random", {"self", "random"})  # else no game would count
 

@@ -429,6 +429,17 @@ def test_a_stored_value_out_of_range_is_corrected_on_the_command_line(tmp_path):
     assert merge.run_config(tmp_path, None, sets).curriculum.failure_replay_prob == 0.9
 
 
+@pytest.mark.parametrize("key", ["use_4bit", "use_nested_quant"])
+def test_an_adapter_is_not_merged_into_other_weights_than_it_was_trained_on(tmp_path, key):
+    """Its own error for a missing bitsandbytes named the setting; the proof compared that other player with itself."""
+    config = config_dict(vars(micro_config(tmp_path)))
+    (tmp_path / "run_config.json").write_text(json.dumps(config))
+    other = not config["model"][key]
+    with pytest.raises(ConfigError, match=rf"^--set: model\.{key} was {str(not other).lower()} in the run"):
+        merge.run_config(tmp_path, None, [f"model.{key}={str(other).lower()}"])
+    assert merge.run_config(tmp_path, None, [f"model.{key}={str(not other).lower()}"])
+
+
 def test_adapter_alone(run_plain, tmp_path, capsys):
     from safetensors.torch import load_file
 

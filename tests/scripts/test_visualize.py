@@ -342,6 +342,9 @@ def test_a_history_that_is_not_of_this_game_is_refused():
         broken = {**episode, "history": [episode["history"][0], wrong]}
         with pytest.raises(ValueError, match="episode of tic_tac_toe at step 0: cannot replay: "):
             replayable(broken)
+    moved = {**episode, "task_id": episode["task_id"] + games.CONFIGS_PER_GAME}  # a game of one's own came before it
+    with pytest.raises(ValueError, match=f"cannot replay: task {moved['task_id']} is of \\w+ here"):
+        replayable(moved)
 
 
 # --- Command -----------------------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from envs.openspiel import OpenSpielEnv, load_game
 from envs.trace.env import expected_output
 from evaluation.players import Roster
 from games import CONFIGS_PER_GAME, NAMES
-from scripts import evaluate, warmstart
+from scripts import evaluate, merge, warmstart
 from scripts.warmstart import Teacher, check_teacher, clone, main
 from utils import ConfigError
 
@@ -126,6 +126,13 @@ def test_a_warm_start_is_legal_and_better_and_ppo_goes_on_from_it(tmp_path, caps
     policy = tiny_policy(tmp_path, model={"adapter": str(out)}, **stages)
     assert policy.reference == "reference"
     assert json.loads((out / "adapter_config.json").read_text())["r"] == 4
+    capsys.readouterr()
+    card = ["--checkpoint", str(out), "--output", str(tmp_path / "card"), "--adapter-only", "--dry-run"]
+    assert merge.main(card) == 0
+    told = capsys.readouterr().out
+    assert "by the answers of another player (cfr:50)" in told
+    assert "No step of PPO was made." in told
+    assert not re.search(r"by PPO|No data set|\| steps \||did not reach its end|^- ppo", told, re.MULTILINE)
     evaluated = Roster([], [], 0, False, None).contestant(str(out))
     assert evaluated.player.adapter in evaluated.player.policy.peft_model.peft_config
     with pytest.raises(SystemExit) as stopped:
