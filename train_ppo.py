@@ -42,7 +42,7 @@ from curriculum import eval_tasks
 from env_wrapper import play
 from envs.types import Episode, InterruptedRolloutError
 from evaluation import english
-from evaluation.measure import GameResult, Progress, evaluate, record, result_table
+from evaluation.measure import GameResult, Progress, evaluate, mean_grade, record, result_table
 from policy.attention import in_fixed_order
 from policy.model import device_of
 from policy.player import Policy
@@ -495,7 +495,7 @@ def training_loop(trainer: Trainer, stop: StopSignal, console: Console) -> int:
             results = None
             if ppo.eval_freq and state.step % ppo.eval_freq == 0:
                 results = trainer.ranks.alone(lambda: trainer.evaluate(stop, console.progress))
-                trainer.scored = state.step, float(np.mean([r.grade for r in results]))
+                trainer.scored = state.step, mean_grade(results, trainer.exact)
                 row |= {f"eval/{r.game}": r.grade for r in results}
             state.row = None
             if trainer.ranks.first:

@@ -379,6 +379,12 @@ def _free_play(found: dict[str, Any] | None) -> str | None:
     return f"{found['value']:{VALUE}}, {'no answers' if rate is None else f'{100 * rate:.3g}% legal'}"
 
 
+def mean_grade(results: Seq[GameResult], exact_tasks: Collection[int]) -> float | None:
+    """The mean ``grade``; None where a game that has exact values came without: its grade is of another kind."""
+    grades = [r.grade for r in results]
+    return float(np.mean(grades)) if sum(r.exact is not None for r in results) == len(exact_tasks) else None
+
+
 def result_table(before: list[dict[str, Any]], after: list[GameResult]) -> tuple[str, dict[str, Any]]:
     """The closing table of a run as text, and the contents of ``summary.json``."""
     lines, games, known = [], dict[str, Any](), {old["game"]: old for old in before}

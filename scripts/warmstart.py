@@ -37,7 +37,7 @@ import torch
 
 from config.flags import FlagParser, one_line
 from config.reader import ConfigError, blaming, config_dict
-from curriculum import Curriculum, TaskRange, first_tasks, pool
+from curriculum import Curriculum, TaskRange, evaluated, pool
 from env_wrapper import play
 from envs.config import EnvConfig
 from envs.openspiel import position, table, tables
@@ -192,7 +192,7 @@ def parse_args(argv: Seq[str] | None) -> argparse.Namespace:
     return args
 
 
-def _measure(policy: Policy, config: SimpleNamespace, tasks: list[int]) -> list[GameResult]:
+def _measure(policy: Policy, config: SimpleNamespace, tasks: list[TaskRange]) -> list[GameResult]:
     console, exactly = Console(1), exact_tasks(config, policy.chat)
     results = evaluate(policy, config.env, tasks, config.ppo.eval_games, exact_tasks=exactly, progress=console.progress)
     console.close()
@@ -220,19 +220,18 @@ def run(args: argparse.Namespace) -> None:
     spec = args.teacher or (OUTPUT if trace else "mcts")
     config.curriculum = narrowed(config.curriculum, config.env)
     config.env = replace(config.env, answer_mode="free" if trace else "constrained")
-    tasks_shown = first_tasks(config.curriculum, config.env.env_type)
+    shown_tasks = evaluated(config.curriculum, config.env.env_type)
     games = pool([item for stage in config.curriculum.stages for item in stage.games]).values()
-    check_teacher(spec, [(t, t) for t in tasks_shown] if trace else [*chain(*games)], config.env)
+    check_teacher(spec, [(t, t) for t, _ in shown_tasks] if trace else [*chain(*games)], config.env)
     device_of(config.model)
     must_be_writable(Path(args.output).absolute().parent)
     if config.run.threads:
         torch.set_num_threads(config.run.threads)
     say_answers(config, ChatFormat(load_tokenizer(config.model)))  # refuses programs whose output cannot be an answer
     policy = load_policy(config)
-    size = checkpoint_bytes(0, sum(p.numel() for p in policy.trainable().values()))
     with blaming("--output ", CheckpointError):
-        need_space(Path(args.output), size)
-    before = _measure(policy, config, tasks_shown)
+        need_space(Path(args.output), checkpoint_bytes(0, sum(p.numel() for p in policy.trainable().values())))
+    before = _measure(policy, config, shown_tasks)
     curriculum, seed, shown = config.curriculum, config.run.seed, redact(config_dict(vars(config)), words=False)
     stages = [Curriculum(replace(curriculum, stages=(stage,)), seed) for stage in curriculum.stages]
     tasks = [stages[i % len(stages)].next(i) for i in range(args.episodes)]
@@ -254,7 +253,7 @@ def run(args: argparse.Namespace) -> None:
 
     output = _free(args.output)
     write_directory(Path(output).resolve(), fill)  # before the evaluation, which may fail
-    after = _measure(policy, config, tasks_shown)
+    after = _measure(policy, config, shown_tasks)
     print("\n" + result_table([r.row for r in before], after)[0])
     print(f"\nadapter: {output}\ngo on:   python train_ppo.py ... --set model.adapter={shlex.quote(output)}")
 

@@ -412,10 +412,10 @@ def _check_run_folder(config: SimpleNamespace, resume: str | None, force: bool) 
 def describe(config: SimpleNamespace) -> str:
     """What ``--dry-run`` prints; ConfigError for what would stop the run early or make a game useless."""
     architecture, parameters, chat = look(config)
-    measured = measure_prompts(config, chat)
     here = SimpleNamespace(**vars(config))
     with contextlib.suppress(ConfigError):  # of a missing device, which ``check`` reports
         here.model = replace(config.model, device=device_of(config.model))
+    measured = measure_prompts(here, chat)
     parts = memory.estimate(here, parameters, architecture, measured)
     sections = [f"{name}: {json.dumps(dataclasses.asdict(part))}" for name, part in vars(config).items()]
     state_head = f", state head {parameters.state_head:,}" if parameters.state_head else ""
@@ -424,7 +424,7 @@ def describe(config: SimpleNamespace) -> str:
         f"{parameters.value_head:,}{state_head}) of {parameters.total:,} in all"
     )
     search = say_search(config, search_seconds(config, measured), os.cpu_count() or 1)
-    evaluation = say_evaluation(config, chat, parameters, architecture)
+    evaluation = say_evaluation(here, chat, parameters, architecture)
     prompts = say_prompts(config, measured) + say_answers(config, chat)
     chapters = [sections, [counts], prompts, evaluation, _say_memory(here, parts), search]
     return "\n\n".join("\n".join(lines) for lines in chapters if lines)

@@ -21,7 +21,7 @@ from torch import Tensor
 from config.reader import ConfigError, blaming
 from envs.types import Sequence
 from policy.player import Evaluation, Policy
-from training.process import TrainingError
+from training.process import TrainingError, cause_of
 
 log = logging.getLogger(__name__)
 
@@ -110,7 +110,7 @@ class Ranks:
             mine = work()
         except Exception as error:  # of any kind: the others wait for this process
             failed = error
-            cause = f"process {self.rank}: {error or type(error).__name__}", traceback.format_exc()
+            cause = f"process {self.rank}: {cause_of(error)}", traceback.format_exc()
             traceback.clear_frames(error.__traceback__)  # they hold the tensors of a rollout that ran out of memory
         if not (causes := [cause for cause in self.gather([cause]) if cause[0]]):
             return self.gather(mine)

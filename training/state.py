@@ -44,8 +44,11 @@ log = logging.getLogger(__name__)
 METRICS = "metrics.jsonl"
 AT_THE_END = "summary.json", "episodes.jsonl", "final", "average"  # written after the last step
 # Knobs of ``env`` and ``ppo`` that change how the model is prompted, in evaluations too. A user's games have a digest.
-SHOWN_BY = [key for key in PLAYED_BY if key != "games_path"]
-ASKED = "temperature", "max_seq_length", "max_new_tokens"
+PLAY = {  # section -> keys: with others the same weights are another player, or play another game
+    "env": [key for key in PLAYED_BY if key != "games_path"] + ["env_mode"],
+    "ppo": ["temperature", "max_seq_length", "max_new_tokens"],
+    "model": ["use_4bit", "use_nested_quant", "dtype"],
+}
 SAVE_SECONDS = 15 * 60  # between checkpoints, if ppo.save_freq steps take longer
 PAST_EVERY, PAST_SHARE = 100, 20  # steps between past selves; in a shorter run, this fraction of it
 GROW_STEPS = 50  # between attempts to double batches that were halved for lack of memory
@@ -241,7 +244,7 @@ class Checkpointed:
     def scale(self) -> str:
         """Digest of what a checkpoint's score depends on besides its weights; only equal scales are comparable."""
         config = self.safe_config
-        asked = [config["env"][key] for key in SHOWN_BY] + [config["ppo"][key] for key in ASKED]
+        asked = [config[section][key] for section, keys in PLAY.items() for key in keys]
         played: Any = config["curriculum"]["stages"]
         if self.config.ppo.eval_freq:  # games with exact values are scored as a share of their ceiling
             played = [[first for first, _ in self.evaluated], sorted(self.exact)]
@@ -348,8 +351,7 @@ class Checkpointed:
             self.state.lr_scale = 1.0
         if not differs(before.get("model"), vars(self.state), "tokens_per_batch"):  # it had not been reduced
             self.state.tokens_per_batch = self.config.model.tokens_per_batch
-        play_changed = differs(before.get("env"), now["env"], *SHOWN_BY)
-        play_changed |= differs(before.get("ppo"), now["ppo"], *ASKED) or base_changed
+        play_changed = base_changed or any(differs(before.get(name), now[name], *keys) for name, keys in PLAY.items())
         if play_changed:
             unknown = dict.fromkeys(("value", "exact", "share"))
             self.state.before = [{"game": r["game"], **unknown} for r in self.state.before if self.state.step]

@@ -36,6 +36,7 @@ from evaluation.measure import (
     exact_table,
     game_sets,
     legal_rate,
+    mean_grade,
     paired_tasks,
     record,
     result_table,
@@ -408,6 +409,14 @@ def test_the_mean_share_before_training_is_of_the_games_that_it_is_of_after():
     text, found = result_table(before, [result("a", 0.5), replace(result("b", None), ceiling=None)])
     assert (found["mean_share_before"], found["mean_share_of_ceiling"]) == (0.1, 0.5)
     assert text.endswith("\nmean share of the best-response ceiling, 1 of 2 games: 0.100 -> 0.500")
+
+
+def test_a_checkpoint_is_not_chosen_by_grades_of_two_kinds():
+    exact = GameResult("a", 4, 0.14, 0.0, 0.3, 0.5, exact=0.1, random=0.0, ceiling=0.2)
+    sampled = GameResult("b", 4, 0.3, 0.0, 0.3, 0.5)
+    assert mean_grade([exact, sampled], [1]) == pytest.approx((0.5 + 0.3) / 2)
+    cut_off = replace(exact, exact=None, truncated=1)  # 0.14 would be compared with 0.5 of the step before
+    assert mean_grade([cut_off, sampled], [1]) is None
 
 
 def test_the_summary_of_a_game_holds_each_number_in_its_place():

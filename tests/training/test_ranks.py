@@ -146,7 +146,7 @@ def test_what_failed_in_another_process_is_in_the_log_and_holds_no_memory(monkey
     found = [("", ""), ("process 1: no such tile", "Traceback: in play")] if rank else None
     monkeypatch.setattr(place, "gather", lambda mine: found or [*mine, ("", "")])
     caplog.set_level(logging.DEBUG)
-    with pytest.raises(SharedError, match=f"process {rank}: no such tile") as error:
+    with pytest.raises(SharedError, match=f"process {rank}: ValueError: no such tile") as error:
         place.together(list if rank else work)
     assert "in play" in caplog.text if rank else "in work" in caplog.text
     assert error.value is not None
@@ -308,7 +308,7 @@ def test_what_ends_one_process_s_games_ends_all_after_a_checkpoint(tmp_path, fai
     assert done.returncode == 1
     [line] = [line for line in done.stderr.splitlines() if line.startswith("training failed: ")]
     saved = tmp_path / "run" / "checkpoint-000002"
-    assert line == f"training failed: after step 2: process {failing}: no such tile; checkpoint: {saved}"
+    assert line == f"training failed: after step 2: process {failing}: ValueError: no such tile; checkpoint: {saved}"
     assert parameters(tmp_path, 2)
 
 

@@ -896,6 +896,7 @@ REMEMBERED = {"score", "entropy", "grad", "kl"}
 @pytest.mark.parametrize(("knob", "counted", "compared", "before"), [
     ("ppo.gamma=0.5", True, REMEMBERED, True), ("ppo.eval_freq=0", True, REMEMBERED, True),
     ("env.opponent=mcts:2x1", False, {"grad", "kl"}, True), ("ppo.temperature=0.7", False, {"grad", "kl"}, False),
+    ("model.dtype=bfloat16", False, {"grad", "kl"}, False),
     ("env.history_turns=2", False, {"grad", "kl"}, False), (f"curriculum.stages=[{LOW}]", False, {"grad", "kl"}, True),
 ])  # fmt: skip
 def test_a_forced_resume_forgets_what_others_did(undisturbed, tmp_path, knob, counted, compared, before):
@@ -935,7 +936,7 @@ def test_a_score_on_another_scale_is_none(undisturbed, tmp_path):
     """It would be saved again as one of an evaluation, and stay the best for ever."""
     copy_of(undisturbed / "run", tmp_path, 4)
     assert loaded(tmp_path, 4).score is not None
-    for knob in ("ppo.eval_freq=0", "ppo.temperature=0.7", "env.history_turns=2", "ppo.eval_exact=never"):
+    for knob in ("ppo.eval_freq=0", "ppo.temperature=0.7", "model.dtype=bfloat16", "ppo.eval_exact=never"):
         assert loaded(tmp_path, 4, knob).score is None
     low, high = (loaded(tmp_path, 4, "ppo.eval_freq=0", *stages).scale for stages in ((), ("env.opponent=mcts:2x1",)))
     assert low != high  # success rates against another opponent
