@@ -305,7 +305,7 @@ def test_make_changes_nothing_of_a_run_that_is_resumed():
     for goal in ("train", "smol"):
         words = ["make", "-n", "-o", ".venv/requirements.installed", goal, "ARGS=--resume RUN"]
         done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True)
-        line = done.stdout.splitlines()[-1]
+        [line] = [line for line in done.stdout.splitlines() if "train_ppo.py" in line]
         assert line.split()[1:] == ["train_ppo.py", "--resume", "RUN"]
 
 

@@ -143,7 +143,7 @@ def test_what_failed_in_another_process_is_in_the_log_and_holds_no_memory(monkey
         raise ValueError("no such tile")
 
     place = Ranks(0, 2)
-    found = [("", ""), ("process 1: no such tile", "Traceback: in play")] if rank else None
+    found = [("", ""), ("process 1: ValueError: no such tile", "Traceback: in play")] if rank else None
     monkeypatch.setattr(place, "gather", lambda mine: found or [*mine, ("", "")])
     caplog.set_level(logging.DEBUG)
     with pytest.raises(SharedError, match=f"process {rank}: ValueError: no such tile") as error:
