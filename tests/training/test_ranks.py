@@ -308,7 +308,7 @@ def test_what_ends_one_process_s_games_ends_all_after_a_checkpoint(tmp_path, fai
     assert done.returncode == 1
     [line] = [line for line in done.stderr.splitlines() if line.startswith("training failed: ")]
     saved = tmp_path / "run" / "checkpoint-000002"
-    assert line == f"training failed: after step 2: process {failing}: ValueError: no such tile; checkpoint: {saved}"
+    assert line == f"training failed: after step 2: process {failing}: no such tile; checkpoint: {saved}"
     assert parameters(tmp_path, 2)
 
 
