@@ -246,7 +246,9 @@ def _loading(key: str, name: str) -> Iterator[None]:
         yield
     except Exception as error:
         cause = " ".join(str(error).split())[:300] or type(error).__name__
-        if not Path(_located(name) if key == "model_name" else name).is_dir() and (problem := hub_problem()):
+        missing = isinstance(error, OSError | ValueError)  # as the Hub's library and PEFT tell it, not a fault of ours
+        elsewhere = not Path(_located(name) if key == "model_name" else name).is_dir()
+        if missing and elsewhere and (problem := hub_problem()):
             cause = f"it is not on this disk, and {problem}"
         raise ConfigError(f"model.{key}: cannot load {name!r} ({cause})") from error
 

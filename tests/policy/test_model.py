@@ -716,6 +716,13 @@ def test_an_adapter_of_the_hub_that_is_on_this_disk_needs_no_hub(on_the_hub, new
         new_policy(model={"adapter": "me/other"})
 
 
+def test_an_error_of_another_kind_is_not_called_a_missing_adapter(on_the_hub, new_policy, monkeypatch):
+    """A wrong argument of ours was: adapters of the Hub could never be loaded, and "offline" hid why."""
+    monkeypatch.setattr("peft.load_peft_weights", lambda name, **options: unknown)  # noqa: F821
+    with pytest.raises(ConfigError, match=r"^model\.adapter: cannot load 'me/adapter' \(name 'unknown' is not defined"):
+        new_policy(model={"adapter": "me/adapter"})
+
+
 def test_no_policy_reads_more_tokens_than_its_model(new_policy):
     """Evaluations of public protocols give any model 32,768 tokens; positions beyond its own are noise."""
     policy = new_policy(ppo={"max_seq_length": 10**6})

@@ -10,7 +10,7 @@ import pytest
 import torch
 from players import random_player
 
-from benchmarks import bench_growth, bench_limit, bench_peers, bench_train, gpu_bench
+from benchmarks import bench_growth, bench_learning, bench_limit, bench_peers, bench_train, gpu_bench
 from benchmarks.common import Clock
 from benchmarks.limit import bare_seconds, recorded_calls
 from benchmarks.record_prompts import GAMES
@@ -33,6 +33,19 @@ def test_a_recorded_game_begins_as_the_real_one(name):
     episode = recorded_games()[GAMES[name]][3]
     step = make_env(EnvConfig()).reset(Task(GAMES[name], 3))
     assert (step.info["system"], step.text, list(step.legal)) == (episode["system"], *episode["turns"][0])
+
+
+def test_what_was_learnt_of_another_game_is_not_graded_again(tmp_path, monkeypatch):
+    graded = []
+    monkeypatch.setattr(bench_learning.subprocess, "run", lambda words, **_: Path(words[-1]).mkdir(parents=True))
+    monkeypatch.setattr(bench_learning, "grades", lambda game, folder: graded.append((game, folder)) or [])
+    for name in ("table", "write", "draw"):
+        monkeypatch.setattr(bench_learning, name, lambda *args: "")
+    for words in ([], ["--game", "leduc_poker"], ["--seed", "1"], ["--seconds", "60"], []):
+        bench_learning.main([*words, "--folder", str(tmp_path)])
+    folders = [folder for _, folder in graded]
+    assert len(folders) == 10
+    assert len({*folders}) == 8, "the last is the first again"
 
 
 def test_recorded_games_are_played_by_the_episode_loop():

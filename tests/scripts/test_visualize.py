@@ -625,6 +625,21 @@ def test_shares_of_sampled_play_are_told_with_their_intervals(tmp_path):
 
 
 @pytest.mark.skipif(not shutil.which("node"), reason="no Node here")
+@pytest.mark.parametrize(("past", "shown_of_old"), [(0, 2), (1, 1), (2, 0), (None, 0)])
+def test_turns_that_the_model_no_longer_read_are_told_from_those_it_did(tmp_path, past, shown_of_old):
+    write_run(run := tmp_path / "run", steps=9, shown=[])
+    turn = {"seat": 0, "answer": "0", "action": 0, "legal": {"0": "a"}, "probs": {}}
+    turns = [turn | {"user": f"question {i}"} | ({} if past is None else {"past": min(i, past)}) for i in range(3)]
+    row = {"step": 1, "game": "trace", "task_id": 0, "outcome": "finished", "history": None, "turns": turns}
+    (run / "episodes.jsonl").write_text(json.dumps(row) + "\n")
+    page = visualize.write_report([visualize.load_run(run)], tmp_path / "report.html")
+    said = json.loads(subprocess.run(["node", STUB, page], capture_output=True, text=True, check=True).stdout)
+    last = next(m for element, m in reversed(said) if element == "conversation" and "question 2" in m)
+    before = last.partition("no longer shown to the model")[0] if "no longer shown" in last else ""
+    assert [f"question {i}" in before for i in range(3)] == [i < shown_of_old for i in range(3)]
+
+
+@pytest.mark.skipif(not shutil.which("node"), reason="no Node here")
 def test_a_prompt_that_left_no_room_is_no_illegal_answer(tmp_path):
     write_run(run := tmp_path / "run", steps=9, shown=[])
     turn = {"seat": 0, "user": "Your card: King", "answer": "", "action": None, "legal": {"0": "a"}, "probs": {}}

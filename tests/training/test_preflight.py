@@ -332,6 +332,17 @@ def test_programs_without_an_answer_stop_a_run_where_they_are_many(tmp_path, cap
         check(config)
 
 
+def test_a_dry_run_counts_the_passes_of_the_device_that_there_is(tmp_path, monkeypatch):
+    """A GPU reads answers of several characters ahead, a CPU does not; "auto" was counted as a GPU everywhere."""
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    stages = {"stages": [{"name": "only", "games": ["liars_dice_small"]}]}
+    told = {}
+    for device in ("auto", "cpu"):
+        config = micro_config(tmp_path, curriculum=stages, model={"device": device}, ppo={"max_seq_length": 2048})
+        told[device] = re.search(r"about \d+ forward passes and [\d,]+ tokens", preflight.describe(config))[0]
+    assert told["auto"] == told["cpu"]
+
+
 def test_rows_that_no_stage_names_are_neither_checked_nor_evaluated(tmp_path):
     """Ids beyond a stage's were drawn too: they are rows of a file as well, since ids wrap around."""
     programs = [f"print({n})" for n in range(4)] + ["print('x' * 10**7)"] * 6
