@@ -16,7 +16,7 @@ import pyspiel
 import games
 from config.reader import ConfigError
 from envs.config import EnvConfig
-from envs.openspiel import OpenSpielEnv, most_moves, score, table
+from envs.openspiel import DISTINCT, OpenSpielEnv, known, most_moves, score, table
 from envs.opponents import has_dead_ends
 from envs.types import Env, Step, Task
 from games.base import Game
@@ -27,6 +27,8 @@ MANY_LEGAL = 30  # legal actions tried at a decision: a sample where there are m
 LONGEST = 5000  # decisions of an episode of random play
 PLAYOUTS = 30  # random games of a variant
 VARIANTS = 100  # config ids searched for different parameters
+LAST_ID = games.CONFIGS_PER_GAME - 1
+WHOLE = 20  # characters of str(state) from which on a description that holds it must have been made of it
 CHECKED_VARIANTS = 5
 
 Answer = Callable[[Step, random.Random], str]
@@ -135,14 +137,17 @@ def check_game(name: str) -> None:
     ContractError names the task and what is wrong.
     """
     index = games.NAMES.index(name)
-    params, checked = games.GAMES[index].params, set[str]()
-    for task_id in range(index * games.CONFIGS_PER_GAME, index * games.CONFIGS_PER_GAME + VARIANTS):
+    params, seen = games.GAMES[index].params, set[str]()
+    for config_id in (*range(VARIANTS), LAST_ID):
+        task_id = index * games.CONFIGS_PER_GAME + config_id
         try:
-            given, again = (str(params(task_id % games.CONFIGS_PER_GAME)) for _ in range(2))
+            given, again = (str(params(config_id)) for _ in range(2))
             _promise(given == again, f"params gives {given}, and then {again}")
-            if given not in checked and len(checked) < CHECKED_VARIANTS:
-                checked.add(given)
-                _check_variant(games.GAMES[index], task_id)
+            if given not in seen:
+                _promise(config_id < DISTINCT, f"params gives {given:.200}: let them repeat within {DISTINCT} ids")
+                seen.add(given)
+                if len(seen) <= CHECKED_VARIANTS:
+                    _check_variant(games.GAMES[index], task_id)
         except ConfigError as error:
             raise ContractError(f"task {task_id}: {error}") from error
         except (Exception, SystemExit) as error:  # a user's game may raise anything
@@ -163,6 +168,44 @@ def _check_variant(game: Game, task_id: int) -> None:
     _check_random_games(task_id)
 
 
+def _check_chance(game: Game, outcomes: list[tuple[int, float]]) -> None:
+    total = sum(p for _, p in outcomes)
+    kept = all(p >= 0 for _, p in outcomes) and abs(total - 1) < 1e-6
+    _promise(kept, f"chance_outcomes are no probabilities: their sum is {total:g}")
+    for outcome, _ in outcomes:
+        _promise(game.dealt is None or isinstance(game.dealt(outcome), str), f"dealt gives no text for {outcome}")
+
+
+def _check_seen(task_id: int, state: Any, seat: int) -> tuple[str, str]:
+    """What a seat is shown of a position, full and compact."""
+    shared, kind = table(task_id), state.get_game().get_type()
+    before = whole, _ = str(state), state.history()
+    texts = shared.game.describe(state, seat), shared.game.compact(state, seat)
+    odd = [text for text in texts if not isinstance(text, str)]  # a prompt would say "None"
+    _promise(not odd, f"describe and compact must return text, not {odd}")
+    _promise((str(state), state.history()) == before, "describe or compact changes the state")
+    if shared.hides and len(whole) >= WHOLE and any(whole in text for text in texts):
+        safe = (state.information_state_string(seat) if kind.provides_information_state_string else "",
+                state.observation_string(seat) if kind.provides_observation_string else "")  # fmt: skip
+        told = any(whole in text for text in safe)
+        _promise(told, f"the description shows seat {seat} what the game hides from it")
+    known(state, seat)  # raises where a tensor is declared and not there
+    legal = state.legal_actions(seat)
+    _promise(len({*legal}) == len(legal), f"legal_actions gives {legal[:MANY_LEGAL]}: an action twice")
+    for action in legal[:MANY_LEGAL]:
+        name = state.action_to_string(seat, action)
+        _promise(name.isprintable() and bool(name), f"the action {action} is called {name!r}: expected a line")
+    return texts
+
+
+def _check_returns(spiel: Any, returns: list[float]) -> None:
+    count, players = len(returns), spiel.num_players()
+    _promise(count == players, f"returns gives {count} numbers for {players} seats")
+    if spiel.get_type().utility.name == "ZERO_SUM":
+        _promise(abs(sum(returns)) < 1e-6, f"the game is declared ZERO_SUM, and its returns are {returns}: "
+                 "CONSTANT_SUM and GENERAL_SUM need not sum to 0")  # fmt: skip
+
+
 def _check_texts(steps: list[Step], prompt: str, rules: Any) -> None:
     _promise(len(steps) > 1, "the game ends before the first decision")
     _promise(isinstance(rules, str), f"rules are {rules!r}: expected text")
@@ -175,7 +218,7 @@ def _check_texts(steps: list[Step], prompt: str, rules: Any) -> None:
 
 
 def _check_random_games(task_id: int) -> None:
-    """Check that chance outcomes have names, moves exist until the end, scores are in [0, 1], nothing hidden shows."""
+    """Check that positions are as the engine wants them, moves exist until the end, and scores are in [0, 1]."""
     game, spiel = table(task_id).game, table(task_id).spiel
     hides = table(task_id).hides and spiel.get_type().provides_information_state_string
     seen: dict[tuple[int, str], tuple[str, str]] = {}
@@ -184,17 +227,15 @@ def _check_random_games(task_id: int) -> None:
         state = spiel.new_initial_state()
         while not state.is_terminal() and state.move_number() < min(most_moves(spiel), LONGEST):
             everyone, mover = range(spiel.num_players()), state.current_player()
-            if game.dealt and state.is_chance_node():
-                for outcome, _ in state.chance_outcomes():
-                    _promise(isinstance(game.dealt(outcome), str), f"dealt gives no text for the outcome {outcome}")
+            _promise(mover < len(everyone), f"current_player is {mover} of {len(everyone)} seats, counted from 0")
+            if state.is_chance_node():
+                _check_chance(game, state.chance_outcomes())
             movers = everyone if state.is_simultaneous_node() else [mover] if mover >= 0 else []
             for player in movers if hides or not playout else []:
-                texts = game.describe(state, player), game.compact(state, player)
-                odd = [text for text in texts if not isinstance(text, str)]  # a prompt would say "None"
-                _promise(not odd, f"describe and compact must return text, not {odd}")
+                texts = _check_seen(task_id, state, player)
                 # Equal information states must have equal descriptions.
-                known = seen.setdefault((player, state.information_state_string(player)), texts) if hides else texts
-                _promise(known == texts, f"the description shows seat {player} what the game hides from it")
+                first = seen.setdefault((player, state.information_state_string(player)), texts) if hides else texts
+                _promise(first == texts, f"the description shows seat {player} what the game hides from it")
             if state.is_simultaneous_node():
                 choices = [state.legal_actions(p) for p in everyone]
                 state.apply_actions([rng.choice(actions or [pyspiel.INVALID_ACTION]) for actions in choices])
@@ -203,6 +244,8 @@ def _check_random_games(task_id: int) -> None:
             else:
                 _promise(has_dead_ends(spiel), "a position that is not terminal has no legal actions")
                 break
+        if state.is_terminal():
+            _check_returns(spiel, state.returns())
         for value in (score(spiel, state.returns(), p) for p in range(spiel.num_players()) if state.is_terminal()):
             _promise(0 <= round(value, 6) <= 1, f"the score {value} is not in [0, 1]: see min_utility, max_utility")
             scores.add(value)

@@ -31,6 +31,7 @@ logger = logging.getLogger(__name__)
 State = Any  # pyspiel.State
 SpielGame = Any  # pyspiel.Game
 TabularPolicy = dict[str, dict[int, float]]  # information state key -> {legal action: probability}
+Waiting = tuple[State, int | None, frozenset[str]]
 ProbsFn = Callable[[list[tuple[State, int]]], list[dict[int, float]]]
 
 
@@ -202,26 +203,34 @@ def _walk(game_string: str) -> list[InfoState]:
     turn_based = pyspiel.load_game_as_turn_based(game_string)  # seats that choose at once choose in turn, unseen
     simultaneous = pyspiel_game.get_type().dynamics == pyspiel.GameType.Dynamics.SIMULTANEOUS
     found: dict[str, InfoState] = {}
-    shared = set[str]()  # by both seats: a table would hold one answer for the two of them
-    # Moves wait, not the positions after them: those of a long game would fill the memory.
-    stack, histories = list[tuple[State, int | None]]([(turn_based.new_initial_state(), None)]), 0
+    legal_at: dict[str, list[int]] = {}
+    # No table holds an answer for both seats, or for two decisions of a seat in one game.
+    shared, again = set[str](), set[str]()
+    # Moves wait, not the positions after them: those of a long game would fill the memory. With the keys before them.
+    stack, histories = list[Waiting]([(turn_based.new_initial_state(), None, frozenset())]), 0
     while stack:
-        before, action = stack.pop()
+        before, action, keys = stack.pop()
         state = before if action is None else before.child(action)
         if state.is_terminal():
             continue
         histories += 1
         if histories > MAX_HISTORIES or state.move_number() > MAX_MOVES:
             return []
+        legal = state.legal_actions()
         if (seat := state.current_player()) >= 0:
             key = _information_state(state, seat)
             if key not in found:
                 found[key] = InfoState(state.simultaneous_game_state().clone() if simultaneous else state, seat, key)
             elif found[key].seat != seat:
                 shared.add(key)
-        stack.extend((state, action) for action in reversed(state.legal_actions()))
+            if key in keys or legal_at.setdefault(key, legal) != legal:
+                again.add(key)
+            keys |= {key}
+        stack.extend((state, action, keys) for action in reversed(legal))
     if shared:
         raise ValueError(f"both seats have the information state {min(shared)!r}")
+    if again:
+        raise ValueError(f"a seat has the information state {min(again)!r} at two decisions of a game")
     return list(found.values())
 
 

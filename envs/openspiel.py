@@ -89,6 +89,8 @@ def _table(game: Game, params_json: str) -> Table:
         spiel = pyspiel.load_game(name, params)
     usual = game.params(0)
     variant = [f"{key}={value}" for key, value in params.items() if value != usual.get(key)]
+    default = spiel.get_type().parameter_specification
+    variant += [f"{key}={default[key]}" for key in usual if key not in params and key in default]
     systems = {"full": full_system(game.name, game.rules(params)), "compact": " ".join([game.name, *variant])}
     return Table(game, spiel, spiel.num_players(), systems)
 

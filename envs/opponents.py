@@ -376,7 +376,7 @@ def make_bot(game: Game, pyspiel_game: Any, spec: OpponentSpec, seat: int, seed:
     if game.short_name not in RESAMPLED:
         able = ", ".join(RESAMPLED)
         raise ValueError(f"opponent ismcts cannot play {game.name}: of the games with hidden information only {able}")
-    if game.name != "euchre" and pyspiel_game.num_players() != 2:
+    if game.short_name != "euchre" and pyspiel_game.num_players() != 2:
         players = pyspiel_game.num_players()
         raise ValueError(f"opponent ismcts cannot play {game.name} of {players} players: it needs two sides")
     return InformationSetSearch(pyspiel_game, seat, simulations, rollouts, seed)

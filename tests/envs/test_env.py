@@ -400,6 +400,16 @@ def test_bots_are_the_public_ones_seed_for_seed(name):
     assert [uniform.step(state) for _ in range(20)] == [rng.choice(state.legal_actions()) for _ in range(20)]
 
 
+@pytest.mark.parametrize("spec", ["ismcts:9x1", "cfr:5"])
+@pytest.mark.parametrize("seat", [0, 1])
+def test_bots_of_our_own_draw_numbers_that_dealt_no_card(spec, seat):
+    """Those of the deal would tell what is hidden, and those of the other seat its moves."""
+    tid = task_id("kuhn_poker")
+    bot = make_bot(games.decode_task_id(tid)[0], openspiel.load_game(tid), parse_opponent(spec), seat, 40)
+    rng = np.random.RandomState(40 + 2 + seat + 4)
+    assert [bot._stream.uniform() for _ in range(5)] == [rng.random_sample() for _ in range(5)]
+
+
 @pytest.mark.parametrize(("opponent", "rollouts"), [("mcts", 50), ("mcts_light", 5)])
 def test_the_default_budget_is_the_games(opponent, rollouts, monkeypatch):
     built = []

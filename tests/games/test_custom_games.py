@@ -17,7 +17,7 @@ from tiny_runs import Drawing, rows, train
 import games
 import train_ppo
 from config.reader import make, read_json
-from envs import openspiel
+from envs import exact, openspiel
 from envs.config import EnvConfig
 from envs.contract import ContractError, check_game, check_own_games
 from envs.openspiel import table
@@ -191,6 +191,75 @@ pyspiel.register_game(TYPE, Count)
 SHOWN = lambda state, seat: str(state)
 GAME = Game(name="count", rules=lambda params: "Count.", describe=SHOWN, compact=SHOWN)
 """
+# Each seat is dealt a card, and moves twice. What it knows, as the engine is told, leaves out the first of its moves.
+HIDING = """
+import pyspiel
+from games.base import Game
+
+G = pyspiel.GameType
+TYPE = G("hiding", "hiding", G.Dynamics.SEQUENTIAL, G.ChanceMode.EXPLICIT_STOCHASTIC,
+         G.Information.IMPERFECT_INFORMATION, G.Utility.ZERO_SUM, G.RewardModel.TERMINAL, 2, 2,
+         True, False, True, False, {})
+
+
+class Observer:
+    tensor, dict = None, {}
+
+    def set_from(self, state, player):
+        pass
+
+    def string_from(self, state, player):
+        return f"seat {player} has card {state.moves[player:player + 1]}"
+
+
+class Hiding(pyspiel.Game):
+    def __init__(self, params=None):
+        super().__init__(TYPE, pyspiel.GameInfo(3, 2, 2, -1.0, 1.0, 0.0, 6), params or {})
+
+    def new_initial_state(self):
+        return State(self)
+
+    def make_py_observer(self, iig_obs_type=None, params=None):
+        return Observer()
+
+
+class State(pyspiel.State):
+    def __init__(self, game):
+        super().__init__(game)
+        self.moves = []
+
+    def __str__(self):
+        return f"all cards and moves {self.moves}"
+
+    def current_player(self):
+        if self.is_terminal():
+            return pyspiel.PlayerId.TERMINAL
+        return pyspiel.PlayerId.CHANCE if len(self.moves) < 2 else len(self.moves) % 2
+
+    def is_terminal(self):
+        return len(self.moves) == 6
+
+    def chance_outcomes(self):
+        return [(0, 0.5), (1, 0.5)]
+
+    def _legal_actions(self, player):
+        return [0, 1]
+
+    def _apply_action(self, action):
+        self.moves.append(action)
+
+    def _action_to_string(self, player, action):
+        return f"add {action}"
+
+    def returns(self):
+        won = 1.0 if sum(self.moves[::2]) > sum(self.moves[1::2]) else -1.0
+        return [won, -won] if self.is_terminal() else [0.0, 0.0]
+
+
+pyspiel.register_game(TYPE, Hiding)
+SHOWN = lambda state, seat: state.information_state_string(seat)
+GAME = Game(name="hiding", rules=lambda params: "Hiding.", describe=SHOWN, compact=SHOWN)
+"""
 KUHN = "from dataclasses import replace\nfrom games.kuhn_poker import GAME\n"
 
 BROKEN_PROMISES = [
@@ -225,6 +294,24 @@ BROKEN_PROMISES = [
     ),
     (COUNT.replace("[won, -won]", "[min(won, 3 * won), -won]"), "the score -1.0 is not in"),
     (COUNT.replace("[0, 1]\n", "[] if self.moves == [0, 1, 0] else [0, 1]\n"), "is not terminal has no legal actions"),
+    (COUNT.replace("[won, -won]", "[won, 0.0]"), "declared ZERO_SUM, and its returns are [1.0, 0.0]"),
+    (COUNT.replace("[won, -won]", "[won, -won, 0.0]"), "returns gives 3 numbers for 2 seats"),
+    (COUNT.replace("len(self.moves) % 2", "len(self.moves) % 3"), "current_player is 2 of 2 seats"),
+    (COUNT.replace("[0, 1]\n", "[0, 0, 1]\n"), "legal_actions gives [0, 0, 1]: an action twice"),
+    (COUNT.replace("add {action}", "add\\n{action}"), "the action 0 is called 'add\\n0': expected a line"),
+    (COUNT.replace("str(state)\n", "state.moves.sort() or str(state)\n"), "describe or compact changes the state"),
+    (COUNT.replace("str(state)\n", "state.apply_action(0) or str(state)\n"), "an episode does not end within 5000 "),
+    (COUNT.replace("False, False, False, {}", "False, False, True, {}"), "'Count' object has no attribute"),
+    (nim_with("piles = PILES[config_id % len(PILES)]", "piles = (3, 4 + config_id % 70)"), "repeat within 60 ids"),
+    (nim_with("piles = PILES[config_id % len(PILES)]", "piles = (3, 4 + config_id // 10**7)"), "repeat within 60 ids"),
+    (HIDING.replace("[(0, 0.5), (1, 0.5)]", "[(0, 1.0), (1, 1.0)]"), "are no probabilities: their sum is 2"),
+    (HIDING.replace("[(0, 0.5), (1, 0.5)]", "[(0, 1.5), (1, -0.5)]"), "are no probabilities: their sum is 1"),
+    (
+        HIDING.replace("True, False, True", "False, False, True").replace(
+            "state.information_state_string(seat)", "str(state)"
+        ),
+        "the description shows seat 0 what the game hides from it",
+    ),
 ]
 
 
@@ -252,6 +339,24 @@ def test_a_description_that_shows_hidden_cards_is_refused(tmp_path, original):
     result = run(write(tmp_path, leak=LEAK.replace("kuhn_poker", original)))
     assert result.returncode == 1
     assert re.search(": the description shows seat [01] what the game hides from it$", result.stderr.strip())
+
+
+def test_a_seat_that_forgets_its_moves_has_no_exact_values(caplog):
+    """OpenSpiel's best response would call itself until the stack is full, and end the process without a word."""
+    exec(HIDING, {})
+    hiding = openspiel.pyspiel.load_game("hiding")
+    assert not exact.feasible(hiding)
+    told = "a seat has the information state 'seat 0 has card [0]' at two decisions of a game"
+    assert caplog.messages == [f"hiding() has no exact values: ValueError: {told}"]
+
+
+def test_a_parameter_that_one_configuration_leaves_out_is_named():
+    def params(config_id):
+        return {"num_cards": 4} | ({"points_order": "descending"} if config_id % 2 == 0 else {})
+
+    own = replace(games.GAMES[0], name="own", spiel_name="goofspiel", params=params, rules=lambda params: "Own.")
+    usual, other = (openspiel._table(own, json.dumps(params(config_id))).systems["compact"] for config_id in (0, 1))
+    assert (usual, other) == ("own", "own points_order=random")
 
 
 @pytest.mark.parametrize(("utility", "returns", "warnings"), [
@@ -462,6 +567,8 @@ def test_a_search_of_two_sides_is_not_for_three_players():
     kuhn = games.GAMES[games.NAMES.index("kuhn_poker")]
     with pytest.raises(ValueError, match="ismcts cannot play kuhn_poker of 3 players: it needs two sides"):
         make_bot(kuhn, three, parse_opponent("ismcts:2x1"), 2, 0)
+    euchre = replace(games.GAMES[games.NAMES.index("euchre")], name="own", spiel_name="euchre")
+    assert make_bot(euchre, openspiel.pyspiel.load_game("euchre"), parse_opponent("ismcts:2x1"), 2, 0).seat == 2
 
 
 @pytest.mark.parametrize("opponent", ["mcts:2x1", "ismcts:2x1"])
