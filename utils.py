@@ -22,7 +22,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, SupportsIndex
 
-from config.reader import ConfigError, load_config, printable, read_file, read_json  # noqa: F401, load_config is re-exported
+from config.reader import ConfigError, load_config, printable, read_file, read_json, secrets, without  # noqa: F401
 from games import NAMES
 
 log = logging.getLogger(__name__)
@@ -43,14 +43,6 @@ def uniform(*key: SupportsIndex) -> float:
 
 # ---------------------------------------------------------------------------------------------------------- secrets
 
-SECRET_NAME = re.compile(
-    r"PASSW|PASSPHRASE|SECRET|API_?KEY|PRIVATE_?KEY|CREDENTIAL|BEARER|AUTHORIZATION|(AUTH|ACCESS)TOKEN|_PWD$|"
-    r"(_|^)TOKENS?(_|$)|(_|^)(PASS|PW|PAT|KEY|AUTH|JWT|COOKIE)(_B64|_?\d+)?$",
-    re.IGNORECASE,
-)
-# USER:SECRET@ with or without a scheme, and SECRET@ over HTTP; not ssh://USER@, nor NAME:TAG@sha256: of an image.
-SECRET_IN_ADDRESS = re.compile(r"(?:(?:://|^)[^/:@\s]*:|https?://(?=[^/:@\s]+:?@))([^/@\s]+?):?@(?!sha256:)")
-SECRET_LENGTH = 6  # shorter values would match everywhere
 WORD = re.compile(r"[a-z]{1,11}")
 
 
@@ -60,22 +52,17 @@ def redact(value: Any, words: bool = True) -> Any:
     ``words=False`` spares secrets that are short plain words or names of games. It is for files that are read back,
     where a password "random" must not rename an opponent.
     """
-    found = [text for name, text in os.environ.items() if SECRET_NAME.search(name)]
-    found += [text for value in os.environ.values() for text in SECRET_IN_ADDRESS.findall(value)]
-    secrets = {text for text in found if len(text) >= SECRET_LENGTH}
-    if not words:
-        secrets = {text for text in secrets if not WORD.fullmatch(text) and text not in NAMES}
-    return _redact(value, sorted(secrets, key=len, reverse=True)) if secrets else value
+    found = secrets() if words else [s for s in secrets() if not WORD.fullmatch(s) and s not in NAMES]
+    return _redact(value, found) if found else value
 
 
-def _redact(value: Any, secrets: list[str]) -> Any:
+def _redact(value: Any, found: list[str]) -> Any:
     if isinstance(value, str):
-        for secret in secrets:
-            value = value.replace(secret, "[redacted]")
-    elif isinstance(value, Mapping):
-        return {key: _redact(item, secrets) for key, item in value.items()}
-    elif isinstance(value, list | tuple):
-        return [_redact(item, secrets) for item in value]
+        return without(found, value)
+    if isinstance(value, Mapping):
+        return {key: _redact(item, found) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_redact(item, found) for item in value]
     return value
 
 
@@ -242,8 +229,10 @@ class Checkpoint:
         """Read the tensors saved as ``name``, onto the CPU."""
         from safetensors.torch import load_file
 
-        with naming(f"{self.path.name}: {name}.safetensors: "):
-            return load_file(self.path / f"{name}.safetensors")
+        with naming(f"{self.path.name}: {(file := f'{name}.safetensors')}: "):
+            if file not in self.manifest["files"]:
+                raise CheckpointError("is none of its files")
+            return load_file(self.path / file)
 
 
 def save_checkpoint(
@@ -409,9 +398,8 @@ def fingerprint(path: Path) -> dict[str, Any]:
 
 def _compare(directory: Path, name: str, size: Any, sha256: Any) -> str:
     try:
-        path, root = (directory / name).resolve(), directory.resolve()  # files of the Hub's cache link to ../../blobs
-        root = root.parents[1] if root.parent.name == "snapshots" and ".." not in Path(name).parts else root
-        if not path.is_relative_to(root):
+        path = (directory / name).resolve()
+        if not stays_in(directory, name):
             return "leads out of the checkpoint"
         if not path.is_file():
             return "missing"
@@ -420,6 +408,13 @@ def _compare(directory: Path, name: str, size: Any, sha256: Any) -> str:
         return "" if fingerprint(path)["sha256"] == sha256 else "sha256 differs from the manifest's"
     except (OSError, ValueError, RuntimeError) as exc:
         return f"unreadable: {exc}"
+
+
+def stays_in(directory: Path, name: str) -> bool:
+    """Whether a file lies in the directory, followed through links: in the Hub's cache they lead to ../../blobs."""
+    path, root = (directory / name).resolve(), directory.resolve()
+    root = root.parents[1] if root.parent.name == "snapshots" and ".." not in Path(name).parts else root
+    return path.is_relative_to(root)
 
 
 def step_of(path: Path) -> int:

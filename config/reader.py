@@ -11,6 +11,7 @@ import json
 import logging
 import math
 import os
+import re
 import reprlib
 import stat
 import types
@@ -25,6 +26,14 @@ log = logging.getLogger(__name__)
 MOST_BYTES = 2**26  # in a file of settings or state
 MOST_LEVELS = 100  # of nested lists and objects: deeper ones break recursive functions
 LARGEST = 2**53  # integer: larger ones are not all exact in floating point
+SECRET_NAME = re.compile(
+    r"PASSW|PASSPHRASE|SECRET|API_?KEY|PRIVATE_?KEY|CREDENTIAL|BEARER|AUTHORIZATION|(AUTH|ACCESS)TOKEN|_PWD$|"
+    r"(_|^)TOKENS?(_|$)|(_|^)(PASS|PW|PAT|KEY|AUTH|JWT|COOKIE)(_B64|_?\d+)?$",
+    re.IGNORECASE,
+)
+# USER:SECRET@ with or without a scheme, and SECRET@ over HTTP; not ssh://USER@, nor NAME:TAG@sha256: of an image.
+SECRET_IN_ADDRESS = re.compile(r"(?:(?:://|^)[^/:@\s]*:|https?://(?=[^/:@\s]+:?@))([^/@\s]+?):?@(?!sha256:)")
+SECRET_LENGTH = 6  # shorter values would match everywhere
 LIKE = 0.65  # similarity from which on the last part of a key is suggested as the nearest
 
 
@@ -391,6 +400,22 @@ def _are_parts(value: Any) -> TypeGuard[list[Any]]:
 
 
 def _show(value: Any) -> str:
+    if isinstance(value, str):  # while it is whole: cut, or with quotes escaped, no secret would be known again
+        value = without(secrets(), value)
     scalar = value is None or isinstance(value, str | int | float)
     text = printable(json.dumps(value, ensure_ascii=False)) if scalar else reprlib.repr(value)
     return text if len(text) <= 80 else text[:77] + "..."
+
+
+def secrets() -> list[str]:
+    """The secrets in environment variables, by the variables' names and in addresses; the longest first."""
+    found = [text for name, text in os.environ.items() if SECRET_NAME.search(name)]
+    found += [text for value in os.environ.values() for text in SECRET_IN_ADDRESS.findall(value)]
+    return sorted({text for text in found if len(text) >= SECRET_LENGTH}, key=len, reverse=True)
+
+
+def without(found: Iterable[str], text: str) -> str:
+    """The text with each of the secrets replaced."""
+    for secret in found:
+        text = text.replace(secret, "[redacted]")
+    return text

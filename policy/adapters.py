@@ -86,7 +86,7 @@ class Adapters:
         """Load what ``save`` wrote into ``default`` and the heads; ConfigError: it is of another model or LoRA."""
         from peft import set_peft_model_state_dict
 
-        if missing := [name for name in self.heads if not (folder / f"{name}.safetensors").exists()]:
+        if missing := [name for name in self.heads if not (folder / f"{name}.safetensors").is_file()]:
             raise ConfigError(f"{folder} holds no {missing[0]}.safetensors: it was trained without it")
         ours = {"adapter_model": self.past_adapter("default")} | {n: h.state_dict() for n, h in self.heads.items()}
         theirs = {name: load_file(folder / f"{name}.safetensors") for name in ours}

@@ -1,15 +1,52 @@
-"""Limits on the time and memory that files of strangers may cost: chat templates, adapters."""
+"""Limits on the time and memory that files of strangers may cost: configurations, weights, templates, adapters."""
 
 import multiprocessing
 import resource
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import psutil
+
+from config.reader import read_json
+from utils import ConfigError
+
+SIZES = {  # upper bounds of numbers in a config.json, by which libraries take memory
+    "hidden_size": 2**17, "intermediate_size": 2**19, "num_hidden_layers": 1000, "num_attention_heads": 2**12,
+    "num_key_value_heads": 2**12, "vocab_size": 2**22, "max_position_embeddings": 2**31, "num_labels": 2**12,
+}  # fmt: skip
+
+
+def check_sizes(written: Mapping[str, Any], name: str) -> None:
+    """Raise ConfigError for a number of a model's configuration that is none of its ``SIZES``."""
+    for key, most in SIZES.items():
+        if key in written and (type(size := written[key]) is not int or not 0 < size <= most):
+            raise ConfigError(f"model.model_name: {key} {size!r:.80} of {name} is none of 1 to {most}")
+
+
+def check_weights(architecture: Any, folder: Path | None, name: str) -> None:
+    """Raise ConfigError where a folder's weights are fewer than its configuration names, even in 4 bits each.
+
+    Libraries make room for all of them, and fill it with random numbers.
+    """
+    held = sum(path.stat().st_size for path in folder.glob("*.safetensors")) if folder else 0
+    layer = 3 * architecture.intermediate_size * architecture.hidden_size
+    named = architecture.vocab_size * architecture.hidden_size + architecture.num_hidden_layers * layer
+    if 0 < 2 * held < named:
+        raise ConfigError(f"model.model_name: {name} holds {held:,} bytes of weights, and its config.json names "
+                          f"more than {named:,} numbers")  # fmt: skip
+
+
+def check_index(path: Path) -> None:
+    """Raise ConfigError where an index of weights names anything but files beside it."""
+    shards = index.get("weight_map") if isinstance(index := read_json(path), dict) else None
+    for shard in shards.values() if isinstance(shards, dict) else ():
+        if not isinstance(shard, str) or Path(shard).name != shard:
+            raise ConfigError(f"{path}: names {shard!r:.80}: expected a file beside it")
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import string
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
@@ -55,6 +56,8 @@ class ChatFormat:
         self.before_system, self.after_system, self.after_user, self.after_assistant, _ = parts
         self.end_id: int = self._tokens(self.after_assistant)[0]
         others = ends if isinstance(ends, list) else [ends]
+        if odd := [i for i in others if i is not None and type(i) is not int]:
+            raise ConfigError(f"model.model_name: its generation_config.json has the eos_token_id {odd[0]!r:.80}")
         self.ends = [self.end_id, *(i for i in others if i not in (None, self.end_id))]
         self.next_user = self.after_assistant[len(tokenizer.decode([self.end_id])) :]
         self.answer_ids = {END: self.end_id} | {digit: self.encode(digit)[0] for digit in DIGITS}
@@ -85,9 +88,12 @@ class ChatFormat:
             text = self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True, **options)
             if len(text) > TEMPLATE_CHARACTERS:
                 raise ValueError(f"it makes {len(text):,} characters of a few words")
+            self._tokens(text + string.printable)  # a tokenizer is a program, too
             return text
 
-        key = str((self.tokenizer.chat_template, self.tokenizer.special_tokens_map, messages, options))
+        rust = self.tokenizer.backend_tokenizer
+        steps = rust.normalizer, rust.pre_tokenizer, self.tokenizer.special_tokens_map
+        key = str((self.tokenizer.chat_template, *steps, messages, options))
         try:
             if key not in _rendered:
                 _rendered[key] = apart(rendered, TEMPLATE_SECONDS, TEMPLATE_BYTES)
@@ -122,7 +128,12 @@ class ChatFormat:
             ) from error
 
     def _tokens(self, text: str, **options: bool) -> tuple[int, ...]:
-        return tuple(self.tokenizer.encode(text, add_special_tokens=False, **options))
+        try:
+            return tuple(self.tokenizer.encode(text, add_special_tokens=False, **options))
+        except BaseException as error:
+            if type(error).__name__ != "PanicException":  # of a library in Rust, which only its name tells apart
+                raise
+            raise ConfigError(f"model.model_name: its tokenizer fails: {one_line(str(error))}") from error
 
     def encode(self, text: str, before: str = "", after: str = "") -> tuple[int, ...]:
         """Tokens of a message between parts of the template; special tokens are recognised only in the parts."""

@@ -22,7 +22,7 @@ from config.reader import ConfigError, check_values, knob, read_file
 from envs.client import hub_problem, is_number
 from games import own_digest
 from policy import cpu_memory
-from policy.bounded import bounded
+from policy.bounded import SIZES, bounded, check_index, check_sizes, check_weights
 from utils import fingerprint, in_threads, verify_checkpoint
 
 log = logging.getLogger(__name__)
@@ -30,10 +30,6 @@ log = logging.getLogger(__name__)
 LINEARS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 ARCHITECTURES = ("qwen2", "qwen3", "llama")
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json")  # a tokenizer has at least one of them
-SIZES = {  # upper bounds: a forged configuration must not fill the memory before anything is refused
-    "hidden_size": 2**17, "intermediate_size": 2**19, "num_hidden_layers": 1000, "num_attention_heads": 2**12,
-    "num_key_value_heads": 2**12, "vocab_size": 2**22, "max_position_embeddings": 2**31,
-}  # fmt: skip
 INDEX = "https://download.pytorch.org/whl/"
 ON_CPU: Any = {"torch_device": "cpu"}  # else PEFT reads a file onto the first GPU, whatever device the model is on
 ADAPTER_SECONDS, ADAPTER_BYTES = 60.0, 2**35  # limits on PEFT loading an adapter: it may name layers by regexes
@@ -186,6 +182,8 @@ def check_folder(key: str, name: str) -> None:
                 read_file(path)
             elif path.suffix == ".safetensors" and not path.is_file():
                 raise ConfigError(f"{path}: is no regular file")
+            if path.name.endswith(".safetensors.index.json"):
+                check_index(path)
         except ConfigError as error:
             raise ConfigError(f"model.{key}: cannot load {name!r} ({error})") from error
 
@@ -258,11 +256,14 @@ def load_architecture(config: ModelConfig, **files: str) -> Any:
 
     ConfigError: it cannot be read, or the architecture is not supported.
     """
-    from transformers import AutoConfig
+    from transformers import AutoConfig, PretrainedConfig
 
     _log_with_the_program()
     name = _located(config.model_name)
     check_folder("model_name", name)
+    with _loading("model_name", config.model_name):
+        written = {} if files else PretrainedConfig.get_config_dict(name, revision=config.revision)[0]
+    check_sizes({key: size for key, size in written.items() if size is not None}, config.model_name)
     with _loading("model_name", config.model_name):
         architecture = AutoConfig.from_pretrained(name, revision=config.revision, trust_remote_code=False, **files)
     sliding = "sliding_attention" in (getattr(architecture, "layer_types", None) or [])
@@ -277,9 +278,7 @@ def load_architecture(config: ModelConfig, **files: str) -> Any:
             f"model.model_name: {config.model_name} is kept quantised; allowed: weights that are not, and with "
             "model.use_4bit those in bitsandbytes' 4 bits"
         )
-    for key, most in SIZES.items():
-        if type(size := getattr(architecture, key)) is not int or not 0 < size <= most:
-            raise ConfigError(f"model.model_name: {key} {size!r} of {config.model_name} is none of 1 to {most}")
+    check_sizes({key: getattr(architecture, key) for key in SIZES}, config.model_name)
     rope = getattr(architecture, "rope_parameters", None) or {}
     if (kind := rope.get("rope_type", "default")) not in ROPE_TYPES:
         raise ConfigError(
@@ -363,6 +362,7 @@ def load_model(config: ModelConfig, lora: LoraConfig, seed: int) -> tuple[Any, A
     if device == "cpu":
         cpu_memory.keep_freed()
     tokenizer = load_tokenizer(config)
+    check_weights(load_architecture(config), folder_of(config.model_name), config.model_name)
     with quietly():
         base = _load_base(config, device)
         guard_4bit_on_cpu(base)

@@ -11,6 +11,7 @@ and by the same deals played greedily. Exit code 1 where the mean difference is 
 import argparse
 import contextlib
 import gc
+import hashlib
 import json
 import sys
 from collections.abc import Sequence
@@ -35,7 +36,7 @@ from scripts.export.proof import compare, observe, record_decisions, say
 from training.config import load_sections
 from training.memory import count_parameters
 from training.process import ProgramError, at_least, must_be_writable, run_program
-from utils import CheckpointError, fingerprint, naming, need_space, sweep, write_file
+from utils import CheckpointError, fingerprint, naming, need_space, stays_in, sweep, write_file
 
 REPORT, SETTINGS = "merge_report.json", "adapter_config.json"
 ROUNDING = {"float32": 1e-4, "float16": 0.01, "bfloat16": 0.02}  # nats a decision, allowed for arithmetic alone
@@ -167,6 +168,8 @@ def copy_adapter(adapter: Path, base: ModelConfig, output: Path) -> None:
     settings = read_json(adapter / SETTINGS) | public_base
     must_be_writable(output)
     files = [path for path in adapter.iterdir() if path.is_file() and path.name not in {*STATE, SETTINGS}]
+    if out := [path.name for path in files if not stays_in(adapter, path.name)]:
+        raise ConfigError(f"--checkpoint {adapter}: {out[0]} is a link that leads out of it")
     with blaming("--output ", CheckpointError):
         need_space(output, sum(path.stat().st_size for path in files))
     for path in sorted(files, key=lambda path: path.name != WEIGHTS):  # first, since they let a second attempt in
@@ -208,7 +211,8 @@ def make_merge(adapter: Path, config: SimpleNamespace, args: argparse.Namespace)
     model, dtype = config.model, args.dtype or config.model.dtype
     made_of = {"base": publish.public_name(model.model_name), "revision": model.revision, "dtype": dtype,
                "dequantised": model.use_4bit, "deals": args.deals, "thinking": False,  # the chat template's default
-               "adapter_sha256": fingerprint(adapter / WEIGHTS)["sha256"]}  # fmt: skip
+               "adapter_sha256": fingerprint(adapter / WEIGHTS)["sha256"],
+               "set_sha256": hashlib.sha256(json.dumps(args.set).encode()).hexdigest()}  # fmt: skip
     if (report := finished(args.output, made_of)) is not None:
         print(f"{args.output} holds this merge already")
         return report

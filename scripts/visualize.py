@@ -31,7 +31,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from config.flags import FlagParser
-from config.reader import blaming, make
+from config.reader import MOST_LEVELS, blaming, deeper_than, make
 from envs.client import is_number
 from envs.config import EnvConfig
 from scripts.report import markdown
@@ -164,13 +164,16 @@ def load_runs(directories: Sequence[Path]) -> list[RunData]:
 
 def _opponent_shares(rows: list[dict[str, Any]]) -> None:
     """Add ``opponent/NAME``, the share of a step's games, to each row, where a run has several opponents."""
-    mixes = [Counter[str]() for _ in rows]
+    mixes, games = [Counter[str]() for _ in rows], Counter[str]()
     for row, mix in zip(rows, mixes, strict=True):
         counts = row.get("opponents")
         for name, n in counts.items() if isinstance(counts, dict) else ():
             if is_number(n) and n > 0:
                 mix["past" if name.startswith("past:") else name] += n  # there may be a hundred past selves
-    names = dict.fromkeys(name for mix in mixes for name in mix)
+    for mix in mixes:
+        games.update(mix)
+    most = {name for name, _ in games.most_common(MAX_LINES)}
+    names = [name for name in games if name in most]
     for row, mix in zip(rows, mixes, strict=True):
         if mix and len(names) > 1:
             row |= {f"opponent/{name}": mix.get(name, 0) / sum(mix.values()) for name in names}
@@ -184,6 +187,8 @@ def _read_lines(path: Path) -> list[dict[str, Any]]:
             rows.append(json.loads(line))
             if not isinstance(rows[-1], dict):
                 raise ValueError("not a JSON object")
+            if deeper_than(rows[-1], MOST_LEVELS):
+                raise ValueError("nested too deeply")
     except (ValueError, RecursionError) as error:  # not text, not JSON, or nested too deeply
         raise ConfigError(f"{path}: cannot be read after line {len(rows)}: {error}") from error
     return rows
@@ -411,7 +416,7 @@ def _ended(directory: Path) -> bool:
     if all(file.is_file() for file in files) and files[0].stat().st_mtime <= files[1].stat().st_mtime:
         return True
     try:
-        with (directory / ".lock").open() as lock:
+        with open(directory / ".lock", opener=lambda path, flags: os.open(path, flags | os.O_NONBLOCK)) as lock:
             fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except OSError:  # it is held, or this is a copy without hidden files, which may be growing
         return False

@@ -18,9 +18,10 @@ from os.path import expanduser
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from urllib.parse import urlsplit
 
 from config.flags import FlagParser
-from config.reader import ConfigError, blaming, check_values, config_dict, knob, load_config, read_json
+from config.reader import ConfigError, blaming, check_values, config_dict, knob, load_config, printable, read_json
 from curriculum import CurriculumConfig, Stage, pool
 from env_wrapper import check_games
 from envs.config import EnvConfig
@@ -164,6 +165,8 @@ def read_config(args: argparse.Namespace) -> SimpleNamespace:
         if home and place.resolve() == checkpoint.parent:
             args.seen = seen
         _refuse_to_widen(config, read_json(files[0]))
+        given = load_config(SECTIONS, [*DEFAULT_FILES, *args.config], sets)["env"].vllm_base_url
+        _keep_key(config.env, asked=given != EnvConfig().vllm_base_url)
     config.curriculum = narrowed(config.curriculum, config.env)
     return config
 
@@ -205,6 +208,15 @@ def _make_paths_absolute(config: SimpleNamespace) -> None:
         config.model = replace(config.model, adapter=str(Path(expanduser(model.adapter)).absolute()))
     if source and source != "generator" and (programs := Path(expanduser(source))).exists():
         config.env = replace(config.env, trace=config.env.trace | {"source": str(programs.absolute())})
+
+
+def _keep_key(env: EnvConfig, asked: bool) -> None:
+    """Raise ConfigError where OPENAI_API_KEY would go to another machine that a checkpoint alone names."""
+    urls = [env.vllm_base_url] if isinstance(env.vllm_base_url, str) else env.vllm_base_url
+    away = [url for url in urls if urlsplit(url).hostname not in ("localhost", "127.0.0.1", "::1")]
+    if env.use_vllm and away and os.environ.get("OPENAI_API_KEY") and not asked:
+        raise ConfigError(f"env.vllm_base_url: the checkpoint names {printable(away[0])}, which would be told your "
+                          "OPENAI_API_KEY; give the address again with --set, or unset the key")  # fmt: skip
 
 
 def _refuse_to_widen(config: SimpleNamespace, saved: dict[str, Any]) -> None:

@@ -12,6 +12,7 @@ import sys
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import IO, Any
 
@@ -62,8 +63,9 @@ class MetricsLog:
             log.warning("%s: lines %s are no rows in their order: set aside in %s", self.path, lines_named, aside)
         if content != (sound := b"".join(kept.values())):
             write_file(self.path, sound)
-        if content and (lost := [n for n in range(1, step + 1) if n not in kept]):
-            log.warning("%s: there are no rows of %d steps: %s", self.path, len(lost), reprlib.repr(lost))
+        if content and (lost := step - len(kept)):
+            first = [*islice((n for n in range(1, step + 1) if n not in kept), 7)]
+            log.warning("%s: there are no rows of %d steps: %s", self.path, lost, reprlib.repr(first))
         with blaming("run.output_dir: ", OSError):  # fail now if the run cannot append to it
             open(self.path, "ab", opener=open_own).close()
             os.utime(self.path)  # the run goes on: a summary that is newer would say that it has ended

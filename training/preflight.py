@@ -23,7 +23,7 @@ import torch
 from tabulate import tabulate
 from torch.nn.functional import linear
 
-from config.reader import ConfigError, blaming, config_dict, make, read_json
+from config.reader import ConfigError, blaming, config_dict, make, printable, read_json
 from curriculum import Curriculum, CurriculumConfig, eval_tasks, evaluated, first_tasks, pool
 from envs import exact
 from envs.affinetes import check_server
@@ -353,7 +353,7 @@ def check(
         log.warning("curriculum.failure_replay_prob: nothing is replayed, as no stage has an opponent that counts")
     if dry_run:
         _check_run_folder(config, resume, force)
-        print(describe(config))
+        print("\n".join(map(printable, describe(config).split("\n"))))  # names of stages may be anything
         device_of(config.model)
     else:
         _, parameters, chat = look(config)

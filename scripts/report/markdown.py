@@ -15,12 +15,12 @@ HEADS = {"before": "before", "after": "after", "interval": "95 %", "exact_after"
 PROGRAMS = "Values are 2 * score - 1, in [-1, 1], of programs predicted."
 BOARDS = ("Values are 2 * score - 1 against uniform random, in [-1, 1]; share is where the exact value, or with an "
           "interval that of sampled play, lies between random play (0) and the best response (1).")  # fmt: skip
-HARMLESS = str.maketrans({"|": "/", "<": "&lt;", "[": "&#91;"})
+HARMLESS = str.maketrans({"|": "/", "<": "&lt;", "[": "&#91;", "@": "&#64;"})
 
 
 def plain(value: Any) -> str:
     """Any text, whoever wrote it, as one cell of a table: no links, pictures or other markup of its own."""
-    return one_line(value).translate(HARMLESS)
+    return one_line(value).translate(HARMLESS).replace("://", "&#58;//").replace("www.", "www&#46;")
 
 
 def table(rows: Sequence[Sequence[Any]]) -> str:

@@ -580,13 +580,19 @@ def change_tokenizer(folder):
     file.write_text(json.dumps(content))
 
 
+def change_template(folder):
+    said = "{{ '<|im_start|>' + m.role + '\\n' + m.content + '<|im_end|>\\n' }}"
+    asked = "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
+    (folder / "chat_template.jinja").write_text(f"{{% for m in messages %}}{said}{{% endfor %}}{asked}")
+
+
 def change_one_bit(folder):
     file = folder / "model.safetensors"
     file.write_bytes(flip(file.read_bytes(), 8 * (file.stat().st_size - 777)))
 
 
 CHANGES = [pytest.param("weights", change_weights, marks=pytest.mark.slow), ("weights", change_one_bit),
-           ("tokenizer", change_tokenizer)]  # fmt: skip
+           ("tokenizer", change_tokenizer), ("tokenizer", change_template)]  # fmt: skip
 
 
 @pytest.mark.parametrize(("part", "change"), CHANGES)

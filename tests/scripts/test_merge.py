@@ -5,6 +5,7 @@ import re
 import shutil
 import subprocess
 import sys
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -23,6 +24,7 @@ from envs.types import Episode
 from evaluation import measure as evaluation
 from scripts import merge
 from scripts.export import proof, publish
+from training.process import ProgramError
 from utils import ConfigError, read_json, save_checkpoint
 
 FOUR_BITS = {"use_4bit": True, "dtype": "bfloat16"}
@@ -384,6 +386,16 @@ def test_without_access_nothing_is_merged(run_plain, tmp_path, monkeypatch, caps
     assert not (tmp_path / "out").exists()
 
 
+def test_what_a_link_in_a_checkpoint_leads_to_is_not_published(run_plain, tmp_path, capsys):
+    """The manifest of somebody else's checkpoint does not name it."""
+    (tmp_path / "id_ed25519").write_text("my key")
+    checkpoint = shutil.copytree(run_plain / "checkpoint-000006", tmp_path / "checkpoint-000006")
+    (checkpoint / "added_tokens.json").symlink_to("../id_ed25519")
+    assert merge_in(tmp_path / "out", checkpoint, "--adapter-only") == 2
+    assert "added_tokens.json is a link that leads out of it" in capsys.readouterr().err
+    assert not (tmp_path / "out" / "added_tokens.json").exists()
+
+
 def test_a_card_that_was_edited_is_kept(run_plain, tmp_path, capsys):
     out = tmp_path / "out"
     assert merge_in(out, run_plain, "--adapter-only") == 0
@@ -550,6 +562,22 @@ def test_a_card_holds_no_folder_of_programs(tmp_path):
     config = micro_config(tmp_path)
     config.env = replace(config.env, trace={"source": str(tmp_path), "partial_credit": True})
     assert publish.public_config(config)["env"]["trace"] == {"source": tmp_path.name, "partial_credit": True}
+
+
+def test_a_card_holds_no_addresses_and_no_folder_of_games(tmp_path):
+    config = micro_config(tmp_path)
+    private = dict.fromkeys(("env_url", "env_image", "vllm_base_url", "games_path"), "canary")
+    vars(config.env).update(private)
+    assert "canary" not in json.dumps(publish.public_config(config))
+
+
+@pytest.mark.parametrize(("mean", "passes"), [(0.19, True), (0.21, False)])
+def test_a_merge_may_lose_a_fiftieth_of_what_the_adapter_does(mean, passes, capsys):
+    proof = {"mean_difference": mean, "max_difference": 1.0, "effect": 10.0, "decisions": 9, "deals": 2,
+             "identical_moves": 1.0, "moves": 9, "value_difference": 0.0, "value_interval": (0.0, 0.0)}  # fmt: skip
+    args = SimpleNamespace(output="o", tolerance=None)
+    with nullcontext() if passes else pytest.raises(ProgramError, match=r"0\.21 nats on average, allowed are 0\.2$"):
+        merge.judge({"proof": proof, "rounding": 1e-4}, args)
 
 
 @pytest.mark.parametrize("four_bits", [True, False])
@@ -893,6 +921,12 @@ def test_another_adapter_of_the_same_base_is_another_merge(run_plain, tmp_path, 
     save_file(weights, other / merge.WEIGHTS)
     capsys.readouterr()
     assert merge_in(tmp_path / "out", other) == 2
+    assert "holds another merge" in capsys.readouterr().err
+
+
+def test_the_same_adapter_with_another_temperature_is_another_merge(run_plain, tmp_path, capsys):
+    assert merge_in(tmp_path / "out", run_plain) == 0
+    assert merge_in(tmp_path / "out", run_plain, "--set", "ppo.temperature=0.5") == 2
     assert "holds another merge" in capsys.readouterr().err
 
 

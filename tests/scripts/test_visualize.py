@@ -838,11 +838,37 @@ def test_numbers_that_cannot_be_drawn_are_told_in_one_line(tmp_path, monkeypatch
     assert (tmp_path / "report.md").exists()
 
 
+def test_a_run_of_endless_opponents_shows_those_that_it_met_most(tmp_path):
+    run = write_run(tmp_path / "run", steps=5)
+    lines = [{"step": i, "opponents": {f"o{i}": 1, "random": 2}} for i in range(1, 600)]
+    (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    rows = visualize.load_run(run).rows
+    named = {key for row in rows for key in row if key.startswith("opponent/")}
+    assert len(named) == visualize.MAX_LINES
+    assert rows[-1]["opponent/random"] == pytest.approx(2 / 3)
+
+
+def test_what_is_nested_deeper_than_can_be_drawn_is_one_line(tmp_path, capsys):
+    run = write_run(tmp_path / "run", steps=5)
+    (run / "episodes.jsonl").write_text('{"a": ' + "[" * 500 + "]" * 500 + "}\n")
+    assert visualize.main(["--run", str(run)]) == 2
+    assert "episodes.jsonl: cannot be read after line 1: nested too deeply" in capsys.readouterr().err
+
+
+def test_a_lock_that_is_a_pipe_is_not_waited_for(tmp_path):
+    run = write_run(tmp_path / "run", steps=5)
+    (run / "summary.json").unlink()
+    os.mkfifo(run / ".lock")
+    assert visualize._ended(run)
+
+
 def test_text_of_others_links_to_nothing_in_the_pasted_page():
     evil = "![x](http://127.0.0.1/seen) [y](javascript:z)"
     text = markdown.page(evil, [("model", evil)], {evil: evil}, {"games": {evil: {"after": 0.5, "interval": evil}}}, {})
     assert [line for line in text.splitlines() if "[" in line] == [markdown.BOARDS, "![curves](curves.png)"]
     assert markdown.page("run", [], {}, {}, {"env": {"x": ["<2>"]}}).count("`env.x: null -> ['<2>']`") == 1
+    for bare in ("https://evil.example", "www.evil.example", "@octocat", "me@evil.example"):  # links by themselves
+        assert bare not in markdown.page(bare, [("model", bare)], {}, {}, {})
 
 
 def test_text_of_others_cannot_break_the_pasted_page():

@@ -2,6 +2,7 @@
 
 import json
 import random
+from pathlib import Path
 
 import pytest
 from tiny_runs import Drawing, rows, train
@@ -21,6 +22,9 @@ SIGNS = {
     "nothing_trained": {"updates": 0.0},
 }  # fmt: skip
 PATIENCE = {alarm.name: alarm.patience for alarm in ALARMS}
+# Just short of a sign; the last two are more than it is, after fifty steps of 1.
+NEARLY = {"entropy": 0.051, "update_kl": 0.29, "kl_average": 0.49, "logprob_gap_mean": 0.19, "legal_mass": 0.46,
+          "explained_variance": -0.49, "grad_norm": 9.5, "score_mean": 0.51}  # fmt: skip
 
 
 @pytest.fixture(autouse=True)
@@ -50,6 +54,18 @@ def test_each_sign_raises_its_alarm_after_its_patience_and_once(name):
         return
     assert found[0][0] == 50 + patience
     assert raised([QUIET] * 50 + [bad] * (patience - 1) + [QUIET] * 3 + [bad] * (patience - 1)) == []
+
+
+@pytest.mark.parametrize("metric", NEARLY)
+def test_what_is_nearly_a_sign_raises_nothing(metric):
+    assert raised([QUIET] * 50 + [QUIET | {metric: NEARLY[metric]}] * 60) == []
+
+
+def test_patience_and_actions_are_those_of_the_manual():
+    text = (Path(train_ppo.__file__).parent / "docs" / "metrics.md").read_text().split("## Alarms")[1].split("## ")[0]
+    lines = [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines() if line[:1] == "|"]
+    told = {name: (int(steps), act or "warn") for name, _, steps, _, act in lines[2:]}
+    assert told == {alarm.name: (alarm.patience, alarm.action) for alarm in ALARMS}
 
 
 def test_an_alarm_is_raised_again_after_it_was_quiet():

@@ -12,7 +12,7 @@ import pytest
 import torch
 from peaks import peaks
 from shapes import write_model
-from tiny import micro_config
+from tiny import micro_config, tiny_policy
 
 from curriculum import Curriculum
 from env_wrapper import Task
@@ -68,6 +68,22 @@ def test_a_step_takes_the_memory_that_was_estimated(tmp_path, case):
     for part, turns in {"rollout": ["rollout"], "update": ["update: layers", "update: logits"]}.items():
         told = memory.peak(parts | none | {turn: parts[turn] for turn in turns})
         assert told == pytest.approx(counted[part], rel=0.2), part
+
+
+def test_players_beside_the_policy_are_counted(tmp_path):
+    """Its average, its past, and what it began from: an adapter of four bytes a number each."""
+    alone, magnet, past, begun = (
+        memory.held(config, memory.count_parameters(config.lora, load_architecture(config.model)))["other adapters"]
+        for config in (
+            micro_config(tmp_path, ppo={"magnet_coef": magnet}, model={"adapter": adapter}, curriculum={"stages": [
+                {"name": "only", "games": ["kuhn_poker"], "opponent": opponent}]})
+            for magnet, opponent, adapter in ((0, "self", None), (0.1, "self", None), (0, "past", None),
+                                              (0, "self", "runs/a"))
+        )
+    )  # fmt: skip
+    assert alone == 0
+    assert magnet == begun == 4 * sum(p.numel() for n, p in tiny_policy(tmp_path).trainable().items() if "lora" in n)
+    assert past % magnet == 0 < past
 
 
 def test_the_tokens_of_a_step_grow_with_its_games(tmp_path):

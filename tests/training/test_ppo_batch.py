@@ -132,6 +132,8 @@ def test_advantages_are_whitened_per_game_without_what_is_not_trained():
         assert float(part.std(correction=0)) == pytest.approx(1, abs=1e-5)
     assert batch.weights_M.tolist() == [1] * 22 + [0]
     assert batch.advantages_M[22] == 0
+    few = gathered(episodes[1:], lam=0.0)  # eight of "a" say too little about themselves
+    assert abs(float(few.advantages_M[:8].mean())) > 0.01
 
 
 @pytest.mark.parametrize("others", [7, 40])

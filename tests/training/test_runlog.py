@@ -132,6 +132,13 @@ def test_steps_without_a_row_are_named(tmp_path, caplog):
     assert caplog.messages == [f"{path}: there are no rows of 10 steps: [2, 4, 5, 6, 7, 8, ...]"]
 
 
+def test_a_forged_step_costs_no_memory(tmp_path, caplog):
+    path = tmp_path / "metrics.jsonl"
+    path.write_bytes(ROW % 1)
+    MetricsLog(path).truncate_to(2**50)
+    assert caplog.messages == [f"{path}: there are no rows of {2**50 - 1} steps: [2, 3, 4, 5, 6, 7, ...]"]
+
+
 def test_truncating_reports_what_is_missing(tmp_path):
     log = MetricsLog(tmp_path / "metrics.jsonl")
     assert log.truncate_to(3) == 0

@@ -7,12 +7,13 @@ import shutil
 import sys
 import time
 from contextlib import nullcontext
-from dataclasses import replace
+from dataclasses import fields, replace
 from types import SimpleNamespace
 
 import pytest
 import torch
 from safetensors.torch import load_file
+from saving import seal_again
 from tiny import base_model, micro_config, micro_file
 from tiny_runs import (
     ADAPTIVE,
@@ -43,8 +44,9 @@ from evaluation import measure as evaluation
 from evaluation.players import find_adapter
 from scripts.make_tiny_model import make_model
 from training import console, preflight, state
-from training.config import parse_args, read_config
+from training.config import SECTIONS, parse_args, read_config
 from training.process import StopSignal, TrainingError, lock_run
+from training.state import CONTINUES
 from utils import Checkpoint, CheckpointError, uniform, verify_checkpoint
 
 
@@ -729,6 +731,12 @@ def test_the_score_that_chooses_the_best_checkpoint_is_the_mean_of_what_the_curv
     assert kept == {f"checkpoint-{step:06d}": pytest.approx(means[step - 1]) for step in {best, 3, 4}}
 
 
+def test_an_evaluated_step_is_saved_though_no_checkpoint_is_due(tmp_path):
+    assert train(tmp_path, "--set", "ppo.num_train_steps=3", "ppo.save_freq=100", "ppo.eval_freq=2") == 0
+    scores = [utils.read_json(path / "manifest.json")["score"] for path in utils.checkpoints_in(tmp_path / "run")]
+    assert [score is None for score in scores] == [True, False, True], "of steps 3, 2 and 0"
+
+
 def test_a_last_step_that_has_passed_is_refused(undisturbed, capsys):
     for words in (["ppo.num_train_steps=2"], ["ppo.num_train_steps=2", "--dry-run"]):
         assert train_ppo.main(["--resume", str(undisturbed / "run" / "checkpoint-000004"), "--set", *words]) == 2
@@ -920,6 +928,46 @@ def test_a_secret_that_is_given_again_is_no_other_play(tmp_path, monkeypatch):
     assert trainer.state.before[0]["value"] is not None
 
 
+def test_a_resume_may_change_these_knobs_and_no_others():
+    """Those that end, save, tell and place a run, its learning rate, and where games and servers are."""
+    free = {
+        "ppo.num_train_steps", "ppo.learning_rate", "ppo.lr_final", "ppo.save_freq", "ppo.eval_freq",
+        "ppo.alarms", "env.games_path", "env.env_url", "env.env_timeout", "env.vllm_base_url", "run.output_dir",
+        "run.logger", "run.keep_last", "run.threads",
+    }  # fmt: skip
+    knobs = {f"{section}.{field.name}" for section, kind in SECTIONS.items() for field in fields(kind)}
+    assert {knob for knob in knobs if knob.startswith(CONTINUES)} == free
+
+
+def test_a_key_is_not_sent_where_only_a_checkpoint_says(undisturbed, tmp_path, monkeypatch, capsys):
+    """It may be somebody else's, and so may the server."""
+    copy_of(undisturbed / "run", tmp_path, 2)
+    file, away = tmp_path / "run" / "checkpoint-000002" / "run_config.json", "http://away.invalid:8000/v1"
+    config = json.loads(file.read_text())
+    config["env"] |= {"use_vllm": True, "vllm_base_url": ["http://127.0.0.1:8000/v1", away]}
+    file.write_text(json.dumps(config))
+    seal_again(file)
+    resume, again = ["--resume", str(tmp_path / "run")], f'env.vllm_base_url=["http://127.0.0.1:8000/v1", "{away}"]'
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    assert read_config(parse_args(resume, None)).env.use_vllm
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-canary-0123")
+    assert train_ppo.main(resume) == 2
+    told = f"error: env.vllm_base_url: the checkpoint names {away}, which would be told your OPENAI_API_KEY; "
+    assert capsys.readouterr().err.splitlines()[-1].startswith(told)
+    assert read_config(parse_args([*resume, "--set", again], None)).env.use_vllm
+    monkeypatch.setattr("training.config.urlsplit", lambda url: SimpleNamespace(hostname="localhost"))
+    assert read_config(parse_args(resume, None)).env.use_vllm
+
+
+def test_a_dry_run_sends_no_commands_to_the_terminal(tmp_path, monkeypatch, capsys):
+    """A received run may name its stages anything."""
+    monkeypatch.setattr(preflight, "describe", lambda config: "stage \x1b]0;a\x07\x1b[2J: 1 s\nmemory")
+    assert train(tmp_path, "--dry-run") == 0
+    out = capsys.readouterr().out
+    assert "\x1b" not in out
+    assert out.index("1 s\n") < out.index("memory")
+
+
 def test_failures_against_an_opponent_that_went_are_not_replayed(undisturbed, tmp_path):
     copy_of(undisturbed / "run", tmp_path, 2)
     assert loaded(tmp_path, 2, "ppo.gamma=0.5").curriculum.buffer_size == 2
@@ -940,6 +988,20 @@ def test_a_score_on_another_scale_is_none(undisturbed, tmp_path):
         assert loaded(tmp_path, 4, knob).score is None
     low, high = (loaded(tmp_path, 4, "ppo.eval_freq=0", *stages).scale for stages in ((), ("env.opponent=mcts:2x1",)))
     assert low != high  # success rates against another opponent
+
+
+def test_a_score_of_other_games_or_another_base_is_on_another_scale(undisturbed, tmp_path):
+    copy_of(undisturbed / "run", tmp_path, 4)
+    never = "ppo.eval_exact=never"
+    high = '{"name": "high", "games": ["kuhn_poker#0", "leduc_poker#1"], "threshold": 0.0}'
+    trainer, other = loaded(tmp_path, 4, never), loaded(tmp_path, 4, never, f"curriculum.stages=[{high}]")
+    assert trainer.scale != other.scale
+    before = trainer.scale
+    for part in ("weights", "tokenizer", "games"):
+        kept, trainer.base[part] = trainer.base[part], "another"
+        assert trainer.scale != before, part
+        trainer.base[part] = kept
+    assert trainer.scale == before
 
 
 def test_a_player_in_the_hubs_cache_is_links(undisturbed, tmp_path):

@@ -18,6 +18,7 @@ import torch
 from saving import damage, names, save
 
 import utils
+from training.config import SECTIONS
 from training.process import lock_run
 from training.state import abandon_after
 from utils import CheckpointError, latest_checkpoint, load_checkpoint, verify_checkpoint
@@ -76,6 +77,15 @@ def test_redact_removes_every_secret_of_the_environment(monkeypatch):
     text = "the harmless hf_canary1 canary2-longer canary2 p@ss99"
     assert utils.redact(text) == "the harmless [redacted] [redacted] [redacted] [redacted]"
     assert utils.redact({"a": [text[4:12], ("canary2",)], "n": 1.5}) == {"a": ["harmless", ["[redacted]"]], "n": 1.5}
+
+
+@pytest.mark.parametrize("secret", ["k" * 160, 'p"a\\s s-word'])
+def test_a_secret_in_a_message_is_hidden_before_it_is_cut(monkeypatch, secret):
+    monkeypatch.setenv("OPENAI_API_KEY", secret)
+    with pytest.raises(utils.ConfigError) as refused:
+        utils.load_config(SECTIONS, [], [f"env.api={secret}"])
+    assert secret[:8] not in str(refused.value)
+    assert "[redacted]" in str(refused.value)
 
 
 NAMES_OF_SECRETS = [
@@ -147,6 +157,14 @@ def test_redaction_does_not_change_what_is_read_again(tmp_path, monkeypatch):
     saved = load_checkpoint(save(tmp_path, 1, documents=documents))
     assert [saved.json(name) for name in documents] == [state, state, state | {"free": "[redacted]"}]
     assert utils.redact("random leduc_poker") == "[redacted] [redacted]"  # in what is only shown
+
+
+def test_a_file_that_is_not_in_the_manifest_is_not_read(tmp_path):
+    """It may be a pipe, which would be waited for, and whose bytes nobody has verified."""
+    path = save(tmp_path, 1, tensors={})
+    os.mkfifo(path / "optimizer.safetensors")
+    with pytest.raises(CheckpointError, match=r"optimizer\.safetensors: is none of its files"):
+        load_checkpoint(path).tensors("optimizer")
 
 
 def test_no_secret_reaches_a_checkpoint(tmp_path, monkeypatch):
@@ -242,6 +260,15 @@ def test_each_scale_has_a_best_of_its_own(tmp_path):
     (tmp_path / "checkpoint-000003" / "manifest.json").write_text(utils._seal(manifest))
     save(tmp_path, 10, score=0.3, scale="b", keep_last=1)
     assert names(tmp_path) == [f"checkpoint-{step:06d}" for step in (1, 3, 5, 10)]
+
+
+def test_a_best_checkpoint_that_is_damaged_is_none(tmp_path):
+    for step, score in [(1, 0.5), (2, 0.9)]:
+        save(tmp_path, step, score=score)
+    damage(tmp_path / "checkpoint-000002")
+    for step in (3, 4):
+        save(tmp_path, step, keep_last=1)
+    assert names(tmp_path) == ["checkpoint-000001", "checkpoint-000004"]
 
 
 def test_without_a_limit_all_are_kept(tmp_path):
