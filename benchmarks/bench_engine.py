@@ -94,17 +94,17 @@ def adapter_seconds(folder: Path, repeats: int = 3) -> float:
     return best
 
 
-def main() -> None:
+def main(argv: list[str] | None = None) -> int:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--answers", type=int, default=2000)
     parser.add_argument("--json", type=Path)
-    args = parser.parse_args()
+    args = parser.parse_args(argv)
     tokenizer = AutoTokenizer.from_pretrained(ROOT / "models" / "tiny")
     policy: Any = SimpleNamespace(
         chat=ChatFormat(tokenizer), tokenizer=tokenizer, constrained=False, greedy=False, temperature=1.0, seed=0,
         max_new_tokens=4, max_seq_length=10**6, act=lambda queries: [], save=lambda path: None,
-        base=SimpleNamespace(config=SimpleNamespace(vocab_size=len(tokenizer))),
+        base=SimpleNamespace(config=SimpleNamespace(vocab_size=len(tokenizer))), action_probs=None,
     )  # fmt: skip
     port: Any = multiprocessing.Queue()
     server = multiprocessing.Process(target=_serve, args=(port,), daemon=True)
@@ -119,7 +119,8 @@ def main() -> None:
     print(table(rows), end="\n\n")
     print(f"an adapter of {ADAPTER_4B * 4 / 1e6:.0f} MB written and flushed to disk: {seconds:.2f} s")
     write(args.json, {"answers": args.answers, "at once": AT_ONCE}, rows, {"adapter_seconds": seconds})
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -5,13 +5,15 @@
 Both learners begin with the same weights, play the same prompts against the same random opponent, 64 games a step, and
 train the same LoRA at the same rate, one thread each, one after the other (``benchmarks/peers/learning.py``). Every
 minute of CPU time their adapters are kept, and graded afterwards: exact value of play among legal answers as a share of
-the best response's, and value and share of legal answers in 100 games of free play. ``learning.png`` shows both.
+the best response's, and value and share of legal answers in 100 games of free play. A picture shows both. Learning
+rates fall with the steps, which ``--pace`` has to let end with the time: it is of the machine in docs/results.md.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -25,8 +27,7 @@ from evaluation.measure import evaluate
 from policy import load_policy
 
 PEERS = Path(__file__).resolve().parent / "peers"
-# Script, and steps of a minute, for schedules that end with the time.
-LEARNERS = {"ours": ("ours_learning.py", 9.5), "trl 1.16 GRPO": ("trl116_learning.py", 1.6)}
+LEARNERS = {"ours": "ours_learning.py", "trl 1.16 GRPO": "trl116_learning.py"}
 FREE_GAMES = 100
 
 
@@ -74,21 +75,24 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--game", default="kuhn_poker")
     parser.add_argument("--seconds", type=int, default=600)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--pace", type=float, nargs=2, default=(9.5, 0.25), metavar=("OURS", "TRL"),
+                        help="steps a minute")  # fmt: skip
     parser.add_argument("--folder", type=Path, default=Path("out/learning"))
     args = parser.parse_args(argv)
-    found = {}
-    for name, (script, pace) in LEARNERS.items():
-        run = f"{script.removesuffix('_learning.py')}-{args.game}-seed{args.seed}-{args.seconds}s"
-        folder = args.folder.resolve() / run
+    found, what = {}, f"{args.game}-seed{args.seed}-{args.seconds}s"
+    for (name, script), pace in zip(LEARNERS.items(), args.pace, strict=True):
+        folder = args.folder.resolve() / f"{script.removesuffix('_learning.py')}-{what}"
         if not folder.exists():
-            given = [args.game, args.seed, round(pace * args.seconds / 60), args.seconds, folder]
+            shutil.rmtree(part := folder.with_name(f"{folder.name}.part"), ignore_errors=True)  # of a run that failed
+            given = [args.game, args.seed, max(1, round(pace * args.seconds / 60)), args.seconds, part]
             subprocess.run([sys.executable, script, *map(str, given)], cwd=PEERS, check=True,
                            env=os.environ | {"OMP_NUM_THREADS": "1"})  # fmt: skip
+            part.rename(folder)
         found[name] = grades(args.game, folder)
     rows = [{"learner": name, **row} for name, of in found.items() for row in of]
     print(table(rows))
-    write(args.folder / "learning.json", vars(args) | {"folder": str(args.folder)}, rows, {})
-    draw(found, args.game, args.folder / "learning.png")
+    write(args.folder / f"{what}.json", vars(args) | {"folder": str(args.folder)}, rows, {})
+    draw(found, args.game, args.folder / f"{what}.png")
     return 0
 
 

@@ -4,17 +4,17 @@
 
 Steps of the tiny preset (with ``--model``: 8 games of leduc_poker with full prompts, in bf16) are played and updated;
 their rows are done again by the library's own forward (and backward) pass, as a plain user would batch them
-(``benchmarks/limit.py``). What rows have in common is computed once by the program only: ``computed`` is their
-share in the rows. CPU seconds of the process, one thread.
+(``benchmarks/limit.py``). What rows have in common is computed once by the program only: ``computed`` is what is left
+of the rows. CPU seconds of the process, one thread.
 """
 
 from __future__ import annotations
 
 import argparse
-import resource
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -32,35 +32,34 @@ REAL = [
 ]  # fmt: skip
 
 
-def one_step(trainer: train_ppo.Trainer, stop: StopSignal, clock: Clock) -> None:
-    """A step of training: ``act`` inside rollouts and ``ppo_update`` are timed."""
-    with (
-        mock.patch.object(trainer.policy, "act", timed(clock, "rollout", trainer.policy.act)),
-        mock.patch.object(train_ppo, "ppo_update", timed(clock, "update", train_ppo.ppo_update)),
-    ):
-        trainer.step(stop)
+def watched(calls: list[Call], function: Any) -> Any:
+    """The function, its passes added to ``calls``: recording them takes microseconds."""
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        with recorded_calls() as made:
+            result = function(*args, **kwargs)
+        calls.extend(made)
+        return result
+
+    return run
 
 
 def measure(trainer: train_ppo.Trainer, stop: StopSignal) -> list[Row]:
-    """One step, and the bare model on its forward passes (recorded in the step itself: that takes microseconds)."""
-    clock = Clock()
-    with recorded_calls() as calls:
-        one_step(trainer, stop, clock)
-    parts: dict[str, list[Call]] = {
-        "rollout": [c for c in calls if not c.grad], "update": [c for c in calls if c.grad],
-    }  # fmt: skip
+    """A step of training, ``act`` and ``ppo_update`` timed, and the bare model on the passes made in either."""
+    clock, parts = Clock(), {"rollout": list[Call](), "update": list[Call]()}
+    act, update = trainer.policy.act, train_ppo.ppo_update
+    with (
+        mock.patch.object(trainer.policy, "act", watched(parts["rollout"], timed(clock, "rollout", act))),
+        mock.patch.object(train_ppo, "ppo_update", watched(parts["update"], timed(clock, "update", update))),
+    ):
+        trainer.step(stop)
     rows = []
-    for part, some in parts.items():
-        ours, bare = clock.seconds[part], bare_seconds(trainer.policy.trunk, some, cuda=False)
-        tokens, asked = sum(call.tokens for call in some), sum(n for call in some for n, _ in call.rows)
-        rows.append({"part": part, "calls": len(some), "tokens": asked, "computed": tokens / asked, "ours_s": ours,
-                     "bare_s": bare, "of_limit": bare / ours, "peak_gb": peak_gb()})  # fmt: skip
+    for part, calls in parts.items():
+        ours, bare = clock.seconds[part], bare_seconds(trainer.policy.trunk, calls, cuda=False)
+        tokens, asked = sum(call.tokens for call in calls), sum(n for call in calls for n, _ in call.rows)
+        rows.append({"part": part, "calls": len(calls), "tokens": asked, "computed": tokens / asked, "ours_s": ours,
+                     "bare_s": bare, "of_limit": bare / ours})  # fmt: skip
     return rows
-
-
-def peak_gb() -> float:
-    """The most memory that the process has held so far."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -75,7 +74,7 @@ def main(argv: list[str] | None = None) -> int:
     rows: list[Row] = []
     with tempfile.TemporaryDirectory() as folder, StopSignal() as stop:
         trainer = make_trainer(folder, sets)
-        one_step(trainer, stop, Clock())
+        measure(trainer, stop)  # warms up both
         for step in range(args.steps):
             rows += [{"step": step, **row} for row in measure(trainer, stop)]
         trainer.metrics.close()

@@ -3,8 +3,8 @@
     python benchmarks/bench_train.py [--steps 4] [--full] [--set KEY=VALUE] [--json FILE]
 
 The workload is the tiny preset's: four small games, compact prompts, uniform random opponents, one thread, CPU seconds
-of the process. ``--full`` plays leduc_poker and hex-5 with full prompts and no history instead, with and without the
-what rows begin with shared: what is gained by computing it once.
+of the process. ``--full`` plays leduc_poker and hex-5 with full prompts and no history instead, twice: what rows begin
+with is computed once, or by each of them.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import torch
 
 import train_ppo
 from benchmarks.common import Clock, Row, table, write
-from policy import tree
+from policy import network, tree
 from training.config import parse_args, read_config
 from training.process import StopSignal, rest_collector
 
@@ -97,7 +97,8 @@ def main(argv: list[str] | None = None) -> int:
     ratios: dict[str, float] = {}
     if args.full:
         rows = [measure("full prompts", args.steps, FULL + args.set)]
-        with mock.patch.object(tree, tree.new_tokens.__name__, nothing_shared):
+        alone = [mock.patch.object(module, "new_tokens", nothing_shared) for module in (tree, network)]  # grown, cut
+        with alone[0], alone[1]:
             rows.append(measure("full prompts, nothing shared", args.steps, FULL + args.set))
         speeds = [row["decisions_per_cpu_s"] for row in rows]
         ratios["shared over not"] = speeds[0] / speeds[1]

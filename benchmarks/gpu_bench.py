@@ -3,8 +3,8 @@
     python benchmarks/gpu_bench.py --out out/gpu [--budget 500] [--cpu-smoke]
 
 Weights are random, prompts are recorded games against random opponents (benchmarks/prompts.json): full prompts,
-constrained answers, one epoch. Every row is written when it is
-measured: ``gpu.json`` and ``gpu.md`` in ``--out`` are complete at any time.
+constrained answers, one epoch, minibatches of 8 games. Every row is written when it is measured: ``gpu.json`` and
+``gpu.md`` in ``--out`` are complete at any time.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
-from unittest import mock
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
@@ -35,7 +34,7 @@ from benchmarks.limit import bare_seconds, recorded_calls
 from benchmarks.recorded import play_recorded, tasks
 from envs.types import Episode
 from policy import Policy
-from train_ppo import collate, ppo_update
+from train_ppo import LONE, collate, ppo_update
 from training.config import PPOConfig
 
 CARDS = ["leduc_poker", "liars_dice"]
@@ -51,7 +50,6 @@ class Workload:
     games: list[str]
     batch: int
     checkpointing: bool = True
-    tokens_per_batch: int = 4096
 
 
 @dataclass(frozen=True)
@@ -143,9 +141,9 @@ def memory(reset: bool = False) -> tuple[float | None, float | None]:
 
 def config_of(shape: Shape, four_bit: bool, work: Workload, plan: Plan) -> SimpleNamespace:
     """The program's configuration for a workload."""
-    ppo = PPOConfig(batch_size=work.batch, mini_batch_size=2, ppo_epochs=plan.epochs, target_kl=None)
-    return settings(shape, four_bit, ppo, device=plan.device, gradient_checkpointing=work.checkpointing,
-                    tokens_per_batch=work.tokens_per_batch)  # fmt: skip
+    minibatch = min(PPOConfig.mini_batch_size, work.batch)
+    ppo = PPOConfig(batch_size=work.batch, mini_batch_size=minibatch, ppo_epochs=plan.epochs, target_kl=None)
+    return settings(shape, four_bit, ppo, device=plan.device, gradient_checkpointing=work.checkpointing)
 
 
 def roll(policy: Policy, work: Workload, clock: Clock) -> list[Episode]:
@@ -160,16 +158,12 @@ def roll(policy: Policy, work: Workload, clock: Clock) -> list[Episode]:
 
 def learn(policy: Policy, optimizer: Any, episodes: list[Episode], ppo: PPOConfig, clock: Clock) -> Row:
     """The rest of a step, as the trainer does it; counts."""
-    score = policy.evaluate_decisions
-
-    def timed(sequences: Any, adapter: str | None = None, **options: Any) -> Any:
-        with clock("reference" if adapter else "old_logprobs"):
-            return score(sequences, adapter=adapter, **options)
-
-    with mock.patch.object(policy, "evaluate_decisions", timed):
+    with clock("score"):
         batch = collate(episodes, policy, ppo, ppo.init_kl_coef, {})
     with clock("update"):
         not_finite = ppo_update(policy, optimizer, batch, ppo, (0, 0))["skipped"]
+    with clock("score"):
+        batch.moved(policy, not ppo.legal_mass_coef, LONE)
     tokens = sum(len(sequence.ids) for sequence in batch.sequences)
     return {"decisions": len(batch.values_M), "tokens": tokens, "not_finite": not_finite}
 
@@ -203,6 +197,7 @@ def step_rows(peft_model: Any, shape: Shape, four_bit: bool, work: Workload, pla
     return [{
         **counts, **peaks, **{f"{part}_s": s for part, s in seconds.items()}, "step_s": sum(seconds.values()),
         "predicted_s": predicted(passes, shape, config, plan.epochs * work.batch // config.ppo.mini_batch_size),
+        "tokens_per_batch": policy.reader.tokens_per_batch,  # halved where memory ran out
         "rollout_decisions_per_s": counts["decisions"] / seconds["rollout"], "read_tokens": read,
         "read_tokens_per_s": read / seconds["rollout"], "rollout_of_limit": of_limit[0], "update_of_limit": of_limit[1],
     }]  # fmt: skip
@@ -210,8 +205,8 @@ def step_rows(peft_model: Any, shape: Shape, four_bit: bool, work: Workload, pla
 
 def predicted(passes: list[predict.Pass], shape: Shape, config: SimpleNamespace, updates: int) -> float | None:
     """Seconds that ``predict.py`` gives such a step on this card; None for a card that it does not know."""
-    name = torch.cuda.get_device_name() if torch.cuda.is_available() else ""
-    card = next((card for card in predict.CARDS if card.name.partition(",")[0] in name), None)
+    gpu = torch.cuda.get_device_properties(0) if torch.cuda.is_available() else None
+    card = next((c for c in predict.CARDS if gpu and c.is_called(gpu.name, gpu.total_memory / GB)), None)
     if card is None:
         return None
     parts = predict.whole_step(predict.Step(passes, 0, 0, updates, 0.0, []), config, architecture_of(shape))

@@ -62,10 +62,12 @@ def _without_adapters(trunk: Any) -> Iterator[None]:
 def _cache(trunk: Any, rows: int, cached: int) -> Any:
     from transformers import DynamicCache
 
+    if not cached:
+        return None
     cache, config, weight = DynamicCache(), trunk.config, trunk.embed_tokens.weight
     head = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     shape = (1, config.num_key_value_heads, cached, head)
-    for layer in range(config.num_hidden_layers if cached else 0):
+    for layer in range(config.num_hidden_layers):
         kv = torch.randn(shape, device=weight.device, dtype=weight.dtype).expand(rows, -1, -1, -1)
         cache.update(kv, kv, layer)
     return cache
@@ -89,7 +91,8 @@ def bare(trunk: Any, call: Call, clock: Clock) -> None:
         ids_BT = torch.randint(len(weight), (rows, length), device=weight.device)
         cache, inputs_BTD = _cache(trunk, rows, cached), weight.detach()[ids_BT].requires_grad_(call.grad)
         with torch.set_grad_enabled(call.grad), clock("bare"):
-            hidden_BTD = trunk(inputs_embeds=inputs_BTD, past_key_values=cache, use_cache=True).last_hidden_state
+            past = {"past_key_values": cache, "use_cache": not call.grad}
+            hidden_BTD = trunk(inputs_embeds=inputs_BTD, **past).last_hidden_state
             if call.grad:
                 hidden_BTD[:, -1].sum().backward()
 

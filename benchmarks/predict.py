@@ -196,6 +196,10 @@ class Card:
     peak_share: float = 0.5
     launch_us: float = 8.0  # assumed: an operation from Python; the H100's is of the one machine that was measured
 
+    def is_called(self, name: str, gb: float) -> bool:
+        """Whether a device with this name and memory is this card, not one of its family."""
+        return self.name.partition(",")[0] in name and 0.9 < gb / self.gb < 1.15
+
     def costs(self, op: Op) -> tuple[float, float, float]:
         """Seconds of an operation's arithmetic, of moving its bytes, of launching it."""
         moving = op.bytes / (self.gb_per_s * 1e9 * self.bandwidth_share)
@@ -214,7 +218,7 @@ CARDS = (
     Card("RTX 3060, 12 GB", 12, 360, 25.5),
     Card("RTX 4090, 24 GB", 24, 1008, 165),
     Card("A100, 40 GB", 40, 1555, 312),
-    Card("H100, 80 GB", 80, 3350, 989, launch_us=40.0),
+    Card("H100 80GB HBM3, SXM", 80, 3350, 989, launch_us=40.0),
 )
 COLD = 1 << 26  # bytes that are more than a cache holds
 SIZES = (1 << 12, 1 << 16, 1 << 20, 1 << 22, 1 << 24, 1 << 26, 1 << 28)  # bytes that an operation touches
@@ -343,8 +347,14 @@ def card_rows(name: str, four_bit: bool, cards: Seq[Card], sets: Seq[str] = (), 
         tokenizer(shape.architecture).save_pretrained(folder)
         options = [f"model.model_name={folder}", f"model.use_4bit={json.dumps(four_bit)}", *sets]
         config = read_config(parse_args([*(a for o in options for a in ("--set", o)), "--no-wandb"], None))
-        with tempfile.TemporaryDirectory() as small:
-            played = [play_steps(narrow(config, Path(small)), gpu=True)[0] for _ in range(steps)]
+        torch.set_num_threads(1)
+        processor, played, host = Processor(), list[Step](), 0.0
+        for seed in range(steps):
+            config.run = replace(config.run, seed=seed)
+            with tempfile.TemporaryDirectory() as small:
+                step, other = play_steps(narrow(config, Path(small)), gpu=True)
+            played.append(step)
+            host += host_seconds(processor, step, other) / steps
         measured = preflight.measure_prompts(config, ChatFormat(load_tokenizer(config.model)))
         gpu = SimpleNamespace(**vars(config) | {"model": replace(config.model, device="cuda")})
         held = memory.estimate(gpu, count_parameters(config.lora, architecture), architecture, measured)
@@ -355,7 +365,6 @@ def card_rows(name: str, four_bit: bool, cards: Seq[Card], sets: Seq[str] = (), 
     tokens = max(len(p.tree.ids_N) for step in played for p in step.passes if p.part == "update")
     layer = network.activation_bytes(architecture, config.lora.target_modules, 2)
     always = sum(memory.held(gpu, count_parameters(config.lora, architecture)).values())
-    host = sum(step.seconds for step in played) / steps
     rows = []
     for card in cards:
         layers_kept = network.layers_kept(card.gb * 1e9 - always, tokens, architecture, layer, 2)
@@ -374,6 +383,11 @@ def card_rows(name: str, four_bit: bool, cards: Seq[Card], sets: Seq[str] = (), 
     return rows
 
 
+def host_seconds(processor: Processor, step: Step, other: Step) -> float:
+    """What a step took here beside the network's operations; they were counted in ``other``."""
+    return step.seconds - priced(processor, other.ops) * step.decisions / other.decisions
+
+
 def check_row(preset: str, sets: Seq[str]) -> Row:
     """A preset's step on this CPU, predicted and measured."""
     config = read_config(parse_args(["--config", preset, "--no-wandb", *(a for o in sets for a in ("--set", o))], None))
@@ -383,7 +397,7 @@ def check_row(preset: str, sets: Seq[str]) -> Row:
     with tempfile.TemporaryDirectory() as folder:
         small, small_counted = play_steps(narrow(config, Path(folder)))
     step, other = play_steps(config)
-    host = (small.seconds - priced(processor, small_counted.ops)) * step.decisions / small.decisions
+    host = host_seconds(processor, small, small_counted) * step.decisions / small.decisions
     ops_s = priced(processor, other.ops) * step.decisions / other.decisions  # of the step after, with as many games
     return {"preset": preset, "set": " ".join(sets), "ops": len(other.ops), "ops s": ops_s, "host s": host,
             "predicted s": ops_s + host, "measured s": step.seconds,

@@ -1,8 +1,8 @@
 """The common ground of learners on SmolLM2-135M: the configuration, the games of a step, and marks in CPU seconds.
 
 Each learner is one file, run as ``python LEARNER.py GAME SEED STEPS CPU_SECONDS FOLDER`` (ours takes ``KEY=VALUE``
-besides). It saves its adapter before the first step and after each step that ends a ``EVERY`` of CPU time, as
-``FOLDER/SECONDS``; saving is not counted.
+besides). It saves its adapter before the first step, after each that ends ``EVERY`` seconds of CPU time, and after the
+last one, as ``FOLDER/SECONDS``; saving is not counted.
 """
 
 import json
@@ -44,11 +44,11 @@ class Marks:
         self.save, self.seconds, self.folder, self.due = save, seconds, folder, 0.0
         self.start = time.process_time()
 
-    def after_a_step(self, step: int) -> bool:
+    def after_a_step(self, step: int, last: bool = False) -> bool:
         """Save where it is due; whether the time is over."""
         now = time.process_time()
         spent = now - self.start
-        if spent >= self.seconds or spent >= self.due:
+        if last or spent >= min(self.seconds, self.due):
             print(f"{spent:.0f} CPU s, step {step}", flush=True)
             self.save(self.folder / f"{spent:06.0f}")
             self.due = spent + EVERY

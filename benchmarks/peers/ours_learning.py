@@ -19,7 +19,7 @@ def main(game, seed, steps, seconds, folder, *sets):
         trainer = train_ppo.Trainer(config, Path(run))
         rest_collector()
         marks, step = Marks(trainer.policy.save, float(seconds), Path(folder)), 0
-        while not marks.after_a_step(step) and step < int(steps):
+        while not marks.after_a_step(step, step == int(steps)) and step < int(steps):
             trainer.step(stop)
             step += 1
 

@@ -37,10 +37,10 @@ class Marks(TrainerCallback):
 
 def main(work):
     """Train and report."""
-    path, updates = model_folder(work.vocab), work.updates
+    path, updates, run = model_folder(work.vocab), work.updates, tempfile.TemporaryDirectory()
     rows = [turns[0] for seed in range(updates + 1) for turns in work.prompts(seed)]
     config = PPOConfig(
-        output_dir=tempfile.mkdtemp(), per_device_train_batch_size=work.episodes, gradient_accumulation_steps=1,
+        output_dir=run.name, per_device_train_batch_size=work.episodes, gradient_accumulation_steps=1,
         num_mini_batches=work.minibatches, num_ppo_epochs=work.epochs, response_length=work.answer, temperature=1.0,
         local_rollout_forward_batch_size=work.episodes, total_episodes=len(rows), learning_rate=LR, kl_coef=KL,
         num_sample_generations=0, report_to="none", use_cpu=True, bf16=False, fp16=False, save_strategy="no", seed=0,

@@ -92,10 +92,10 @@ def turn_by_turn(work):
 def main(work):
     """Train and report; the last batch is generated outside the timed window, so parts are means of what is in it."""
     path, steps, updates = model_folder(work.vocab), work.epochs * work.minibatches, work.updates
-    single = work.turns == 1
+    single, run = work.turns == 1, tempfile.TemporaryDirectory()
     Trainer.prompts = [turns[0] for seed in range(updates + 2) for turns in work.prompts(seed)]
     config = GRPOConfig(
-        output_dir=tempfile.mkdtemp(), per_device_train_batch_size=work.episodes // work.minibatches,
+        output_dir=run.name, per_device_train_batch_size=work.episodes // work.minibatches,
         gradient_accumulation_steps=1, steps_per_generation=work.minibatches, num_iterations=work.epochs,
         num_generations=8 if single else 4, max_completion_length=work.answer if single else 2000,
         max_steps=steps * (updates + 1), beta=KL, temperature=1.0, top_k=0, top_p=1.0, learning_rate=LR, use_cpu=True,

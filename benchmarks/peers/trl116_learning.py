@@ -98,11 +98,12 @@ def main(game, seed, steps, seconds, folder):
             self.marks.after_a_step(0)
 
         def on_step_end(self, args, state, control, **kwargs):
-            control.should_training_stop = self.marks.after_a_step(state.global_step)
+            step = state.global_step
+            control.should_training_stop = self.marks.after_a_step(step, step == int(steps))
 
-    ppo = config.ppo
+    ppo, run = config.ppo, tempfile.TemporaryDirectory()
     arguments = GRPOConfig(
-        output_dir=tempfile.mkdtemp(), per_device_train_batch_size=AT_ONCE, num_generations=GROUP, num_iterations=1,
+        output_dir=run.name, per_device_train_batch_size=AT_ONCE, num_generations=GROUP, num_iterations=1,
         gradient_accumulation_steps=GAMES // AT_ONCE, max_completion_length=1024,
         max_steps=int(steps), temperature=1.0, top_k=0, top_p=1.0, learning_rate=ppo.learning_rate, use_cpu=True,
         bf16=False, fp16=False, gradient_checkpointing=False, report_to="none", save_strategy="no", disable_tqdm=True,

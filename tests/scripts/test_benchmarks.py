@@ -4,13 +4,14 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from players import random_player
 
-from benchmarks import bench_growth, bench_learning, bench_limit, bench_peers, bench_train, gpu_bench
+from benchmarks import bench_engine, bench_growth, bench_learning, bench_limit, bench_peers, bench_train, gpu_bench
 from benchmarks.common import Clock
 from benchmarks.limit import bare_seconds, recorded_calls
 from benchmarks.record_prompts import GAMES
@@ -46,6 +47,32 @@ def test_what_was_learnt_of_another_game_is_not_graded_again(tmp_path, monkeypat
     folders = [folder for _, folder in graded]
     assert len(folders) == 10
     assert len({*folders}) == 8, "the last is the first again"
+
+
+def test_a_learner_that_ended_early_learns_again(tmp_path, monkeypatch):
+    def ends_early(words, **_):
+        (Path(words[-1]) / "000060").mkdir(parents=True)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(bench_learning, "grades", lambda *args: pytest.fail("what it had learnt is graded"))
+    monkeypatch.setattr(bench_learning.subprocess, "run", ends_early)
+    for _ in range(2):
+        with pytest.raises(KeyboardInterrupt):
+            bench_learning.main(["--folder", str(tmp_path)])
+
+
+@pytest.mark.parametrize(("steps", "seconds", "expected"), [(4, 1000, [0, 4]), (100, 60, [0, 5])])
+def test_a_learners_last_step_is_kept(tmp_path, monkeypatch, steps, seconds, expected):
+    monkeypatch.setattr(os, "environ", os.environ.copy())  # which the import changes
+    monkeypatch.syspath_prepend(ROOT / "benchmarks" / "peers")
+    import learning
+
+    times, kept = iter(10.0 * n for n in range(100)), []
+    monkeypatch.setattr(learning.time, "process_time", lambda: next(times))
+    marks, step = learning.Marks(lambda folder: kept.append(step), seconds, tmp_path), 0
+    while not marks.after_a_step(step, step == steps) and step < steps:
+        step += 1
+    assert kept == expected
 
 
 def test_recorded_games_are_played_by_the_episode_loop():
@@ -172,6 +199,7 @@ def test_peers_are_compared_at_their_best(tmp_path, monkeypatch):
         (bench_train, ["--steps", "1", "--full"]),
         (bench_limit, ["--steps", "1"]),
         (bench_growth, ["--steps", "1"]),
+        (bench_engine, ["--answers", "256"]),
         (bench_peers, ["--workloads", "w1", "--repeat", "1"]),
     ],
 )
@@ -202,7 +230,12 @@ def test_gpu_sh_runs_through_on_toy_shapes(tmp_path):
 
 def test_a_peers_environment_is_found_from_any_folder(tmp_path, monkeypatch):
     (tmp_path / "venvs" / "trl112").mkdir(parents=True)
-    (tmp_path / "venvs" / "trl112" / "complete").touch()
+    peer, made = bench_peers.KNOWN["trl112"], []
+    (tmp_path / "venvs" / "trl112" / "complete").write_text("\n".join(peer.packages))
     monkeypatch.chdir(tmp_path)
-    python = bench_peers.interpreter("trl112", bench_peers.KNOWN["trl112"], Path("venvs"))
+    monkeypatch.setattr(bench_peers.subprocess, "run", lambda words, **_: made.append(words))
+    python = bench_peers.interpreter("trl112", peer, Path("venvs"))
     assert Path(python) == tmp_path / "venvs" / "trl112" / "bin" / "python"
+    assert made == []
+    bench_peers.interpreter("trl112", replace(peer, packages=("trl==1.13.0",)), Path("venvs"))
+    assert made[-1][-1] == "trl==1.13.0", "its pins have changed since"

@@ -19,6 +19,7 @@ from dataclasses import fields
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -32,6 +33,7 @@ import utils
 from curriculum import CurriculumConfig, Stage
 from env_wrapper import EnvConfig, Task
 from envs import client, exact
+from envs.config import PLAYED_BY
 from envs.openspiel import OpenSpielEnv, load_game, position, query_at
 from evaluation import arena, players
 from evaluation.measure import exact_table, paired_tasks, table_values
@@ -177,6 +179,17 @@ def test_a_legal_mass_that_rounding_has_put_above_one_is_kept_and_read(checkpoin
     assert table(capsys, "--checkpoint", checkpoint, "--output", str(output)) == whole
 
 
+def test_a_row_of_a_file_tells_its_game(checkpoint, tmp_path, capsys, monkeypatch):
+    output, seen, real = tmp_path / "games.jsonl", [], arena.play
+    monkeypatch.setattr(arena, "play", lambda *args: [seen.append(e) or e for e in real(*args)])
+    table(capsys, "--checkpoint", checkpoint, "--output", str(output), games=["leduc_poker"])
+    for row, episode in zip(played(output), seen, strict=True):
+        seat, info = row["seat"], episode.info
+        assert row["decisions"] == sum(len(s.decisions) for s in episode.sequences[seat])
+        assert (row["moves"], row["returns"], row["retries"]) == (len(info["history"]), info["returns"], 0)
+    assert any(row["decisions"] != row["moves"] for row in played(output))
+
+
 def test_a_finished_file_is_read_and_nothing_played(checkpoint, tmp_path, capsys, monkeypatch):
     args = ("--checkpoint", checkpoint, "--output", str(tmp_path / "games.jsonl"))
     whole = table(capsys, *args)
@@ -189,8 +202,10 @@ def test_a_file_of_other_settings_or_with_damage_is_refused(checkpoint, tmp_path
     args = ("--checkpoint", checkpoint, "--output", str(output))
     table(capsys, *args)
     data = output.read_bytes()
-    for other in (("--seed", "1"), ("--greedy",), ("--set", "ppo.temperature=0.5"), ("--opponent", "mcts:2x1")):
-        assert evaluate.main(command(*args, *other)) == 2
+    others = (("--seed", "1"), ("--greedy",), ("--set", "ppo.temperature=0.5"), ("--opponent", "mcts:2x1"))
+    for words in (*(command(*args, *other) for other in others), [*command(*args), "--games-at-once", "4"],
+                  [*command(*args), "--episodes", "6"]):  # fmt: skip
+        assert evaluate.main(words) == 2
         assert "other settings" in capsys.readouterr().err
         assert output.read_bytes() == data
     lines = data.split(b"\n")
@@ -851,6 +866,14 @@ def test_a_bot_in_the_models_seat_plays_a_whole_game(game):
     for episode in episodes:
         assert episode.outcome == "finished", episode.info
         assert position(task_id, episode.info["history"]).returns() == episode.info["returns"]
+
+
+def test_a_bot_in_the_models_seat_plays_each_deal_by_its_own_seed():
+    ttt = NAMES.index("tic_tac_toe") * CONFIGS_PER_GAME
+    games = [arena.play_bot("random", Task(ttt, seed, "random", seed)) for seed in range(0, 60, 2)]
+    first = [episode.info["history"][0] for episode in games]
+    assert first == [np.random.RandomState(seed + 2 + 0 + 2).choice(9) for seed in range(0, 60, 2)]
+    assert len({*first}) > 6
 
 
 # ------------------------------------------------------------------------------------------------------------- ladder
@@ -1591,6 +1614,12 @@ def test_models_that_were_taught_different_prompts_do_not_meet(run, checkpoint, 
     assert evaluate.main(command("--checkpoint", checkpoint, "--opponent", str(other), games=["kuhn_poker"])) == 2
     told = "env.prompt of their run_config.json differ: both must have the same prompts and answers"
     assert told in capsys.readouterr().err
+    player = object.__new__(players.ModelPlayer)
+    for key in PLAYED_BY:
+        mine, another = (players.Contestant(label, {}, player=player) for label in "ab")
+        vars(another.env)[key] = "another"
+        with pytest.raises(ConfigError, match=rf"env\.{key} of their run_config\.json differ"):
+            arena.check_match(mine, another)
     assert evaluate.main(command("--ladder", checkpoint, "random", str(other), games=["kuhn_poker"])) == 2
     error = capsys.readouterr().err
     assert told in error
@@ -1656,12 +1685,22 @@ def test_a_best_response_wins_from_a_frozen_player_no_more_than_the_exact_one(tm
     assert "best response 1/2: steps: 0 of 20\n" in told.err  # from where the time left is counted
 
 
-def test_the_exact_value_beside_a_best_response_is_on_its_scale(run, tmp_path):
-    args = ("--checkpoint", str(run), "--exact")
+def test_the_exact_value_beside_a_best_response_is_on_its_scale(run, tmp_path, monkeypatch):
+    args, against, learn = ("--checkpoint", str(run), "--exact"), [], train_ppo.play
+
+    def watched(env, player, tasks):
+        frozen = player.policy.past_adapter("frozen")
+        against.extend((task.opponent, frozen) for task in tasks)
+        return learn(env, player, tasks)
+
+    monkeypatch.setattr(train_ppo, "play", watched)
     exploited = report(tmp_path, *args, "--exploit", "1", "--exploit-steps", "1", games=["kuhn_poker"], episodes=2)
     [result] = exploited["tables"][0]["results"]
     frozen = report(tmp_path, "--checkpoint", str(run), "--exact", games=["kuhn_poker"])["tables"][0]["results"][0]
     assert result["exploitability"] == pytest.approx(frozen["nash_conv"] / 2 / 2)  # a seat's share, of two chips
+    assert {name for name, _ in against} == {"past:frozen"}
+    player = load_file(run / "final" / "adapter_model.safetensors")
+    assert all(torch.equal(against[0][1][key], tensor) for key, tensor in player.items())
 
 
 def test_a_best_response_is_to_the_player_as_it_was_though_its_run_deletes_it(run, tmp_path, monkeypatch):

@@ -384,6 +384,24 @@ def test_answers_become_likely_and_legal_if_wanted_and_only_the_adapter_moves(tm
     assert reached[1.0] > 2 * reached[0.0]
 
 
+def test_the_rate_of_cloning_falls_to_nothing(tmp_path, monkeypatch):
+    rates, config = [], micro_config(tmp_path)
+
+    class Watched(torch.optim.AdamW):
+        def step(self, *args):
+            rates.append(self.param_groups[0]["lr"])
+            return super().step(*args)
+
+    policy = tiny_policy(tmp_path)
+    episodes, _ = taught(policy, [KUHN], "random", games=4)
+    sequences = [s for e in episodes for q in e.sequences.values() for s in q][:4]
+    monkeypatch.setattr(torch.optim, "AdamW", Watched)
+    for given in (None, 0.02):
+        rates.clear()
+        clone(policy, sequences, config, SimpleNamespace(learning_rate=given, epochs=2, batch=2, legal_mass=0.0))
+        assert rates == pytest.approx([(given or config.ppo.learning_rate) * part for part in (1, 0.75, 0.5, 0.25)])
+
+
 def means(policy, sequences):
     """Of the answers' log-probability, and of the legal mass."""
     with torch.no_grad():
