@@ -27,11 +27,11 @@ class Step:
     """What the environment shows: the user message and the legal actions of the seat to move, or the end.
 
     ``legal`` maps action id to action string, forced moves included (empty when done). ``score`` is in
-    [0, 1] when done. ``info`` holds game (its name), seat (to move), own_seat (the task's, not in trace), system (the
-    system message), attempt (1-based), adapter (the earlier adapter that answers, None: the current policy), history
-    ([[player, action], ...], -1 = chance), history_turns (past turns that the text needs, None: all) and outcome
-    (finished | forfeited, None while running); when done also returns (None after a forfeit) and scores
-    ({seat: score}).
+    [0, 1] when done. ``info`` holds game (its name), seat (to move), system (the system
+    message), attempt (1-based), adapter (the earlier adapter that answers, None: the current policy), history
+    ([[player, action], ...], -1 = chance) and outcome (finished | forfeited, None while running); of games also
+    own_seat (the task's) and history_turns (past turns that the text needs, None: all); when done also returns (None
+    after a forfeit) and scores ({seat: score}; on a public server of the own seat alone).
     """
 
     text: str
@@ -129,7 +129,7 @@ class Action:
 class Episode:
     """A played task. ``sequences[seat]`` are the sequences of each seat that the current policy played.
 
-    ``info`` holds seat (the task's), returns and scores of all seats (None unless the game ended), history, length,
+    ``info`` holds seat (the task's), returns and scores as in ``Step`` (None unless the game ended), history, length,
     n_decisions ({seat: decisions asked}) and retries of the seats that no opponent's adapter plays, forced (a count),
     own_end (whether such a seat was asked last); in trace also match, exact and share; if it failed only error.
     """

@@ -276,6 +276,8 @@ class Roster:
     def _checkpoint(self, name: str) -> Contestant:
         folder = find_adapter(name)
         config = self.config(str(folder))  # not of ``name``: a run in training may have a newer checkpoint by now
+        if where := {"url": config.env.env_url, "docker": config.env.env_image}.get(config.env.env_mode):
+            log.warning("%s: its games are played and scored by %s", name, printable(str(where)))
         policy, adapter = self._policy(config), f"player{len(self._known)}"
         try:
             policy.add_adapter(adapter, folder)

@@ -1,4 +1,4 @@
-"""Measure how good players are, with intervals. All players compared get the same deals, in both seats.
+"""Measure how good players are, with intervals. Players compared get the same deals, in both seats (not in a ladder).
 
     python scripts/evaluate.py --checkpoint runs/tiny-seed0                   against uniform random, 200 games a game
     python scripts/evaluate.py --checkpoint runs/tiny-seed0 --opponent mcts:50x1 --games tic_tac_toe hex#1 --exact
@@ -479,7 +479,7 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Evaluate; exit codes: 0 done, 1 nothing to report, 2 bad usage, 130 interrupted."""
+    """Evaluate; exit codes: 0 done, 1 results are missing, 2 bad usage, 130 interrupted."""
     args = arguments(argv)
 
     def run() -> None:

@@ -1639,6 +1639,8 @@ def test_opponents_that_servers_cannot_play_are_refused_before_the_first_game(ru
     ):
         assert evaluate.main(command(*asked, *server, games=["kuhn_poker"])) == 2
         error = capsys.readouterr().err
+        if str(checkpoint) in asked:  # its run may be a stranger's, and so may the server that scores it
+            assert f"{checkpoint}: its games are played and scored by http://127.0.0.1:1" in error
         assert "env.env_mode url: opponent" in error
         assert "cannot play on a server: choose from random, mcts" in error
 
