@@ -376,7 +376,8 @@ def _free_play(found: dict[str, Any] | None) -> str | None:
     if not found:
         return None
     rate = found["legal_rate"]
-    return f"{found['value']:{VALUE}}, {'no answers' if rate is None else f'{100 * rate:.3g}% legal'}"
+    shown = "no answers" if rate is None else f"{100 if rate == 1 else min(100 * rate, 99.9):.3g}% legal"
+    return f"{found['value']:{VALUE}}, {shown}"
 
 
 def mean_grade(results: Seq[GameResult], exact_tasks: Collection[int]) -> float | None:

@@ -87,11 +87,24 @@ class ModelPlayer:
             return self.policy.evaluate_decisions(sequences, legal_mass=True).legal_mass.exp().tolist()
 
 
+class ChatClient(HttpClient):
+    """A client that knows a failure inside an answer of status 200, as OpenRouter sends what goes wrong on the way."""
+
+    def post(self, path: str, body: Any, deadline: float) -> tuple[int, str]:
+        """Call once; of such an answer the status is its error's code."""
+        status, text = super().post(path, body, deadline)
+        with contextlib.suppress(LookupError, TypeError, ValueError):
+            if status == 200 and "choices" not in (answer := parse(text)) and (error := answer["error"]):
+                code = error.get("code") if isinstance(error, dict) else None
+                status = code if type(code) is int and 400 <= code < 600 else 503
+        return status, text
+
+
 class ChatPlayer:
     """A model on an OpenAI-compatible server, asked for free answers; the key comes from OPENAI_API_KEY."""
 
     def __init__(self, base_url: str, model: str, temperature: float, max_tokens: int | None, seed: int) -> None:
-        self._client = HttpClient(base_url, bearer())
+        self._client = ChatClient(base_url, bearer())
         self.url = f"{self._client.url}/chat/completions"
         self.settings: dict[str, Any] = {"model": model, "temperature": temperature}
         if max_tokens is not None:
@@ -113,7 +126,9 @@ class ChatPlayer:
             key = (self.seed, *query.rng_key, *[again] * (again > 0))  # the same seed may give the same answer
             status, text = self._call(asked | {"seed": int(2**31 * uniform(*key))})
             if status in (400, 413, 422) and TOO_LONG.search(text):
-                self._tell("length", f"{problem_of(status, text)}; such games count as truncated")
+                most = self.settings.get("max_tokens")
+                asked_for = f" (asked for up to {most} tokens: ppo.max_new_tokens)" if most else ""
+                self._tell("length", f"{problem_of(status, text)}; such games count as truncated{asked_for}")
                 return Action("", truncated=True)
             if status != 200:
                 raise ProgramError(f"{self.url}: {problem_of(status, text)}")
@@ -121,9 +136,11 @@ class ChatPlayer:
                 choice = parse(text)["choices"][0]
                 answer, reason = choice["message"]["content"], choice.get("finish_reason")
                 answer = "" if answer is None else answer
-                if isinstance(answer, str) and len(answer) <= MAX_CHARACTERS and reason not in GIVEN_UP:
-                    if reason == "length" or not answer.strip():
-                        self._warn(answer.strip(), reason)
+                if isinstance(answer, str) and reason not in GIVEN_UP:
+                    answer = answer.encode(errors="replace").decode()  # half a surrogate pair could not be sent back
+                    cut, answer = len(answer) > MAX_CHARACTERS, answer[:MAX_CHARACTERS]
+                    if cut or reason == "length" or not answer.strip():
+                        self._warn(answer.strip(), f"{MAX_CHARACTERS} characters" if cut else reason)
                     return Action(answer)
         return Action("", error=f"{self.url}: not the answer of an OpenAI-compatible server: {one_line(text)}")
 
@@ -301,7 +318,8 @@ class Roster:
             raise ConfigError(NO_ADDRESS)
         if not self.model:
             raise ConfigError(f"{address}: --model must name the model that the server is to be asked for")
-        limit = [f"ppo.max_new_tokens={UNLIMITED}"] if self.public else []
+        # Conversations on a server take no memory here, for which the default plays few games at a time.
+        limit = ["env.games_at_once=0", *[f"ppo.max_new_tokens={UNLIMITED}"] * self.public]
         config = load_sections([*DEFAULT_FILES, *self.files], [*limit, *self.sets])
         temperature, most = 0.0 if self.greedy else config.ppo.temperature, config.ppo.max_new_tokens
         player = ChatPlayer(address, self.model, temperature, None if most == UNLIMITED else most, self.seed)

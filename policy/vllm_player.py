@@ -161,7 +161,7 @@ class Engine:
                     if status != 429:
                         server.later(problem)  # 404: it has been restarted and lacks the adapter
                     faults += status > 0 and status not in (404, 429, 503)  # these pass with time
-                await asyncio.sleep(min(wait, left))
+                await self._unless_stopped(asyncio.sleep(min(wait, left)))
                 wait = min(2 * wait, LONGEST_WAIT)
             problem = "; ".join(f"{server.url}: {server.problem or problem}" for server in self.servers)
             tried = f"{faults} tries" if faults == FAULTS_AT_MOST else f"{patience:g} s"

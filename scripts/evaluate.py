@@ -231,7 +231,7 @@ class Contest:
                  "exact": r.exact, "ceiling": r.ceiling, "share": measure.shown_share(r.share, r.share_interval),
                  "NashConv": r.nash_conv} for r in table
             ]  # fmt: skip
-            print(columns(lines, self.style, value=VALUE, legal=".2g", exact=VALUE, ceiling=VALUE), end="\n\n")
+            print(columns(lines, self.style, value=VALUE, legal=".3g", exact=VALUE, ceiling=VALUE), end="\n\n")
         compare = partial(measure.differences, played[0], played[-1], measure.apart(self.rows))
         if self.args.compare and len(played) > 1 and (found := self._found(compare)):
             [report["comparison"]] = found

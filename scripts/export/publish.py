@@ -106,7 +106,7 @@ def evaluated(summary: Any, file: Path, checkpoint: str) -> dict[str, dict[str, 
 def _legal_rates(games: dict[str, dict[str, Any]]) -> dict[str, float]:
     """Share of free answers that were legal, of the games in which there were any."""
     found = {game: r["free_play"]["legal_rate"] for game, r in games.items() if r.get("free_play")}
-    return {game: rate for game, rate in found.items() if rate is not None}
+    return {game: rate if rate == 1 else min(rate, 0.999) for game, rate in found.items() if rate is not None}
 
 
 def card(about: Published) -> str:

@@ -43,7 +43,8 @@ def _cell(game: dict[str, Any], key: str) -> str:
         return f"{value}" if is_number(value) else "-"
     if isinstance(value, dict):  # free play
         rate: Any = value.get("legal_rate")
-        return f"{_number(value.get('value'))}, {f'{100 * rate:.3g}% legal' if is_number(rate) else 'no answers'}"
+        legal = f"{100 if rate == 1 else min(100 * rate, 99.9):.3g}% legal" if is_number(rate) else "no answers"
+        return f"{_number(value.get('value'))}, {legal}"
     return _number(value)
 
 

@@ -29,7 +29,7 @@ function tiles() {
 
 const number = (v) => (typeof v === "number" ? v.toFixed(3) : "–");
 const interval = (g) => (Array.isArray(g.interval) ? g.interval.map(number).join(" to ") : "–");
-const freely = (f) => (f ? `${number(f.value)}, ${(f.legal_rate ?? null) === null ? "no answers" : `${percent(f.legal_rate, 1)} legal`}` : "–");
+const freely = (f) => (f ? `${number(f.value)}, ${(f.legal_rate ?? null) === null ? "no answers" : `${percent(f.legal_rate < 1 ? Math.min(f.legal_rate, 0.999) : f.legal_rate, 1)} legal`}` : "–");
 const spread = (ends) => (Array.isArray(ends) ? ` (${ends.map((end) => percent(end)).join(" to ")})` : "");
 const within = (v) => Math.max(0, Math.min(1, v)) * 100; // per cent of a bar
 function bar(g) {

@@ -404,6 +404,9 @@ def test_the_mean_share_before_training_is_of_the_games_that_it_is_of_after():
     before = [vars(result(game, 0.1)) | {"share": 0.1} for game in ("a", "b")]
     free = {"value": 0.4, "legal_rate": 0.996}
     assert "99.6% legal" in result_table([], [replace(result("a", 0.5), free_play=free)])[0]
+    for legal, told in ((1.0, "100%"), (0.99996, "99.9%")):  # what is said to be legal always was
+        rated = replace(result("a", 0.5), free_play=free | {"legal_rate": legal})
+        assert f"{told} legal" in result_table([], [rated])[0]
     free["legal_rate"] = None
     assert "+0.400, no answers" in result_table([], [replace(result("a", 0.5), free_play=free)])[0]
     text, found = result_table(before, [result("a", 0.5), replace(result("b", None), ceiling=None)])

@@ -771,6 +771,17 @@ def test_a_signal_ends_the_wait_for_a_dead_server(policy, server, tmp_path):
             games(engine)
 
 
+def test_a_signal_ends_a_long_pause(policy, server, tmp_path, monkeypatch):
+    monkeypatch.setattr("policy.vllm_player.FIRST_WAIT", 30.0)
+    with engine_of(policy, tmp_path, server, env_timeout=60.0) as engine:
+        asked = time.monotonic()
+        engine.stop = lambda: time.monotonic() > asked + 0.5
+        server.faulty = lambda path, _: (429, "slow down") if path == "completions" else None
+        with pytest.raises(train_ppo.InterruptedRolloutError):
+            games(engine)
+        assert time.monotonic() - asked < 10
+
+
 def test_a_signal_ends_the_wait_for_a_silent_server(policy, server, tmp_path, monkeypatch):
     cancelled = []
 

@@ -1415,6 +1415,48 @@ def test_an_odd_answer_of_a_server_is_asked_for_again_and_costs_its_game_alone(s
     assert kuhn["episodes"] >= 18
 
 
+def of_content(content, **more):
+    return json.dumps({"choices": [{"message": {"content": content}, **more}]}).encode()
+
+
+def test_an_answer_without_end_is_read_as_far_as_it_is_kept(serve, monkeypatch, caplog):
+    """It was taken for no answer, and its game for one that failed: those that a model rambles in were left out."""
+    monkeypatch.setattr(players, "MAX_CHARACTERS", 9)
+    server = serve(lambda body, number: (200, of_content("1 or maybe not")))
+    query = env_wrapper.Query(0, 0, [{"role": "user", "content": "?"}], {0: "a", 1: "b"}, (0, 0, 0, 1))
+    [action] = ChatPlayer(server.url, "m", 1.0, None, 0).act([query])
+    assert (action.text, action.error) == ("1 or mayb", "")
+    assert "(finish_reason: 9 characters)" in caplog.text
+
+
+def test_half_a_character_is_no_end_of_an_evaluation(serve, tmp_path):
+    """It goes into the next question, which could not be sent."""
+
+    def answer(body, number):
+        if "->" not in body["messages"][-1]["content"]:  # it was illegal, and is asked again
+            return 200, of_content("0")
+        return (200, of_content("\ud83d")) if number == 3 else first_legal(body, number)
+
+    args = ("--model", "m", "--base_url", serve(answer).url)
+    [kuhn] = report(tmp_path, *args, games=["kuhn_poker"])["tables"][0]["results"]
+    assert (kuhn["episodes"], kuhn["failed"]) == (20, 0)
+
+
+@pytest.mark.parametrize("error", [{"code": 429, "message": "slow"}, {"message": "overloaded"}, "overloaded"])
+def test_a_failure_in_an_answer_of_status_200_is_waited_for(serve, error, monkeypatch):
+    server = serve(lambda body, number: (200, json.dumps({"error": error}).encode() if number < 5 else b"")
+                   if number < 5 else (200, "1"))  # fmt: skip
+    query = env_wrapper.Query(0, 0, [{"role": "user", "content": "?"}], {0: "a", 1: "b"}, (0, 0, 0, 1))
+    [action] = ChatPlayer(server.url, "m", 1.0, 4, 0).act([query])
+    assert (action.text, action.error) == ("1", "")
+
+
+def test_games_on_a_server_are_not_few_at_a_time():
+    roster = Roster([], [], 0, False, "m")
+    assert roster.contestant("http://127.0.0.1:1/v1").env.games_at_once == 0
+    assert Roster([], ["env.games_at_once=3"], 0, False, "m").contestant("http://127.0.0.1:1/v1").env.games_at_once == 3
+
+
 @pytest.mark.parametrize("told", [
     "maximum context length is 10 tokens", "context_length_exceeded", "exceeds the available context size",
     "The decoder prompt (length 11) is longer than the maximum model length of 10.",
