@@ -22,6 +22,10 @@ def _shapes(tensors: dict[str, Tensor]) -> dict[str, torch.Size]:
     return {name: tensor.shape for name, tensor in tensors.items()}
 
 
+def _lora_layers(peft_model: Any) -> list[Any]:
+    return [module for module in peft_model.modules() if hasattr(module, "lora_A")]
+
+
 class Adapters:
     """The adapter ``default`` and the ``heads`` (value_head, ...), which are trained, and frozen adapters beside them.
 
@@ -35,7 +39,7 @@ class Adapters:
         self.heads: dict[str, nn.Module] = {"value_head": value_head}
         self.model_name = model_name
         self.active = "default"
-        self._layers = [module for module in peft_model.modules() if hasattr(module, "lora_A")]
+        self._layers = _lora_layers(peft_model)
 
     def trainable(self) -> dict[str, nn.Parameter]:
         """Name -> parameter of everything PPO trains: the adapter ``default`` and the heads."""
@@ -112,6 +116,7 @@ class Adapters:
         self.peft_model.add_adapter(name, self.peft_model.peft_config["default"])
         set_peft_model_state_dict(self.peft_model, tensors, adapter_name=name)
         self.peft_model.set_requires_grad(name, False)
+        self.peft_model.eval()  # the dropout of its layers, which are new, as of the others
 
     def past_adapter(self, name: str) -> dict[str, Tensor]:
         """A copy of an adapter's tensors on the CPU, under the names that PEFT gives them in a file."""
@@ -154,6 +159,7 @@ class Adapters:
                 found = self.peft_model.load_adapter(str(folder), adapter_name=name, is_trainable=False, **ON_CPU)
             # PEFT counts the keys that the name occurs in: of an adapter "y" every one with "layers".
             found.missing_keys[:] = [key for key in found.missing_keys if f".{name}." in key]
+            self._layers = _lora_layers(self.peft_model)  # it may be on more of them
             try:
                 must_be_used(found, f"adapter {folder}")
             except ConfigError:

@@ -247,10 +247,18 @@ class Policy(Adapters):
         """Sample the next token of each answer from the whole vocabulary."""
         _must_be_finite(hidden_ND)
         self._note_values(turns, hidden_ND)
-        for start in range(0, len(turns), HEAD_ROWS):
-            some = turns[start : start + HEAD_ROWS]
+        start, rows = 0, HEAD_ROWS
+        while start < len(turns):
+            some = turns[start : start + rows]
             u_N = None if self.greedy else self._uniform(some).to(self.device)
-            picks_N, logp_N = draw(hidden_ND[start : start + HEAD_ROWS], self.lm_head.weight, u_N, self.temperature)
+            try:
+                picks_N, logp_N = draw(hidden_ND[start : start + rows], self.lm_head.weight, u_N, self.temperature)
+            except torch.OutOfMemoryError:
+                if len(some) == 1:
+                    raise
+                rows = len(some) // 2
+                continue
+            start += rows
             for turn, pick, logprob in zip(some, picks_N.tolist(), logp_N.tolist(), strict=True):
                 turn.record(pick, logprob)
                 turn.ids.append(pick)

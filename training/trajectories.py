@@ -154,7 +154,8 @@ def rollout_scores(
     gap_M = (learner.logprobs - logged_M).abs()
     if not served:
         return learner.logprobs, values_M, ones_M, gap_M
-    if (gap := float(gap_M.median())) > MAX_GAP:
+    asked_M = torch.tensor([bool(d.positions) for d in decisions])  # forced moves agree in any case
+    if asked_M.any() and (gap := float(gap_M[asked_M].median())) > MAX_GAP:
         raise EngineError(
             f"what the servers sampled is {gap:.2f} nats from the learner in the median, {MAX_GAP} at most is allowed: "
             "serve the weights that are trained (BITS=4 bash scripts/serve_vllm.sh)"

@@ -14,6 +14,7 @@ from torch.testing import assert_close
 
 from env_wrapper import EnvConfig, Query, Sequence, Task, play
 from games import CONFIGS_PER_GAME, NAMES
+from policy import player as playing
 from policy.network import CUTS, SHARED_PREFIX_MIN, Read, run_trunk
 from policy.player import AHEAD
 from policy.tree import Row, grow
@@ -584,6 +585,24 @@ def test_a_past_self_stays_as_it_was_and_can_be_written_and_forgotten(qwen2, new
     assert len(other.evaluate_decisions(sequences).logprobs) == len(then)
 
 
+def test_a_player_on_more_layers_than_the_policy_trains_plays_as_it_does_alone(new_policy, tmp_path):
+    few, other = new_policy(lora={"target_modules": ("q_proj", "v_proj")}, noise=1), new_policy(noise=2)
+    other.save(tmp_path)
+    own, alone = few.action_probs(MIXED), other.action_probs(MIXED)
+    few.add_adapter("other", tmp_path)
+    few.forget()
+    with few.using("other"):
+        found = few.action_probs(MIXED)
+    assert all(f == pytest.approx(a, abs=1e-5) for f, a in zip(found, alone, strict=True))
+    assert few.action_probs(MIXED) == own
+
+
+def test_a_past_self_drops_nothing(qwen2):
+    """Its layers are new, and PEFT makes them as if they were to be trained."""
+    qwen2.keep_past("step-000010")
+    assert not any(module.training for module in qwen2.peft_model.modules())
+
+
 def test_a_past_self_of_other_tensors_is_refused(qwen2):
     name, mine = "base_model.model.model.norm.weight", qwen2.past_adapter("default")
     norm = qwen2.peft_model.get_parameter(name)
@@ -755,6 +774,25 @@ def test_a_rollout_survives_lack_of_memory(qwen2, monkeypatch):
     short_of_memory(monkeypatch, longest // 2)
     with pytest.raises(torch.OutOfMemoryError):
         qwen2.act(queries)
+
+
+@pytest.mark.parametrize("most", [1, 4])
+def test_free_answers_survive_lack_of_memory(new_policy, monkeypatch, most):
+    """The whole vocabulary's logits of many answers may be too much where all else fits."""
+    policy = new_policy(env={"answer_mode": "free"}, ppo={"max_new_tokens": 3})
+    queries = [ask(talk("s", f"{i} state"), {}, (i, 0, 0, 1), i) for i in range(11)]
+    expected, real = policy.act(queries), playing.draw
+
+    def draw(hidden_ND, *args):
+        if len(hidden_ND) > most:
+            raise torch.OutOfMemoryError
+        return real(hidden_ND, *args)
+
+    monkeypatch.setattr(playing, "draw", draw)
+    assert [a.token_ids for a in policy.act(queries)] == [a.token_ids for a in expected]
+    most = 0
+    with pytest.raises(torch.OutOfMemoryError):
+        policy.act(queries)
 
 
 @pytest.mark.usefixtures("frozen")

@@ -20,7 +20,7 @@ from tiny_runs import Drawing, rows, summary, train
 from vllm_stand_in import stand_in
 
 import train_ppo
-from env_wrapper import EnvConfig, Query, Task, play
+from env_wrapper import Decision, EnvConfig, Query, Task, play
 from games import CONFIGS_PER_GAME, NAMES
 from policy.chat import answer_trie
 from policy.model import ModelConfig
@@ -30,6 +30,7 @@ from training import alarms
 from training.config import PPOConfig
 from training.process import StopSignal
 from training.state import Checkpointed
+from training.trajectories import rollout_scores
 from utils import ConfigError
 
 TTT, HEX = NAMES.index("tic_tac_toe") * CONFIGS_PER_GAME, NAMES.index("hex_small") * CONFIGS_PER_GAME + 1
@@ -423,6 +424,17 @@ def test_the_learner_weights_what_the_sampler_did_and_reads_its_own_values(polic
     assert torch.equal(batch.old_logprobs_M, read.logprobs)
     assert torch.equal(batch.values_M, read.values)
     assert batch.summary()["logprob_gap_max"] == pytest.approx(3.0, abs=1e-3)
+
+
+def test_forced_moves_hide_no_server_that_plays_another_model():
+    forced = [Decision(version=1)] * 3
+    asked = [Decision(positions=[4], chosen=[1], logprob=-1.0, version=1)] * 2
+    learner = SimpleNamespace(logprobs=torch.tensor([0.0] * 3 + [-0.5] * 2), values=torch.zeros(5))
+    ranks = SimpleNamespace(score=lambda *_, **__: learner)
+    with pytest.raises(EngineError, match=r"sampled is 0\.50 nats from the learner"):
+        rollout_scores([SimpleNamespace(decisions=forced + asked)], [], None, PPOConfig(), ranks)
+    learner.logprobs = learner.values = torch.zeros(3)
+    rollout_scores([SimpleNamespace(decisions=forced)], [], None, PPOConfig(), ranks)
 
 
 @pytest.mark.parametrize("gap", [0.1, -0.3])
