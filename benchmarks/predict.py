@@ -338,7 +338,7 @@ def whole_step(step: Step, config: SimpleNamespace, architecture: Any) -> dict[s
     return found
 
 
-def card_rows(name: str, four_bit: bool, cards: Seq[Card], sets: Seq[str] = (), steps: int = 2) -> list[Row]:
+def card_rows(name: str, four_bit: bool, cards: Seq[Card], sets: Seq[str] = (), steps: int = 6) -> list[Row]:
     """A row a card: seconds of a step of the default configuration's first stage, the mean of some, and peak memory."""
     shape = next(s for s in SHAPES if s.name == name)
     architecture = architecture_of(shape)

@@ -1,5 +1,6 @@
 """Plays contestants against opponents, a fixed number of games at a time, and keeps the results in a file."""
 
+import contextlib
 import json
 import logging
 import os
@@ -7,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from config.reader import blaming, read_file
+from config.reader import blaming, printable, read_file
 from env_wrapper import play
 from envs.client import is_number
 from envs.config import PLAYED_BY, EnvConfig
@@ -46,7 +47,8 @@ class Arena:
         with blaming("--output ", (ConfigError, CheckpointError)):
             text = read_file(path, MOST_BYTES).decode(errors="replace") if path.exists() else ""
             if text and not text.startswith(self._head):
-                raise ConfigError(f"{path}: holds games with other settings; repeat them, or name another file")
+                how = _first_difference(text, self._head)
+                raise ConfigError(f"{path}: holds games with other settings{how}; repeat them, or name another file")
             self._write(text or self._head)  # a path that cannot be written fails before any game
         for number, line in enumerate(text.split("\n")[1:-1], 2):  # an incomplete last line is dropped
             with blaming(f"--output {path}: line {number} is damaged: ", (RecursionError, ValueError)):
@@ -99,6 +101,18 @@ class Arena:
     def _stamp(self) -> tuple[int, int]:
         stat = self._path.stat() if self._path and self._path.exists() else None
         return (stat.st_ino, stat.st_mtime_ns) if stat else (0, 0)
+
+
+def _first_difference(text: str, head: str) -> str:
+    """Where the settings of a file differ from those of its command, in a clause."""
+    with contextlib.suppress(LookupError, RecursionError, TypeError, ValueError):
+        theirs, ours = (json.loads(line.split("\n")[0])["settings"] for line in (text, head))
+        labels = [[player["label"] for player in settings["players"]] for settings in (theirs, ours)]
+        for was, now in zip(*labels, strict=True):
+            if was != now:  # the run has a newer checkpoint by now
+                return f" ({printable(str(was))} played, not {now})"
+        return next(f" ({key})" for key in ours if ours[key] != theirs.get(key))
+    return ""
 
 
 def check_match(own: Contestant, opponent: Contestant) -> None:

@@ -26,7 +26,16 @@ from policy import load_policy
 from policy.model import LoraConfig, ModelConfig, identity
 from training.config import DEFAULT_FILES, load_sections
 from training.process import ProgramError, at_least
-from utils import ConfigError, fingerprint, in_threads, latest_checkpoint, read_json, uniform, verify_checkpoint
+from utils import (
+    ConfigError,
+    check_base,
+    fingerprint,
+    in_threads,
+    latest_checkpoint,
+    read_json,
+    uniform,
+    verify_checkpoint,
+)  # fmt: skip
 
 log = logging.getLogger(__name__)
 
@@ -267,8 +276,10 @@ class Roster:
         files = DEFAULT_FILES if name is None else [run_config_file(_folder(name))]
         sets = [f"model.model_name={json.dumps(self.model)}"] if name is None and self.model else []
         sets += ROOM if self.public else ()
+        if name is None and self.model and (Path(self.model).expanduser() / "merge_report.json").is_file():
+            sets.append("model.use_4bit=false")  # merging took 4 bits away: put in 4 bits again, it would be another
         config = load_sections([*files, *self.files], [*sets, *self.sets], skip_unknown_sections=True)
-        own = load_config({"model": ModelConfig}, files, skip_unknown_sections=True)["model"].adapter
+        own = load_config({"model": ModelConfig}, [*files, *self.files], skip_unknown_sections=True)["model"].adapter
         if config.model.adapter not in (own, None):
             raise ConfigError(f"model.adapter = {config.model.adapter!r}: nobody plays with it; name it as a player")
         return config
@@ -389,27 +400,6 @@ def find_adapter(name: str, allowed: str = PLAYERS) -> Path:
     if not isinstance(read_json(file), dict):
         raise ConfigError(f"{file}: is no JSON object")
     return folder
-
-
-def check_base(name: str, found: dict[str, str | None]) -> None:
-    """Make sure that the checkpoint in a folder plays on its own base and tokenizer; ``found``: their ``identity``.
-
-    ConfigError: the model of that name has changed since. A base of another name only causes a warning: it may be the
-    same in another precision. So do other games.
-    """
-    if not (manifest := Path(name) / "manifest.json").exists():
-        return
-    trained = read_json(manifest).get("base")
-    if not isinstance(trained, dict):
-        raise ConfigError(f"{manifest}: base is no object")
-    for part in ("weights", "tokenizer"):
-        if trained.get(part, found[part]) != found[part]:
-            problem = f"{name}: the {part} of {found['model']} are not those that it was trained with"
-            if found["model"] == trained.get("model"):
-                raise ConfigError(f"{problem}; --set model.model_name=... chooses another base")
-            log.warning("%s", problem)
-    if trained.get("games") not in (None, "", found.get("games")):
-        log.warning("%s: your own games have changed since it was trained, so other games are played", name)
 
 
 def run_config_file(folder: Path) -> Path:

@@ -130,11 +130,13 @@ def device_of(config: ModelConfig) -> str:
         return "cuda"
     why = f" ({reason})" if (reason := why_no_cuda()) else ""
     if config.device == "cuda":
-        raise ConfigError(f"model.device: 'cuda' was asked for, but torch finds no CUDA device{why}")
+        raise ConfigError(f"model.device: 'cuda' was asked for, but torch finds no CUDA device{why}; slower, and with "
+                          "the same weights: --set model.device=cpu")  # fmt: skip
     if config.use_4bit:
         raise ConfigError(
             f"model.use_4bit: {config.model_name} in 4 bits needs a CUDA device and there is none{why}; "
-            "to try it on this machine: make train, or --config config/presets/tiny.json"
+            "slow, and for a look alone: --set model.device=cpu; to train on this machine: make train, or "
+            "--config config/presets/tiny.json"
         )
     return _cpu(config.dtype)
 
@@ -161,9 +163,10 @@ def _located(name: str) -> str:
     if folder := folder_of(name):
         return str(folder)
     if name.startswith((".", "/", "~", "models/")):  # cannot be a name on the Hub
-        raise ConfigError(
-            f"model.model_name: there is no folder {Path(name)} (scripts/make_tiny_model.py makes a tiny one)"
-        )
+        way = "scripts/make_tiny_model.py makes a tiny one"
+        if Path(name).name == "smollm2-135m":
+            way = "make models/smollm2-135m/config.json fetches it"
+        raise ConfigError(f"model.model_name: there is no folder {Path(name)} ({way})")
     hub_problem()
     return name
 

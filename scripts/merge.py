@@ -28,7 +28,7 @@ from config.flags import FlagParser
 from config.reader import ConfigError, blaming, printable, read_json, read_text
 from curriculum import first_tasks
 from envs.trace import check_config
-from evaluation.players import WARM_START, WEIGHTS, check_base, find_adapter, run_config_file
+from evaluation.players import WARM_START, WEIGHTS, find_adapter, run_config_file
 from policy import load_policy
 from policy.model import ON_CPU, LoraConfig, ModelConfig, identity, load_architecture, quietly
 from scripts.export import publish
@@ -36,7 +36,7 @@ from scripts.export.proof import compare, observe, record_decisions, say
 from training.config import load_sections
 from training.memory import count_parameters
 from training.process import ProgramError, at_least, must_be_writable, run_program
-from utils import CheckpointError, fingerprint, naming, need_space, stays_in, sweep, write_file
+from utils import CheckpointError, check_base, fingerprint, naming, need_space, stays_in, sweep, write_file
 
 REPORT, SETTINGS = "merge_report.json", "adapter_config.json"
 ROUNDING = {"float32": 1e-4, "float16": 0.01, "bfloat16": 0.02}  # nats a decision, allowed for arithmetic alone
@@ -258,6 +258,8 @@ def finish(about: publish.Published, args: argparse.Namespace) -> None:
         for path in publish.published_files(args.output):
             print(f"{path.stat().st_size:>15,}  {printable(str(path.relative_to(args.output)))}")
         print(f"\nREADME.md:\n\n{printable(text)}")  # it tells what files of others say
+    elif args.adapter_only and not args.push:
+        print(f"{args.output}: the adapter, its tokenizer and a card")
     if args.push and (warning := publish.licence_warning(about.base, about.licence)):
         print(f"WARNING: {warning}", file=sys.stderr)
     if args.push and not args.dry_run:

@@ -51,13 +51,13 @@ from policy import Policy, load_policy
 from policy.attention import in_fixed_order
 from policy.chat import END, ChatFormat
 from policy.conversations import Conversations
-from policy.model import device_of, load_tokenizer
+from policy.model import device_of, identity, load_tokenizer
 from training.config import DEFAULT_FILES, load_sections, narrowed
 from training.console import Console
 from training.memory import checkpoint_bytes, with_less_memory
 from training.preflight import exact_tasks, say_answers
 from training.process import at_least, leave, must_be_writable, run_program
-from utils import CheckpointError, in_threads, need_space, redact, uniform, write_directory
+from utils import CheckpointError, in_threads, need_space, redact, uniform, write_directory, write_manifest
 
 _MOVE, _EXPLORE = 201, 202  # first keys of random streams
 GAMES_AT_ONCE = 256
@@ -250,6 +250,7 @@ def run(args: argparse.Namespace) -> None:
         policy.save(folder)
         (folder / "run_config.json").write_text(json.dumps(shown, indent=1))  # for evaluate.py
         (folder / WARM_START).write_text(json.dumps({"teacher": spec, "episodes": len(episodes)}))  # for model cards
+        write_manifest(folder, 0, identity(config.model, policy.base, policy.tokenizer))
 
     output = _free(args.output)
     write_directory(Path(output).resolve(), fill)  # before the evaluation, which may fail

@@ -164,6 +164,9 @@ def read_config(args: argparse.Namespace) -> SimpleNamespace:
                               "--output-dir goes on from it in another folder")  # fmt: skip
         if home and place.resolve() == checkpoint.parent:
             args.seen = seen
+        elif home and not (checkpoint.parent / "about.json").is_file():  # a copy: what lies beside it is of others
+            raise ConfigError(f"--resume: {checkpoint.parent} is not the folder of a run (it has no about.json), and "
+                              "this one would write there; --output-dir names another")  # fmt: skip
         _refuse_to_widen(config, read_json(files[0]))
         given = load_config(SECTIONS, [*DEFAULT_FILES, *args.config], sets)["env"].vllm_base_url
         _keep_key(config.env, asked=given != EnvConfig().vllm_base_url)

@@ -115,14 +115,13 @@ class Checkpointed:
     def __init__(self, config: SimpleNamespace, run_dir: Path, ranks: Ranks) -> None:
         self.config, self.ppo, self.run_dir, self.ranks = config, config.ppo, run_dir, ranks
         self.policy = load_policy(config)
-        # Digests of the model, tokenizer, games and programs that the adapter belongs to.
         self.base = {**identity(config.model, self.policy.base, self.policy.tokenizer), **programs_digest(config.env)}
+        if config.model.adapter:
+            utils.check_base(os.path.expanduser(config.model.adapter), self.base, refuse=False)
         if self.ppo.state_coef:
             self.policy.learn_states(state_shapes(config.curriculum))
-        self.names = list(self.policy.trainable())  # in the optimizer's order
-        self.optimizer = torch.optim.AdamW(
-            self.policy.trainable().values(), lr=self.ppo.learning_rate, weight_decay=0.0, fused=True
-        )
+        self.names = list(trained := self.policy.trainable())  # in the optimizer's order
+        self.optimizer = torch.optim.AdamW(trained.values(), lr=self.ppo.learning_rate, weight_decay=0.0, fused=True)
         self.curriculum = Curriculum(config.curriculum, config.run.seed)
         self.evaluated = evaluated(config.curriculum, config.env.env_type)  # task ids, before and after
         self.state = TrainerState(kl_coef=self.ppo.init_kl_coef, tokens_per_batch=self.policy.tokens_per_batch)

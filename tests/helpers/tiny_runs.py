@@ -110,6 +110,7 @@ def undisturbed_run() -> Path:
 def copy_of(run: Path, folder: Path, step: int) -> None:
     """A run's folder as it was after ``step``, metrics of one step more and of half a row included."""
     (folder / "run").mkdir()
+    shutil.copy(run / "about.json", folder / "run")
     for k in range(1, step + 1):
         shutil.copytree(run / f"checkpoint-{k:06d}", folder / "run" / f"checkpoint-{k:06d}")
     lines = (run / "metrics.jsonl").read_text().splitlines(keepends=True)

@@ -66,7 +66,7 @@ BROKEN = {
     "model.dtype=int8": '--set: model.dtype = "int8": expected one of "bfloat16", "float16", "float32"',
     "model.device=cuda": "model.device: 'cuda' was asked for, but torch finds no CUDA device",
     "model.use_4bit=true": "model.use_4bit: Qwen/Qwen3-4B in 4 bits needs a CUDA device and there is none; "
-    "to try it on this machine: make train, or --config config/presets/tiny.json",
+    "slow, and for a look alone: --set model.device=cpu; to train on this machine: make train, or --config config/",
     "env.prompt=short": '--set: env.prompt = "short": expected one of "full", "compact"',
     "env.history_turns=-2": '--set: env.history_turns = -2: expected one of "auto", "all" or an integer >= 0',
     games("99"): "--set: curriculum.stages[0].games[0] = 99: expected a string or a list of [an integer, an integer]",
@@ -150,6 +150,8 @@ def test_model_folder_that_is_not_there(refused, tmp_path):
     line = refused("--config", file, "--output-dir", tmp_path / "run")
     assert line == "model.model_name: there is no folder models/nope (scripts/make_tiny_model.py makes a tiny one)"
     assert line == refused("--config", file, "--dry-run")
+    line = refused("--dry-run", "--set", "model.model_name=/nowhere/smollm2-135m", "model.use_4bit=false")
+    assert line.endswith("there is no folder /nowhere/smollm2-135m (make models/smollm2-135m/config.json fetches it)")
 
 
 def test_adapter_that_is_not_there(refused, tmp_path):
@@ -307,6 +309,26 @@ def test_make_changes_nothing_of_a_run_that_is_resumed():
         done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True)
         [line] = [line for line in done.stdout.splitlines() if "train_ppo.py" in line]
         assert line.split()[1:] == ["train_ppo.py", "--resume", "RUN"]
+
+
+def test_make_lets_setup_choose_the_python_that_is_named():
+    """Of the environment's variables make passes those on that it knows itself as it knows them."""
+    assert "\nPYTHON" not in (ROOT / "Makefile").read_text()
+
+
+def test_make_smol_has_a_configuration_of_its_own():
+    words = ["make", "-n", "-o", ".venv/requirements.installed", "smol", "CONFIG=config/presets/trace_smol.json"]
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert "make smol has its own CONFIG" in done.stderr
+
+
+def test_a_folder_that_a_variable_of_the_shell_names_is_no_runs():
+    words = ["make", "-n", "-o", ".venv/requirements.installed", "train"]
+    done = subprocess.run(
+        words, cwd=ROOT, capture_output=True, text=True, check=True, env=os.environ | {"OUT": "/mine"}
+    )
+    assert "/mine" not in done.stdout
 
 
 def test_a_setting_overrides_the_flags_that_make_gives():

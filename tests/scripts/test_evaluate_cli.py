@@ -33,7 +33,6 @@ import utils
 from curriculum import CurriculumConfig, Stage
 from env_wrapper import EnvConfig, Task
 from envs import client, exact
-from envs.config import PLAYED_BY
 from envs.openspiel import OpenSpielEnv, load_game, position, query_at
 from evaluation import arena, players
 from evaluation.measure import exact_table, paired_tasks, table_values
@@ -195,6 +194,29 @@ def test_a_finished_file_is_read_and_nothing_played(checkpoint, tmp_path, capsys
     whole = table(capsys, *args)
     monkeypatch.setattr(arena, "play", None)
     assert table(capsys, *args) == whole
+
+
+def test_a_file_of_an_earlier_checkpoint_says_so(run, tmp_path, capsys):
+    """The run has gone on since, and the command names the run."""
+    for step in (5, 6):
+        shutil.copytree(run / f"checkpoint-{step:06d}", tmp_path / "run" / f"checkpoint-{step:06d}")
+        words = command("--checkpoint", str(tmp_path / "run"), "--output", str(tmp_path / "out"), games=["kuhn_poker"])
+        assert evaluate.main(words) == (0 if step == 5 else 2)
+    told = "holds games with other settings (run/checkpoint-000005 played, not run/checkpoint-000006); repeat them, or "
+    assert told in capsys.readouterr().err
+
+
+def test_a_merged_model_is_not_put_in_4_bits_again(tmp_path):
+    """Nor does the adapter that a run began with keep its configuration from being used."""
+    (tmp_path / "merged").mkdir()
+    (tmp_path / "merged" / "merge_report.json").write_text("{}")
+    file = tmp_path / "run_config.json"
+    file.write_text(json.dumps({"model": {"use_4bit": False, "adapter": "runs/warm"}}))
+    for name, expected in ((tmp_path / "merged", False), (tmp_path / "base", True)):
+        assert Roster([], [], 0, False, str(name)).config(None).model.use_4bit == expected
+    again = Roster([], ["model.use_4bit=true"], 0, False, str(tmp_path / "merged"))
+    assert again.config(None).model.use_4bit
+    assert Roster([str(file)], [], 0, False, "m").config(None).model.adapter == "runs/warm"
 
 
 def test_a_file_of_other_settings_or_with_damage_is_refused(checkpoint, tmp_path, capsys):
@@ -426,7 +448,7 @@ def test_a_base_that_has_changed_is_told(checkpoint, tmp_path, capsys, monkeypat
     assert told in capsys.readouterr().err
     found = {"model": base["model"], "weights": base["weights"], "tokenizer": "another"}
     with pytest.raises(ConfigError, match=r"the tokenizer of .* are not those"):
-        players.check_base(checkpoint, found)
+        utils.check_base(checkpoint, found)
 
 
 @pytest.mark.parametrize(("opponent", "said"), [("random", False), ("mcts:2x1", True)])
@@ -1657,7 +1679,7 @@ def test_models_that_were_taught_different_prompts_do_not_meet(run, checkpoint, 
     told = "env.prompt of their run_config.json differ: both must have the same prompts and answers"
     assert told in capsys.readouterr().err
     player = object.__new__(players.ModelPlayer)
-    for key in PLAYED_BY:
+    for key in ("env_type", "games_path", "prompt", "answer_mode", "history_turns", "protocol", "trace"):
         mine, another = (players.Contestant(label, {}, player=player) for label in "ab")
         vars(another.env)[key] = "another"
         with pytest.raises(ConfigError, match=rf"env\.{key} of their run_config\.json differ"):

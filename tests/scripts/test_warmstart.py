@@ -16,9 +16,11 @@ from envs.openspiel import OpenSpielEnv, load_game
 from envs.trace.env import expected_output
 from evaluation.players import Roster
 from games import CONFIGS_PER_GAME, NAMES
+from policy.model import identity
 from scripts import evaluate, merge, warmstart
 from scripts.warmstart import Teacher, check_teacher, clone, main
-from utils import ConfigError
+from train_ppo import Trainer
+from utils import ConfigError, read_json, write_manifest
 
 TTT, GOOFSPIEL = (NAMES.index(name) * CONFIGS_PER_GAME for name in ("tic_tac_toe", "goofspiel_small"))
 
@@ -133,6 +135,9 @@ def test_a_warm_start_is_legal_and_better_and_ppo_goes_on_from_it(tmp_path, caps
     assert "by the answers of another player (cfr:50)" in told
     assert "No step of PPO was made." in told
     assert not re.search(r"by PPO|No data set|\| steps \||did not reach its end|^- ppo", told, re.MULTILINE)
+    assert read_json(out / "manifest.json")["base"] == identity(
+        micro_config(tmp_path).model, policy.base, policy.tokenizer
+    )
     evaluated = Roster([], [], 0, False, None).contestant(str(out))
     assert evaluated.player.adapter in evaluated.player.policy.peft_model.peft_config
     with pytest.raises(SystemExit) as stopped:
@@ -382,6 +387,19 @@ def test_answers_become_likely_and_legal_if_wanted_and_only_the_adapter_moves(tm
         assert all(torch.equal(a, b) for a, b in zip(head, policy.value_head.parameters(), strict=True))
     assert reached[1.0] > 5 * legal
     assert reached[1.0] > 2 * reached[0.0]
+
+
+def test_an_adapter_of_another_base_is_told_before_it_is_trained(tmp_path, caplog):
+    policy = tiny_policy(tmp_path)
+    config = micro_config(tmp_path)
+    found = identity(config.model, policy.base, policy.tokenizer)
+    policy.save(tmp_path / "adapter")
+    for weights, told in (("others", True), (found["weights"], False)):
+        (tmp_path / "adapter" / "manifest.json").unlink(missing_ok=True)
+        write_manifest(tmp_path / "adapter", 0, found | {"weights": weights})
+        caplog.clear()
+        Trainer(micro_config(tmp_path, model={"adapter": str(tmp_path / "adapter")}), tmp_path)
+        assert ("adapter: the weights of " in caplog.text) == told
 
 
 def test_the_rate_of_cloning_falls_to_nothing(tmp_path, monkeypatch):

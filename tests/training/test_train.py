@@ -737,6 +737,23 @@ def test_an_evaluated_step_is_saved_though_no_checkpoint_is_due(tmp_path):
     assert [score is None for score in scores] == [True, False, True], "of steps 3, 2 and 0"
 
 
+def test_a_copied_checkpoint_does_not_make_the_folder_around_it_a_run(undisturbed, tmp_path, capsys):
+    """It may be anybody's: its files were replaced, and other backups in it deleted."""
+    run, backups = undisturbed / "run", tmp_path / "backups"
+    for name in ("best", "checkpoint-000003", "checkpoint-000002"):
+        shutil.copytree(run / "checkpoint-000003" if name == "best" else run / name, backups / name)
+    (backups / "report.html").write_text("mine")
+    for name in ("best", "checkpoint-000003"):
+        assert train_ppo.main(["--resume", str(backups / name)]) == 2
+        told = (
+            f"error: --resume: {backups} is not the folder of a run (it has no about.json), and this one would write "
+        )
+        assert capsys.readouterr().err.splitlines()[-1].startswith(told)
+        config = read_config(parse_args(["--resume", str(backups / name), "--output-dir", str(tmp_path / "on")], None))
+        assert config.run.output_dir == str(tmp_path / "on")
+    assert read_config(parse_args(["--resume", str(run / "checkpoint-000003")], None)).run.output_dir == str(run)
+
+
 def test_a_last_step_that_has_passed_is_refused(undisturbed, capsys):
     for words in (["ppo.num_train_steps=2"], ["ppo.num_train_steps=2", "--dry-run"]):
         assert train_ppo.main(["--resume", str(undisturbed / "run" / "checkpoint-000004"), "--set", *words]) == 2
