@@ -9,6 +9,7 @@ place, ``q`` quits.
 
 import argparse
 import contextlib
+import re
 import shutil
 import sys
 from collections.abc import Sequence
@@ -83,7 +84,8 @@ def meant(text: str, legal: dict[int, str]) -> int | None:
     """
     if text in map(str, legal):
         return int(text)
-    unnumbered = {action: name.removeprefix(f"{action} - ") for action, name in legal.items()}  # as in backgammon
+    # As in backgammon, and in goofspiel: whose card it is, is no part of it.
+    unnumbered = {a: re.sub(r"^\[P\d+\]", "", name.removeprefix(f"{a} - ")) for a, name in legal.items()}
     words, plain = text.lower().split(), "".join(text.lower().split())
     exact = [action for action, name in legal.items() if text == name]
     alike = [action for action, name in unnumbered.items() if plain == "".join(name.lower().split())]

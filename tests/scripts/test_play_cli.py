@@ -121,7 +121,7 @@ def test_illegal_answers_are_asked_again_and_never_played(person, capsys):
     ("text", "action"),
     [("4", 4), ("x(1,1)", 4), ("X(1, 1)", 4), ("o(1,1)", None), ("", None), ("draw", None), ("nf6", 1),
      ("Bxc4", 2), ("bxc4", 3), ("BXC4", None), ("24/18 24/20", 5), ("7", 0), ("13/11", 6), ("d4", 9),
-     ("B d4", 9), ("pass", 12)],
+     ("B d4", 9), ("pass", 12), ("bid: 14", 13)],
 )  # fmt: skip
 def test_moves_can_be_named_in_whatever_case_that_leaves_one(text, action):
     legal = {
@@ -138,6 +138,7 @@ def test_moves_can_be_named_in_whatever_case_that_leaves_one(text, action):
         10: "Player: 0 Draw",
         11: "Player: 1 Draw",
         12: "Player: 0 Pass",
+        13: "[P0]Bid: 14",
     }
     assert play.meant(text, legal) == (7 if text == "7" else action)  # a number is an action's id, not a name
 
