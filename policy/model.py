@@ -135,8 +135,7 @@ def device_of(config: ModelConfig) -> str:
     if config.use_4bit:
         raise ConfigError(
             f"model.use_4bit: {config.model_name} in 4 bits needs a CUDA device and there is none{why}; "
-            "slow, and for a look alone: --set model.device=cpu; to train on this machine: make train, or "
-            "--config config/presets/tiny.json"
+            "slow: --set model.device=cpu; to try it on this machine: make train, or --config config/presets/tiny.json"
         )
     return _cpu(config.dtype)
 
@@ -163,9 +162,8 @@ def _located(name: str) -> str:
     if folder := folder_of(name):
         return str(folder)
     if name.startswith((".", "/", "~", "models/")):  # cannot be a name on the Hub
-        way = "scripts/make_tiny_model.py makes a tiny one"
-        if Path(name).name == "smollm2-135m":
-            way = "make models/smollm2-135m/config.json fetches it"
+        tiny, smol = "scripts/make_tiny_model.py makes a tiny one", "make models/smollm2-135m/config.json fetches it"
+        way = smol if Path(name).name == "smollm2-135m" else tiny
         raise ConfigError(f"model.model_name: there is no folder {Path(name)} ({way})")
     hub_problem()
     return name

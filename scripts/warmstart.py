@@ -216,9 +216,8 @@ def run(args: argparse.Namespace) -> None:
     config = load_sections([*DEFAULT_FILES, *args.config], args.set)
     if config.env.env_mode != "local":
         raise ConfigError(f'env.env_mode = "{config.env.env_mode}": expected "local": teachers play here')
-    trace = config.env.env_type == "trace"
+    config.curriculum, trace = narrowed(config.curriculum, config.env), config.env.env_type == "trace"
     spec = args.teacher or (OUTPUT if trace else "mcts")
-    config.curriculum = narrowed(config.curriculum, config.env)
     config.env = replace(config.env, answer_mode="free" if trace else "constrained")
     shown_tasks = evaluated(config.curriculum, config.env.env_type)
     games = pool([item for stage in config.curriculum.stages for item in stage.games]).values()

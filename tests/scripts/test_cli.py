@@ -64,9 +64,10 @@ BROKEN = {
     "not 1 before the first update",
     'lora.target_modules=["q_prj"]': '--set: lora.target_modules[0] = "q_prj": expected one of "q_proj", "k_proj", ',
     "model.dtype=int8": '--set: model.dtype = "int8": expected one of "bfloat16", "float16", "float32"',
-    "model.device=cuda": "model.device: 'cuda' was asked for, but torch finds no CUDA device",
+    "model.device=cuda": "model.device: 'cuda' was asked for, but torch finds no CUDA device; slower, and with the "
+    "same weights: --set model.device=cpu",
     "model.use_4bit=true": "model.use_4bit: Qwen/Qwen3-4B in 4 bits needs a CUDA device and there is none; "
-    "slow, and for a look alone: --set model.device=cpu; to train on this machine: make train, or --config config/",
+    "slow: --set model.device=cpu; to try it on this machine: make train, or --config config/presets/tiny.json",
     "env.prompt=short": '--set: env.prompt = "short": expected one of "full", "compact"',
     "env.history_turns=-2": '--set: env.history_turns = -2: expected one of "auto", "all" or an integer >= 0',
     games("99"): "--set: curriculum.stages[0].games[0] = 99: expected a string or a list of [an integer, an integer]",

@@ -893,7 +893,7 @@ def test_a_bot_in_the_models_seat_plays_a_whole_game(game):
 def test_a_bot_in_the_models_seat_plays_each_deal_by_its_own_seed():
     ttt = NAMES.index("tic_tac_toe") * CONFIGS_PER_GAME
     games = [arena.play_bot("random", Task(ttt, seed, "random", seed)) for seed in range(0, 60, 2)]
-    first = [episode.info["history"][0] for episode in games]
+    first = [episode.info["history"][0][1] for episode in games]
     assert first == [np.random.RandomState(seed + 2 + 0 + 2).choice(9) for seed in range(0, 60, 2)]
     assert len({*first}) > 6
 
@@ -1875,10 +1875,10 @@ def test_best_responses_are_to_checkpoints_alone(run, capsys):
         assert "--exploit: needs --checkpoint with runs" in capsys.readouterr().err
 
 
-def test_an_answer_longer_than_any_is_none(monkeypatch):
+def test_an_answer_longer_than_any_is_cut(monkeypatch):
     player, query = ChatPlayer("http://127.0.0.1:1", "a model", 1.0, 8, 0), env_wrapper.Query(0, 0, [], {}, (0,))
     for length in (players.MAX_CHARACTERS, players.MAX_CHARACTERS + 1):
         body = json.dumps({"choices": [{"message": {"content": "3" * length}}]})
         monkeypatch.setattr(player._client, "call", lambda *_, body=body: (200, body))
         action = player._answer(query)
-        assert bool(action.error) == (not action.text) == (length > players.MAX_CHARACTERS)
+        assert (len(action.text), action.error) == (players.MAX_CHARACTERS, "")
