@@ -191,15 +191,18 @@ pyspiel.register_game(TYPE, Count)
 SHOWN = lambda state, seat: str(state)
 GAME = Game(name="count", rules=lambda params: "Count.", describe=SHOWN, compact=SHOWN)
 """
-# Each seat is dealt a card, and moves twice. What it knows, as the engine is told, leaves out the first of its moves.
-HIDING = """
-import pyspiel
-from games.base import Game
 
-G = pyspiel.GameType
-TYPE = G("hiding", "hiding", G.Dynamics.SEQUENTIAL, G.ChanceMode.EXPLICIT_STOCHASTIC,
-         G.Information.IMPERFECT_INFORMATION, G.Utility.ZERO_SUM, G.RewardModel.TERMINAL, 2, 2,
-         True, False, True, False, {})
+
+def changed(text, *pairs):
+    for old, new in pairs:
+        assert text.count(old) == 1, old
+        text = text.replace(old, new)
+    return text
+
+
+OBSERVER = """
+    def make_py_observer(self, iig_obs_type=None, params=None):
+        return Observer()
 
 
 class Observer:
@@ -210,56 +213,22 @@ class Observer:
 
     def string_from(self, state, player):
         return f"seat {player} has card {state.moves[player:player + 1]}"
-
-
-class Hiding(pyspiel.Game):
-    def __init__(self, params=None):
-        super().__init__(TYPE, pyspiel.GameInfo(3, 2, 2, -1.0, 1.0, 0.0, 6), params or {})
-
-    def new_initial_state(self):
-        return State(self)
-
-    def make_py_observer(self, iig_obs_type=None, params=None):
-        return Observer()
-
-
-class State(pyspiel.State):
-    def __init__(self, game):
-        super().__init__(game)
-        self.moves = []
-
-    def __str__(self):
-        return f"all cards and moves {self.moves}"
-
-    def current_player(self):
-        if self.is_terminal():
-            return pyspiel.PlayerId.TERMINAL
-        return pyspiel.PlayerId.CHANCE if len(self.moves) < 2 else len(self.moves) % 2
-
-    def is_terminal(self):
-        return len(self.moves) == 6
-
-    def chance_outcomes(self):
-        return [(0, 0.5), (1, 0.5)]
-
-    def _legal_actions(self, player):
-        return [0, 1]
-
-    def _apply_action(self, action):
-        self.moves.append(action)
-
-    def _action_to_string(self, player, action):
-        return f"add {action}"
-
-    def returns(self):
-        won = 1.0 if sum(self.moves[::2]) > sum(self.moves[1::2]) else -1.0
-        return [won, -won] if self.is_terminal() else [0.0, 0.0]
-
-
-pyspiel.register_game(TYPE, Hiding)
-SHOWN = lambda state, seat: state.information_state_string(seat)
-GAME = Game(name="hiding", rules=lambda params: "Hiding.", describe=SHOWN, compact=SHOWN)
 """
+# Each seat is dealt a card, and moves twice. What it knows, as the engine is told, leaves out the first of its moves.
+HIDING = changed(
+    COUNT, ('G("count", "count"', 'G("hiding", "hiding"'),
+    ("DETERMINISTIC, G.Information.PERFECT", "EXPLICIT_STOCHASTIC, G.Information.IMPERFECT"),
+    ("2, 2, False, False, False, False", "2, 2, True, False, True, False"),
+    ("2, 0, 2, LOW, HIGH, 0.0, 4", "3, 2, 2, LOW, HIGH, 0.0, 6"),
+    ("        return State(self)\n", f"        return State(self)\n{OBSERVER}"),
+    ('f"moves {', 'f"all cards and moves {'),
+    ("else len(self.moves) % 2", "else len(self.moves) % 2 if self.moves[1:] else pyspiel.PlayerId.CHANCE"),
+    ("== 4", "== 6"),
+    ("    def _legal", "    def chance_outcomes(self):\n        return [(0, 0.5), (1, 0.5)]\n\n    def _legal"),
+    ("sum(self.moves) > 2", "sum(self.moves[::2]) > sum(self.moves[1::2])"),
+    ("str(state)\n", "state.information_state_string(seat)\n"),
+    ('name="count", rules=lambda params: "Count."', 'name="hiding", rules=lambda params: "Hiding."'),
+)  # fmt: skip
 KUHN = "from dataclasses import replace\nfrom games.kuhn_poker import GAME\n"
 
 BROKEN_PROMISES = [

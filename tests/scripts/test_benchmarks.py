@@ -11,13 +11,23 @@ import pytest
 import torch
 from players import random_player
 
-from benchmarks import bench_engine, bench_growth, bench_learning, bench_limit, bench_peers, bench_train, gpu_bench
+from benchmarks import (
+    bench_engine,
+    bench_growth,
+    bench_learning,
+    bench_limit,
+    bench_peers,
+    bench_train,
+    gpu_bench,
+    predict,
+)
 from benchmarks.common import Clock
 from benchmarks.limit import bare_seconds, recorded_calls
 from benchmarks.record_prompts import GAMES
 from benchmarks.recorded import play_recorded, recorded_games, tasks, tokenizer
 from env_wrapper import EnvConfig, Task, make_env
 from policy.chat import ChatFormat
+from training.process import StopSignal
 
 ROOT = Path(bench_train.__file__).parents[1]
 
@@ -127,6 +137,29 @@ def test_the_bare_model_leaves_no_gradient_and_the_adapter_on(new_policy):
         assert bare_seconds(policy.trunk, calls, cuda=False) > 0
         assert torch.equal(policy.evaluate_decisions(sequences).logprobs, before_M), "the adapter is on again"
     assert all(p.grad is None for p in policy.trainable().values())
+
+
+def test_the_bare_model_is_given_the_passes_of_play_and_of_updates_alone(tmp_path, monkeypatch):
+    """Not those that score what was played, before and after the update."""
+    given = []
+    monkeypatch.setattr(bench_limit, "bare_seconds", lambda trunk, calls, cuda: given.append(calls) or 1.0)
+    sets = ["ppo.batch_size=8", "ppo.mini_batch_size=8", "ppo.recompute_logprobs=true"]
+    trainer = bench_train.make_trainer(str(tmp_path), sets)
+    with StopSignal() as stop, predict.recorded(trainer.policy) as passes:
+        bench_limit.measure(trainer, stop)
+    trainer.metrics.close()
+    assert any(p.part == "score" for p in passes)
+    for calls, part in zip(given, ("rollout", "update"), strict=True):
+        assert [call.tokens for call in calls] == [len(p.tree.ids_N) for p in passes if p.part == part]
+
+
+@pytest.mark.parametrize(("name", "gb", "card"), [
+    ("NVIDIA A100-SXM4-40GB", 42.4, "A100"), ("NVIDIA A100-SXM4-80GB", 85.1, None), ("NVIDIA H100 PCIe", 85.0, None),
+    ("NVIDIA H100 80GB HBM3", 85.0, "H100"), ("NVIDIA GeForce RTX 4090 Laptop GPU", 17.2, None),
+])  # fmt: skip
+def test_a_card_is_not_taken_for_another_of_its_family(name, gb, card):
+    found = [known.name for known in predict.CARDS if known.is_called(name, gb)]
+    assert [known[:4] for known in found] == ([card] if card else [])
 
 
 def test_a_clock_adds_cpu_seconds_also_when_the_work_fails():
