@@ -4,6 +4,7 @@ import copy
 import itertools
 import json
 import math
+import os
 import shutil
 from dataclasses import replace
 from typing import Any
@@ -595,6 +596,14 @@ def test_a_player_on_more_layers_than_the_policy_trains_plays_as_it_does_alone(n
         found = few.action_probs(MIXED)
     assert all(f == pytest.approx(a, abs=1e-5) for f, a in zip(found, alone, strict=True))
     assert few.action_probs(MIXED) == own
+
+
+def test_a_head_that_is_a_pipe_is_not_waited_for(qwen2, tmp_path):
+    qwen2.save(tmp_path)
+    (tmp_path / "value_head.safetensors").unlink()
+    os.mkfifo(tmp_path / "value_head.safetensors")
+    with pytest.raises(ConfigError, match=r"holds no value_head\.safetensors"):
+        qwen2.load(tmp_path)
 
 
 def test_a_past_self_drops_nothing(qwen2):
