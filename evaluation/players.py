@@ -353,11 +353,12 @@ def is_folder(name: str) -> bool:
     return is_path(name) and Path(name).is_dir()
 
 
-def player_flags(parser: argparse.ArgumentParser) -> None:
-    """Add the flags that say how named players play."""
+def player_flags(parser: argparse.ArgumentParser, seed: int | None = 0) -> None:
+    """Add the flags that say how named players play; ``seed``: the default, None: the program draws one."""
     add = parser.add_argument
     add("--model", metavar="NAME", help="the model that base means, or to ask a server for")
-    add("--seed", type=at_least(0, 2**31 - 1), default=0, help="of deals and sampling (default 0)")
+    usual = "drawn" if seed is None else seed
+    add("--seed", type=at_least(0, 2**31 - 1), default=seed, help=f"of deals and sampling (default {usual})")
     add("--greedy", action="store_true", help="the likeliest character at each place, not a sampled one")
     add("--config", action="append", default=[], metavar="FILE", help="differences to the run's configuration")
     add("--set", nargs="+", default=[], metavar="KEY=VALUE", help="e.g. model.use_4bit=false")

@@ -9,6 +9,7 @@ place, ``q`` quits.
 
 import argparse
 import contextlib
+import random
 import re
 import shutil
 import sys
@@ -143,8 +144,11 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     who("--opponent", metavar="PLAYER", default="base", help="the same")
     add("--game", default="tic_tac_toe", help="NAME, NAME#CONFIG or a task id (default tic_tac_toe)")
     add("--seat", type=int, choices=(0, 1), default=0, help="yours (default 0)")
-    player_flags(parser)
-    return parser.parse_args(argv)
+    player_flags(parser, None)
+    args = parser.parse_args(argv)
+    if args.seed is None:  # whoever plays again wants another game
+        args.seed = random.randrange(1_000_000)
+    return args
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -162,6 +166,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if args.seat >= table(first).players:
             raise ConfigError(f"--seat: {args.game} has one player, in seat 0")
         opponent = roster.contestant(args.opponent)
+        print(f"--seed {args.seed} is this deal")
         # The environment seats the player at seed % 2: each --seed is another deal, which both seats can play.
         try:
             episode = play_one(opponent, Task(first, 2 * args.seed + args.seat, opponent.opponent))

@@ -1,5 +1,6 @@
 """scripts/play.py with a scripted person: what is shown, what is asked, what is played, what is refused."""
 
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -317,6 +318,18 @@ def test_the_seed_is_the_deal(person, capsys):
         deals.append(capsys.readouterr().out)
     assert deals[0] == deals[1]
     assert len(set(deals)) == 4
+
+
+def test_without_a_seed_each_game_is_another_and_can_be_played_again(person, capsys):
+    def dealt(*more):
+        person("q")
+        assert play.main(["--opponent", "random", "--game", "hearts", *more]) == 0
+        return capsys.readouterr().out
+
+    first, second = dealt(), dealt()
+    assert first != second
+    seed = re.match(r"--seed (\d+) is this deal\n", first)[1]
+    assert dealt("--seed", seed) == first
 
 
 def test_it_works_with_piped_input():
