@@ -21,7 +21,7 @@ _SYNONYMS = {
     "eval_freq": "eval_steps eval_every eval_interval",
     "model_name": "model_name_or_path model_path base_model pretrained_model",
     "use_4bit": "load_in_4bit use_4_bit",
-    "dtype": "torch_dtype precision fp16 bf16",
+    "dtype": "torch_dtype precision",
     "r": "lora_r rank lora_rank",
     "lora_alpha": "alpha",
     "allowed_game_indices": "game games allowed_games game_indices",
@@ -55,5 +55,6 @@ HINTS = dict.fromkeys(("progression_threshold", "success_threshold", "threshold"
 HINTS |= dict.fromkeys(("total_timesteps", "total_episodes", "num_episodes", "num_games"), _GAMES)
 _DROPOUT = "there is no dropout: with it the ratio is not 1 before the first update"
 HINTS |= dict.fromkeys(("dropout", "lora_dropout"), _DROPOUT)
+HINTS |= dict.fromkeys(("fp16", "bf16"), "model.dtype says so: float16 or bfloat16")
 HINTS |= dict.fromkeys(("warmup_steps", "warmup_ratio"), "there is no warm-up: it taught nothing (docs/log.md)")
 HINTS |= dict.fromkeys(("lr_scheduler_type", "lr_schedule", "scheduler"), "ppo.lr_final sets the linear decay")

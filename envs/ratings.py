@@ -1,4 +1,4 @@
-"""Rates players by the games between them: OpenSpiel's Bradley-Terry fit with bootstrap intervals."""
+"""Rates players by the scores of the games between them: OpenSpiel's Bradley-Terry fit with bootstrap intervals."""
 
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
@@ -9,11 +9,12 @@ import pyspiel
 # Wins and losses added to each pair of players, also to pairs that a ladder broken off left unplayed: the Jeffreys
 # prior of a game that is won or lost. Without it a player that wins every game would have an infinite rating.
 PRIOR = 0.5
+WHOLE = 256  # into so many parts a game is divided, because the fit counts whole ones
 RESAMPLES = 1000
 
 
 class Rating(NamedTuple):
-    """Points on the Elo scale, where 400 points are odds of 10 to 1, and the ends of their 95 % interval."""
+    """Points on the Elo scale, where 400 points share scores 10 to 1, and the ends of their 95 % interval."""
 
     points: float
     low: float
@@ -23,7 +24,9 @@ class Rating(NamedTuple):
 def rate(matches: Mapping[tuple[int, int], Sequence[np.ndarray]], players: int, anchor: int) -> list[Rating]:
     """Return each player's rating relative to player ``anchor``, whose rating is 0.
 
-    The fit is that of Hunter 2004, "MM Algorithms for Generalized Bradley-Terry Models"; a draw is half a win for each.
+    The fit is that of Hunter 2004, "MM Algorithms for Generalized Bradley-Terry Models"; of a
+    game each player wins the share that its score is, half of a draw. So a pot counts by its size, and many small ones
+    that are won cannot hide a large one that is lost.
     The interval resamples the units of each match, separately for each game. A won and a lost unit, each ``PRIOR``
     times as likely as a played one, are added, because who won every game of a match may lose the next one. That
     pulls ratings that are far apart together, so each end is the farther of the percentile and its mirror image about
@@ -31,7 +34,7 @@ def rate(matches: Mapping[tuple[int, int], Sequence[np.ndarray]], players: int, 
     against somebody who did, and so on, and no lower end in the opposite case (Ford 1957, "Solution of a Ranking
     Problem from Binary Comparisons").
 
-    ``matches`` is (i, j) -> for each game an array (units, games of a unit) of i's results: 1 won, 0.5 drawn, 0 lost.
+    ``matches`` is (i, j) -> for each game an array (units, games of a unit) of i's scores, in [0, 1].
     """
     rng = np.random.default_rng(0)
     fitted = _fit(matches, players, anchor)
@@ -58,16 +61,15 @@ def _resample(results: np.ndarray, rng: np.random.Generator) -> np.ndarray:
 
 
 def _fit(matches: Mapping[tuple[int, int], Sequence[np.ndarray]], players: int, anchor: int) -> np.ndarray:
-    wins, draws = np.zeros((players, players), dtype=int), np.zeros((players, players), dtype=int)
+    parts = np.zeros((players, players), dtype=int)
     for (i, j), games in matches.items():
-        for results in games:
-            wins[i, j] += np.count_nonzero(results == 1)
-            wins[j, i] += np.count_nonzero(results == 0)
-            draws[i, j] += np.count_nonzero(results == 0.5)
-            draws[j, i] = draws[i, j]
+        for scores in games:
+            won = round(WHOLE * scores.sum())
+            parts[i, j] += won
+            parts[j, i] += WHOLE * scores.size - won
     options = pyspiel.elo.default_elo_options()
-    options.smoothing_factor = PRIOR
+    options.smoothing_factor = PRIOR * WHOLE
     options.convergence_delta, options.max_iterations = 1e-14, 200_000  # the defaults stop too early after clean sweeps
     fit = pyspiel.elo.compute_ratings_from_matrices
-    points = fit(win_matrix=wins.tolist(), draw_matrix=draws.tolist(), options=options)
+    points = fit(win_matrix=parts.tolist(), draw_matrix=np.zeros_like(parts).tolist(), options=options)
     return np.array(points) - points[anchor]

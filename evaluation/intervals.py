@@ -43,7 +43,7 @@ def wilson(rate: float, n: float, z: float = Z) -> Interval:
     return Interval(rate, min(rate, max(centre - half, 0.0)), max(rate, min(centre + half, 1.0)))
 
 
-def student(degrees: int, missed: float = 0.05) -> float:
+def student(degrees: float, missed: float = 0.05) -> float:
     """Student's t, beyond whose two ends lies a share ``missed`` of the distribution."""
     from scipy.special import stdtrit
 
@@ -81,7 +81,7 @@ def mean_interval(strata: Sequence[np.ndarray], games: Sequence[int], missed: fl
     # A stratum of a single unit has no sample variance: the mean of the others' is used.
     typical = np.mean([units.var(ddof=1) for units in strata if len(units) > 1] or [0.0])
     variances = [float(units.var(ddof=1) if len(units) > 1 else typical) / len(units) for units in strata]
-    if not (degrees := sum(len(units) - 1 for units in strata)):  # a single unit says nothing
+    if not (degrees := _degrees(strata, variances)):  # a single unit says nothing
         return Interval(mean, 0.0, 1.0)
     z = student(degrees, missed)
     reaches = [_reach(*stratum, z) for stratum in zip(strata, variances, games, strict=True)]
@@ -91,6 +91,14 @@ def mean_interval(strata: Sequence[np.ndarray], games: Sequence[int], missed: fl
         _, least, most = wilson(mean, mean * (1 - mean) / variance, z)
         low, high = min(low, least), max(high, most)
     return Interval(mean, low, high)
+
+
+def _degrees(strata: Sequence[np.ndarray], variances: Sequence[float]) -> float:
+    """Degrees of freedom of a mean over strata (Satterthwaite 1946): few, where one of them has all the variance."""
+    known = [(v, len(units) - 1) for v, units in zip(variances, strata, strict=True) if len(units) > 1]
+    if sum(v for v, _ in known) <= ROUNDING:
+        return sum(n for _, n in known)
+    return sum(v for v, _ in known) ** 2 / sum(v * v / n for v, n in known)
 
 
 def _reach(units: np.ndarray, variance: float, games: int, z: float) -> tuple[float, float]:

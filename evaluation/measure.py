@@ -103,7 +103,10 @@ def outcome(episode: Episode) -> Row:
     """How an episode ended: outcome and score, or the error where it failed."""
     if episode.outcome == "failed":
         return {"outcome": "failed", "score": None, "error": redact(episode.info["error"])}
-    return {"outcome": episode.outcome, "score": episode.score}
+    lost = (
+        episode.outcome == "forfeited" and not episode.info["own_end"]
+    )  # undecided in training, and by a third player
+    return {"outcome": episode.outcome, "score": 1.0 if lost and len(episode.info["scores"]) == 2 else episode.score}
 
 
 def tell_failed(match: str, rows: Seq[Row]) -> None:
@@ -145,7 +148,10 @@ def summary(game: str, strata: Seq[Seq[Row]], **exact: Any) -> GameResult:
     success, draw, loss = (float(np.mean([np.mean(sign_E == kind) for sign_E in signs])) for kind in (1, 0, -1))
     masses = [(row["legal_mass"], row["decisions"]) for row in rows if row.get("legal_mass") is not None]
     decisions = sum(n for _, n in masses)
-    counts = {kind: sum(row["outcome"] == kind for row in rows) for kind in ("truncated", "forfeited", "failed")}
+    counts = {kind: sum(row["outcome"] == kind for row in rows) for kind in ("truncated", "failed")}
+    counts["forfeited"] = sum(
+        row["outcome"] == "forfeited" and not row["score"] for row in rows
+    )  # by the player itself
     mass = sum(mass * n for mass, n in masses) / decisions if decisions else None
     return GameResult(game, len(scores), value, low, high, success, draw=draw, loss=loss, legal_mass=mass,
                       **counts, **exact)  # fmt: skip

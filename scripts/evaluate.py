@@ -288,7 +288,7 @@ class Contest:
                 if not (results := [r for attempt in attempts for r in self._found(attempt)]):
                     continue
                 arena.console.close()
-                report["tables"].append({"player": player.label, "opponent": "best response", "results": results})
+                report["tables"].append({"player": "best response", "opponent": player.label, "results": results})
                 exactly = "exact: the best there is; " * self.args.exact
                 print(f"best of {self.args.exploit} responses to {player.label}, {self.args.exploit_steps} steps each; "
                       f"{exactly}trained: score of each in its last steps")  # fmt: skip
@@ -333,7 +333,9 @@ class Contest:
         order = sorted(met, key=lambda i: -ratings[OVERALL][i].points)
         lines = [{"player": labels[i], **{game: f"{r[i].points:+.0f} [{r[i].low:+.0f}, {r[i].high:+.0f}]"
                                           for game, r in ratings.items()}} for i in order]  # fmt: skip
-        print(f"Ratings (400 points: odds of 10 to 1) with 95 % intervals, {self.args.episodes} games a pair and game")
+        print(
+            f"Ratings (400 points: scores of 10 to 1) with 95 % intervals, {self.args.episodes} games a pair and game"
+        )
         print(columns(lines, self.style), end="\n\n")
         played = [{"player": labels[i], "opponent": labels[j], "game": game, "games": int(r.size),
                    "points": float(r.mean())} for game, m in results.items() for (i, j), r in m.items()]  # fmt: skip
@@ -372,7 +374,7 @@ class Contest:
 
 
 def _outcomes(rows: Sequence[Row]) -> np.ndarray:
-    """The points of a match, a row a pair of games: 1 won, 0.5 drawn, 0 lost. Pairs with a failed game are left out.
+    """The scores of a match, a row a pair of games. Pairs with a failed game are left out.
 
     A game is drawn if either player's prompt no longer fitted, and won if the opponent forfeited.
     """
@@ -384,7 +386,7 @@ def _outcomes(rows: Sequence[Row]) -> np.ndarray:
         errors = [row["error"] for row in rows if row["outcome"] == "failed"]
         every = "game" if len(errors) == len(rows) else "pair of games"
         raise ProgramError(f"every {every} of {rows[0]['game']} failed; the first: {errors[0]}")
-    return (np.sign(scores - 0.5) + 1) / 2
+    return scores
 
 
 def _is_own(file: Path) -> bool:

@@ -78,6 +78,7 @@ PANELS = (
     Panel("Clip fraction", ("clip_fraction",), "share of decisions"),
     Panel("Largest change of a probability", ("ratio_max",), "|new / old - 1|"),
     Panel("Losses", ("policy_loss", "value_loss")),
+    Panel("Minibatches skipped", ("skipped",), "not finite, per step"),
     Panel("Gradient norm", ("grad_norm",)),
     Panel("Legal mass", ("legal_mass",), "unrestricted probability of legal answers"),
     Panel("Drift on the base's own text", ("rehearsal_kl",), "nats a token"),
@@ -144,7 +145,7 @@ def load_run(directory: Path) -> RunData:
     if path := config.get("env", {}).get("games_path"):  # registers its custom games, for the replay
         make(EnvConfig, {"games_path": path}, f"{files[0]}: env")
     if is_number(summary.get("steps")) and summary["steps"] < rows[-1]["step"]:  # written before the run was resumed
-        summary = {}
+        summary = {"outdated": summary["steps"]}
     games, english = summary.get("games", {}), summary.get("english") or {}
     if not isinstance(games, dict) or not all(isinstance(game, dict) for game in games.values()):
         raise ConfigError(f"{files[1]}: games must be an object of one object a game")
@@ -199,9 +200,10 @@ def rolling(y: Sequence[float], window: int) -> list[list[float]]:
     import pandas
     from scipy.special import stdtrit
 
-    part = pandas.Series(y, dtype=float).rolling(window, min_periods=1)
+    whole = pandas.Series(y, dtype=float)
+    part = whole.rolling(window, min_periods=1)
     mean, error = part.mean(), (stdtrit(part.count() - 1, 0.975) * part.sem()).where(part.count() >= 5, 0.0)
-    return [series.tolist() for series in (mean, mean - error, mean + error)]
+    return [series.where(whole.notna()).tolist() for series in (mean, mean - error, mean + error)]
 
 
 def heading(run: RunData) -> list[tuple[str, str]]:
@@ -209,6 +211,7 @@ def heading(run: RunData) -> list[tuple[str, str]]:
     about, row = run.about, run.rows[-1]
     mix, each = row.get("opponents"), about.get("games_per_step", row.get("games"))
     seconds = min(sum(r["time_total"] for r in run.rows if is_number(r.get("time_total"))), LONGEST)
+    alarms = Counter(name for r in run.rows for name in r.get("alarms", ()) if isinstance(name, str))
     facts = {
         "model": about.get("model") or run.config.get("model", {}).get("model_name"),
         "games": _listed(about.get("games")) or _listed([k[6:] for k in row if k.startswith("score/")]),
@@ -218,6 +221,7 @@ def heading(run: RunData) -> list[tuple[str, str]]:
         "started": f"{str(about['started']).replace('T', ' ')[:16]} UTC" if about.get("started") else None,
         "commit": about.get("commit"), "hardware": about.get("hardware"),
         "time": f"{duration(seconds)} in steps" if seconds else None,
+        "alarms": ", ".join(f"{cut(name, MAX_NAME)}: {n}" for name, n in alarms.most_common(MAX_LINES)),
     }  # fmt: skip
     if is_number(about.get("seconds")) and about["seconds"] >= max(seconds, 1e-9):  # less: it was killed and resumed
         facts["time"] = f"{duration(min(about['seconds'], LONGEST))} in all, {duration(seconds)} in steps"
@@ -236,25 +240,27 @@ def panels(runs: Sequence[RunData]) -> list[dict[str, Any]]:
 def panel_lines(panel: Panel, runs: Sequence[RunData]) -> list[dict[str, Any]]:
     """A line for each run and key that has finite numbers; most keys get none where these are always 0.
 
-    ``y`` is raw; ``mean``, ``low`` and ``high`` (empty unless smoothed) belong to the same ``x``. Colours tell keys
-    apart and dashes runs; where there is one key, colours tell runs apart.
+    ``y`` is raw, NaN where a step has no number; ``mean``, ``low`` and ``high`` (empty unless smoothed) belong to the
+    same ``x``. Colours tell keys apart and dashes runs; where there is one key, colours tell runs apart.
     """
     found: list[tuple[int, str, dict[str, Any], bool]] = []
     for index, run in enumerate(runs):
         prefixes = tuple(key for key in panel.keys if key.endswith("/"))
         keys = [key for key in run.keys if key in panel.keys or (prefixes and key.startswith(prefixes))]
         for key in (sorted(keys) if prefixes else sorted(keys, key=panel.keys.index))[:MAX_LINES]:
-            points = [(row["step"], row[key]) for row in run.rows if is_number(row.get(key))]
-            if not points:
+            points = [(row["step"], row[key]) for row in run.rows if key in row]
+            x, y = [at for at, _ in points], [value if is_number(value) else math.nan for _, value in points]
+            if all(map(math.isnan, y)):
                 continue
-            x, y = zip(*points, strict=True)
             smooth = panel.smooth and key not in ("window_success", "gate_success")
             bands = rolling(y, run.window) if smooth else [[]] * 3
             kept = _thin(y, single=not smooth)
             drawn = ([float(f"{values[i]:.5g}") for i in kept] if values else [] for values in (y, *bands))
             line: dict[str, Any] = {"x": [x[i] for i in kept]}
             line |= zip(("y", "mean", "low", "high"), drawn, strict=True)
-            shows = any(y) or key.startswith(("score", "eval/"))  # a game that is never won is worth a line
+            shows = any(value and not math.isnan(value) for value in y) or key.startswith(
+                ("score", "eval/")
+            )  # a game that is never won is worth a line
             found.append((index, key, line, shows))
     # A success rate that is always 0 says something beside others, a penalty that is switched off does not.
     if panel.limits is None or not any(shows for *_, shows in found):
@@ -411,14 +417,14 @@ def follow(directories: Sequence[Path], output: Path, seconds: float) -> None:
 
 
 def _ended(directory: Path) -> bool:
-    """Whether the run's summary is newer than its last step, or no process holds its lock."""
-    files = [directory / name for name in ("metrics.jsonl", "summary.json")]
-    if all(file.is_file() for file in files) and files[0].stat().st_mtime <= files[1].stat().st_mtime:
-        return True
+    """Whether no process holds the run's lock; without one, whether its summary is newer than its last step."""
     try:
         with open(directory / ".lock", opener=lambda path, flags: os.open(path, flags | os.O_NONBLOCK)) as lock:
             fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except OSError:  # it is held, or this is a copy without hidden files, which may be growing
+    except FileNotFoundError:  # a copy without hidden files, which may be growing
+        files = [directory / name for name in ("metrics.jsonl", "summary.json")]
+        return all(file.is_file() for file in files) and files[0].stat().st_mtime <= files[1].stat().st_mtime
+    except OSError:
         return False
     return True
 
@@ -448,8 +454,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     def run() -> None:
         _must_be_own(output, args.run)
         rest_collector()  # which else walks all rows of a long run again and again
-        if args.watch:
-            follow(args.run, output, args.watch)
+        try:
+            if args.watch:
+                follow(args.run, output, args.watch)
+        except KeyboardInterrupt:  # nobody follows it any more: the page must not say so for ever
+            if (output / "report.html").is_file():
+                write_report(load_runs(args.run), output / "report.html")
+            raise
         runs = load_runs(args.run)
         must_be_writable(output)
         print(write_report(runs, output / "report.html"))

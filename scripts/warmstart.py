@@ -253,9 +253,9 @@ def run(args: argparse.Namespace) -> None:
 
     output = _free(args.output)
     write_directory(Path(output).resolve(), fill)  # before the evaluation, which may fail
+    print(f"adapter: {output}\ngo on:   python train_ppo.py ... --set model.adapter={shlex.quote(output)}", flush=True)
     after = _measure(policy, config, shown_tasks)
     print("\n" + result_table([r.row for r in before], after)[0])
-    print(f"\nadapter: {output}\ngo on:   python train_ppo.py ... --set model.adapter={shlex.quote(output)}")
 
 
 def _free(name: str) -> str:

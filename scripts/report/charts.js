@@ -14,8 +14,8 @@ const put = (element, markup) => { element.innerHTML = shown(markup); };
 function short(v, digits = 3) {
   if (typeof v !== "number" || Number.isNaN(v)) return "–";
   const a = Math.abs(v);
-  if (a !== 0 && (a < 1e-3 || a >= 1e6)) return v.toExponential(1);
-  if (a >= 1000) return Math.round(v).toLocaleString("en");
+  if (a !== 0 && (a < 1e-3 || a >= 1e6)) return v.toExponential(digits - 2);
+  if (a >= 1000) return v.toLocaleString("en", {maximumFractionDigits: Math.max(0, digits - 4)});
   return String(Number(v.toPrecision(digits)));
 }
 
@@ -33,7 +33,7 @@ function extent(panel) {
   let low = Infinity, high = -Infinity;
   for (const line of panel.lines) {
     // Not the band, which is wide over the first few steps and says little there.
-    for (const v of line.mean.length && panel.lines.length > 3 ? line.mean : line.y) { low = Math.min(low, v); high = Math.max(high, v); }
+    for (const v of (line.mean.length && panel.lines.length > 3 ? line.mean : line.y).filter((y) => y !== null)) { low = Math.min(low, v); high = Math.max(high, v); }
   }
   const room = (high - low) * 0.06 || Math.abs(high) * 0.1 || 1;
   return [low >= 0 && low < high * 0.5 ? 0 : low - room, high + room];
@@ -48,8 +48,12 @@ function scales(panel) {
   return {sx, sy, x0, x1, y0, y1};
 }
 
-const path = (xs, ys, s) => xs.map((x, i) => `${i ? "L" : "M"}${s.sx(x).toFixed(1)} ${s.sy(ys[i]).toFixed(1)}`).join("");
-const area = (xs, low, high, s) => path(xs, high, s) + path([...xs].reverse(), [...low].reverse(), s).replace("M", "L") + "Z";
+// Broken where there is no value; "h0" makes a dot of a value between two gaps.
+const path = (xs, ys, s) => xs.map((x, i) => (ys[i] === null ? "" : `${(ys[i - 1] ?? null) === null ? "M" : "L"}${s.sx(x).toFixed(1)} ${s.sy(ys[i]).toFixed(1)}h0`)).join("");
+function area(xs, low, high, s) {
+  const at = xs.map((_, i) => i).filter((i) => high[i] !== null), of = (values) => at.map((i) => values[i]);
+  return path(of(xs), of(high), s) + path(of(xs).reverse(), of(low).reverse(), s).replace("M", "L") + "Z";
+}
 
 function drawLine(line, panel, s) {
   const paint = html`stroke="${colour(line.colour)}" fill="none"`, dash = html`stroke-dasharray="${DASHES[line.dash % DASHES.length]}"`;
@@ -59,16 +63,16 @@ function drawLine(line, panel, s) {
     if (panel.lines.length <= 3) out.push(html`<path d="${path(line.x, line.y, s)}" ${paint} stroke-width=".8" opacity=".35"/>`);
   }
   const ys = line.mean.length ? line.mean : line.y;
-  out.push(html`<path d="${path(line.x, ys, s)}" ${paint} ${dash} stroke-width="1.7" stroke-linejoin="round"/>`);
+  out.push(html`<path d="${path(line.x, ys, s)}" ${paint} ${dash} stroke-width="1.7" stroke-linejoin="round" stroke-linecap="round"/>`);
   if (panel.marks || line.x.length === 1) {
-    out.push(line.x.map((x, i) => html`<circle cx="${s.sx(x)}" cy="${s.sy(ys[i])}" r="3" fill="${colour(line.colour)}"/>`));
+    out.push(line.x.map((x, i) => ys[i] !== null && html`<circle cx="${s.sx(x)}" cy="${s.sy(ys[i])}" r="3" fill="${colour(line.colour)}"/>`));
   }
   return html`<g class="line">${out}</g>`;
 }
 
 function drawAxes(s, stages) {
   const out = [], ys = ticks(s.y0, s.y1, 5);
-  const digits = [3, 4, 5].find((n) => new Set(ys.map((y) => short(y, n))).size === ys.length) ?? 6;
+  const digits = [3, 4, 5, 6, 7].find((n) => new Set(ys.map((y) => short(y, n))).size === ys.length) ?? 8;
   for (const y of ys) {
     out.push(html`<line class="axis" x1="${PAD.left}" x2="${W - PAD.right}" y1="${s.sy(y)}" y2="${s.sy(y)}"/>`);
     out.push(html`<text x="${PAD.left - 6}" y="${s.sy(y) + 3.5}" text-anchor="end">${short(y, digits)}</text>`);

@@ -67,6 +67,8 @@ def page(name: str, about: Sequence[tuple[str, str]], versions: Any, summary: di
         ends = summary.get("mean_share_interval")
         within = f", 95 % interval {_number(ends)}" if ends else ""
         parts += [f"Mean share of the ceiling, {some}: {share:.3f}{within}"] if is_number(share) else []
+    if "outdated" in summary:
+        parts.append(f"It has gone on since it was evaluated at step {plain(summary['outdated'])}.")
     parts += ["## Curves", "![curves](curves.png)"]
     if config:
         changed = config_diff(config_dict(load_config(SECTIONS, DEFAULT_FILES)), config)

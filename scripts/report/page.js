@@ -55,7 +55,7 @@ const MEASURES = [
 
 function evaluation() {
   const runs = data.runs.filter((run) => run.games.length);
-  const without = data.runs.filter((run) => !runs.includes(run)).map((run) => html`<p class="note">${run.name}: no summary.json; a run is evaluated at its end.</p>`);
+  const without = data.runs.filter((run) => !runs.includes(run)).map((run) => html`<p class="note">${run.name}: ${"outdated" in run.summary ? `has gone on since it was evaluated at step ${short(run.summary.outdated)}` : "no summary.json"}; a run is evaluated at its end.</p>`);
   const games = [...new Set(runs.flatMap((run) => run.games))], many = runs.length > 1;
   const programs = runs.every((run) => (run.config.env || {}).env_type === "trace");
   const of = (run, game) => run.summary.games[game] || {};

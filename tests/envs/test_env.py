@@ -4,6 +4,7 @@ import dataclasses
 import importlib
 import itertools
 import logging
+import math
 import random
 import subprocess
 import sys
@@ -382,6 +383,42 @@ def test_ismcts_resamples_worlds_the_seat_cannot_tell_apart(name):
                 checked += 1
             state.apply_action(rng.choice(state.legal_actions()))
     assert others > 0
+
+
+def test_no_world_of_euchre_deals_a_suit_that_was_not_followed():
+    spiel = openspiel.load_game(tid := task_id("euchre"))
+    bot: Any = make_bot(games.decode_task_id(tid)[0], spiel, OpponentSpec("ismcts", (1, 1)), 0, 0)
+    rng, stream, plain, checked = random.Random(0), Stream(1), 0, 0
+
+    def legal(world):
+        replayed = spiel.new_initial_state()
+        for action in world.history():
+            if action not in replayed.legal_actions():
+                return False
+            replayed.apply_action(action)
+        return True
+
+    while checked < 200:
+        state = spiel.new_initial_state()
+        while not state.is_terminal():
+            if not state.is_chance_node() and len(state.history()) > 35:  # some tricks have been played
+                checked += 1
+                plain += legal(state.resample_from_infostate(state.current_player(), stream.uniform))
+                assert legal(bot._resample(state, state.current_player(), stream))
+            state.apply_action(rng.choice(state.legal_actions()))
+    assert plain < 0.95 * checked, "which OpenSpiel's own drawing does not see to"
+
+
+def test_ismcts_tries_more_what_has_won_more_and_what_was_tried_less():
+    """UCB1 with values scaled to [-1, 1]: total / visits + 1.414 (range / 2) sqrt(ln N / visits)."""
+    bot: Any = make_bot(games.GAMES[games.NAMES.index("kuhn_poker")], openspiel.load_game(task_id("kuhn_poker")),
+                        OpponentSpec("ismcts", (1, 1)), 0, 0)  # fmt: skip
+    bot._low, bot._high = -2.0, 2.0
+    for visits, wins in itertools.product([(5, 5), (9, 2), (40, 3)], [(3.0, 1.0), (-2.0, 1.0), (9.0, 1.5)]):
+        node = {a: [n, total] for a, (n, total) in enumerate(zip(visits, wins, strict=True))}
+        log_all = math.log(sum(visits))
+        bound = {a: total / n + 1.414 * 2 * math.sqrt(log_all / n) for a, (n, total) in node.items()}
+        assert bot._select(node, [0, 1]) == max(bound, key=bound.__getitem__)
 
 
 @pytest.mark.parametrize("name", ["liars_dice_small", "hex_small"])

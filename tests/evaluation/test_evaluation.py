@@ -27,7 +27,7 @@ from envs import exact, openspiel, ratings
 from envs.openspiel import load_game, position, query_at, unknown_prompts
 from envs.ratings import rate
 from envs.types import InterruptedRolloutError, PromptTooLongError
-from evaluation import english, measure
+from evaluation import english, intervals, measure
 from evaluation.intervals import mean_interval, pair_means, paired_difference, student, wilson
 from evaluation.measure import (
     GameResult,
@@ -381,6 +381,21 @@ def test_deals_that_were_all_alike_do_not_make_a_difference_certain():
     assert paired_difference([np.zeros(2000)]).high < 0.004
 
 
+def test_a_mean_that_hangs_on_one_of_several_games_has_that_games_degrees_of_freedom(monkeypatch):
+    """By Welch and Satterthwaite: beside games that hardly vary, ten units of one game say as much as ten units."""
+    asked: list[float] = []
+    monkeypatch.setattr(intervals, "student", lambda degrees, missed: asked.append(degrees) or 2.0)
+    rng = np.random.default_rng(0)
+    wide, narrow = 0.5 + rng.normal(0, 0.2, 10), 0.5 + rng.normal(0, 0.002, (2, 10))
+    mean_interval([wide, *narrow], [10] * 3)
+    mean_interval([wide, wide, wide], [10] * 3)
+    mean_interval([wide, wide, wide[:5]], [10, 10, 5])
+    v = np.array([wide.var(ddof=1) / 10] * 2 + [wide[:5].var(ddof=1) / 5])
+    assert asked == pytest.approx([9, 27, v.sum() ** 2 / (v**2 / [9, 9, 4]).sum()], rel=1e-3)
+    mean_interval([np.full(10, 0.5), np.full(4, 0.2)], [10, 4])
+    assert asked[-1] == 12, "of games without variance all units count"
+
+
 def test_a_game_of_a_single_deal_is_not_known_for_certain():
     """It is taken to vary as the others do: half of the mean hangs on it."""
     many = np.random.default_rng(0).normal(0, 0.3, 100)
@@ -478,7 +493,18 @@ def test_ratings_are_elos_where_the_odds_are_known():
     assert weak == (0.0, 0.0, 0.0)
     assert strong.points == pytest.approx(190.85, abs=1)  # 400 log10(3)
     assert strong.low < strong.points < strong.high
-    assert strong.high - strong.low == pytest.approx(2 * 1.96 * 400 / np.log(10) / (2000 * 0.75 * 0.25) ** 0.5, rel=0.2)
+    assert strong.high - strong.low == pytest.approx(2 * 1.96 * 400 / np.log(10) / (2000 * 0.75 * 0.25) ** 0.5, rel=0.1)
+
+
+def test_a_rating_counts_what_is_won_and_not_how_often():
+    """A bluffer wins three small pots of four, and loses more with the fourth; it was rated above its opponent."""
+    bluffs = np.array([[0.54, 0.54], [0.54, 0.30]] * 500)
+    [bluffer, other] = rate({(0, 1): [bluffs]}, 2, anchor=1)
+    share = bluffs.mean()
+    assert bluffer.points == pytest.approx(400 * math.log10(share / (1 - share)), abs=0.5)
+    assert bluffer.high < 0 == other.points
+    halves = rate({(0, 1): [np.where(bluffs > 0.5, 1.0, 0.0)]}, 2, anchor=1)
+    assert halves[0].low > 100, "won hands alone"
 
 
 def test_draws_count_half_for_each_and_unbeaten_players_have_finite_ratings():
@@ -982,6 +1008,18 @@ def test_a_game_whose_prompt_no_longer_fits_is_recorded_to_there():
         not turn["probs"] for turn in rows[0]["turns"]
     ]
     assert len(rows[0]["turns"]) > 1
+
+
+@pytest.mark.parametrize(("seats", "own", "score"), [(2, True, 0.0), (2, False, 1.0), (4, True, 0.0), (4, False, 0.5)])
+def test_who_gives_no_legal_answer_has_lost_to_the_other(seats, own, score):
+    """In evaluations; in training a game that the opponent gave up is undecided. It was a draw here, too."""
+    info = {"own_end": own, "scores": {seat: 0.5 * (seat != own) for seat in range(seats)}}
+    given = measure.outcome(Episode(Task(KUHN, 0, "base", 0), "kuhn_poker", 0.5 * (not own), "forfeited", info=info))
+    assert given == {"outcome": "forfeited", "score": score}
+    result = measure.summary("kuhn_poker", [[given, given | {"outcome": "finished"}]])
+    assert result.forfeited == own
+    assert result.value == 2 * score - 1
+    assert result.success == (score == 1)
 
 
 def test_a_question_without_an_answer_is_no_legal_answer():

@@ -16,6 +16,7 @@ import threading
 import time
 import weakref
 from dataclasses import fields
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -31,7 +32,7 @@ import env_wrapper
 import train_ppo
 import utils
 from curriculum import CurriculumConfig, Stage
-from env_wrapper import EnvConfig, Task
+from env_wrapper import EnvConfig, Episode, Task
 from envs import client, exact
 from envs.openspiel import OpenSpielEnv, load_game, position, query_at
 from evaluation import arena, players
@@ -785,7 +786,26 @@ def test_a_prompt_that_no_longer_fits_is_a_draw_of_a_ladder_whoever_s_it_is():
     cut = [{"outcome": "truncated", "score": score} for score in (0.0, 0.5)]  # the player's, the opponent's
     whole = [{"outcome": "finished", "score": score} for score in (1.0, 0.0)]
     failed = [{"outcome": "failed", "score": None}, whole[0]]
-    assert evaluate._outcomes([*cut, *whole, *failed]).tolist() == [[0.5, 0.5], [1.0, 0.0]]
+    pots = [{"outcome": "finished", "score": score} for score in (0.54, 0.3)]
+    assert evaluate._outcomes([*cut, *whole, *failed, *pots]).tolist() == [[0.5, 0.5], [1.0, 0.0], [0.54, 0.3]]
+
+
+def test_a_ladder_of_poker_has_the_better_player_above(tmp_path):
+    """An equilibrium of kuhn_poker loses more hands to random play than it wins, and wins more chips."""
+    result = report(tmp_path, "--ladder", "random", "cfr", games=["kuhn_poker"], episodes=4000)
+    [cfr, _] = result["ladder"]
+    assert cfr["player"] == "cfr"
+    assert cfr["ratings"]["kuhn_poker"]["low"] > 0
+
+
+def test_an_opponent_that_gives_no_legal_answer_loses_and_is_told_of(tmp_path, monkeypatch, capsys):
+    """It was a draw, and stood in the table as if the player had given none."""
+    info = {"own_end": False, "scores": {0: 0.5, 1: 0.5}, "seat": 0, "returns": None, "length": 1, "retries": 0}
+    given = partial(Episode, game="kuhn_poker", score=0.5, outcome="forfeited", info=info | {"n_decisions": {0: 1}})
+    monkeypatch.setattr(arena, "_episodes", lambda own, opponent, tasks: [given(task) for task in tasks])
+    [result] = report(tmp_path, "--checkpoint", "random", games=["kuhn_poker"])["tables"][0]["results"]
+    assert (result["value"], result["success"], result["forfeited"]) == (1.0, 1.0, 0)
+    assert "in 20 of 20 games the opponent gave no legal answer; they count as won\n" in capsys.readouterr().err
 
 
 def test_games_may_be_named_as_in_training(checkpoint):
@@ -1745,6 +1765,7 @@ def test_a_best_response_wins_from_a_frozen_player_no_more_than_the_exact_one(tm
     assert result["high"] > 0.7 * result["exploitability"]
     assert result["low"] < result["exploitability"]
     assert result["value"] > 0
+    assert (found["tables"][0]["player"], found["tables"][0]["opponent"]) == ("best response", "run/checkpoint-000006")
     assert against == {"past:frozen"}
     told = capsys.readouterr()
     assert "20 steps each; exact: the best there is; trained: " in told.out

@@ -233,6 +233,8 @@ def test_rolling_mean_and_its_band():
     assert high[:4] == low[:4] == mean[:4], "of so few values it would be wider than what is drawn"
     assert np.subtract(mean, low) == pytest.approx(np.subtract(high, mean))
     assert low[0] == high[0] == 0
+    for values in visualize.rolling([1.0, math.nan, 3.0], window=5):
+        assert [math.isnan(value) for value in values] == [False, True, False], "a step without a value has no mean"
 
 
 def test_panels_are_of_metrics_that_there_are():
@@ -241,7 +243,7 @@ def test_panels_are_of_metrics_that_there_are():
     assert {key for panel in visualize.PANELS for key in panel.keys} <= explained
 
 
-def test_panels_hold_exactly_the_finite_numbers_of_their_keys():
+def test_panels_hold_the_finite_numbers_of_their_keys_and_gaps_where_there_is_none():
     rows: list[dict] = [{"step": 1, "kl_ref": 0.1, "update_kl": float("nan"), "score/hex": 1}]
     rows += [
         {"step": 2, "kl_ref": None},
@@ -249,7 +251,8 @@ def test_panels_hold_exactly_the_finite_numbers_of_their_keys():
     ]
     run = visualize.RunData("r", rows, {}, {}, [], {})
     found = {p.title: visualize.panel_lines(p, [run]) for p in visualize.PANELS}
-    assert [(s["label"], s["x"], s["y"]) for s in found["KL"]] == [("kl_ref", [1, 3], [0.1, 0.3])]
+    [line] = found["KL"]
+    assert (line["label"], line["x"], repr(line["y"])) == ("kl_ref", [1, 2, 3], "[0.1, nan, 0.3]")
     assert [s["label"] for s in found["Score by game"]] == ["chess", "go", "hex"]  # what is never won, too
     assert not found["Games cut short and answers retried"]
     assert not found["Entropy"]
@@ -689,8 +692,79 @@ def test_a_run_that_went_on_is_not_what_its_earlier_end_was(tmp_path, steps, tol
     summary = json.loads((run / "summary.json").read_text())
     (run / "summary.json").write_text(json.dumps(summary | {"steps": steps}))
     assert visualize.main(["--run", str(run)]) == 0
-    assert ("## Evaluation" in (run / "report.md").read_text()) == told
-    assert bool(embedded(run / "report.html")["runs"][0]["summary"]) == told
+    text, summary = (run / "report.md").read_text(), embedded(run / "report.html")["runs"][0]["summary"]
+    assert ("## Evaluation" in text) == told == ("games" in summary)
+    assert ("It has gone on since it was evaluated at step 5." in text) != told
+    if shutil.which("node"):
+        said = subprocess.run(["node", STUB, run / "report.html"], capture_output=True, text=True, check=True).stdout
+        assert ("run: has gone on since it was evaluated at step 5; a run is evaluated at its end." in said) != told
+        assert "no summary.json" not in said
+
+
+def test_a_run_that_went_wrong_shows_it(tmp_path, monkeypatch):
+    """Skipped minibatches and alarms are in sight, and no line leads over steps that have no value."""
+    run = write_run(tmp_path / "run", steps=2, shown=[])
+    rows = [{"step": n, "update_kl": None if 3 <= n <= 5 else n / 10, "skipped": int(3 <= n <= 5)} for n in range(1, 8)]
+    rows[3] |= {"alarms": ["kl", "entropy"], "update_kl": 0.4}
+    rows[5] |= {"alarms": ["kl"]}
+    (run / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    data = visualize.load_run(run)
+    assert dict(visualize.heading(data))["alarms"] == "kl: 2, entropy: 1"
+    found = {panel["title"]: panel["lines"] for panel in visualize.panels([data])}
+    assert found["Minibatches skipped"][0]["y"] == [0, 0, 1, 1, 1, 0, 0]
+    drawn: list[str] = []
+    monkeypatch.setattr(
+        "matplotlib.figure.Figure.savefig",
+        lambda figure, *_, **__: drawn.extend(
+            repr([*map(float, line.get_ydata())]) for a in figure.axes for line in a.lines
+        ),
+    )
+    draw_curves([data], tmp_path / "curves.png")
+    assert "[0.1, 0.2, nan, 0.4, nan, 0.6, 0.7]" in drawn
+    page = visualize.write_report([data], tmp_path / "page.html")
+    assert [p["lines"][0]["y"] for p in embedded(page)["panels"] if p["title"] == "KL"] == [
+        [0.1, 0.2, None, 0.4, None, 0.6, 0.7]
+    ]
+
+
+@pytest.mark.skipif(not shutil.which("node"), reason="no Node here")
+def test_a_line_is_broken_where_a_step_has_no_value():
+    line = {"x": [1, 2, 3, 4, 5, 6], "y": [0.1, 0.2, None, 0.4, None, 0.6], "colour": 0, "dash": 0, "label": "a"}
+    panel = {"lines": [line | {"mean": []}], "stages": []}
+    band = {"lines": [line | {"mean": line["y"], "low": line["y"], "high": line["y"]}], "stages": []}
+    script = f"""{CHARTS}; const panel = {json.dumps(panel)}, band = {json.dumps(band)}, s = scales(panel);
+        console.log(path(panel.lines[0].x, panel.lines[0].y, s)); console.log(extent(panel).join(" "));
+        console.log(shown(readout(panel, 3))); console.log(shown(drawLine(band.lines[0], band, s)));
+        const marked = shown(drawLine(panel.lines[0], {{...panel, marks: true}}, s));
+        console.log(marked.split("<circle").length - 1);"""
+    said = subprocess.run(["node", "-e", script], capture_output=True, text=True, check=True).stdout.splitlines()
+    assert re.sub("[-0-9. ]+", "", said[0]) == "MhLhMhMh", "two of one line, and a dot each"
+    low, high = map(float, said[1].split())
+    assert low == 0
+    assert 0.6 < high < 0.7
+    assert said[2].startswith("step 3<br>")
+    assert said[2].endswith("<b>–</b>")
+    assert "NaN" not in said[3]
+    assert "null" not in said[3]
+    assert said[4] == "4"
+
+
+@pytest.mark.skipif(not shutil.which("node"), reason="no Node here")
+@pytest.mark.parametrize(
+    ("low", "high", "labels"),
+    [
+        (1500.4, 1502.2, "1,500.5 1,501 1,501.5 1,502"),
+        (1e-6, 1.76e-6, "1.0e-6 1.2e-6 1.4e-6 1.6e-6"),
+        (1.2e-4, 1.3e-4, "1.20e-4 1.22e-4 1.24e-4 1.26e-4 1.28e-4 1.30e-4"),
+        (0, 2000, "0 500 1,000 1,500 2,000"),
+        (100000.1, 100000.6, "100,000.1 100,000.2 100,000.3 100,000.4 100,000.5 100,000.6"),
+    ],
+)
+def test_marks_of_an_axis_are_told_apart_and_true(low, high, labels):
+    script = f"""{CHARTS}; const s = {{x0: 1, x1: 9, y0: {low}, y1: {high}, sx: (x) => x, sy: (y) => y}};
+        console.log(shown(drawAxes(s, [])));"""
+    said = subprocess.run(["node", "-e", script], capture_output=True, text=True, check=True).stdout
+    assert re.findall(r'text-anchor="end">([^<]*)<', said) == labels.split()
 
 
 def test_times_beyond_all_time_are_told(tmp_path):
@@ -892,7 +966,7 @@ def test_a_page_that_follows_a_run_until_its_summary_is_there(tmp_path, monkeypa
         seen.append((seconds, again, embedded(run / "report.html")))
         with (run / "metrics.jsonl").open("a") as file:
             file.write(json.dumps({"step": 9 + len(seen), "score_mean": 0.5}) + "\n")
-        if len(seen) == 2:
+        if len(seen) == 2:  # which is what tells the end of a copy, which has no lock
             (run / "summary.json").write_text(summary)
 
     monkeypatch.setattr(visualize.time, "sleep", sleep)
@@ -905,21 +979,35 @@ def test_a_page_that_follows_a_run_until_its_summary_is_there(tmp_path, monkeypa
     assert 'http-equiv="refresh"' not in (run / "report.html").read_text()
     assert embedded(run / "report.html")["seen"] == ""
     with lock_run(run):
-        assert visualize._ended(run)
-        os.utime(run / "summary.json", (1, 1))
-        assert not visualize._ended(run), "a run that was gone on with, and has its summary of before"
+        assert not visualize._ended(run), "its games are recorded after its summary"
+    assert visualize._ended(run)
+    (run / ".lock").unlink()
+    os.utime(run / "summary.json", (1, 1))
+    assert not visualize._ended(run), "a copy of a run that was gone on with, and has its summary of before"
     assert capsys.readouterr().out.split() == [
         str(run / n) for n in ("report.html", "report.html", "report.md", "curves.png")
     ]
 
 
-def test_a_run_that_got_more_steps_is_followed_from_before_the_first_of_them_on(tmp_path):
+def test_a_copy_that_gets_more_steps_is_followed_from_before_the_first_of_them_on(tmp_path):
     write_run(run := tmp_path / "run", steps=9, shown=[])
     os.utime(run / "metrics.jsonl", (1, 1))
+    assert visualize._ended(run)
+    MetricsLog(run / "metrics.jsonl").truncate_to(9)  # as a resumed run begins
+    assert not visualize._ended(run)
+
+
+def test_a_page_that_is_no_longer_written_does_not_say_that_it_follows(tmp_path, monkeypatch):
+    write_run(run := tmp_path / "run", steps=9, shown=[])
+
+    def interrupt(_):
+        assert 'http-equiv="refresh"' in (run / "report.html").read_text()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(visualize.time, "sleep", interrupt)
     with lock_run(run):
-        assert visualize._ended(run)
-        MetricsLog(run / "metrics.jsonl").truncate_to(9)  # as a resumed run begins
-        assert not visualize._ended(run)
+        assert visualize.main(["--run", str(run), "--watch"]) == 130
+    assert 'http-equiv="refresh"' not in (run / "report.html").read_text()
 
 
 def test_a_run_is_followed_from_before_its_first_step_on(tmp_path, monkeypatch):
