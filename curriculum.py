@@ -315,27 +315,31 @@ class Curriculum:
         self.past[name] = 0.5
         return removed
 
-    def update(self, task: Task, score: float, drawn_in: str | None = None) -> str | None:
+    def update(self, task: Task, score: float | None, drawn_in: str | None = None) -> str | None:
         """Take in the result of a task that ``next`` returned; say why that ended the stage, or None if it did not.
 
-        ``drawn_in``: the stage it was drawn in; None: the current one. Truncated and failed games must be left out.
+        ``score``: None where the game was cut off, which counts only as a game that nobody learns from (``_weight``).
+        ``drawn_in``: the stage it was drawn in; None: the current one. Failed games must be left out.
 
         A replay updates only its entry in the failure buffer, since replays would bias the success rate towards hard
         deals. Other games against the gate opponent enter the window, and the buffer if they fail.
         """
-        if not 0 <= score <= 1:
+        if score is not None and not 0 <= score <= 1:
             raise ValueError(f"score {score!r} of task {task.task_id} is not in [0, 1]")
-        success = score > SUCCESS
+        success = score is not None and score > SUCCESS
         counts = task.opponent == self.stage.gate
-        self._update_buffer(task, score, may_enter=counts)
+        if score is not None:
+            self._update_buffer(task, score, may_enter=counts)
         if task.replay:
             return None
         kind, _, name = task.opponent.partition(":")
-        if kind == "past" and name in self.past:
-            self.past[name] += PAST_STEP * (score - self.past[name])
         cell = (task.task_id // games.CONFIGS_PER_GAME, "past" if kind == "past" else task.opponent)
         rate = self._rates.get(cell, 0.5)
         self._rates[cell] = rate + RATE_STEP * (success - rate)
+        if score is None:
+            return None
+        if kind == "past" and name in self.past:
+            self.past[name] += PAST_STEP * (score - self.past[name])
         # A game drawn before the stage changed, in the same step, says nothing about the new stage.
         if counts and drawn_in in (None, self.stage.name) and _holds(self._pools[self._stage], task.task_id):
             self._window.append((cell[0], int(success)))

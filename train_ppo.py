@@ -371,7 +371,7 @@ class Trainer(Checkpointed):
         state.kl_coef = trajectories.adapt_kl_coef(state.kl_coef, batch.kl_ref, len(batch.values_M), ppo)
 
         stage = self.curriculum.stage.name
-        updated = [self.curriculum.update(e.task, e.score, stage) for e in valid if e.outcome != "truncated"]
+        updated = [self.curriculum.update(e.task, None if e.outcome == "truncated" else e.score, stage) for e in valid]
         state.step, state.drawn = state.step + 1, state.drawn + len(episodes)
         self.keep_past()
         self.grow_batches()

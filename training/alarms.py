@@ -17,6 +17,7 @@ SLOWER = 0.5  # factor on the learning rate for an alarm with action slow
 LEAST_SCALE = 0.05  # of the configured learning rate: slowing down further would not help
 SMOOTHING = 0.05  # of the running score and gradient norm: about the last 20 steps count
 LUCK = 10  # standard deviations: the most that 100,000 steps of equal play put between the running score and its best
+SETTLED = 0.02  # value_loss of a critic that is right, however little of returns that hardly vary it explains
 COUNT = "_steps"  # suffix of the number of steps in a row that show an alarm's sign
 
 Row = Mapping[str, Any]
@@ -50,9 +51,11 @@ ALARMS = (
     Alarm("logprob_gap", "sampler and learner disagree about what was played: the ratios start wrong", 3, "stop",
           lambda row, m: row.get("logprob_gap_mean", 0.0) > 0.2),
     Alarm("explained_variance", "the critic predicts worse than a constant: lower ppo.vf_coef or the learning rate",
-          20, "warn", lambda row, m: row["explained_variance"] < -0.5),
+          20, "warn", lambda row, m: row["explained_variance"] < -0.5 and row["value_loss"] > SETTLED),
     Alarm("grad_norm", "the gradient is ten times its usual size", 3, "slow",
           lambda row, m: row["grad_norm"] > 10 * m["grad_norm_usual"] > 0),
+    Alarm("truncated", "most games are cut off: raise ppo.max_seq_length or lower env.history_turns", 5, "warn",
+          lambda row, m: row["truncated"] > (row["games"] - row["failed"]) / 2),
     Alarm("score_drop", "the score has fallen far below the best of this stage: go back to an earlier checkpoint",
           10, "stop", lambda row, m: m.get("score_now", 0.0) < m.get("score_best", 0.0) - _luck(m)),
 )  # fmt: skip
@@ -106,12 +109,20 @@ def watch(row: Row, memory: Memory) -> list[Alarm]:
 def _remember(row: Row, memory: Memory) -> None:
     memory["entropy_first"] = memory.get("entropy_first") or row["entropy"]
     memory.setdefault("grad_norm_usual", 0.0)
-    if "legal_mass" in row:
-        memory["legal_mass_best"] = max(memory.get("legal_mass_best", 0.0), row["legal_mass"])
+    if "legal_mass" in row:  # of a sixteenth of the games at most, so one reading says little
+        n, mean = memory.get("legal_mass_rows", 0) + 1, memory.get("legal_mass_now", 0.0)
+        memory["legal_mass_rows"] = n
+        memory["legal_mass_now"] = mean + max(1 / n, SMOOTHING) * (row["legal_mass"] - mean)
+        memory["legal_mass_best"] = max(memory.get("legal_mass_best", 0.0), memory["legal_mass_now"])
     if any(opponent.startswith("past:") for opponent in row["opponents"]):  # they grow stronger with the policy
         forget(memory, "score")
         return
-    score, rows, now = row["score_mean"], memory.get("score_rows", 0) + 1, memory.get("score_now", 0.0)
+    valid = row["games"] - row["failed"]
+    if not (ended := valid - row["truncated"]):
+        return
+    # Games cut off score 0, and become more as play gets better and longer: no collapse.
+    score = row["score_mean"] * valid / ended
+    rows, now = memory.get("score_rows", 0) + 1, memory.get("score_now", 0.0)
     # Equal weights at first: with few games a step, a lucky first step would make the next ones look like a collapse.
     memory["score_now"] = now + max(1 / rows, SMOOTHING) * (score - now)
     memory["score_rows"] = rows

@@ -170,7 +170,8 @@ def look(config: SimpleNamespace) -> tuple[Any, Parameters, ChatFormat]:
                           "tokens at most")  # fmt: skip
     parameters = count_parameters(config.lora, architecture)
     if config.ppo.state_coef:
-        outputs = sum(map(sum, state_shapes(config.curriculum).values()))
+        if not (outputs := sum(map(sum, state_shapes(config.curriculum).values()))):
+            raise ConfigError("ppo.state_coef: none of the games has a tensor of what a seat knows; expected 0")
         parameters = replace(parameters, state_head=(architecture.hidden_size + 1) * outputs)
     check_disk(config, parameters)
     return architecture, parameters, ChatFormat(load_tokenizer(config.model))

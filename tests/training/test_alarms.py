@@ -13,18 +13,19 @@ from training.alarms import ALARMS, respond, watch
 from training.config import PPOConfig
 
 QUIET = {"entropy": 1.0, "legal_mass": 0.9, "update_kl": 0.01, "logprob_gap_mean": 0.001, "explained_variance": 0.3,
-         "grad_norm": 1.0, "score_mean": 0.7, "updates": 4.0, "opponents": {"random": 8}}  # fmt: skip
+         "grad_norm": 1.0, "score_mean": 0.7, "updates": 4.0, "opponents": {"random": 8}, "value_loss": 0.6,
+         "games": 8, "truncated": 0, "failed": 0}  # fmt: skip
 SIGNS = {
     "entropy": {"entropy": 0.04}, "legal_mass": {"legal_mass": 0.4}, "kl": {"update_kl": 0.31},
     "kl_average": {"kl_average": 0.51}, "logprob_gap": {"logprob_gap_mean": 0.21},
     "explained_variance": {"explained_variance": -0.6},
     "grad_norm": {"grad_norm": 50.0}, "score_drop": {"score_mean": 0.0},
-    "nothing_trained": {"updates": 0.0},
+    "nothing_trained": {"updates": 0.0}, "truncated": {"truncated": 5, "score_mean": 0.7 * 3 / 8},
 }  # fmt: skip
 PATIENCE = {alarm.name: alarm.patience for alarm in ALARMS}
 # Just short of a sign; the last two are more than it is, after fifty steps of 1.
 NEARLY = {"entropy": 0.051, "update_kl": 0.29, "kl_average": 0.49, "logprob_gap_mean": 0.19, "legal_mass": 0.46,
-          "explained_variance": -0.49, "grad_norm": 9.5, "score_mean": 0.51}  # fmt: skip
+          "explained_variance": -0.49, "grad_norm": 9.5, "score_mean": 0.51, "truncated": 4}  # fmt: skip
 
 
 @pytest.fixture(autouse=True)
@@ -59,6 +60,27 @@ def test_each_sign_raises_its_alarm_after_its_patience_and_once(name):
 @pytest.mark.parametrize("metric", NEARLY)
 def test_what_is_nearly_a_sign_raises_nothing(metric):
     assert raised([QUIET] * 50 + [QUIET | {metric: NEARLY[metric]}] * 60) == []
+
+
+def test_a_critic_that_is_right_is_not_blamed_for_returns_that_hardly_vary():
+    """Where all games end alike there is nothing to explain: the critic was called worse than a constant."""
+    assert raised([QUIET] * 9 + [QUIET | {"explained_variance": -10.8, "value_loss": 0.0014}] * 60) == []
+
+
+def test_games_that_are_cut_off_are_told_as_that_and_are_no_collapse():
+    longer = [QUIET | {"truncated": n, "score_mean": 0.7 * (8 - n) / 8} for n in (1, 2, 3, 4)]
+    assert raised([QUIET] * 50 + [row for row in longer for _ in range(60)]) == []
+    assert raised([QUIET] * 50 + [QUIET | {"truncated": 8, "score_mean": 0.0}] * 60) == [(55, "truncated")]
+    assert raised([QUIET | {"failed": 4, "truncated": 2}] * 60) == []
+    assert raised([QUIET | {"failed": 4, "truncated": 3}] * 60) == [(5, "truncated")]
+
+
+def test_one_game_of_much_legal_mass_is_no_best():
+    """A step's reading is of one game or two; those of another game were called a collapse of it."""
+    rng = random.Random(0)
+    drawn = [QUIET | {"legal_mass": rng.choice([0.95, 0.9, 0.4, 0.3])} for _ in range(1000)]
+    assert len(raised(drawn)) <= 3
+    assert {name for _, name in raised([*drawn, *[QUIET | {"legal_mass": 0.2}] * 9])} == {"legal_mass"}
 
 
 def test_patience_and_actions_are_those_of_the_manual():

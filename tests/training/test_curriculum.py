@@ -3,6 +3,7 @@
 import json
 import random
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 from hypothesis import example, given, settings
@@ -429,6 +430,41 @@ def test_programs_announce_the_stage_alone(env_type):
     """Levels are the generator's: those of a source of one's own have none."""
     told = Curriculum(one_stage(games=[(0, 9_999_999)]), 0).announcement(env_type)
     assert told == "Stage 1/1, only" + ": goofspiel against random" * (env_type == "openspiel")
+
+
+def test_games_that_are_always_cut_off_are_drawn_no_more_than_those_that_are_learnt():
+    """Nobody learns from them: they were drawn five times as often as games that are won."""
+    played = ["leduc_poker", "hex", "kuhn_poker"]
+    curriculum = Curriculum(one_stage(games=played, sampling="learnability", failure_replay_prob=0.0), 0)
+    drawn = Counter[int]()
+    for index in range(4000):
+        game = (fresh := curriculum.next(index)).task_id // SIZE
+        drawn[game] += index >= 2000
+        assert curriculum.update(fresh, None if game == HEX else 1.0) is None
+    assert max(drawn.values()) < 1.4 * min(drawn.values())
+    assert curriculum.buffer_size == 0
+    assert curriculum.rates["window_success"] == 1.0
+
+
+def test_replays_do_not_teach_learnability():
+    """They are of games that were lost, so a game would look harder than it is."""
+    curriculum = Curriculum(one_stage(games=["kuhn_poker", "hex"], sampling="learnability"), 0)
+    before = dict(curriculum._rates)
+    for index in range(200):
+        curriculum.update(replace(curriculum.next(index), replay=True), 0.0)
+    assert curriculum._rates == before
+
+
+def test_a_rate_and_a_past_selfs_score_move_a_little_with_each_game():
+    """By a twentieth and a hundredth: with few games between two of its draws, more would be noise."""
+    curriculum = with_past([0.5], failure_replay_prob=0.0)
+    [name] = curriculum.past
+    before = curriculum.past[name]
+    curriculum.update(task(0, opponent=f"past:{name}"), 1.0)
+    assert curriculum.past[name] == pytest.approx(before + 0.01 * (1 - before))
+    fresh = Curriculum(one_stage(), 0)
+    fresh.update(task(0), 1.0)
+    assert fresh._rates[LEDUC, "random"] == pytest.approx(0.525)
 
 
 def test_games_against_any_past_self_teach_learnability_one_rate():

@@ -35,7 +35,9 @@ class Noting:
 
 
 @pytest.mark.parametrize("free", [False, True])
-@pytest.mark.parametrize("name", ["tic_tac_toe", "leduc_poker", "goofspiel", "gin_rummy", "oware", "phantom_ttt"])
+@pytest.mark.parametrize(
+    "name", ["tic_tac_toe", "leduc_poker", "goofspiel", "gin_rummy", "oware", "phantom_ttt", "backgammon"]
+)
 def test_what_a_seat_knew_is_that_of_its_questions(name, free):
     task_id = games.NAMES.index(name) * SIZE
     player = Noting(task_id, free)
@@ -48,6 +50,17 @@ def test_what_a_seat_knew_is_that_of_its_questions(name, free):
     assert len({tuple(x.tolist()) for _, x in found}) > 2
     assert [game for game, _ in found] == [game for game, _ in expected]
     assert all(torch.equal(a, b) for (_, a), (_, b) in zip(found, expected, strict=True))
+
+
+def test_numbers_above_1_count_as_1():
+    """Of five men on a point backgammon's tensor says more than 1, of which the logarithm of the rest is NaN."""
+    task_id = games.NAMES.index("backgammon") * SIZE
+    player = Noting(task_id)
+    [episode] = play(EnvConfig(), player, [Task(task_id, 5, "random")])
+    found = known_states([Trajectory(0, episode, seat) for seat in sorted(episode.sequences)])
+    assert max(max(x) for seat in player.asked.values() for x in seat) > 1
+    assert max(float(x.max()) for _, x in found) == 1.0
+    assert min(float(x.min()) for _, x in found) == 0.0
 
 
 def test_decisions_of_the_policy_say_at_which_ply_they_were_asked(tmp_path):

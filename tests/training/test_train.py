@@ -9,6 +9,7 @@ import time
 from contextlib import nullcontext
 from dataclasses import fields, replace
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -37,14 +38,14 @@ import env_wrapper
 import train_ppo
 import utils
 from config.reader import ConfigError, config_dict
-from curriculum import EVAL_SEEDS, TRAIN_SEEDS
+from curriculum import EVAL_SEEDS, PAST_SIZE, TRAIN_SEEDS, Curriculum, CurriculumConfig, Stage
 from env_wrapper import Task
 from evaluation import english
 from evaluation import measure as evaluation
 from evaluation.players import find_adapter
 from scripts.make_tiny_model import make_model
 from training import console, preflight, state
-from training.config import SECTIONS, parse_args, read_config
+from training.config import SECTIONS, PPOConfig, parse_args, read_config
 from training.process import StopSignal, TrainingError, lock_run
 from training.state import CONTINUES
 from utils import Checkpoint, CheckpointError, uniform, verify_checkpoint
@@ -550,6 +551,28 @@ def test_a_forced_change_goes_on_with_the_new_value(undisturbed, tmp_path):
     assert train(tmp_path, "--resume", "--force-config", "--set", "ppo.learning_rate=1e-4", **ADAPTIVE) == 0
     assert rows(tmp_path)[:4] == rows(undisturbed)[:4]
     assert rows(tmp_path)[4]["learning_rate"] < 1e-4 < rows(undisturbed)[4]["learning_rate"]
+
+
+def test_the_rate_falls_from_the_first_step_to_the_last(tmp_path):
+    """Linearly, and reaches its end in the last step: one step later would be below it."""
+    assert train(tmp_path, ppo={"learning_rate": 1e-3, "lr_final": 0.2, "num_train_steps": 3}) == 0
+    assert [row["learning_rate"] for row in rows(tmp_path)] == pytest.approx([1e-3, 6e-4, 2e-4])
+
+
+def test_past_selves_are_kept_now_and_then_and_those_that_made_room_take_no_memory():
+    kept, forgotten = list[str](), list[str]()
+    trainer: Any = SimpleNamespace(
+        config=SimpleNamespace(ppo=PPOConfig(num_train_steps=400), curriculum=SimpleNamespace(opponents={"past"})),
+        policy=SimpleNamespace(keep_past=kept.append, forget_past=forgotten.append),
+        curriculum=Curriculum(CurriculumConfig([Stage("one", ["hex"], {"past": 1.0, "random": 1.0})]), 0),
+    )
+    steps = 20 * (PAST_SIZE + 2)
+    for step in range(1, steps + 1):
+        trainer.state = SimpleNamespace(step=step)
+        state.Checkpointed.keep_past(trainer)
+    assert kept == [f"step-{step:06d}" for step in range(20, steps + 1, 20)]
+    assert len(forgotten) == 2
+    assert {*trainer.curriculum.past} == {*kept} - {*forgotten}
 
 
 def test_a_dry_run_refuses_what_a_forced_resume_cannot_take(tmp_path, capsys):
