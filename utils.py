@@ -205,6 +205,7 @@ def naming(what: str) -> Iterator[None]:
 
 SCHEMA = 1
 MANIFEST = "manifest.json"
+LARGE = 2**34  # bytes of a file that must be there and not be holes
 MOST_FILES = 1000  # in a checkpoint: a forged manifest could keep the hashing busy for ever
 LIBRARIES = ("bitsandbytes", "numpy", "open_spiel", "peft", "safetensors", "tokenizers", "torch", "transformers")
 
@@ -412,7 +413,10 @@ def versions() -> dict[str, str]:
 
 
 def fingerprint(path: Path) -> dict[str, Any]:
-    """Size in bytes and SHA-256 of a file."""
+    """Size in bytes and SHA-256 of a file; ConfigError: it is large and mostly holes, so reading it may never end."""
+    stat = path.stat()
+    if stat.st_size > LARGE and stat.st_blocks * 512 < stat.st_size / 2:
+        raise ConfigError(f"{path}: of its {stat.st_size:,} bytes most are holes")
     with path.open("rb") as file:
         return {"size": path.stat().st_size, "sha256": hashlib.file_digest(file, "sha256").hexdigest()}
 

@@ -400,11 +400,20 @@ def _are_parts(value: Any) -> TypeGuard[list[Any]]:
 
 
 def _show(value: Any) -> str:
-    if isinstance(value, str):  # while it is whole: cut, or with quotes escaped, no secret would be known again
-        value = without(secrets(), value)
+    value = _without_secrets(value)  # while it is whole: cut, or with quotes escaped, none would be known again
     scalar = value is None or isinstance(value, str | int | float)
     text = printable(json.dumps(value, ensure_ascii=False)) if scalar else reprlib.repr(value)
     return text if len(text) <= 80 else text[:77] + "..."
+
+
+def _without_secrets(value: Any) -> Any:
+    if isinstance(value, str):
+        return without(secrets(), value)
+    if isinstance(value, list | tuple):
+        return [_without_secrets(item) for item in value]
+    if isinstance(value, dict):
+        return {_without_secrets(key): _without_secrets(item) for key, item in value.items()}
+    return value
 
 
 def secrets() -> list[str]:

@@ -10,9 +10,9 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from policy.bounded import bounded
+from policy.bounded import bounded, check_folder
 from policy.chat import ChatFormat
-from policy.model import ADAPTER_BYTES, ADAPTER_SECONDS, ON_CPU, check_folder, check_kind, must_be_used
+from policy.model import ADAPTER_BYTES, ADAPTER_SECONDS, ON_CPU, check_kind, must_be_used
 from utils import ConfigError
 
 AVERAGE_POWER = 7  # exponent of polynomial-decay averaging: it covers about the last eighth of the run so far

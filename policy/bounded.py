@@ -1,24 +1,31 @@
 """Limits on the time and memory that files of strangers may cost: configurations, weights, templates, adapters."""
 
+import json
+import math
 import multiprocessing
+import os
 import resource
 import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import psutil
 
-from config.reader import read_json
+from config.reader import read_file, read_json
 from utils import ConfigError
 
 SIZES = {  # upper bounds of numbers in a config.json, by which libraries take memory
     "hidden_size": 2**17, "intermediate_size": 2**19, "num_hidden_layers": 1000, "num_attention_heads": 2**12,
     "num_key_value_heads": 2**12, "vocab_size": 2**22, "max_position_embeddings": 2**31, "num_labels": 2**12,
 }  # fmt: skip
+TEXTS = (".json", ".jinja", ".txt", ".model")  # files that libraries read whole
+REDIRECTS = ("transformers_weights", "configuration_files", "fast_tokenizer_files")  # keys that name files to read
+GROWTH = 64  # the most characters that a tokenizer may make of one
 
 
 def check_sizes(written: Mapping[str, Any], name: str) -> None:
@@ -26,6 +33,52 @@ def check_sizes(written: Mapping[str, Any], name: str) -> None:
     for key, most in SIZES.items():
         if key in written and (type(size := written[key]) is not int or not 0 < size <= most):
             raise ConfigError(f"model.model_name: {key} {size!r:.80} of {name} is none of 1 to {most}")
+
+
+def check_folder(key: str, name: str) -> None:
+    """Raise ConfigError where a folder holds a text that is too large or a file that is not a regular one.
+
+    Libraries would wait for a pipe, or read a device without end.
+    """
+    folder = Path(os.path.expanduser(name))
+    if folder.is_file():
+        raise ConfigError(f"model.{key}: {name!r} is a file; expected a folder")
+    for path in sorted([*folder.glob("*"), *folder.glob("*chat_templates/*")]):
+        try:
+            text, written = read_file(path) if path.suffix in TEXTS else b"", None
+            with suppress(ValueError, RecursionError):  # damaged: whoever reads it says so
+                written = json.loads(text) if path.name in ("config.json", "tokenizer_config.json") else None
+            check_redirects(written, name)
+            if path.suffix == ".safetensors" and not path.is_file():
+                raise ConfigError(f"{path}: is no regular file")
+            if path.name.endswith(".safetensors.index.json"):
+                check_index(path)
+        except ConfigError as error:
+            raise ConfigError(f"model.{key}: cannot load {name!r} ({error})") from error
+
+
+def check_redirects(written: Any, name: str) -> None:
+    """Raise ConfigError where a configuration names other files to read than those that are looked at here."""
+    for key in REDIRECTS:
+        if isinstance(written, dict) and written.get(key) is not None:
+            raise ConfigError(f"{key} of {name} names files to read instead of the usual ones; remove it")
+
+
+def check_growth(tokenizer: Any, name: str) -> None:
+    """Raise ConfigError where the replacements of a tokenizer could make a text very much longer.
+
+    ``tokenizer``: of the library tokenizers; None: there is nothing to look at.
+    """
+    for part in (tokenizer.normalizer, tokenizer.decoder) if tokenizer else ():
+        steps, most = [json.loads(part.__getstate__())] if part else [], 1
+        while steps:
+            step = steps.pop()
+            inner = [value if isinstance(value, list) else [value] for value in step.values()]
+            steps += [item for item in chain(*inner) if isinstance(item, dict)]
+            most *= max(1, *(len(step.get(key) or "") for key in ("content", "prepend")))
+        if most > GROWTH:
+            raise ConfigError(f"model.model_name: the tokenizer of {name} may make {most} characters of one; "
+                              f"expected at most {GROWTH}")  # fmt: skip
 
 
 def check_weights(architecture: Any, folder: Path | None, name: str) -> None:
@@ -89,6 +142,8 @@ def apart(work: Callable[[], str], seconds: float, spare_bytes: int) -> str:
     ours, theirs = multiprocessing.Pipe(duplex=False)
 
     def run() -> None:
+        most = math.ceil(seconds) + 1  # of the processor: nobody kills it if this process is killed first
+        resource.setrlimit(resource.RLIMIT_CPU, (most, most))
         try:
             with bounded(seconds, spare_bytes):
                 theirs.send((work(), ""))

@@ -18,11 +18,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from config.reader import ConfigError, check_values, knob, read_file
+from config.reader import ConfigError, blaming, check_values, knob
 from envs.client import hub_problem, is_number
 from games import own_digest
 from policy import cpu_memory
-from policy.bounded import SIZES, bounded, check_index, check_sizes, check_weights
+from policy.bounded import SIZES, bounded, check_folder, check_growth, check_redirects, check_sizes, check_weights
 from utils import fingerprint, in_threads, verify_checkpoint
 
 log = logging.getLogger(__name__)
@@ -34,7 +34,6 @@ INDEX = "https://download.pytorch.org/whl/"
 ON_CPU: Any = {"torch_device": "cpu"}  # else PEFT reads a file onto the first GPU, whatever device the model is on
 ADAPTER_SECONDS, ADAPTER_BYTES = 60.0, 2**35  # limits on PEFT loading an adapter: it may name layers by regexes
 REPORTED: Any = {"output_loading_info": True, "ignore_mismatched_sizes": True}  # for ``whole``, which names them
-TEXTS = (".json", ".jinja", ".txt", ".model")  # files that libraries read whole
 ROOT = Path(__file__).parents[1]
 REWRITES_BASE = ("pissa", "olora", "loftq", "corda", "lora_ga")  # such ``init_lora_weights`` change the base
 # Settings that plain LoRA may have, or whose tensors are checked. Others act in ways of their own: they drop layers of
@@ -169,26 +168,6 @@ def _located(name: str) -> str:
     return name
 
 
-def check_folder(key: str, name: str) -> None:
-    """Raise ConfigError where a folder holds a text that is too large or a file that is not a regular one.
-
-    Libraries would wait for a pipe, or read a device without end.
-    """
-    folder = Path(os.path.expanduser(name))
-    if folder.is_file():
-        raise ConfigError(f"model.{key}: {name!r} is a file; expected a folder")
-    for path in sorted([*folder.glob("*"), *folder.glob("chat_templates/*")]):
-        try:
-            if path.suffix in TEXTS:
-                read_file(path)
-            elif path.suffix == ".safetensors" and not path.is_file():
-                raise ConfigError(f"{path}: is no regular file")
-            if path.name.endswith(".safetensors.index.json"):
-                check_index(path)
-        except ConfigError as error:
-            raise ConfigError(f"model.{key}: cannot load {name!r} ({error})") from error
-
-
 def check_adapter(config: ModelConfig) -> None:
     """Raise ConfigError where ``model.adapter`` is neither a usable adapter folder nor an adapter on the Hub."""
     if config.adapter is None:
@@ -264,6 +243,8 @@ def load_architecture(config: ModelConfig, **files: str) -> Any:
     check_folder("model_name", name)
     with _loading("model_name", config.model_name):
         written = {} if files else PretrainedConfig.get_config_dict(name, revision=config.revision)[0]
+    with blaming("model.model_name: "):
+        check_redirects(written, config.model_name)
     check_sizes({key: size for key, size in written.items() if size is not None}, config.model_name)
     with _loading("model_name", config.model_name):
         architecture = AutoConfig.from_pretrained(name, revision=config.revision, trust_remote_code=False, **files)
@@ -303,6 +284,7 @@ def load_tokenizer(config: ModelConfig) -> Any:
         raise ConfigError(f"model.model_name: {name} has no tokenizer: one of {', '.join(TOKENIZER_FILES)} is missing")
     with _loading("model_name", config.model_name):
         tokenizer = AutoTokenizer.from_pretrained(name, revision=config.revision, trust_remote_code=False)
+    check_growth(getattr(tokenizer, "backend_tokenizer", None), config.model_name)
     if isinstance(tokenizer.chat_template, dict):  # several templates: the one that libraries use by default
         tokenizer.chat_template = tokenizer.chat_template.get("default")
     template = str(tokenizer.chat_template)

@@ -171,6 +171,7 @@ def enter_namespaces(scratch_bytes: int) -> None:
         new_root(scratch_bytes)
     os.close(own_proc)
     check(libc.unshare(NEW_PID_NET_IPC_UTS), "unshare")
+    check(libc.sethostname(b"sandbox", 7), "sethostname")  # a program's output is not to tell the machine's
 
 
 def leave_root() -> None:

@@ -27,7 +27,7 @@ try:
 except Exception:
     if {tag!r} not in __import__('sys').modules['__main__'].__dict__:
         __import__('sys').modules['__main__'].__dict__[{tag!r}] = None
-        __import__('sys').stderr.write({tag!r} + '\\n')
+        __import__('sys').stderr.write('\\n' + {tag!r} + '\\n')
 """
 Execute = Callable[[str], Run]
 # What Python remarks on a program (an invalid escape, say) when it is read is not about this one.

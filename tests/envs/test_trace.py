@@ -437,6 +437,12 @@ def test_a_program_that_prints_something_else_the_next_time_is_no_task(tmp_path,
         new_env(source=str(tmp_path)).reset(Task(0))
 
 
+def test_a_print_that_breaks_a_program_is_found_though_a_line_was_not_ended(box):
+    """On standard error: the print's tag stood behind it, and the program was shown as one that crashes."""
+    program = "import sys\nsys.stderr.write('working')\nif sys.argv == 3:\n    x = 1\ny = 2\nz = 3\nprint(y + z)"
+    assert {inject_safe(program, seed, box.run_trusted)[1].status for seed in range(20)} == {"ok"}
+
+
 LATE_GLOBAL = """
 count = 1
 def add(item):

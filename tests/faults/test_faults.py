@@ -131,6 +131,24 @@ def huge(path):
 ENDLESS = [pipe, zeros, pytest.param(huge, marks=pytest.mark.slow), Path.mkdir]
 
 
+def test_a_file_of_holes_that_a_forged_manifest_names_is_not_hashed(tmp_path):
+    """A few kilobytes of an archive may hold a file of terabytes."""
+    older, newer = save(tmp_path, 1), save(tmp_path, 2)
+    manifest = json.loads((newer / "manifest.json").read_text())
+    huge(newer / "x.bin")
+    manifest["files"]["x.bin"] = {"size": 2**43, "sha256": "0" * 64}
+    del manifest["digest"]
+    (newer / "manifest.json").write_text(utils._seal(manifest))
+    assert verify_checkpoint(newer) == [
+        f"x.bin: unreadable: {newer / 'x.bin'}: of its 8,796,093,022,208 bytes most are holes"
+    ]
+    assert latest_checkpoint(tmp_path) == older
+    small = tmp_path / "small"
+    small.touch()
+    os.truncate(small, 2**20)
+    assert utils.fingerprint(small)["size"] == 2**20, "weights may be zeros, on a disk that packs them"
+
+
 @pytest.mark.parametrize("make", ENDLESS)
 def test_what_has_no_end_is_not_read(tmp_path, make, caplog):
     """In place of a manifest, of a file that it names, of metrics, of a file of settings or of a lock."""

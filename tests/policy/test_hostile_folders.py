@@ -7,18 +7,23 @@ import json
 import logging
 import os
 import shutil
+import subprocess
+import sys
 import time
 from pathlib import Path
 
 import peft
+import psutil
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from tiny import base_model, micro_config, tiny_policy
 from tiny_runs import train
+from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM
 
 from policy import load_policy
+from policy.bounded import check_growth
 from policy.model import _log_with_the_program
 from training.process import setup_logging
 from utils import ConfigError
@@ -102,6 +107,33 @@ def doubling(folder):
     edited("config.json", lambda c: c.update(model_type="llama"))(folder)
 
 
+def elsewhere(folder):
+    """Weights that no other check looks at."""
+    (folder / "sub").mkdir()
+    os.mkfifo(folder / "sub" / "w.safetensors")
+    edited("config.json", lambda c: c.update(transformers_weights="sub/w.safetensors"))(folder)
+
+
+def huge(*name):
+    def make(folder):
+        file = folder.joinpath(*name)
+        file.parent.mkdir(exist_ok=True)
+        file.touch()
+        os.truncate(file, 2**40)
+
+    return make
+
+
+def rarely(folder):
+    """A tokenizer that makes a million million letters of words that only prompts of games hold."""
+    word = {"type": "Replace", "pattern": {"String": "Legal Actions"}, "content": "\u0101"}
+    more = {"type": "Replace", "pattern": {"String": "\u0101"}, "content": "\u0101" * 1000}
+    steps = {"type": "Sequence", "normalizers": [{"type": "NFC"}, word, *[more] * 4]}
+    edited("tokenizer.json", lambda c: c.update(normalizer=steps))(folder)
+    edited("tokenizer_config.json", lambda c: c.update(tokenizer_class="PreTrainedTokenizerFast"))(folder)
+    edited("config.json", lambda c: c.update(model_type="llama"))(folder)
+
+
 EXPONENTIAL = r"(([a-z_.0-9]+)+)+!"
 MODELS = {
     **{f"template: {name}": templated(text) for name, text in TEMPLATES.items()},
@@ -113,7 +145,10 @@ MODELS = {
     "fewer weights than named": edited("config.json", lambda c: c.update(intermediate_size=2**18)),
     "an index that leads elsewhere": written("model.safetensors.index.json", b'{"weight_map": {"a": "sub/pipe"}}'),
     "an end that is a list": edited("generation_config.json", lambda c: c.update(eos_token_id=[[0]])),
-    "a tokenizer that doubles": doubling,
+    "a tokenizer that doubles": doubling, "a tokenizer that doubles rare words": rarely,
+    "weights somewhere else": elsewhere, "a template without end": huge("additional_chat_templates", "a.jinja"),
+    **{key: edited(file, lambda c, k=key: c.update({k: ["sub/x.json"]}))
+       for key, file in (("configuration_files", "config.json"), ("fast_tokenizer_files", "tokenizer_config.json"))},
     **{f"{name} is a {make.__name__}": piped(name, make)
        for name in ("config.json", "tokenizer.json", "model.safetensors") for make in (os.mkfifo, zeros)},
     **{f"{name} {data[:5]!r}": written(name, data) for name in ("config.json", "tokenizer.json")
@@ -144,7 +179,9 @@ ADAPTERS = {
 QUICK = {
     "num_labels 3000000": "num_labels 3000000 of ", "fewer weights than named": " bytes of weights, and its ",
     "an index that leads elsewhere": "expected a file beside it", "an end that is a list": "has the eos_token_id [0]",
-    "a tokenizer that doubles": "it takes more than 0.5 s",
+    "a tokenizer that doubles": " may make ", "a tokenizer that doubles rare words": " may make 1000000000000 ",
+    "weights somewhere else": "transformers_weights of ", "a template without end": "a.jinja",
+    "configuration_files": "configuration_files of ", "fast_tokenizer_files": "fast_tokenizer_files of ",
 }  # fmt: skip
 ALL = [("model_name", name) for name in MODELS] + [("adapter", name) for name in ADAPTERS]
 
@@ -181,6 +218,41 @@ def test_no_folder_hangs_or_is_more_than_a_line(sound, tmp_path, monkeypatch, ca
         shutil.rmtree(folder)
     assert "Traceback" not in capfd.readouterr().err
     assert set(loaded) <= {"torch_dtype 'float7'"}  # model.dtype decides
+
+
+def test_a_template_that_no_signal_ends_outlives_nobody(tmp_path):
+    """Whoever would have ended its process was killed first: it computed for ever."""
+    code = """
+import os, sys; sys.path.insert(0, {root!r})
+from policy.bounded import apart
+
+def work():
+    print(os.getpid(), flush=True)
+    a, b = [1], [1]
+    for _ in range(60):
+        a, b = [a, a], [b, b]
+    return str(a == b)
+
+apart(work, 0.5, 2**40)
+"""
+    command = [sys.executable, "-c", code.format(root=str(Path(__file__).parents[2]))]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        child = int(process.stdout.readline())
+        process.kill()
+    deadline = time.monotonic() + 30
+    while psutil.pid_exists(child) and psutil.Process(child).status() != psutil.STATUS_ZOMBIE:
+        assert time.monotonic() < deadline, "it still computes"
+        time.sleep(0.1)
+
+
+def test_a_tokenizer_as_they_are_may_replace_spaces(sound, tmp_path):
+    """As SentencePiece's do: a mark for each space, and one before the text."""
+    folder = shutil.copytree(sound["model_name"], tmp_path / "model")
+    steps = [{"type": "Prepend", "prepend": "\u2581"},
+             {"type": "Replace", "pattern": {"String": " "}, "content": "\u2581"}]  # fmt: skip
+    edited("tokenizer.json", lambda c: c.update(normalizer={"type": "Sequence", "normalizers": steps}))(folder)
+    check_growth(Tokenizer.from_file(str(folder / "tokenizer.json")), "one")
+    check_growth(None, "one without")
 
 
 def test_a_template_that_no_signal_ends_is_killed(sound, tmp_path, monkeypatch):

@@ -86,6 +86,12 @@ def test_a_secret_in_a_message_is_hidden_before_it_is_cut(monkeypatch, secret):
         utils.load_config(SECTIONS, [], [f"env.api={secret}"])
     assert secret[:8] not in str(refused.value)
     assert "[redacted]" in str(refused.value)
+    for value in ([secret], {"a": [secret]}, {secret: 1}):
+        with pytest.raises(utils.ConfigError) as refused:
+            utils.load_config(SECTIONS, [], [f"env.env_url={json.dumps(value)}"])
+        assert secret[:8] not in str(refused.value)
+        assert secret[-8:] not in str(refused.value)
+        assert "[redacted]" in str(refused.value)
 
 
 NAMES_OF_SECRETS = [
