@@ -68,10 +68,13 @@ def client_row(engine: Engine, tokens: int, answers: int) -> Row:
     """CPU milliseconds of this process for each answer to a prompt of about ``tokens`` tokens."""
     word = "card "
     text = word * max(1, round(tokens / len(engine.policy.chat.encode(word))))
-    said = [{"role": "system", "content": "s"}, {"role": "user", "content": text}]
+
+    def said(n: int) -> list[dict[str, str]]:  # no two alike: tokens of a text are kept
+        return [{"role": "system", "content": "s"}, {"role": "user", "content": f"{n + AT_ONCE:06d} {text}"}]
+
     wall = cpu = length = 0.0
     for start in range(-AT_ONCE, answers, AT_ONCE):  # the first round opens the connections
-        queries = [Query(start + n, 0, said, {1: "a", 2: "b"}, (start + n, 0, 0, 1)) for n in range(AT_ONCE)]
+        queries = [Query(start + n, 0, said(start + n), {1: "a", 2: "b"}, (start + n, 0, 0, 1)) for n in range(AT_ONCE)]
         began, spent = time.perf_counter(), time.process_time()
         actions = engine.act(queries)
         if start >= 0:

@@ -130,7 +130,7 @@ def estimate(
 
     games = ppo.mini_batch_size * ppo.gradient_accumulation_steps
     tokens = max(p.micro_batch(games, model.tokens_per_batch) for p in played)
-    answers = tokens * max(p.answer * len(p.asked) / p.read for p in measured.values())
+    answers = tokens * max(p.answer * len(p.asked) / max(p.read, 1) for p in measured.values())
     choices, columns = answers, len("0123456789.")
     if ppo.legal_mass_coef > 0:
         choices, columns = min(choices, HEAD_ROWS), architecture.vocab_size

@@ -109,8 +109,10 @@ def check_disk(config: SimpleNamespace, parameters: Parameters) -> None:
     """Raise ConfigError if the disk has no room for a run's checkpoints, one being written and the final adapter."""
     run_dir, kept = Path(config.run.output_dir), min(config.run.keep_last, config.ppo.num_train_steps + 1) + 3
     size = checkpoint_bytes(parameters.trainable, parameters.adapter * memory.frozen_adapters(config))
+    folders = (max(2, 1 + config.env.max_staleness) + 1) * config.env.use_vllm  # still in use, and one being written
+    served = folders * (4 * parameters.adapter + memory.TOKENIZER_BYTES)
     with blaming("run.output_dir: ", CheckpointError):
-        need_space(run_dir, (2 if any(run_dir.glob("checkpoint-*")) else kept) * size)
+        need_space(run_dir, (2 if any(run_dir.glob("checkpoint-*")) else kept) * size + served)
 
 
 def check_card(config: SimpleNamespace, parameters: Parameters) -> None:
@@ -424,7 +426,8 @@ def describe(config: SimpleNamespace) -> str:
         f"{parameters.trainable:,} trainable parameters (adapter {parameters.adapter:,}, value head "
         f"{parameters.value_head:,}{state_head}) of {parameters.total:,} in all"
     )
-    search = say_search(config, search_seconds(config, measured), os.cpu_count() or 1)
+    local = config.env.env_mode == "local"  # else a server searches, at its own speed
+    search = say_search(config, search_seconds(config, measured), os.cpu_count() or 1) if local else []
     evaluation = say_evaluation(here, chat, parameters, architecture)
     prompts = say_prompts(config, measured) + say_answers(config, chat)
     chapters = [sections, [counts], prompts, evaluation, _say_memory(here, parts), search]
@@ -435,9 +438,9 @@ def say_prompts(config: SimpleNamespace, measured: dict[int, Prompts]) -> list[s
     """Tokens of each game's prompts, and the games that exceed the limit."""
     limit = config.ppo.max_seq_length
     lines = [(p.game, max(p.first), max(p.later, default=0), max(p.longest.values()), len(p.asked) / len(p.first))
-             for p in measured.values()]  # fmt: skip
+             for p in measured.values() if p.first]  # fmt: skip
     cut = [f"{p.game} ({sum(n > limit for n in p.longest.values())} of {len(p.longest)})" for p in measured.values()
-           if max(p.longest.values()) > limit]  # fmt: skip
+           if max(p.longest.values(), default=0) > limit]  # fmt: skip
     verdict = f"cuts off random games of {', '.join(cut)}; see env.history_turns" if cut else "holds every prompt"
     head = ("most tokens", "first prompt", "later turns", "longest", "decisions")
     return [_aligned(lines, head, ".1f"), f"ppo.max_seq_length {limit} {verdict}"]

@@ -276,6 +276,8 @@ class StopSignal:
         if not self._at:  # not ``received``, which may be set by a signal to another process
             self.received, self._at = self.received or number, now
         elif now - self._at > TOGETHER:
+            if terminal := next((fd for fd in (1, 2) if os.isatty(fd)), 0):
+                os.write(terminal, b"\x1b[?25h\n")  # the progress line hides the cursor
             os._exit(128 + number)
 
 

@@ -620,6 +620,48 @@ def test_keeping_all_checkpoints_needs_room_for_those_there_will_be(tmp_path, mo
     assert asked[0] == asked[1] > 0
 
 
+@pytest.mark.parametrize(("staleness", "folders"), [(0, 3), (1, 3), (4, 6)])
+def test_adapters_for_servers_need_room_too(tmp_path, monkeypatch, staleness, folders):
+    """Those that a game may still be played by, two at least, and one being written."""
+    asked: list[int] = []
+    monkeypatch.setattr(preflight, "need_space", lambda folder, size: asked.append(size))
+    config = micro_config(tmp_path)
+    parameters = count_parameters(config.lora, load_architecture(config.model))
+    for served in (False, True):
+        config.env = replace(config.env, use_vllm=served, max_staleness=staleness)
+        preflight.check_disk(config, parameters)
+    assert asked[1] - asked[0] == folders * (4 * parameters.adapter + memory.TOKENIZER_BYTES)
+
+
+@pytest.mark.parametrize("mode", ["local", "url"])
+def test_searches_of_a_server_are_not_told_at_this_machines_speed(tmp_path, monkeypatch, mode):
+    stage = {"name": "s", "games": ["kuhn_poker#0"], "opponent": "mcts:5x1"}
+    config = micro_config(tmp_path, curriculum={"stages": [stage]})
+    measured = preflight.measure_prompts(config, chat_of(config))
+    monkeypatch.setattr(preflight, "measure_prompts", lambda *_: measured)
+    monkeypatch.setattr(preflight, "say_evaluation", lambda *_: [])
+    monkeypatch.setattr(preflight, "say_answers", lambda *_: [])
+    monkeypatch.setattr(memory, "estimate", lambda *_: dict.fromkeys(memory.TURNS, 1.0))
+    address = "http://127.0.0.1:9" * (mode == "url")
+    config.env = replace(config.env, env_mode=mode, env_url=address, prompt="full")
+    assert ("search, estimated" in preflight.describe(config)) == (mode == "local")
+
+
+def test_games_that_ask_nothing_are_no_error(tmp_path):
+    """As those of a game whose moves are all forced may be."""
+    config = micro_config(tmp_path)
+    measured = preflight.measure_prompts(config, chat_of(config))
+    silent = {**measured, -1: token_counts.Prompts(chat_of(config), 0, False)}
+    assert preflight.say_prompts(config, silent) == preflight.say_prompts(config, measured)
+    parameters, architecture = (
+        count_parameters(config.lora, load_architecture(config.model)),
+        load_architecture(config.model),
+    )
+    assert memory.estimate(config, parameters, architecture, silent) == memory.estimate(
+        config, parameters, architecture, measured
+    )
+
+
 def test_a_checkpoint_is_about_as_large_as_was_told(tmp_path):
     """Of each number trained Adam keeps two; past selves and the average are whole adapters beside it."""
     games = {"name": "only", "games": [[LEDUC, LEDUC]], "opponent": {"past": 1}}

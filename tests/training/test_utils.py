@@ -94,6 +94,20 @@ def test_a_secret_in_a_message_is_hidden_before_it_is_cut(monkeypatch, secret):
         assert "[redacted]" in str(refused.value)
 
 
+def test_the_second_interrupt_gives_the_terminal_its_cursor_back():
+    """Whoever draws a progress line hides it, and is not asked any more."""
+    code = "import os, signal, time; from training import process; process.TOGETHER = 0.0\nwith process.StopSignal():\n"
+    code += "    for _ in range(2):\n        time.sleep(0.01); os.kill(os.getpid(), signal.SIGINT)\n"
+    ours, theirs = os.openpty()
+    ended = subprocess.run([sys.executable, "-c", code], stdout=theirs, cwd=ROOT, check=False)
+    os.close(theirs)
+    assert ended.returncode == 128 + 2
+    assert os.read(ours, 100) == b"\x1b[?25h\r\n"
+    os.close(ours)
+    piped = subprocess.run([sys.executable, "-c", code], capture_output=True, cwd=ROOT, check=False)
+    assert (piped.returncode, piped.stdout) == (128 + 2, b"")
+
+
 NAMES_OF_SECRETS = [
     "AWS_SECRET_ACCESS_KEY",
     "AWS_SESSION_TOKEN",
