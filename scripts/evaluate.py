@@ -333,9 +333,7 @@ class Contest:
         order = sorted(met, key=lambda i: -ratings[OVERALL][i].points)
         lines = [{"player": labels[i], **{game: f"{r[i].points:+.0f} [{r[i].low:+.0f}, {r[i].high:+.0f}]"
                                           for game, r in ratings.items()}} for i in order]  # fmt: skip
-        print(
-            f"Ratings (400 points: scores of 10 to 1) with 95 % intervals, {self.args.episodes} games a pair and game"
-        )
+        print(f"Ratings (400 points: scores as 10 to 1), 95 % intervals, {self.args.episodes} games a pair and game")
         print(columns(lines, self.style), end="\n\n")
         played = [{"player": labels[i], "opponent": labels[j], "game": game, "games": int(r.size),
                    "points": float(r.mean())} for game, m in results.items() for (i, j), r in m.items()]  # fmt: skip

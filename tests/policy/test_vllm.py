@@ -452,7 +452,7 @@ def test_servers_that_play_another_model_are_refused(policy, server, tmp_path, g
 
 def test_a_gap_between_sampler_and_learner_raises_the_alarm():
     row = {"entropy": 1.0, "score_mean": 0.5, "update_kl": 0.0, "explained_variance": 0.0, "grad_norm": 1.0,
-           "updates": 1.0, "opponents": {"random": 8}}  # fmt: skip
+           "updates": 1.0, "opponents": {"random": 8}, "games": 8, "truncated": 0, "failed": 0}  # fmt: skip
     memory: dict[str, float] = {}
     raised = [alarms.watch(row | {"logprob_gap_mean": 0.3}, memory) for _ in range(3)]
     assert [[a.name for a in r] for r in raised] == [[], [], ["logprob_gap"]]

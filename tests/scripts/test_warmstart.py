@@ -192,7 +192,9 @@ def test_what_was_learnt_is_kept_when_the_last_evaluation_fails(tmp_path, monkey
     words += ["--teacher", "cfr:5", "--episodes", "4", "--output", str(tmp_path / "out")]
     assert main(words) == 1
     assert (tmp_path / "out" / "adapter_model.safetensors").is_file()
-    assert "cfr:5, 20% of its moves at random, played 4 games to their end, mean score" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "cfr:5, 20% of its moves at random, played 4 games to their end, mean score" in said
+    assert f"adapter: {tmp_path / 'out'}\ngo on:   python train_ppo.py" in said
 
 
 def test_cloning_goes_on_in_smaller_batches_when_memory_runs_out(tmp_path, monkeypatch):

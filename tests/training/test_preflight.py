@@ -647,6 +647,15 @@ def test_searches_of_a_server_are_not_told_at_this_machines_speed(tmp_path, monk
     assert ("search, estimated" in preflight.describe(config)) == (mode == "local")
 
 
+def test_positions_that_no_game_tells_cannot_be_learnt(tmp_path, monkeypatch):
+    """It trained nothing, and its loss of 0 said that everything was read."""
+    config = micro_config(tmp_path, ppo={"state_coef": 0.1})
+    preflight.look(config)
+    monkeypatch.setattr(preflight, "state_shapes", lambda curriculum: {})
+    with pytest.raises(ConfigError, match=r"^ppo\.state_coef: none of the games has a tensor of what a seat knows; "):
+        preflight.look(config)
+
+
 def test_games_that_ask_nothing_are_no_error(tmp_path):
     """As those of a game whose moves are all forced may be."""
     config = micro_config(tmp_path)
