@@ -413,12 +413,12 @@ def test_ismcts_tries_more_what_has_won_more_and_what_was_tried_less():
     """UCB1 with values scaled to [-1, 1]: total / visits + 1.414 (range / 2) sqrt(ln N / visits)."""
     bot: Any = make_bot(games.GAMES[games.NAMES.index("kuhn_poker")], openspiel.load_game(task_id("kuhn_poker")),
                         OpponentSpec("ismcts", (1, 1)), 0, 0)  # fmt: skip
-    bot._low, bot._high = -2.0, 2.0
-    for visits, wins in itertools.product([(5, 5), (9, 2), (40, 3)], [(3.0, 1.0), (-2.0, 1.0), (9.0, 1.5)]):
-        node = {a: [n, total] for a, (n, total) in enumerate(zip(visits, wins, strict=True))}
-        log_all = math.log(sum(visits))
+    bot._low, bot._high, rng = -2.0, 2.0, random.Random(0)
+    for _ in range(300):
+        node = {action: [n := rng.randrange(1, 60), n * rng.uniform(-2, 2)] for action in range(4)}
+        log_all = math.log(sum(n for n, _ in node.values()))
         bound = {a: total / n + 1.414 * 2 * math.sqrt(log_all / n) for a, (n, total) in node.items()}
-        assert bot._select(node, [0, 1]) == max(bound, key=bound.__getitem__)
+        assert bot._select(node, [*node]) == max(bound, key=bound.__getitem__)
 
 
 @pytest.mark.parametrize("name", ["liars_dice_small", "hex_small"])

@@ -1783,6 +1783,7 @@ def test_the_exact_value_beside_a_best_response_is_on_its_scale(run, tmp_path, m
     monkeypatch.setattr(train_ppo, "play", watched)
     exploited = report(tmp_path, *args, "--exploit", "1", "--exploit-steps", "1", games=["kuhn_poker"], episodes=2)
     [result] = exploited["tables"][0]["results"]
+    assert (exploited["tables"][0]["player"], exploited["tables"][0]["opponent"][:4]) == ("best response", "run/")
     frozen = report(tmp_path, "--checkpoint", str(run), "--exact", games=["kuhn_poker"])["tables"][0]["results"][0]
     assert result["exploitability"] == pytest.approx(frozen["nash_conv"] / 2 / 2)  # a seat's share, of two chips
     assert {name for name, _ in against} == {"past:frozen"}
