@@ -450,7 +450,7 @@ def identity(config: ModelConfig, base: Any, tokenizer: Any) -> dict[str, str | 
     commit = f"commit {getattr(base.config, '_commit_hash', None)}"
     return {
         "model": config.model_name, "revision": config.revision, "tokenizer": sha256(words.encode()).hexdigest(),
-        "weights": _digest(_located(config.model_name)) or commit, "games": own_digest(),
+        "weights": weights_digest(config.model_name) or commit, "games": own_digest(),
         **({"adapter": _digest(_adapter_folder(config.adapter))} if config.adapter else {}),
     }  # fmt: skip
 
@@ -462,6 +462,11 @@ def _adapter_folder(name: str) -> str:
     local = Path(os.path.expanduser(name)).is_dir()
     cached = None if local else try_to_load_from_cache(name, "adapter_model.safetensors")
     return str(Path(cached).parent) if isinstance(cached, str) else name
+
+
+def weights_digest(name: str) -> str:
+    """Digest of a base model's weights; "" where it is no folder."""
+    return _digest(_located(name))
 
 
 def _digest(folder: str) -> str:

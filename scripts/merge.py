@@ -30,7 +30,7 @@ from curriculum import first_tasks
 from envs.trace import check_config
 from evaluation.players import WARM_START, WEIGHTS, find_adapter, run_config_file
 from policy import load_policy
-from policy.model import ON_CPU, LoraConfig, ModelConfig, identity, load_architecture, quietly
+from policy.model import ON_CPU, LoraConfig, ModelConfig, identity, load_architecture, quietly, weights_digest
 from scripts.export import publish
 from scripts.export.proof import compare, observe, record_decisions, say
 from training.config import load_sections
@@ -113,6 +113,13 @@ def run_config(adapter: Path, base: str | None, sets: Sequence[str] = ()) -> Sim
     return config
 
 
+def named_base(adapter: Path, config: SimpleNamespace, args: argparse.Namespace) -> ModelConfig:
+    """The model section by which others find the base: the run's own, or of ``--base`` where that was a folder."""
+    trained = run_config(adapter, None, args.set).model if args.base else config.model
+    on_hub = publish.public_name(trained.model_name) == trained.model_name
+    return replace(config.model, model_name=trained.model_name, revision=trained.revision) if on_hub else config.model
+
+
 def finished(output: Path, made_of: dict[str, Any]) -> dict[str, Any] | None:
     """The report in ``output`` where that holds this very merge; None: it is new, empty, or was interrupted.
 
@@ -124,7 +131,9 @@ def finished(output: Path, made_of: dict[str, Any]) -> dict[str, Any] | None:
     report = read_json(output / REPORT)
     if not isinstance(report, dict):
         raise ConfigError(f"--output {output}: its {REPORT} is damaged; choose another directory or delete this one")
-    same, interrupted = report.get("made_of") == made_of, report.get("interrupted")
+    of = report["made_of"] if isinstance(report.get("made_of"), dict) else {}
+    same = {"base_weights": made_of["base_weights"]} | of == made_of  # older reports do not tell
+    interrupted = report.get("interrupted")
     if interrupted and (same or [path.name for path in output.iterdir()] == [REPORT]):
         return None  # of another merge only if that wrote nothing else
     if same and not interrupted and _is_whole(report, output):
@@ -209,7 +218,8 @@ def parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
 def make_merge(adapter: Path, config: SimpleNamespace, args: argparse.Namespace) -> dict[str, Any]:
     """Merge into the output folder, unless that was done before; return the report."""
     model, dtype = config.model, args.dtype or config.model.dtype
-    made_of = {"base": publish.public_name(model.model_name), "revision": model.revision, "dtype": dtype,
+    made_of = {"base": publish.public_name(model.model_name), "base_weights": weights_digest(model.model_name),
+               "revision": model.revision, "dtype": dtype,
                "dequantised": model.use_4bit, "deals": args.deals, "thinking": False,  # the chat template's default
                "adapter_sha256": fingerprint(adapter / WEIGHTS)["sha256"],
                "set_sha256": hashlib.sha256(json.dumps(args.set).encode()).hexdigest()}  # fmt: skip
@@ -274,22 +284,22 @@ def run(args: argparse.Namespace) -> None:
             print(f"uploading as {publish.who_uploads()}")
     adapter = find_adapter(args.checkpoint, allowed="a checkpoint and a run")
     config = run_config(adapter, args.base, args.set)
-    file, base, report = adapter.parent / "summary.json", config.model.model_name, None
+    file, base, report = adapter.parent / "summary.json", named_base(adapter, config, args), None
     summary = read_json(file) if file.is_file() else None
     if adapter.name == "final" and isinstance(summary, dict) and (made := adapter / "manifest.json").is_file():
         step = read_json(made).get("step")  # a resumed run replaces ``final`` before it evaluates it
         summary = summary if summary.get("steps", step) == step else None
     evaluated = {} if summary is None else publish.evaluated(summary, file, adapter.name)
     if args.adapter_only:
-        copy_adapter(adapter, config.model, args.output)
+        copy_adapter(adapter, base, args.output)
     else:
         report = make_merge(adapter, config, args)
         judge(report, args)
-    licence = publish.licence_of(base, config.model.revision)
+    licence, config.model = publish.licence_of(base.model_name, base.revision), base
     name = args.push or args.output.resolve().name
     with blaming(f"{(warm := adapter / WARM_START)}: ", LookupError, TypeError):
         teacher = printable(str(read_json(warm)["teacher"])) if warm.is_file() else None
-    about = publish.Published(name, base, licence, config, adapter.name, summary, evaluated, report, teacher)
+    about = publish.Published(name, base.model_name, licence, config, adapter.name, summary, evaluated, report, teacher)
     finish(about, args)
 
 

@@ -37,7 +37,7 @@ import torch
 
 from config.flags import FlagParser, one_line
 from config.reader import ConfigError, blaming, config_dict
-from curriculum import Curriculum, TaskRange, evaluated, pool
+from curriculum import Curriculum, CurriculumConfig, TaskRange, evaluated, pool
 from env_wrapper import play
 from envs.config import EnvConfig
 from envs.openspiel import position, table, tables
@@ -55,7 +55,7 @@ from policy.model import device_of, identity, load_tokenizer
 from training.config import DEFAULT_FILES, load_sections, narrowed
 from training.console import Console
 from training.memory import checkpoint_bytes, with_less_memory
-from training.preflight import exact_tasks, say_answers
+from training.preflight import check_lora, exact_tasks, say_answers
 from training.process import at_least, leave, must_be_writable, run_program
 from utils import CheckpointError, in_threads, need_space, redact, uniform, write_directory, write_manifest
 
@@ -199,6 +199,12 @@ def _measure(policy: Policy, config: SimpleNamespace, tasks: list[TaskRange]) ->
     return results
 
 
+def _tasks(curriculum: CurriculumConfig, seed: int, count: int) -> list[Task]:
+    """Tasks of all stages in turn."""
+    stages = [Curriculum(replace(curriculum, stages=(stage,)), seed) for stage in curriculum.stages]
+    return [stages[i % len(stages)].next(i) for i in range(count)]
+
+
 def _report(spec: str, explore: float, episodes: Seq[Episode], answers: int) -> None:
     """Print how the teacher played; ConfigError where it made no decision to learn from."""
     ended = [e for e in episodes if e.outcome == "finished"]
@@ -221,6 +227,7 @@ def run(args: argparse.Namespace) -> None:
     config.env = replace(config.env, answer_mode="free" if trace else "constrained")
     shown_tasks = evaluated(config.curriculum, config.env.env_type)
     games = pool([item for stage in config.curriculum.stages for item in stage.games]).values()
+    check_lora(config)
     check_teacher(spec, [(t, t) for t, _ in shown_tasks] if trace else [*chain(*games)], config.env)
     device_of(config.model)
     must_be_writable(Path(args.output).absolute().parent)
@@ -231,9 +238,8 @@ def run(args: argparse.Namespace) -> None:
     with blaming("--output ", CheckpointError):
         need_space(Path(args.output), checkpoint_bytes(0, sum(p.numel() for p in policy.trainable().values())))
     before = _measure(policy, config, shown_tasks)
-    curriculum, seed, shown = config.curriculum, config.run.seed, redact(config_dict(vars(config)), words=False)
-    stages = [Curriculum(replace(curriculum, stages=(stage,)), seed) for stage in curriculum.stages]
-    tasks = [stages[i % len(stages)].next(i) for i in range(args.episodes)]
+    seed, shown = config.run.seed, redact(config_dict(vars(config)), words=False)
+    tasks = _tasks(config.curriculum, seed, args.episodes)
     episodes: list[Episode] = []
     console, teacher = Console(len(tasks)), Teacher(policy, tasks, spec, seed, args.explore, config.env)
     for start in range(0, len(tasks), GAMES_AT_ONCE):

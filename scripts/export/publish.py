@@ -151,8 +151,10 @@ def _card_data(about: Published) -> Any:
 
 def _example(config: SimpleNamespace) -> dict[str, str]:
     """Python literals of the first position of the run's first game: ``messages``, and ``legal`` actions or ""."""
-    task = Task(first_tasks(config.curriculum, config.env.env_type)[0], seed=0)
-    step = make_env(replace(config.env, env_mode="local")).reset(task)
+    env, first = replace(config.env, env_mode="local"), first_tasks(config.curriculum, config.env.env_type)[0]
+    if env.trace.get("source", "generator") != "generator":  # programs of one's own are not published
+        env, first = replace(env, trace={}), 0
+    step = make_env(env).reset(Task(first, seed=0))
     contents = [("system", step.info["system"]), ("user", step.text)]
     lines = [f"    {json.dumps({'role': role, 'content': text})},\n" for role, text in contents if text]
     legal = repr(step.legal) if step.legal and config.env.answer_mode == "constrained" else ""

@@ -27,6 +27,7 @@ from scripts.export import proof, publish
 from training.process import ProgramError
 from utils import ConfigError, read_json, save_checkpoint
 
+WEIGHTS = "model.safetensors"
 FOUR_BITS = {"use_4bit": True, "dtype": "bfloat16"}
 QWEN_3B = "Qwen/Qwen2.5-3B-Instruct"
 
@@ -930,6 +931,39 @@ def test_the_same_adapter_with_another_temperature_is_another_merge(run_plain, t
     assert "holds another merge" in capsys.readouterr().err
 
 
+def test_the_same_adapter_on_other_weights_of_that_name_is_another_merge(run_plain, tmp_path, capsys):
+    """A second try with the right base was told that it was done already."""
+    from safetensors.torch import load_file, save_file
+
+    right, wrong = (shutil.copytree(base_model(), tmp_path / place / "tiny") for place in "ab")
+    weights = {name: tensor / 2 if "mlp" in name else tensor for name, tensor in load_file(wrong / WEIGHTS).items()}
+    save_file(weights, wrong / WEIGHTS, metadata={"format": "pt"})
+    assert merge_in(tmp_path / "out", run_plain, "--base", str(wrong)) == 0
+    assert merge_in(tmp_path / "out", run_plain, "--base", str(right)) == 2
+    assert "holds another merge" in capsys.readouterr().err
+    report = read_json(tmp_path / "out" / merge.REPORT)
+    del report["made_of"]["base_weights"]  # as it was not written once
+    (tmp_path / "out" / merge.REPORT).write_text(json.dumps(report))
+    assert merge_in(tmp_path / "out", run_plain, "--base", str(wrong)) == 0
+    assert "holds this merge already" in capsys.readouterr().out
+
+
+def test_a_copy_of_the_base_is_called_by_the_bases_own_name(run_plain, tmp_path, capsys):
+    """Its licence, which may allow research only, went with the name, and so did the revision."""
+    copy = shutil.copytree(base_model(), tmp_path / "my-copy")
+    trained = ["--set", f"model.model_name={QWEN_3B}", "model.revision=abc"]
+    assert merge_in(tmp_path / "out", run_plain, "--adapter-only", "--base", str(copy), *trained) == 0
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert ModelCard(card).data.base_model == QWEN_3B
+    assert "allows research only" in card
+    assert 'revision="abc"' in card
+    assert "my-copy" not in card
+    settings = read_json(tmp_path / "out" / merge.SETTINGS)
+    assert (settings["base_model_name_or_path"], settings["revision"]) == (QWEN_3B, "abc")
+    assert merge_in(tmp_path / "of_folder", run_plain, "--adapter-only", "--base", str(copy)) == 0
+    assert "my-copy" in (tmp_path / "of_folder" / "README.md").read_text(), "a folder of another name tells nobody more"
+
+
 def test_config_errors_of_the_base_name_the_key(run_plain):
     with pytest.raises(ConfigError, match="model_name"):
         merge.load(merge.run_config(run_plain / "checkpoint-000006", "./nothing/here"), adapter="x")
@@ -957,3 +991,17 @@ def test_the_card_of_a_player_of_programs_names_no_opponent(tmp_path):
     assert "Python programs" in before
     played.config.model = replace(played.config.model, adapter="runs/warm")
     assert "It began as another adapter" in publish.card(played)
+    taught = " ".join(publish.card(replace(played, teacher="cfr")).split())
+    assert "No step of PPO was made in this, but it began as another adapter" in taught
+
+
+def test_a_card_shows_no_program_of_ones_own(tmp_path):
+    """The first one was published, and refused where it looked like a path of this machine."""
+    (tmp_path / "a.jsonl").write_text(json.dumps({"program": "print('/var/log/mine.txt')"}))
+    played = about(tmp_path)
+    played.config.env = EnvConfig(env_type="trace", answer_mode="free", trace={"source": str(tmp_path / "a.jsonl")})
+    played.config.curriculum = CurriculumConfig([Stage("mine", [(0, 0)])])
+    card = publish.card(played)
+    assert "mine.txt" not in card
+    assert "print(" in card
+    assert "do_sample=False, repetition_penalty=1.0)" in card, "as it was trained, whatever the base's default is"

@@ -134,6 +134,9 @@ def test_a_warm_start_is_legal_and_better_and_ppo_goes_on_from_it(tmp_path, caps
     told = capsys.readouterr().out
     assert "by the answers of another player (cfr:50)" in told
     assert "No step of PPO was made." in told
+    again = ["--set", f"model.adapter={out}", "lora.r=2", "--output", str(tmp_path / "again")]
+    assert main([*words, *again]) == 2
+    assert "lora.r = 2: " in capsys.readouterr().err, "its own rank would be trained"
     assert not re.search(r"by PPO|No data set|\| steps \||did not reach its end|^- ppo", told, re.MULTILINE)
     assert read_json(out / "manifest.json")["base"] == identity(
         micro_config(tmp_path).model, policy.base, policy.tokenizer
