@@ -19,12 +19,12 @@ import torch
 from safetensors.torch import load_file, save_file
 from tiny import base_model, micro_config, tiny_policy
 from tiny_runs import train
-from tokenizers import Tokenizer
+from tokenizers import Tokenizer, decoders
 from transformers import AutoModelForCausalLM
 
 from policy import load_policy
 from policy.bounded import check_growth
-from policy.model import _log_with_the_program
+from policy.model import ModelConfig, _log_with_the_program, load_architecture
 from training.process import setup_logging
 from utils import ConfigError
 
@@ -253,6 +253,26 @@ def test_a_tokenizer_as_they_are_may_replace_spaces(sound, tmp_path):
     edited("tokenizer.json", lambda c: c.update(normalizer={"type": "Sequence", "normalizers": steps}))(folder)
     check_growth(Tokenizer.from_file(str(folder / "tokenizer.json")), "one")
     check_growth(None, "one without")
+
+
+def test_a_tokenizer_may_make_little_more_of_an_answer_either():
+    """What a model says is put together by its decoder."""
+    rust = Tokenizer.from_file(f"{base_model()}/tokenizer.json")
+    more = decoders.Replace("a", "a" * 1000)
+    rust.decoder = decoders.Sequence([rust.decoder, more, more])
+    with pytest.raises(
+        ConfigError, match=r"^model\.model_name: the tokenizer of mine may make 1000000 characters of one; "
+    ):
+        check_growth(rust, "mine")
+
+
+def test_a_model_on_the_hub_names_no_other_files_either(monkeypatch):
+    found = ({"model_type": "qwen2", "transformers_weights": "sub/w.safetensors"}, {})
+    monkeypatch.setattr("transformers.PretrainedConfig.get_config_dict", lambda *_, **__: found)
+    with pytest.raises(
+        ConfigError, match=r"^model\.model_name: transformers_weights of owner/name names files to read "
+    ):
+        load_architecture(ModelConfig(model_name="owner/name"))
 
 
 def test_a_template_that_no_signal_ends_is_killed(sound, tmp_path, monkeypatch):
