@@ -53,17 +53,7 @@ def redact(value: Any, words: bool = True) -> Any:
     where a password "random" must not rename an opponent.
     """
     found = secrets() if words else [s for s in secrets() if not WORD.fullmatch(s) and s not in NAMES]
-    return _redact(value, found) if found else value
-
-
-def _redact(value: Any, found: list[str]) -> Any:
-    if isinstance(value, str):
-        return without(found, value)
-    if isinstance(value, Mapping):
-        return {key: _redact(item, found) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_redact(item, found) for item in value]
-    return value
+    return without(found, value) if found else value
 
 
 # ----------------------------------------------------------------------------------------------------- atomic files

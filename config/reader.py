@@ -400,20 +400,10 @@ def _are_parts(value: Any) -> TypeGuard[list[Any]]:
 
 
 def _show(value: Any) -> str:
-    value = _without_secrets(value)  # while it is whole: cut, or with quotes escaped, none would be known again
+    value = without(secrets(), value, keys=True)  # while whole: cut, or with quotes escaped, none is known again
     scalar = value is None or isinstance(value, str | int | float)
     text = printable(json.dumps(value, ensure_ascii=False)) if scalar else reprlib.repr(value)
     return text if len(text) <= 80 else text[:77] + "..."
-
-
-def _without_secrets(value: Any) -> Any:
-    if isinstance(value, str):
-        return without(secrets(), value)
-    if isinstance(value, list | tuple):
-        return [_without_secrets(item) for item in value]
-    if isinstance(value, dict):
-        return {_without_secrets(key): _without_secrets(item) for key, item in value.items()}
-    return value
 
 
 def secrets() -> list[str]:
@@ -423,8 +413,13 @@ def secrets() -> list[str]:
     return sorted({text for text in found if len(text) >= SECRET_LENGTH}, key=len, reverse=True)
 
 
-def without(found: Iterable[str], text: str) -> str:
-    """The text with each of the secrets replaced."""
-    for secret in found:
-        text = text.replace(secret, "[redacted]")
-    return text
+def without(found: Iterable[str], value: Any, keys: bool = False) -> Any:
+    """A text, or nested lists and dicts with the texts in them, with each secret replaced; ``keys``: in keys too."""
+    if isinstance(value, str):
+        for secret in found:
+            value = value.replace(secret, "[redacted]")
+    if isinstance(value, list | tuple):
+        return [without(found, item, keys) for item in value]
+    if isinstance(value, Mapping):
+        return {without(found, key) if keys else key: without(found, item, keys) for key, item in value.items()}
+    return value

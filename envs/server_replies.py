@@ -4,6 +4,7 @@ import math
 import re
 from collections import deque
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from config.reader import blaming, deeper_than
@@ -14,6 +15,7 @@ from envs.openspiel import most_moves, replay
 MAX_TEXT = 2**18
 MAX_ACTIONS = 10_000
 MAX_MOVES = 100_000
+close = partial(math.isclose, rel_tol=1e-6, abs_tol=1e-6)  # whether two results are equal up to rounding
 ID = re.compile(r"[0-9]{1,9}")
 HARMFUL = re.compile(r"[^\n\t -~\u00a0-\ud7ff\ue000-\U0010ffff]")  # control characters, surrogates
 
@@ -81,11 +83,6 @@ def read_reply(answer: Any, game: Any) -> Reply:
 def _most(game: Any) -> int:
     """Return the highest possible score: 2048's highest utility is that of one tile, but a won game has others too."""
     return 2 if game and game.get_type().short_name == "2048" else 1
-
-
-def close(one: float, other: float) -> bool:
-    """Return whether two results are equal up to rounding."""
-    return math.isclose(one, other, rel_tol=1e-6, abs_tol=1e-6)
 
 
 def _returns(reported: Any, game: Any) -> list[float] | None:

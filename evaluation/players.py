@@ -14,7 +14,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from config.reader import blaming, load_config, printable
+from config.reader import blaming, load_config, printable, read_json
 from env_wrapper import Sequence as Tokens
 from envs.client import FIRST_WAIT, NO_ANSWER, NOT_SENT, HttpClient, bearer, one_line, parse, problem_of
 from envs.config import EnvConfig, is_address
@@ -26,16 +26,7 @@ from policy import load_policy
 from policy.model import LoraConfig, ModelConfig, identity
 from training.config import DEFAULT_FILES, load_sections
 from training.process import ProgramError, at_least
-from utils import (
-    ConfigError,
-    check_base,
-    fingerprint,
-    in_threads,
-    latest_checkpoint,
-    read_json,
-    uniform,
-    verify_checkpoint,
-)  # fmt: skip
+from utils import ConfigError, check_base, fingerprint, in_threads, latest_checkpoint, uniform, verify_checkpoint
 
 log = logging.getLogger(__name__)
 
@@ -45,10 +36,8 @@ BOTS = ("random", "mcts", "mcts_light", "ismcts", "perfect", "cfr")
 PLAYERS = ("a checkpoint, a run, base, a bot (random, mcts, mcts_light, mcts:SIMSxROLLOUTS, ismcts, perfect, cfr) or "
            "an http(s) address")  # fmt: skip
 NO_ADDRESS = "a server's address is like http://127.0.0.1:8000/v1, without user, password or query"
-AFFINETES = (  # settings with which the public environment's evaluate asks a model
-    'env.protocol="affinetes"', 'env.answer_mode="free"', 'env.history_turns="all"',
-    'env.prompt="full"',
-)  # fmt: skip
+# Settings with which the public environment's evaluate asks a model.
+AFFINETES = 'env.protocol="affinetes"', 'env.answer_mode="free"', 'env.history_turns="all"', 'env.prompt="full"'
 # That sets no length limit. Unless the user does, servers get none, and local models get room to think.
 UNLIMITED = 2**53
 ROOM = "ppo.max_new_tokens=1024", "ppo.max_seq_length=32768"

@@ -68,10 +68,7 @@ def _compact(state: State, seat: int) -> str:
 
 GAME = Game(
     name="euchre",
-    params=lambda config_id: {
-        "allow_lone_defender": bool(config_id & 1),
-        "stick_the_dealer": bool(config_id & 2),
-    },
+    params=lambda config_id: {"allow_lone_defender": bool(config_id & 1), "stick_the_dealer": bool(config_id & 2)},
     rules=_rules,
     describe=_describe,
     compact=_compact,

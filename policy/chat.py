@@ -197,9 +197,8 @@ class AnswerTrie:
 
     def choices_after(self, text: str) -> list[str]:
         """The continuations of ``text`` that end at another choice."""
-        return [
-            p[len(text) :] for p, chars in self.follow.items() if len(chars) > 1 and p != text and p.startswith(text)
-        ]
+        others = (p for p, chars in self.follow.items() if len(chars) > 1 and p != text)
+        return [p[len(text) :] for p in others if p.startswith(text)]
 
     def passes(self, answer: str, ahead: int) -> int:
         """Forward passes that sampling ``answer`` takes where up to ``ahead`` choices are read in one pass."""

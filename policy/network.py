@@ -98,11 +98,7 @@ def layers_kept(free: float, tokens: int, architecture: Any, layer: int, size: i
 
 
 def run_trunk(
-    model: Any,
-    tree: Tree,
-    store: Store | None = None,
-    recompute: int = 0,
-    held: Kept | None = None,
+    model: Any, tree: Tree, store: Store | None = None, recompute: int = 0, held: Kept | None = None
 ) -> Tensor:
     """Run a tree of tokens through the layers.
 

@@ -258,9 +258,8 @@ def panel_lines(panel: Panel, runs: Sequence[RunData]) -> list[dict[str, Any]]:
             drawn = ([float(f"{values[i]:.5g}") for i in kept] if values else [] for values in (y, *bands))
             line: dict[str, Any] = {"x": [x[i] for i in kept]}
             line |= zip(("y", "mean", "low", "high"), drawn, strict=True)
-            shows = any(value and not math.isnan(value) for value in y) or key.startswith(
-                ("score", "eval/")
-            )  # a game that is never won is worth a line
+            # A game that is never won is worth a line.
+            shows = any(value and not math.isnan(value) for value in y) or key.startswith(("score", "eval/"))
             found.append((index, key, line, shows))
     # A success rate that is always 0 says something beside others, a penalty that is switched off does not.
     if panel.limits is None or not any(shows for *_, shows in found):

@@ -201,7 +201,7 @@ def _measure(policy: Policy, config: SimpleNamespace, tasks: list[TaskRange]) ->
 
 def _tasks(curriculum: CurriculumConfig, seed: int, count: int) -> list[Task]:
     """Tasks of all stages in turn."""
-    stages = [Curriculum(replace(curriculum, stages=(stage,)), seed) for stage in curriculum.stages]
+    stages = [Curriculum(replace(curriculum, stages=[stage]), seed) for stage in curriculum.stages]
     return [stages[i % len(stages)].next(i) for i in range(count)]
 
 

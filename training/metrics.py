@@ -147,10 +147,8 @@ def summarise(episodes: Sequence[Episode]) -> dict[str, Any]:
     if lost := [e for e in episodes if e.outcome == "failed"]:
         level = logging.DEBUG if lost[0].game in _told else logging.WARNING  # the others of a run are in its run.log
         _told.add(lost[0].game)
-        cause = one_line(str(lost[0].info.get("error")))
-        log.log(
-            level, "%d of a step's %d games failed and are left out; the first: %s", len(lost), len(episodes), cause
-        )
+        why = one_line(str(lost[0].info.get("error")))
+        log.log(level, "%d of a step's %d games failed and are left out; the first: %s", len(lost), len(episodes), why)
     return {
         "games": len(episodes),
         "score_mean": sum(e.score for e in valid) / len(valid),

@@ -1,16 +1,12 @@
 """Information states of the seats to move, which the state head predicts from their prompts (``ppo.state_coef``)."""
 
-from itertools import chain
-
 import torch
 from torch import Tensor
 
 from curriculum import CurriculumConfig, pool
-from envs.openspiel import known, load_game, replay, table
+from envs.openspiel import known, load_game, replay, tables
 from policy.state_head import State
 from training.trajectories import Trajectory
-
-SHAPE_TASKS = 64  # of each range, whose tensors are measured before a run; other sizes are not learnt
 
 
 def known_states(rows: list[Trajectory]) -> list[State]:
@@ -27,10 +23,10 @@ def known_states(rows: list[Trajectory]) -> list[State]:
 
 
 def state_shapes(curriculum: CurriculumConfig) -> dict[str, set[int]]:
-    """Game -> sizes of its tensors in ``known_states``, from the first ``SHAPE_TASKS`` tasks of each range."""
+    """Game -> sizes of its tensors in ``known_states``, with all parameters that occur in the stages."""
     shapes: dict[str, set[int]] = {}
-    for first, last in chain.from_iterable(r for stage in curriculum.stages for r in pool(stage.games).values()):
-        for task_id in range(first, min(last + 1, first + SHAPE_TASKS)):
-            if size := len(known(table(task_id).spiel.new_initial_state(), 0)):
-                shapes.setdefault(table(task_id).game.name, set()).add(size)
+    ranges = (part for stage in curriculum.stages for parts in pool(stage.games).values() for part in parts)
+    for shared in tables(ranges):
+        if size := len(known(shared.spiel.new_initial_state(), 0)):
+            shapes.setdefault(shared.game.name, set()).add(size)
     return shapes
