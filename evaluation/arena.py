@@ -84,7 +84,7 @@ class Arena:
         if cut := sum(row["outcome"] == "truncated" for row in rows):
             log.warning("%s: in %d of %d games a prompt did not fit ppo.max_seq_length; they are lost where it was the "
                         "player's", match, cut, len(rows))  # fmt: skip
-        if given := sum(row["outcome"] == "forfeited" and row["score"] > 0 for row in rows):
+        if given := sum(row["outcome"] == "forfeited" and row["score"] == 1 for row in rows):
             log.warning(
                 "%s: in %d of %d games the opponent gave no legal answer; they count as won", match, given, len(rows)
             )

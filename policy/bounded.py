@@ -25,7 +25,7 @@ SIZES = {  # upper bounds of numbers in a config.json, by which libraries take m
 }  # fmt: skip
 TEXTS = (".json", ".jinja", ".txt", ".model")  # files that libraries read whole
 REDIRECTS = ("transformers_weights", "configuration_files", "fast_tokenizer_files")  # keys that name files to read
-GROWTH = 64  # the most characters that a tokenizer may make of one
+GROWTH = 2**12  # the most characters that a tokenizer may make of one, if each replacement finds what others made
 
 
 def check_sizes(written: Mapping[str, Any], name: str) -> None:

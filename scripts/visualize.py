@@ -211,7 +211,8 @@ def heading(run: RunData) -> list[tuple[str, str]]:
     about, row = run.about, run.rows[-1]
     mix, each = row.get("opponents"), about.get("games_per_step", row.get("games"))
     seconds = min(sum(r["time_total"] for r in run.rows if is_number(r.get("time_total"))), LONGEST)
-    alarms = Counter(name for r in run.rows for name in r.get("alarms", ()) if isinstance(name, str))
+    listed = (r["alarms"] for r in run.rows if isinstance(r.get("alarms"), list))
+    alarms = Counter(name for name in chain(*listed) if isinstance(name, str))
     facts = {
         "model": about.get("model") or run.config.get("model", {}).get("model_name"),
         "games": _listed(about.get("games")) or _listed([k[6:] for k in row if k.startswith("score/")]),
@@ -350,13 +351,18 @@ def _draw_panel(axis: Any, panel: dict[str, Any], runs: Sequence[RunData]) -> No
 def _thin(y: Sequence[float], single: bool) -> list[int]:
     """Indices of the points of a long line to draw: evenly spaced, and always the last, which is the present state.
 
-    ``single``: where single values matter, the least and the greatest of each two strides instead.
+    ``single``: where single values matter, the least and the greatest of each two strides instead, and a gap.
     """
     last, stride = len(y) - 1, math.ceil(len(y) / MAX_POINTS) or 1
     if not single or stride == 1:
         return [*range(last % stride, last + 1, stride)]
-    parts = [range(start, min(start + 2 * stride, last + 1)) for start in range(0, last + 1, 2 * stride)]
-    return sorted({last} | {find(part, key=y.__getitem__) for part in parts for find in (min, max)})
+    kept = {last}
+    for start in range(0, last + 1, 2 * stride):
+        part = range(start, min(start + 2 * stride, last + 1))
+        known = [i for i in part if not math.isnan(y[i])]
+        kept |= {find(known, key=y.__getitem__) for find in (min, max) if known}
+        kept.update([i for i in part if math.isnan(y[i])][:1])
+    return sorted(kept)
 
 
 def write_report(runs: Sequence[RunData], path: Path, again: float = 0) -> Path:
@@ -420,11 +426,11 @@ def _ended(directory: Path) -> bool:
     try:
         with open(directory / ".lock", opener=lambda path, flags: os.open(path, flags | os.O_NONBLOCK)) as lock:
             fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except FileNotFoundError:  # a copy without hidden files, which may be growing
+    except BlockingIOError:
+        return False
+    except OSError:  # a copy without hidden files, which may be growing; a disk without locks
         files = [directory / name for name in ("metrics.jsonl", "summary.json")]
         return all(file.is_file() for file in files) and files[0].stat().st_mtime <= files[1].stat().st_mtime
-    except OSError:
-        return False
     return True
 
 

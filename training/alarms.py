@@ -113,7 +113,8 @@ def _remember(row: Row, memory: Memory) -> None:
         n, mean = memory.get("legal_mass_rows", 0) + 1, memory.get("legal_mass_now", 0.0)
         memory["legal_mass_rows"] = n
         memory["legal_mass_now"] = mean + max(1 / n, SMOOTHING) * (row["legal_mass"] - mean)
-        memory["legal_mass_best"] = max(memory.get("legal_mass_best", 0.0), memory["legal_mass_now"])
+        if n >= 1 / SMOOTHING:
+            memory["legal_mass_best"] = max(memory.get("legal_mass_best", 0.0), memory["legal_mass_now"])
     if any(opponent.startswith("past:") for opponent in row["opponents"]):  # they grow stronger with the policy
         forget(memory, "score")
         return

@@ -41,8 +41,8 @@ MARK = "\n<!-- written by merge.py, which keeps this file if it is edited: "
 
 
 def public_name(model: str) -> str:
-    """A model's name on the Hub, or the last part of a local path."""
-    return Path(model).name if Path(model).is_absolute() or folder_of(model) else model
+    """A model's name on the Hub, or the last part of a local path, which may be one of another machine."""
+    return Path(model).name if model.startswith((".", "/", "~", "models/")) or folder_of(model) else model
 
 
 def licence_of(base: str, revision: str | None = None) -> str | None:
@@ -152,7 +152,9 @@ def _card_data(about: Published) -> Any:
 def _example(config: SimpleNamespace) -> dict[str, str]:
     """Python literals of the first position of the run's first game: ``messages``, and ``legal`` actions or ""."""
     env, first = replace(config.env, env_mode="local"), first_tasks(config.curriculum, config.env.env_type)[0]
-    if env.trace.get("source", "generator") != "generator":  # programs of one's own are not published
+    if (
+        env.env_type == "trace" and env.trace.get("source", "generator") != "generator"
+    ):  # programs of one's own are not published
         env, first = replace(env, trace={}), 0
     step = make_env(env).reset(Task(first, seed=0))
     contents = [("system", step.info["system"]), ("user", step.text)]

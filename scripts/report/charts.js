@@ -65,7 +65,7 @@ function drawLine(line, panel, s) {
   const ys = line.mean.length ? line.mean : line.y;
   out.push(html`<path d="${path(line.x, ys, s)}" ${paint} ${dash} stroke-width="1.7" stroke-linejoin="round" stroke-linecap="round"/>`);
   if (panel.marks || line.x.length === 1) {
-    out.push(line.x.map((x, i) => ys[i] !== null && html`<circle cx="${s.sx(x)}" cy="${s.sy(ys[i])}" r="3" fill="${colour(line.colour)}"/>`));
+    out.push(line.x.map((x, i) => ys[i] === null ? "" : html`<circle cx="${s.sx(x)}" cy="${s.sy(ys[i])}" r="3" fill="${colour(line.colour)}"/>`));
   }
   return html`<g class="line">${out}</g>`;
 }

@@ -3,6 +3,7 @@
 ``pytest tests/policy/test_hostile_folders.py -s`` prints how many were tried and how they ended.
 """
 
+import contextlib
 import json
 import logging
 import os
@@ -239,10 +240,11 @@ apart(work, 0.5, 2**40)
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         child = int(process.stdout.readline())
         process.kill()
-    deadline = time.monotonic() + 30
-    while psutil.pid_exists(child) and psutil.Process(child).status() != psutil.STATUS_ZOMBIE:
-        assert time.monotonic() < deadline, "it still computes"
-        time.sleep(0.1)
+    deadline = time.monotonic() + 60
+    with contextlib.suppress(psutil.NoSuchProcess):
+        while psutil.Process(child).status() != psutil.STATUS_ZOMBIE:
+            assert time.monotonic() < deadline, "it still computes"
+            time.sleep(0.1)
 
 
 def test_a_tokenizer_as_they_are_may_replace_spaces(sound, tmp_path):

@@ -962,6 +962,10 @@ def test_a_copy_of_the_base_is_called_by_the_bases_own_name(run_plain, tmp_path,
     assert (settings["base_model_name_or_path"], settings["revision"]) == (QWEN_3B, "abc")
     assert merge_in(tmp_path / "of_folder", run_plain, "--adapter-only", "--base", str(copy)) == 0
     assert "my-copy" in (tmp_path / "of_folder" / "README.md").read_text(), "a folder of another name tells nobody more"
+    for elsewhere in ("models/qwen", "./qwen", "~/m/qwen"):  # of the machine that trained it
+        trained, out = ["--set", f"model.model_name={elsewhere}"], tmp_path / "elsewhere"
+        assert merge_in(out, run_plain, "--adapter-only", "--base", str(copy), *trained) == 0
+        assert read_json(out / merge.SETTINGS)["base_model_name_or_path"] == "my-copy"
 
 
 def test_config_errors_of_the_base_name_the_key(run_plain):
@@ -1002,6 +1006,12 @@ def test_a_card_shows_no_program_of_ones_own(tmp_path):
     played.config.env = EnvConfig(env_type="trace", answer_mode="free", trace={"source": str(tmp_path / "a.jsonl")})
     played.config.curriculum = CurriculumConfig([Stage("mine", [(0, 0)])])
     card = publish.card(played)
+    boards = replace(played.config.env, env_type="openspiel", answer_mode="constrained")
+    other = about(tmp_path)
+    other.config.env = boards
+    shown = publish._example(other.config)
+    other.config.env = replace(boards, trace={})
+    assert publish._example(other.config) == shown, "which says nothing of its games"
     assert "mine.txt" not in card
     assert "print(" in card
     assert "do_sample=False, repetition_penalty=1.0)" in card, "as it was trained, whatever the base's default is"

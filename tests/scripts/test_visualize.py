@@ -707,9 +707,12 @@ def test_a_run_that_went_wrong_shows_it(tmp_path, monkeypatch):
     rows = [{"step": n, "update_kl": None if 3 <= n <= 5 else n / 10, "skipped": int(3 <= n <= 5)} for n in range(1, 8)]
     rows[3] |= {"alarms": ["kl", "entropy"], "update_kl": 0.4}
     rows[5] |= {"alarms": ["kl"]}
+    rows[6] |= {"alarms": "odd"}
     (run / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     data = visualize.load_run(run)
     assert dict(visualize.heading(data))["alarms"] == "kl: 2, entropy: 1"
+    for odd in (None, 5, [7, None]):
+        assert "alarms" not in dict(visualize.heading(dataclasses.replace(data, rows=[{"step": 1, "alarms": odd}])))
     found = {panel["title"]: panel["lines"] for panel in visualize.panels([data])}
     assert found["Minibatches skipped"][0]["y"] == [0, 0, 1, 1, 1, 0, 0]
     drawn: list[str] = []
@@ -736,7 +739,7 @@ def test_a_line_is_broken_where_a_step_has_no_value():
         console.log(path(panel.lines[0].x, panel.lines[0].y, s)); console.log(extent(panel).join(" "));
         console.log(shown(readout(panel, 3))); console.log(shown(drawLine(band.lines[0], band, s)));
         const marked = shown(drawLine(panel.lines[0], {{...panel, marks: true}}, s));
-        console.log(marked.split("<circle").length - 1);
+        console.log(marked.replaceAll("\\n", " ")); console.log(marked.split("<circle").length - 1);
         const high = {{...panel.lines[0], y: [5.1, 5.2, null, 5.4, null, 5.6]}};
         console.log(extent({{...panel, lines: [high]}})[0] > 5);"""
     said = subprocess.run(["node", "-e", script], capture_output=True, text=True, check=True).stdout.splitlines()
@@ -748,7 +751,8 @@ def test_a_line_is_broken_where_a_step_has_no_value():
     assert said[2].endswith("<b>–</b>")
     assert "NaN" not in said[3]
     assert "null" not in said[3]
-    assert said[4:] == ["4", "true"]
+    assert "false" not in said[4]
+    assert said[5:] == ["4", "true"]
 
 
 @pytest.mark.skipif(not shutil.which("node"), reason="no Node here")
@@ -1365,6 +1369,11 @@ def test_a_long_curve_ends_where_the_run_does_and_keeps_what_is_rare(tmp_path):
     tops = {line["label"]: max(line["y"]) for line in lines}
     assert (tops["failed"], tops["retries"]) == (1, 1)
     assert max(len(line["x"]) for line in lines) <= visualize.MAX_POINTS + 1
+    rows = [{"step": s, "kl_ref": 99.0 if s == 3500 else None if s % 3 else 0.1} for s in range(1, 5001)]
+    [kl] = visualize.panel_lines(visualize.Panel("KL", ("kl_ref",)), [visualize.RunData("r", rows, {}, {}, [], {})])
+    known = [value for value in kl["y"] if value == value]
+    assert (max(known), min(known)) == (99.0, 0.1), "beside a gap, too"
+    assert len(known) < len(kl["y"]) <= 1.5 * visualize.MAX_POINTS + 1
     [score] = [line for line in lines if line["label"] == "score_mean"]
     assert (score["x"][-1], score["y"][-1], len(score["x"]) <= visualize.MAX_POINTS) == (5002, 0.9, True)
 
