@@ -18,7 +18,7 @@ from serving import POSITION, RESET, answer, ok, running_server, scripted_server
 from tiny import micro_config
 
 from env_wrapper import EnvConfig, Task, make_env, play
-from envs import affinetes, client
+from envs import affinetes, client, server_replies
 from envs.affinetes import ServerError
 from envs.types import InterruptedRolloutError
 from training import preflight
@@ -343,6 +343,13 @@ def test_a_game_with_other_moves_than_were_sent_is_none():
             with pytest.raises(ServerError, match="its history has") if twice else contextlib.nullcontext():
                 while not step.done:
                     step = env.step("1")
+
+
+def test_results_agree_up_to_rounding_and_no_further():
+    assert server_replies.close(0.5, 0.5 + 1e-7)
+    assert server_replies.close(0.0, 1e-7)
+    assert server_replies.close(1000.0, 1000.0005)
+    assert not any(server_replies.close(*pair) for pair in ((0.5, 0.50001), (0.0, 1e-5), (1000.0, 1000.01)))
 
 
 def test_an_answer_given_twice_in_a_game_is_refused():

@@ -1373,7 +1373,7 @@ def test_a_long_curve_ends_where_the_run_does_and_keeps_what_is_rare(tmp_path):
     [kl] = visualize.panel_lines(visualize.Panel("KL", ("kl_ref",)), [visualize.RunData("r", rows, {}, {}, [], {})])
     known = [value for value in kl["y"] if value == value]
     assert (max(known), min(known)) == (99.0, 0.1), "beside a gap, too"
-    assert len(known) < len(kl["y"]) <= 1.5 * visualize.MAX_POINTS + 1
+    assert len(known) + 100 < len(kl["y"]) <= 1.5 * visualize.MAX_POINTS + 1
     [score] = [line for line in lines if line["label"] == "score_mean"]
     assert (score["x"][-1], score["y"][-1], len(score["x"]) <= visualize.MAX_POINTS) == (5002, 0.9, True)
 

@@ -76,6 +76,7 @@ def test_redact_removes_every_secret_of_the_environment(monkeypatch):
     monkeypatch.setenv("TOKENIZERS_PARALLELISM", "harmless")
     text = "the harmless hf_canary1 canary2-longer canary2 p@ss99"
     assert utils.redact(text) == "the harmless [redacted] [redacted] [redacted] [redacted]"
+    assert utils.redact({"canary2": 1}) == {"canary2": 1}, "keys are names of ours"
     assert utils.redact({"a": [text[4:12], ("canary2",)], "n": 1.5}) == {"a": ["harmless", ["[redacted]"]], "n": 1.5}
 
 
