@@ -73,6 +73,7 @@ def write_merged(policy: Any, adapter: Path, output: Path, dtype: str) -> None:
 
 def merge(config: SimpleNamespace, adapter: Path, output: Path, dtype: str, count: int) -> dict[str, Any]:
     """Merge, load the result from disk and compare; return the report's ``proof`` and ``rounding``."""
+    config = SimpleNamespace(**vars(config) | {"env": replace(config.env, env_mode="local")})  # for games and proof
     policy = load(config, adapter=str(adapter))
     check_base(str(adapter), identity(config.model, policy.base, policy.tokenizer))
     sequences = record_decisions(policy, config)
@@ -103,13 +104,13 @@ def run_config(adapter: Path, base: str | None, sets: Sequence[str] = ()) -> Sim
             raise ConfigError(f"--set: model.{key} was {str(held[key]).lower()} in the run, and has to stay: on other "
                               "weights the adapter is another player")  # fmt: skip
     device = "cuda" if torch.cuda.is_available() and config.model.device != "cpu" else "cpu"
-    config.model, config.env = replace(config.model, device=device), replace(config.env, env_mode="local")
+    config.model = replace(config.model, device=device)
     if base and base != config.model.model_name:
         trained = printable(config.model.model_name)
         print(f"note: trained on {trained}, and --base says {base}: they must be the same weights")
         config.model = replace(config.model, model_name=base, revision=None)
     if config.env.env_type == "trace":
-        check_config(config.env, first_tasks(config.curriculum, "trace"))
+        check_config(replace(config.env, env_mode="local"), first_tasks(config.curriculum, "trace"))
     return config
 
 
@@ -299,7 +300,8 @@ def run(args: argparse.Namespace) -> None:
     name = args.push or args.output.resolve().name
     with blaming(f"{(warm := adapter / WARM_START)}: ", LookupError, TypeError):
         teacher = printable(str(read_json(warm)["teacher"])) if warm.is_file() else None
-    about = publish.Published(name, base.model_name, licence, config, adapter.name, summary, evaluated, report, teacher)
+    about = publish.Published(name, base.model_name, licence, config, adapter.name, summary, evaluated, report, teacher,
+                              [item.partition("=")[0].strip() for item in args.set])  # fmt: skip
     finish(about, args)
 
 

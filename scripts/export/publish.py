@@ -3,6 +3,7 @@
 import hashlib
 import json
 import re
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -86,6 +87,7 @@ class Published:
     evaluated: dict[str, dict[str, Any]]  # game -> result
     report: dict[str, Any] | None  # of the merge; None: this is the adapter
     teacher: str | None = None  # whose answers a warm start was taught; None: it was trained by PPO
+    changed: Sequence[str] = ()  # keys that --set laid over the run's: it was not trained with these values
 
 
 def evaluated(summary: Any, file: Path, checkpoint: str) -> dict[str, dict[str, Any]]:

@@ -968,6 +968,20 @@ def test_a_copy_of_the_base_is_called_by_the_bases_own_name(run_plain, tmp_path,
         assert read_json(out / merge.SETTINGS)["base_model_name_or_path"] == "my-copy"
 
 
+def test_a_card_tells_what_was_changed_for_it_and_where_the_games_were_played(run_plain, tmp_path):
+    """It said of a run on a server that it was local, and of a change that it was trained so."""
+    changed = ["env.env_mode=url", "env.env_url=http://127.0.0.1:9", "env.prompt=full"]
+    assert merge_in(tmp_path / "out", run_plain, "--adapter-only", "--set", *changed) == 0
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert '"env_mode": "url"' in card
+    assert (
+        "| changed after training | env.env_mode=url, env.env_url=http://127.0.0.1:9/[redacted], env.prompt=full |"
+        in card
+    )
+    assert merge_in(tmp_path / "plain", run_plain, "--adapter-only") == 0
+    assert "changed after training" not in (tmp_path / "plain" / "README.md").read_text()
+
+
 def test_config_errors_of_the_base_name_the_key(run_plain):
     with pytest.raises(ConfigError, match="model_name"):
         merge.load(merge.run_config(run_plain / "checkpoint-000006", "./nothing/here"), adapter="x")
