@@ -974,10 +974,8 @@ def test_a_card_tells_what_was_changed_for_it_and_where_the_games_were_played(ru
     assert merge_in(tmp_path / "out", run_plain, "--adapter-only", "--set", *changed) == 0
     card = (tmp_path / "out" / "README.md").read_text()
     assert '"env_mode": "url"' in card
-    assert (
-        "| changed after training | env.env_mode=url, env.env_url=http://127.0.0.1:9/[redacted], env.prompt=full |"
-        in card
-    )
+    assert "| changed after training | env.env_mode, env.env_url, env.prompt |" in card
+    assert "127.0.0.1" not in card
     assert merge_in(tmp_path / "plain", run_plain, "--adapter-only") == 0
     assert "changed after training" not in (tmp_path / "plain" / "README.md").read_text()
 
