@@ -976,7 +976,8 @@ def test_a_card_tells_what_was_changed_for_it_and_where_the_games_were_played(ru
     assert '"env_mode": "url"' in card
     assert "| changed after training | env.env_mode, env.env_url, env.prompt |" in card
     assert "127.0.0.1" not in card
-    assert merge_in(tmp_path / "merged", run_plain, "--set", *changed) == 0, "its proof is played here"
+    longer = [*changed, "ppo.max_seq_length=2048"]
+    assert merge_in(tmp_path / "merged", run_plain, "--set", *longer) == 0, "its proof is played here"
     assert merge_in(tmp_path / "plain", run_plain, "--adapter-only") == 0
     assert "changed after training" not in (tmp_path / "plain" / "README.md").read_text()
 
