@@ -806,6 +806,11 @@ def test_an_opponent_that_gives_no_legal_answer_loses_and_is_told_of(tmp_path, m
     [result] = report(tmp_path, "--checkpoint", "random", games=["kuhn_poker"])["tables"][0]["results"]
     assert (result["value"], result["success"], result["forfeited"]) == (1.0, 1.0, 0)
     assert "in 20 of 20 games the opponent gave no legal answer; they count as won\n" in capsys.readouterr().err
+    # Where others play on, nobody knows who would have won.
+    given.keywords["info"]["scores"] = dict.fromkeys(range(4), 0.5)
+    [result] = report(tmp_path, "--checkpoint", "random", games=["kuhn_poker"])["tables"][0]["results"]
+    assert (result["value"], result["forfeited"]) == (0.0, 0)
+    assert "count as won" not in capsys.readouterr().err
 
 
 def test_games_may_be_named_as_in_training(checkpoint):
