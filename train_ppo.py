@@ -42,7 +42,7 @@ from curriculum import eval_tasks
 from env_wrapper import play
 from envs.types import Episode, InterruptedRolloutError
 from evaluation import english
-from evaluation.measure import GameResult, Progress, evaluate, mean_grade, record, result_table
+from evaluation.measure import GameResult, Progress, evaluate, mean_grade, record, result_table, too_many_failed
 from policy.attention import in_fixed_order
 from policy.model import device_of
 from policy.player import Policy
@@ -67,7 +67,6 @@ OPTIONAL = {"legal_mass": "legal_mass_coef", "rehearsal_kl": "rehearsal_coef", "
 UNCLIPPED = "state_head."  # its gradient would dominate the norm, and Adam does not depend on its scale
 LONE = Ranks()
 Key = tuple[int, ...]  # of a stream of random numbers
-MAX_FAILED_SHARE = 0.2  # of the games of a step or an evaluation; one of several may always fail
 MOST_EMPTY = 100  # times that a step plays its games until one of them holds a decision
 NEURD_CAP = 4.0  # of the weight 1 / p of an answer: what is rarer moves no further
 MAX_BAD_UPDATES = 5  # minibatches in a row without a finite loss and gradient before the run ends
@@ -325,11 +324,6 @@ def ppo_update(
 def decay(ppo: PPOConfig, step: int, final: float) -> float:
     """Linear decay from 1 at the first step (0) to ``final`` at the last."""
     return 1 - (1 - final) * step / max(ppo.num_train_steps - 1, 1)
-
-
-def too_many_failed(failed: int, games: int) -> bool:
-    """Whether infrastructure lost so many games of a step or an evaluation that the run must end."""
-    return failed > max(MAX_FAILED_SHARE * games, games > 1)
 
 
 # -------------------------------------------------------------------------------------------------------- one step

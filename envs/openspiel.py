@@ -164,13 +164,13 @@ def most_moves(spiel: Any) -> float:
 def score(pyspiel_game: Any, returns: list[float], seat: int) -> float:
     """Map the returns of a finished game to [0, 1] for one seat, as the public environment does.
 
-    In zero-sum, cooperative and one-player games it is the return's place between the game's lowest and highest
-    utility. In general-sum games of two it is 1, 0.5 or 0 by comparison; of more it is 1 - rank / (players - 1), where
-    ties share the best rank. (The public environment has no cooperative games.)
+    In zero-sum, constant-sum, cooperative and one-player games it is the return's place between the game's lowest and
+    highest utility. In general-sum games of two it is 1, 0.5 or 0 by comparison; of more it is 1 - rank / (players -
+    1), where ties share the best rank. (The public environment has no constant-sum and no cooperative games.)
     """
     kind, own = pyspiel_game.get_type().utility, returns[seat]
     kinds = pyspiel.GameType.Utility
-    if kind in (kinds.ZERO_SUM, kinds.IDENTICAL) or len(returns) == 1:
+    if kind in (kinds.ZERO_SUM, kinds.CONSTANT_SUM, kinds.IDENTICAL) or len(returns) == 1:
         low, high = pyspiel_game.min_utility(), pyspiel_game.max_utility()
         return (own - low) / (high - low)
     if len(returns) == 2:

@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from config.reader import blaming, printable, read_file
 from env_wrapper import play
 from envs.client import is_number
@@ -18,6 +20,7 @@ from envs.types import Episode, Task
 from evaluation.measure import Row, outcome, tell_failed
 from evaluation.players import Contestant, ModelPlayer, Seats
 from training.console import Console
+from training.process import ProgramError
 from utils import CheckpointError, ConfigError, in_threads, write_file
 
 log = logging.getLogger(__name__)
@@ -158,6 +161,22 @@ def play_bot(spec: str, task: Task) -> Episode:
     info = {key: step.info[key] for key in ("seat", "returns", "history")}
     info |= {"n_decisions": {seat: decisions}, "retries": 0, "length": len(info["history"])}
     return Episode(task, shared.game.name, step.score, "finished", info=info)
+
+
+def match_scores(rows: Sequence[Row]) -> np.ndarray:
+    """The scores of a match, a row a pair of games. Pairs with a failed game are left out.
+
+    A game is drawn if either player's prompt no longer fitted, and won if the opponent forfeited.
+    """
+    ended = [0.5 if row["outcome"] == "truncated" else row["score"] for row in rows]
+    ended = [1.0 if row["outcome"] == "forfeited" and row["score"] else s for row, s in zip(rows, ended, strict=True)]
+    scores = np.array(ended, dtype=float).reshape(-1, 2)  # None, of a failed game, becomes NaN
+    scores = scores[~np.isnan(scores).any(axis=1)]
+    if not len(scores):
+        errors = [row["error"] for row in rows if row["outcome"] == "failed"]
+        every = "game" if len(errors) == len(rows) else "pair of games"
+        raise ProgramError(f"every {every} of {rows[0]['game']} failed; the first: {errors[0]}")
+    return scores
 
 
 def _identity(own: Contestant, opponent: Contestant, game: str, task: Task) -> Row:

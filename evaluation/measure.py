@@ -40,6 +40,7 @@ VALUE = "+.3f"  # format of values in tables
 OVERALL = "overall"
 RARE = "draw", "truncated", "forfeited", "failed"  # columns that tables leave out where they are 0 in every row
 ROW_NAMES = "player", "game", "opponent"  # columns that say what a row is of, the first of a table
+MAX_FAILED_SHARE = 0.2  # of the games of a step or an evaluation; one of several may always fail
 STATES_AT_ONCE = 512  # information states between reports of progress
 
 
@@ -116,6 +117,11 @@ def tell_failed(match: str, rows: Seq[Row]) -> None:
         more = f", with {others} more of the same deals" if others else ""
         log.warning("%s: %d of %d games failed and are left out%s; the first: %s",
                     match, len(failed), len(rows), more, one_line(failed[0]))  # fmt: skip
+
+
+def too_many_failed(failed: int, games: int) -> bool:
+    """Whether infrastructure lost so many games of a step or an evaluation that it is worth nothing."""
+    return failed > max(MAX_FAILED_SHARE * games, games > 1)
 
 
 def legal_rate(episodes: Seq[Episode]) -> float | None:

@@ -45,7 +45,7 @@ from envs.opponents import CFR_ITERATIONS, make_bot, parse_opponent, solution
 from envs.ratings import rate
 from envs.trace import check_config
 from evaluation import measure
-from evaluation.arena import Arena, check_match
+from evaluation.arena import Arena, check_match, match_scores
 from evaluation.measure import OVERALL, VALUE, GameResult, Row, between, columns, game_sets, summary
 from evaluation.players import AFFINETES, NO_ADDRESS, Contestant, Roster, find_adapter, is_folder, is_path, player_flags
 from games import own_digest
@@ -100,6 +100,7 @@ class Contest:
         self.args, self.style = args, "github" if args.markdown else "plain"
         sets = [*args.set, *(AFFINETES if affinetes else ())]
         self.lost: list[str] = []  # why there is no result: a message for each that failed
+        self.doubtful: list[str] = []  # why a result that is shown cannot be trusted
         self.roster = Roster(args.config, sets, args.seed, args.greedy, args.model)
         self.names = self._names()
         self.roster.check_model([*self.names, args.opponent or ""])
@@ -193,9 +194,14 @@ class Contest:
         self, arena: Arena, own: Contestant, opponent: Contestant, games: Sequence[str] = (), deals: int = 1
     ) -> dict[str, list[Row]]:
         """Play ``games`` (default: all); game -> rows. Set 0 of ``deals`` is the one runs choose checkpoints by."""
-        rows = {game: self.rows[game] for game in games or self.rows}
-        tasks = measure.paired_tasks([*rows.values()], self.args.episodes, self.args.seed, opponent.opponent, deals)
-        return {game: arena.play(own, opponent, game, t) for game, t in zip(rows, tasks, strict=True)}
+        ranges = {game: self.rows[game] for game in games or self.rows}
+        tasks = measure.paired_tasks([*ranges.values()], self.args.episodes, self.args.seed, opponent.opponent, deals)
+        played = {game: arena.play(own, opponent, game, t) for game, t in zip(ranges, tasks, strict=True)}
+        for game, rows in played.items():
+            failed = sum(row["outcome"] == "failed" for row in rows)
+            if measure.too_many_failed(failed, len(rows)) and failed < len(rows):  # of none, nothing is shown
+                self.doubtful.append(f"{failed} of {len(rows)} games of {game} failed: too many to trust the rest")
+        return played
 
     def _found(self, result: Callable[[], T]) -> list[T]:
         """[result()], or [] and a message in ``lost`` where that failed: the other results are shown all the same."""
@@ -270,7 +276,7 @@ class Contest:
                     pairs = pairs[: deals - 1]  # those played are rated
                     break
                 for game, rows in found[0].items():
-                    for units in self._found(partial(_outcomes, rows)):
+                    for units in self._found(partial(match_scores, rows)):
                         results[game][a, b] = units
         results = {game: matches for game, matches in results.items() if len(matches) == len(pairs)}
         if not pairs or not results:
@@ -369,22 +375,6 @@ class Contest:
         if told:
             print(f"cfr: {CFR_ITERATIONS} iterations; its NashConv: {', '.join(f'{told[g]:.4f} in {g}' for g in told)}")
         return {"settings": self.settings([*opponents.values()]), "strength": shown, "cfr_nash_conv": told}
-
-
-def _outcomes(rows: Sequence[Row]) -> np.ndarray:
-    """The scores of a match, a row a pair of games. Pairs with a failed game are left out.
-
-    A game is drawn if either player's prompt no longer fitted, and won if the opponent forfeited.
-    """
-    ended = [0.5 if row["outcome"] == "truncated" else row["score"] for row in rows]
-    ended = [1.0 if row["outcome"] == "forfeited" and row["score"] else s for row, s in zip(rows, ended, strict=True)]
-    scores = np.array(ended, dtype=float).reshape(-1, 2)  # None, of a failed game, becomes NaN
-    scores = scores[~np.isnan(scores).any(axis=1)]
-    if not len(scores):
-        errors = [row["error"] for row in rows if row["outcome"] == "failed"]
-        every = "game" if len(errors) == len(rows) else "pair of games"
-        raise ProgramError(f"every {every} of {rows[0]['game']} failed; the first: {errors[0]}")
-    return scores
 
 
 def _is_own(file: Path) -> bool:
@@ -490,8 +480,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             report = contest.run() if args.ladder is None else contest.ladder()
         if args.json:
             write_file(args.json.resolve(), (json.dumps(finite(report), indent=1) + "\n").encode())
-        if contest.lost:
-            raise ProgramError("; ".join(contest.lost))
+        if wrong := [*contest.lost, *contest.doubtful]:
+            raise ProgramError("; ".join(wrong))
 
     return run_program(run)
 

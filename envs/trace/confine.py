@@ -293,6 +293,8 @@ def confine(settings: dict) -> None:
     set_limits(settings)
     if "landlock" in mechanisms:
         restrict_files("/tmp" if in_namespaces else None)
+        if not in_namespaces:
+            os.chdir("/")  # a file that a program would write is forbidden there, not impossible as in /proc
     if "seccomp" in mechanisms:
         restrict_calls()
 
@@ -309,12 +311,13 @@ def receive(count: int) -> bytes:
 
 
 def fresh_main() -> dict:
-    """Return the namespace of a new ``__main__``, with the ``exit`` and ``quit`` that ``-S`` leaves out."""
+    """Return the namespace of a new ``__main__``, with ``exit``, ``quit`` and ``help``, which ``-S`` leaves out."""
     import _sitebuiltins
     import builtins
 
     for name in ("exit", "quit"):
         setattr(builtins, name, _sitebuiltins.Quitter(name, "Ctrl-D (i.e. EOF)"))
+    builtins.help = _sitebuiltins._Helper()
     module = type(sys)("__main__")
     module.__dict__["__builtins__"] = builtins
     sys.modules["__main__"] = module

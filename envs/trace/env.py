@@ -44,7 +44,9 @@ LIMIT_MET = re.compile(
     r"ModuleNotFoundError: No module named|NameError: name '__file__' is not defined|"
     r"OSError: could not get source code|urllib\.error\.URLError\b|socket\.(gai|h)error\b|"
     r"sqlite3\.OperationalError: (access permission|unable to open)|"
-    r"FileNotFoundError: \[Errno 2\] No such file or directory$"  # of no file: a semaphore of several processes
+    r"FileNotFoundError: \[Errno 2\] (No usable temporary directory|"
+    r"No such file or directory($|: '(program|/psm_\w+)'$))|"  # of no file: a semaphore of several processes
+    r"This probably means that Tcl wasn't installed|KeyError: 'getpwuid\(\)"
 )
 # Signals that end the interpreter when memory or the C stack is exhausted: output that it had buffered is lost.
 KILLED = (signal.SIGKILL, signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT)

@@ -39,9 +39,15 @@ def score(expected: str, prediction: str, protocol: str = "affinetes") -> float:
 
 def leading_share(expected: str, prediction: str, protocol: str = "affinetes") -> float:
     """Return the share of lines before the first wrong one; missing and extra lines count as wrong."""
-    wanted, given = expected.split("\n"), clean(prediction).replace("\r\n", "\n").split("\n")
     if score(expected, prediction, protocol):
         return 1.0
-    form = _squeezed if protocol == "affinetes" else str
-    same = [form(ours) == form(theirs) for ours, theirs in zip(wanted, given, strict=False)]
-    return [*same, False].index(False) / max(len(wanted), len(given))
+    form, answers, wanted = _squeezed, [clean(prediction)], expected.split("\n")
+    if protocol == "native":
+        form, answers = str, [*answers, prediction.strip()]  # as in ``score``
+
+    def share(answer: str) -> float:
+        given = answer.replace("\r\n", "\n").split("\n")
+        same = [form(ours) == form(theirs) for ours, theirs in zip(wanted, given, strict=False)]
+        return [*same, False].index(False) / max(len(wanted), len(given))
+
+    return max(map(share, answers))

@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 
 import pytest
-from attacks import ATTACKS, run_all
+from attacks import ATTACKS, run_all, works
 
 from envs.trace import interpreter
 from envs.trace import sandbox as sandbox_module
@@ -28,15 +28,6 @@ WALL_S = 1.0
 LIMITS = Limits(wall_s=WALL_S, memory_mb=256, output_kb=64, disk_mb=4)
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the sandbox is made of Linux")
-
-
-def works(mechanisms):
-    """Whether this machine offers them; a level it lacks is not tested on it."""
-    try:
-        with Sandbox(min_level=0, spares=1, mechanisms=mechanisms) as box:
-            return box.run("print(1)").stdout == "1\n"
-    except SandboxError:
-        return False
 
 
 def children(states="RSD"):

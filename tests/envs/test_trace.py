@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from attacks import run_all
+from attacks import run_all, works
 from hypothesis import given
 from hypothesis import strategies as st
 from players import FunctionPlayer
@@ -202,6 +202,8 @@ def test_leading_share(expected, prediction, share):
 
 
 def test_line_ends_of_windows_are_line_ends():
+    fenced = "# Title\n```\ncode\n```\nfour\n"  # an answer that holds a block of code need not be one
+    assert leading_share(f"{fenced}five", f"{fenced}5", "native") == 5 / 6
     assert leading_share("a\nb\nc", "a\r\nb\r\nX", "native") == leading_share("a\nb\nc", "a\nb\nX", "native") == 2 / 3
 
 
@@ -526,7 +528,35 @@ LIMITS = [
     "import sqlite3\nsqlite3.connect('x.db').execute('create table t(a)')",
     "import multiprocessing\nprint(multiprocessing.Pool(2).map(abs, [-1]))",
     "print(__file__)",
+    "import sys\nprint('my source has')\nprint(len(open(sys.argv[0]).readlines()))",
+    "print('drawing')\nimport turtle\nturtle.forward(9)",
+    "import getpass, os\nos.environ.clear()\nprint(getpass.getuser())",
+    "from multiprocessing.shared_memory import SharedMemory\nSharedMemory(create=True, size=8)",
 ]
+
+
+@pytest.mark.parametrize("program", [
+    "print(12)\nopen('notes.txt', 'w').write('12')", "import os\nos.makedirs('a/b')",
+    "import tempfile\ntempfile.NamedTemporaryFile()", "import shelve\nshelve.open('x')['a'] = 1",
+])  # fmt: skip
+def test_a_program_that_writes_files_is_no_task_without_namespaces(tmp_path, monkeypatch, program):
+    """In namespaces it has a folder, and goes on: the machine decided what was right."""
+    if not works("landlock+seccomp"):
+        pytest.skip("this machine has no landlock+seccomp")
+    (tmp_path / "a.jsonl").write_text(json.dumps({"program": program}) + "\n" + json.dumps({"program": "open('no')"}))
+    monkeypatch.setattr("envs.trace.sandbox.probe", lambda: "landlock+seccomp")
+    env = new_env(source=str(tmp_path / "a.jsonl"))
+    with pytest.raises(NoAnswerError, match="task_id 0: the program"):
+        env.reset(Task(0))
+    env.reset(Task(1))
+    assert env._task.expected == "", "to read what is not there is an error of its own"
+
+
+def test_help_is_there_as_in_python(tmp_path):
+    (tmp_path / "a.jsonl").write_text(json.dumps({"program": "print('about len')\nhelp(len)"}))
+    env = new_env(source=str(tmp_path / "a.jsonl"))
+    env.reset(Task(0))
+    assert "Return the number of items" in env._task.expected
 
 
 @pytest.mark.parametrize("program", LIMITS)

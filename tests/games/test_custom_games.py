@@ -319,6 +319,18 @@ def test_a_seat_that_forgets_its_moves_has_no_exact_values(caplog):
     assert caplog.messages == [f"hiding() has no exact values: ValueError: {told}"]
 
 
+def test_a_constant_sum_is_scored_by_its_place_as_a_zero_sum_is(tmp_path):
+    """Scored by comparison, 4 of 10 coins counted as much as none."""
+    text = changed(COUNT, ("ZERO_SUM", "CONSTANT_SUM"), ("= -1.0, 1.0", "= 0.0, 10.0"),
+                   ("1.0 if sum(self.moves) > 2 else -1.0", "4.0 if sum(self.moves) % 2 else 7.0"),
+                   ("[won, -won]", "[won, 10 - won]"))  # fmt: skip
+    result = run(write(tmp_path, count=text), "count")
+    assert (result.returncode, result.stderr) == (0, "")
+    [[*_, info]] = json.loads(result.stdout)["played"]
+    assert info["returns"] in ([4, 6], [7, 3])
+    assert info["scores"] == {str(seat): coins / 10 for seat, coins in enumerate(info["returns"])}
+
+
 def test_a_parameter_that_one_configuration_leaves_out_is_named():
     def params(config_id):
         return {"num_cards": 4} | ({"points_order": "descending"} if config_id % 2 == 0 else {})

@@ -11,6 +11,17 @@ attack succeeds without the sandbox's locks, which shows that it is one.
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
+from envs.trace.sandbox import Sandbox, SandboxError
+
+
+def works(mechanisms):
+    """Whether this machine offers them; a level it lacks is not tested on it."""
+    try:
+        with Sandbox(min_level=0, spares=1, mechanisms=mechanisms) as box:
+            return box.run("print(1)").stdout == "1\n"
+    except SandboxError:
+        return False
+
 
 def run_all(box, programs):
     """Runs of (program, standard input), three at a time, in order."""

@@ -24,6 +24,7 @@ import train_ppo
 import utils
 from envs import affinetes, client
 from envs.trace.env import load_programs
+from evaluation import measure
 from games import NAMES
 from training.config import parse_args, read_config
 
@@ -447,7 +448,7 @@ def test_an_interrupt_and_a_failure_tell_the_command_that_goes_on(tmp_path, monk
     assert train(tmp_path, "--set", "ppo.num_train_steps=2") == 130
     command = capsys.readouterr().out.splitlines()[-1].removeprefix("go on with: ")
     assert command.endswith(f"train_ppo.py --resume {tmp_path / 'run'}")
-    monkeypatch.setattr(train_ppo, "MAX_FAILED_SHARE", -1.0)
+    monkeypatch.setattr(measure, "MAX_FAILED_SHARE", -1.0)
     monkeypatch.setattr(train_ppo.Trainer, "without_failed", lambda *_: (_ for _ in ()).throw(OSError("no space")))
     assert train_ppo.main(["--resume", str(tmp_path / "run")]) == 1
     where = tmp_path / "run" / "checkpoint-000001"

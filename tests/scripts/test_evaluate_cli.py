@@ -36,6 +36,7 @@ from env_wrapper import EnvConfig, Episode, Task
 from envs import client, exact
 from envs.openspiel import OpenSpielEnv, load_game, position, query_at
 from evaluation import arena, players
+from evaluation.arena import match_scores
 from evaluation.measure import exact_table, paired_tasks, table_values
 from evaluation.players import ChatPlayer, Roster
 from games import CONFIGS_PER_GAME, NAMES
@@ -702,10 +703,17 @@ def test_games_that_fail_are_left_out_and_when_all_do_nothing_is_reported(checkp
         return reset(self, task)
 
     monkeypatch.setattr(OpenSpielEnv, "reset", failing)
-    every = 4
+    every = 5
     [kuhn] = report(tmp_path, "--checkpoint", checkpoint, games=["kuhn_poker"])["tables"][0]["results"]
+    assert (kuhn["failed"], kuhn["episodes"]) == (4, 16)
+    every, found = 4, tmp_path / "found.json"  # more than a fifth of them
+    calls.clear()
+    args = command("--checkpoint", checkpoint, "--json", str(found), games=["kuhn_poker"])
+    assert evaluate.main(args) == 1
+    [kuhn] = json.loads(found.read_text())["tables"][0]["results"]
     assert (kuhn["failed"], kuhn["episodes"]) == (5, 15)
-    capsys.readouterr()
+    told = capsys.readouterr().err.splitlines()[-1]
+    assert told == "error: 5 of 20 games of kuhn_poker failed: too many to trust the rest"
     every = 1
     assert evaluate.main(command("--checkpoint", checkpoint, games=["kuhn_poker"])) == 1
     last = capsys.readouterr().err.splitlines()[-1]
@@ -779,7 +787,7 @@ def test_a_game_that_always_fails_costs_no_other_its_table(words, checkpoint, tm
 
 def test_who_forfeits_loses_in_a_ladder_whoever_is_named_first():
     forfeited = [{"outcome": "forfeited", "score": score} for score in (0.0, 0.5)]  # by the player, by the opponent
-    assert evaluate._outcomes(forfeited).tolist() == [[0.0, 1.0]]
+    assert match_scores(forfeited).tolist() == [[0.0, 1.0]]
 
 
 def test_a_prompt_that_no_longer_fits_is_a_draw_of_a_ladder_whoever_s_it_is():
@@ -787,7 +795,7 @@ def test_a_prompt_that_no_longer_fits_is_a_draw_of_a_ladder_whoever_s_it_is():
     whole = [{"outcome": "finished", "score": score} for score in (1.0, 0.0)]
     failed = [{"outcome": "failed", "score": None}, whole[0]]
     pots = [{"outcome": "finished", "score": score} for score in (0.54, 0.3)]
-    assert evaluate._outcomes([*cut, *whole, *failed, *pots]).tolist() == [[0.5, 0.5], [1.0, 0.0], [0.54, 0.3]]
+    assert match_scores([*cut, *whole, *failed, *pots]).tolist() == [[0.5, 0.5], [1.0, 0.0], [0.54, 0.3]]
 
 
 def test_a_ladder_of_poker_has_the_better_player_above(tmp_path):

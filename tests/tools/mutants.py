@@ -293,7 +293,7 @@ MUTANTS = {
     BATCH + "failed_episodes_are_left_out_and_too_many_end_the_run": [
         Mutant("failed episodes are losses", TRAIN,
                'valid = [e for e in episodes if e.outcome != "failed"]', "valid = episodes"),
-        Mutant("nothing but failures is no failure", TRAIN,
+        Mutant("nothing but failures is no failure", "evaluation/measure.py",
                "> max(MAX_FAILED_SHARE * games, games > 1)", "> games"),
     ],
     FAULTS + "games_that_do_not_fit_are_counted_and_the_run_goes_on": [
