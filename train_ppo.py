@@ -51,13 +51,14 @@ from training import alarms, preflight, process, trajectories
 from training.about import begin, end, headline
 from training.config import SECTIONS, PPOConfig, RunConfig, parse_args, read_config  # noqa: F401, public names
 from training.console import Console
+from training.folder import find_checkpoint, is_finished
 from training.loggers import Loggers
 from training.memory import with_less_memory
 from training.metrics import summarise, timing
 from training.positions import known_states
 from training.process import StopSignal, TrainingError
 from training.ranks import Ranks, SharedError, add_up, means
-from training.state import Checkpointed, find_checkpoint, is_finished
+from training.state import Checkpointed
 from training.trajectories import Batch, Moments, Trajectory, game_groups, log_ratios, rollout_scores, terminal_rewards
 
 GAPS = ("logprob_gap_mean", "logprob_gap_max")  # |learner's - sampler's| log-probability
@@ -448,6 +449,8 @@ def train(config: Any, resume: str | None, force_config: bool = False, ranks: Ra
     trainer = Trainer(config, run_dir, ranks)
     trainer.lock = next(iter(locks), None)
     if start and trainer.load(start, force_config):
+        if ranks.first:
+            (run_dir / "episodes.jsonl").unlink(missing_ok=True)  # the mark of an end, which is made again
         trainer.save_if_possible()  # otherwise a crash before the next checkpoint would lose what has changed
     if ranks.first:
         utils.write_file(run_dir / "run_config.json", json.dumps(trainer.safe_config, indent=1).encode())
@@ -525,8 +528,6 @@ def finish(trainer: Trainer, stop: StopSignal, console: Console, results: list[G
     table, summary = result_table(trainer.state.before, results or trainer.evaluate(stop, console.progress))
     summary |= {"steps": trainer.state.step, "seed": trainer.config.run.seed, "checkpoint": checkpoint.name}
     process.check_lock(trainer.run_dir, trainer.lock)
-    with suppress(OSError):  # from before the run was extended
-        (trainer.run_dir / "episodes.jsonl").unlink()
     utils.write_file(trainer.run_dir / "summary.json", json.dumps(summary, indent=1).encode())
     console.close()
     console.say(f"\n{table}\n\ncheckpoint: {checkpoint}\nadapter:    {final}\nWhat remains is for the report.")

@@ -107,6 +107,7 @@ SECTIONS: dict[str, type] = {
     "run": RunConfig,
 }  # fmt: skip
 ROOT = Path(__file__).parents[1]
+PAST_EVERY, PAST_SHARE = 100, 20  # steps between past selves; in a shorter run, this fraction of it
 OLD_GAMES_PATH = "OPENSPIEL_AGENTS_PATH"  # environment variable: default of env.games_path for a fresh run
 DEFAULT_FILES = [ROOT / "config" / f"{name}_config.json" for name in ("train", "env", "curriculum")]
 
@@ -164,7 +165,7 @@ def read_config(args: argparse.Namespace) -> SimpleNamespace:
                               "--output-dir goes on from it in another folder")  # fmt: skip
         if home and place.resolve() == checkpoint.parent:
             args.seen = seen
-        elif home and not (checkpoint.parent / "about.json").is_file():  # a copy: what lies beside it is of others
+        elif home and not any((checkpoint.parent / name).is_file() for name in ("about.json", "metrics.jsonl")):
             raise ConfigError(f"--resume: {checkpoint.parent} is not the folder of a run (it has no about.json), and "
                               "this one would write there; --output-dir names another")  # fmt: skip
         _refuse_to_widen(config, read_json(files[0]))
@@ -196,6 +197,11 @@ def checkpoint_in(place: Path) -> Path:
         raise ConfigError(f"--resume: no checkpoint that verifies in {place}")
     with blaming("--resume: ", CheckpointError):
         return load_checkpoint(path).path
+
+
+def past_every(steps: int) -> int:
+    """Steps between two past selves in a run of ``steps``."""
+    return max(min(steps // PAST_SHARE, PAST_EVERY), 1)
 
 
 def _make_paths_absolute(config: SimpleNamespace) -> None:

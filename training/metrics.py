@@ -41,8 +41,8 @@ class MetricsLog:
         self._file: IO[bytes] | None = None
         self._waiting = b""
 
-    def truncate_to(self, step: int) -> int:
-        """Keep the rows up to ``step``; return the step of the last one (0: none).
+    def truncate_to(self, step: int, may_lack: bool = False) -> int:
+        """Keep the rows up to ``step``; return the step of the last one (0: none). ``may_lack``: without a file, all.
 
         Lines that are no rows, or out of order, are moved to ``damaged-<name>``; a warning names them, and the steps
         without a row. An incomplete last line, left by a kill, is dropped: its step is repeated.
@@ -63,7 +63,7 @@ class MetricsLog:
             log.warning("%s: lines %s are no rows in their order: set aside in %s", self.path, lines_named, aside)
         if content != (sound := b"".join(kept.values())):
             write_file(self.path, sound)
-        if content and (lost := step - len(kept)):
+        if (content or not may_lack) and (lost := step - len(kept)):
             first = [*islice((n for n in range(1, step + 1) if n not in kept), 7)]
             log.warning("%s: there are no rows of %d steps: %s", self.path, lost, reprlib.repr(first))
         with blaming("run.output_dir: ", OSError):  # fail now if the run cannot append to it

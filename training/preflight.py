@@ -41,11 +41,11 @@ from policy.state_head import StateHead
 from policy.vllm_server import check_servers
 from training import memory
 from training.console import duration
+from training.folder import find_checkpoint
 from training.memory import GB, Parameters, checkpoint_bytes, count_parameters
 from training.positions import state_shapes
-from training.state import find_checkpoint
 from training.token_counts import Prompts, count_tokens, evaluation_work
-from utils import CheckpointError, load_checkpoint, need_space
+from utils import CheckpointError, load_checkpoint, need_space, redact
 
 log = logging.getLogger(__name__)
 SEARCH_SECONDS = 0.02  # least time to measure a search for, unless all of its simulations take less
@@ -356,7 +356,7 @@ def check(
         log.warning("curriculum.failure_replay_prob: nothing is replayed, as no stage has an opponent that counts")
     if dry_run:
         _check_run_folder(config, resume, force)
-        print("\n".join(map(printable, describe(config).split("\n"))))  # names of stages may be anything
+        print("\n".join(map(printable, redact(describe(config)).split("\n"))))  # names of stages may be anything
         device_of(config.model)
     else:
         _, parameters, chat = look(config)

@@ -1,15 +1,13 @@
 """Everything that a run needs to resume exactly: its adaptive state, and how checkpoints save and restore it."""
 
-import contextlib
 import hashlib
-import itertools
 import json
 import logging
 import os
 import sys
 import time
 import traceback
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,8 +17,7 @@ import numpy as np
 import torch
 
 import utils
-from config.reader import ConfigError, blaming, config_dict, config_diff, knob, make, read_file, read_json
-from config.synonyms import GONE
+from config.reader import ConfigError, config_dict, config_diff, knob, make
 from curriculum import Curriculum, evaluated
 from envs.client import is_number
 from envs.config import PLAYED_BY
@@ -29,10 +26,11 @@ from policy.model import identity
 from policy.player import load_policy
 from policy.vllm_player import Engine
 from training import alarms
-from training.config import SECTIONS
+from training.config import past_every
+from training.folder import METRICS, abandon_after, changed_parts, set_aside
 from training.loggers import Loggers
 from training.memory import checkpoint_bytes
-from training.metrics import MOST_BYTES, MetricsLog, finite
+from training.metrics import MetricsLog, finite
 from training.positions import state_shapes
 from training.process import StoppablePlayer, StopSignal, check_lock
 from training.ranks import Ranks
@@ -41,26 +39,18 @@ from utils import CheckpointError, latest_checkpoint, load_checkpoint, redact
 
 log = logging.getLogger(__name__)
 
-METRICS = "metrics.jsonl"
-AT_THE_END = "summary.json", "episodes.jsonl", "final", "average"  # written after the last step
 # Knobs of ``env`` and ``ppo`` that change how the model is prompted, in evaluations too. A user's games have a digest.
 PLAY = {  # section -> keys: with others the same weights are another player, or play another game
     "env": [key for key in PLAYED_BY if key != "games_path"] + ["env_mode"],
     "ppo": ["temperature", "max_seq_length", "max_new_tokens"],
     "model": ["use_4bit", "use_nested_quant", "dtype"],
+    "lora": ["lora_alpha"],
 }
 SAVE_SECONDS = 15 * 60  # between checkpoints, if ppo.save_freq steps take longer
-PAST_EVERY, PAST_SHARE = 100, 20  # steps between past selves; in a shorter run, this fraction of it
 GROW_STEPS = 50  # between attempts to double batches that were halved for lack of memory
 FAILED_SAVES = 3  # checkpoints in a row that cannot be written before the run ends
 # Numbers that the row of an interrupted step must hold for a resumed run to continue with it.
 ROW_NUMBERS = ("reward_mean", "score_mean", "success_rate", "update_kl", "entropy", "games_per_s", "time_total")
-# A resumed run may change these freely. Games of one's own may move to another folder: their digest must be the same.
-CONTINUES = (
-    "ppo.num_train_steps", "ppo.learning_rate", "ppo.lr_", "ppo.save_freq", "ppo.eval_freq", "ppo.alarms",
-    "env.games_path", "env.env_url", "env.env_timeout", "env.vllm_base_url",
-    "run.output_dir", "run.logger", "run.keep", "run.threads",
-)  # fmt: skip
 
 
 @dataclass
@@ -139,6 +129,8 @@ class Checkpointed:
         if self.engine:
             self.engine.stale = self.config.env.max_staleness if trained_on else 0
             self.engine.stop = lambda: stop.received
+            if self.ranks.first:
+                check_lock(self.run_dir, self.lock)  # in a folder that was moved, nothing is made anew
             self.engine.publish(self.state.step)
             return StoppablePlayer(self.engine, stop)
         return StoppablePlayer(self.policy, stop) if self.ranks.world == 1 else self.policy
@@ -253,7 +245,7 @@ class Checkpointed:
     def is_due(self) -> bool:
         """Whether to write a checkpoint now: after ``ppo.save_freq`` steps, an evaluation, or ``SAVE_SECONDS``."""
         overdue = time.monotonic() - self.saved_at > SAVE_SECONDS
-        return self.state.step % self.config.ppo.save_freq == 0 or self.score is not None or overdue
+        return self.state.step % self.config.ppo.save_freq == 0 or self.scored[0] == self.state.step or overdue
 
     def save_if_possible(self) -> None:
         """Save between steps. If that fails, training continues without, unless it has failed too often in a row."""
@@ -304,7 +296,8 @@ class Checkpointed:
             self._load_optimizer(saved.tensors("optimizer"), state.pop("optimizer"))
             arithmetic = {key: state.pop(key, now) for key, now in self.arithmetic.items()}
             (state.get("row") or {}).setdefault("update_kl")  # in checkpoints before 2026-11-25
-            state.setdefault("drawn", saved.step * self.config.ppo.batch_size)  # in checkpoints before 2026-11-24
+            asked = saved.json("run_config")["ppo"]["batch_size"]  # for each step, until 2026-11-24
+            state.setdefault("drawn", saved.step * asked)
             self.state = make(TrainerState, state, "trainer_state")
             self.state.check(saved.step)
             if self.state.row:
@@ -320,11 +313,11 @@ class Checkpointed:
                 log.warning("saved with %s %s, now %s: the resumed run will not be identical to the bit",
                             what, arithmetic[what], now)  # fmt: skip
         self.policy.tokens_per_batch = min(self.state.tokens_per_batch, self.config.model.tokens_per_batch)
-        changed |= path.parent.resolve() != self.run_dir.resolve()
+        changed |= (elsewhere := path.parent.resolve() != self.run_dir.resolve())
         changed = bool(self.ranks.largest(changed))  # all have read it: from here on the first may write in its place
         if self.ranks.first:
             abandon_after(self.run_dir, self.state.step)
-            self.metrics.truncate_to(self.state.step - (self.state.row is not None))
+            self.metrics.truncate_to(self.state.step - (self.state.row is not None), may_lack=elsewhere)
         return changed
 
     def _load_optimizer(self, moments: dict[str, Any], rest: dict[str, Any]) -> None:
@@ -372,128 +365,15 @@ class Checkpointed:
 
     def _check_base(self, path: Path, base: dict[str, Any], force: bool) -> bool:
         """Whether another model plays, or other games are played, which is an error without ``force``."""
-        changes = set()
-        for part in ("weights", "tokenizer", "adapter", "games", "programs"):
-            if base.get(part, self.base.get(part)) != self.base.get(part):
-                env, model = self.config.env, self.base["model"]
-                owner = {"games": env.games_path, "programs": env.trace.get("source")}.get(part, model)
-                changed = f"{path}: the {part} of {owner or 'this program'} are not those that it was trained with"
-                if not force:
-                    raise ConfigError(f"--resume: {changed}; --force-config goes on")
-                log.warning("%s", changed)
-                changes.add(part)
-        return bool(changes - {"adapter"})  # model.adapter is only where the run began
-
-
-def past_every(steps: int) -> int:
-    """Steps between two past selves in a run of ``steps``."""
-    return max(min(steps // PAST_SHARE, PAST_EVERY), 1)
+        parts = "weights", "tokenizer", "adapter", "games", "programs"
+        changes = changed_parts(base, self.base, self.config.env, *parts)
+        for told in changes.values():
+            if not force:
+                raise ConfigError(f"--resume: {path}: {told}; --force-config goes on")
+            log.warning("%s: %s", path, told)
+        return bool(changes.keys() - {"adapter"})  # model.adapter is only where the run began
 
 
 def _numbers(saved: dict[str, Any]) -> dict[str, Any]:
     """Undo ``finite``: strict JSON holds null for a number that was not finite."""
     return {key: np.nan if value is None else value for key, value in saved.items()}
-
-
-def set_aside(path: Path, copied: bool = False) -> str:
-    """Rename (or copy) a run's file or folder to ``abandoned-NAME``, numbered if that exists; return the new name."""
-    first = path.with_name(f"abandoned-{path.name.removeprefix('checkpoint-')}")
-    names = itertools.chain([first], (first.with_stem(f"{first.stem}-{n}") for n in itertools.count(2)))
-    target = next(name for name in names if not os.path.lexists(name))
-    if copied:
-        utils.write_file(target, read_file(path, MOST_BYTES))
-    else:
-        path.rename(target)
-    return target.name
-
-
-def abandon_after(run_dir: str | Path, step: int) -> None:
-    """Set aside everything after ``step``, from which a run resumes: checkpoints, metrics, final results."""
-    directory = Path(run_dir)
-    later = [path for path in utils.checkpoints_in(directory) if utils.step_of(path) > step]
-    if not later:
-        return
-    metrics = directory / METRICS
-    names = [set_aside(metrics, copied=True)] if metrics.exists() else []  # the run continues to write to it
-    # The checkpoints last: as long as one is left, a resume after a kill repeats all of this.
-    names += [set_aside(path) for name in AT_THE_END if (path := directory / name).exists()]
-    names += [set_aside(path) for path in later]
-    log.warning("%s: set aside as %s: the run goes on from step %d", directory, ", ".join(names), step)
-
-
-def _take_folder(run_dir: Path, resume: str | None, look_only: bool) -> None:
-    """Set aside the leftovers of a run without checkpoints; ConfigError for files that must not be overwritten."""
-    for path in (run_dir / "final", run_dir / "average"):  # replaced at the end of the run
-        if path.is_dir() and any(path.iterdir()) and not (path / "adapter_config.json").exists():
-            raise ConfigError(f"run.output_dir: {path} is there and is no adapter: it would be replaced; name another")
-    if resume is None or Path(resume).parent.resolve() != run_dir.resolve():
-        if (run_dir / "adapter_config.json").exists() or any(run_dir.glob("*.safetensors")):
-            raise ConfigError(f"run.output_dir: {run_dir} is a model, checkpoint or player, which a run would damage; "
-                              "--resume goes on from a checkpoint, --output-dir starts another run")  # fmt: skip
-        if any(run_dir.glob("checkpoint-*")):
-            ways = "--resume goes on" if resume is None else f"--resume {run_dir} goes on"
-            ways += ", --output-dir starts another"
-            raise ConfigError(f"run.output_dir: {run_dir} holds checkpoints; {ways}")
-        kept = [METRICS, "wandb_id", *AT_THE_END]
-        if not (run_dir / "about.json").exists():  # then no run was here, and these are the user's files
-            kept += ["run_config.json", "curves.png", "report.html", "report.md"]
-        left = [path for name in kept if (path := run_dir / name).exists()]
-        if not look_only and (names := [set_aside(path) for path in left if path.is_dir() or path.stat().st_size]):
-            log.warning("%s holds no checkpoint: what a run left there is set aside as %s", run_dir, ", ".join(names))
-
-
-def find_checkpoint(
-    run_dir: Path, resume: str | None, resolved: dict[str, Any], force_config: bool, look_only: bool = False
-) -> Path | None:
-    """The checkpoint to resume from; None for a fresh run, before which the leftovers in its folder are set aside.
-
-    ``look_only``: neither set anything aside nor log anything. ConfigError: another run would be overwritten, or knobs
-    that may not change have changed since.
-    """
-    _take_folder(run_dir, resume, look_only)
-    if resume is None:
-        return None
-    path = Path(resume)
-    with blaming("--resume: ", CheckpointError):
-        saved, done = (checkpoint := load_checkpoint(path)).json("run_config"), checkpoint.step
-    for section, cls in SECTIONS.items():  # knobs newer than the checkpoint had their defaults
-        defaults = {f.name: f.default for f in fields(cls) if f.default is not MISSING}
-        defaults |= {f.name: f.default_factory() for f in fields(cls) if f.default_factory is not MISSING}
-        held = {key: x for key, x in saved.get(section, {}).items() if f"{section}.{key}" not in GONE}
-        saved[section] = json.loads(json.dumps(defaults)) | held
-    changed = config_diff(saved, redact(resolved, words=False))
-    refused = [line for line in changed if not line.startswith(CONTINUES)]
-    if refused and not force_config:
-        raise ConfigError(f"--resume: the configuration has changed since {path.name}: {'; '.join(refused)}; "
-                          "--force-config goes on with the new one")  # fmt: skip
-    if resolved["ppo"]["num_train_steps"] < done:
-        raise ConfigError(f"--resume: ppo.num_train_steps = {resolved['ppo']['num_train_steps']}: {path.name} has done "
-                          f"{done} already; expected the last step of the whole run, not how many to add")  # fmt: skip
-    if look_only:
-        return path
-    if any(line.startswith("ppo.num_train_steps") for line in changed):
-        ends = [key for key in ("lr_final", "entropy_final") if resolved["ppo"][key] != 1]
-        changed += [f"ppo.{key} is now reached at the new last step" for key in ends]
-        every = past_every(resolved["ppo"]["num_train_steps"])
-        plays = any("past" in stage["opponent"] for stage in resolved["curriculum"]["stages"])
-        if plays and every != past_every(saved["ppo"]["num_train_steps"]):
-            changed.append(f"a past self is now kept every {every} steps")
-    changed = [line for line in changed if not line.startswith("run.output_dir")]
-    place = f" in {run_dir}, without the earlier rows of metrics" if path.resolve().parent != run_dir.resolve() else ""
-    log.info("goes on from %s%s%s", path, place, f" with {'; '.join(changed)}" if changed else "")
-    return path
-
-
-def is_finished(run_dir: Path, checkpoint: str, resolved: dict[str, Any], force_config: bool) -> bool:
-    """Whether the run ended with this checkpoint, and neither more steps nor other knobs are requested."""
-    step, ended = load_checkpoint(checkpoint).step, None
-    with contextlib.suppress(ConfigError, TypeError, KeyError):  # missing or damaged: written again
-        ended = read_json(run_dir / "summary.json")["steps"]  # perhaps of an earlier end that the run has passed
-    there = all((run_dir / name).exists() for name in ("episodes.jsonl", "final"))
-    whole = step >= resolved["ppo"]["num_train_steps"] and ended == step and there
-    try:
-        return whole and bool(find_checkpoint(run_dir, checkpoint, resolved, False, look_only=True))
-    except ConfigError:
-        if not force_config:
-            raise
-        return False  # the end is made again, with the other knobs

@@ -41,13 +41,13 @@ def leading_share(expected: str, prediction: str, protocol: str = "affinetes") -
     """Return the share of lines before the first wrong one; missing and extra lines count as wrong."""
     if score(expected, prediction, protocol):
         return 1.0
-    form, answers, wanted = _squeezed, [clean(prediction)], expected.split("\n")
-    if protocol == "native":
-        form, answers = str, [*answers, prediction.strip()]  # as in ``score``
+    native, wanted = protocol == "native", expected.split("\n")
+    answers = [clean(prediction), *([prediction.strip()] if native else [])]  # as in ``score``
 
     def share(answer: str) -> float:
         given = answer.replace("\r\n", "\n").split("\n")
-        same = [form(ours) == form(theirs) for ours, theirs in zip(wanted, given, strict=False)]
+        pairs = zip(wanted, given, strict=False)
+        same = [ours == theirs if native else _squeezed(ours) == _squeezed(theirs) for ours, theirs in pairs]
         return [*same, False].index(False) / max(len(wanted), len(given))
 
     return max(map(share, answers))

@@ -47,6 +47,8 @@ def test_no_secret_of_the_environment_is_in_any_file_or_line_of_a_run(tmp_path, 
     assert train(tmp_path, "--resume", **sections) == 0  # what is redacted is no change of the configuration
     assert "[redacted]" in (tmp_path / "run" / "run_config.json").read_text()
     assert_no_secret_in(tmp_path / "run")
+    monkeypatch.setenv("FOLDER_TOKEN", place := "canary-folder")
+    assert train(tmp_path, "--dry-run", "--set", f"run.output_dir={tmp_path / place}", **sections) == 0
     refused = REMOTE | {"env": REMOTE["env"] | sections["env"] | {"env_timeout": 0.2}}
     assert train(tmp_path, "--set", "run.output_dir=elsewhere", **refused) == 2
     out, err = capfd.readouterr()

@@ -453,7 +453,7 @@ def test_a_run_keeps_its_games_and_every_program_finds_them(tmp_path, forget, mo
     assert "Pile 1: 1 tokens" in told["result"]["observation"]
 
 
-def test_a_resume_holds_a_run_to_its_games_wherever_they_lie(tmp_path, forget, capsys):
+def test_a_resume_holds_a_run_to_its_games_wherever_they_lie(tmp_path, forget, capsys, monkeypatch):
     for place in (old := tmp_path / "old", new := tmp_path / "new"):
         place.mkdir()
         write(place, nim=NIM)
@@ -468,8 +468,12 @@ def test_a_resume_holds_a_run_to_its_games_wherever_they_lie(tmp_path, forget, c
     assert capsys.readouterr().err == f"error: env: games_path: {old} is not a folder\n"
     write(new, nim=NIM + "# another\n")
     moved = [*on, "--set", f"env.games_path={new}"]
-    assert train_ppo.main(moved) == 2
-    assert f"the games of {new} are not those that it was trained with; --force" in capsys.readouterr().err
+    monkeypatch.setattr("training.state.load_policy", None)  # no model is loaded for it
+    for dry in ([], ["--dry-run"]):
+        forget()
+        assert train_ppo.main([*moved, *dry]) == 2
+        assert f"the games of {new} are not those that it was trained with; --force" in capsys.readouterr().err
+    monkeypatch.undo()
     write(new, nim=NIM)
     forget()
     assert train_ppo.main(moved) == 0

@@ -28,7 +28,8 @@ from policy.vllm_player import FAULTS_AT_MOST, Engine, EngineError
 from policy.vllm_server import Server, addresses, check_servers
 from training import alarms
 from training.config import PPOConfig
-from training.process import StopSignal
+from training.process import StopSignal, TrainingError, lock_run
+from training.ranks import Ranks
 from training.state import Checkpointed
 from training.trajectories import rollout_scores
 from utils import ConfigError
@@ -254,9 +255,19 @@ def test_rollouts_older_than_allowed_are_an_error(policy, server, tmp_path):
 def test_evaluations_are_of_the_newest_weights(trained_on):
     config = SimpleNamespace(env=EnvConfig(max_staleness=3))
     engine = SimpleNamespace(publish=lambda step: None)
-    run = SimpleNamespace(engine=engine, config=config, state=SimpleNamespace(step=5))
+    run = SimpleNamespace(engine=engine, config=config, state=SimpleNamespace(step=5), ranks=Ranks())
+    run.run_dir, run.lock = None, None
     Checkpointed.player(run, StopSignal(), trained_on)
     assert engine.stale == (3 if trained_on else 0)
+
+
+def test_nothing_is_published_into_a_folder_that_was_moved(tmp_path):
+    lock = lock_run(tmp_path / "run")
+    config = SimpleNamespace(env=EnvConfig())
+    run = SimpleNamespace(engine=SimpleNamespace(), config=config, ranks=Ranks(), run_dir=tmp_path / "run", lock=lock)
+    (tmp_path / "run").rename(tmp_path / "moved")
+    with pytest.raises(TrainingError, match="the run's folder was moved"):
+        Checkpointed.player(run, StopSignal())
 
 
 def test_a_server_started_anew_gets_the_adapter_again(policy, server, tmp_path):

@@ -283,7 +283,7 @@ MUTANTS = {
         Mutant("two runs in one folder", PROCESS, "fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)", "pass"),
     ],
     RUN + "a_changed_knob_is_refused_with_the_difference_unless_forced": [
-        Mutant("changed knobs go unnoticed", STATE, "if refused and not force_config:", "if False:"),
+        Mutant("changed knobs go unnoticed", "training/folder.py", "if refused and not force_config:", "if False:"),
     ],
     RUN + "evaluation_never_sees_a_seed_or_a_random_stream_of_training": [
         Mutant("evaluation on training's random streams", "evaluation/measure.py",

@@ -22,10 +22,10 @@ import pytest
 
 from training import loggers
 from training.console import Console, progress_line
+from training.folder import set_aside
 from training.loggers import Loggers
 from training.metrics import MetricsLog
 from training.process import TOGETHER, StopSignal, lock_run, say_how_to_go_on
-from training.state import set_aside
 from utils import ConfigError
 
 ROOT = Path(__file__).parents[2]
@@ -130,6 +130,11 @@ def test_steps_without_a_row_are_named(tmp_path, caplog):
     assert MetricsLog(path).truncate_to(12) == 3
     assert path.read_bytes() == ROW % 1 + ROW % 3
     assert caplog.messages == [f"{path}: there are no rows of 10 steps: [2, 4, 5, 6, 7, 8, ...]"]
+    for may_lack in (True, False):  # a run that goes on in another folder has said so
+        path.unlink()
+        caplog.clear()
+        assert MetricsLog(path).truncate_to(2, may_lack) == 0
+        assert caplog.messages == ([] if may_lack else [f"{path}: there are no rows of 2 steps: [1, 2]"])
 
 
 def test_a_forged_step_costs_no_memory(tmp_path, caplog):

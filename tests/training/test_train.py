@@ -40,14 +40,15 @@ import utils
 from config.reader import ConfigError, config_dict
 from curriculum import EVAL_SEEDS, PAST_SIZE, TRAIN_SEEDS, Curriculum, CurriculumConfig, Stage
 from env_wrapper import Task
+from envs.types import InterruptedRolloutError
 from evaluation import english
 from evaluation import measure as evaluation
 from evaluation.players import find_adapter
 from scripts.make_tiny_model import make_model
 from training import console, preflight, state
-from training.config import SECTIONS, PPOConfig, parse_args, read_config
+from training.config import SECTIONS, PPOConfig, parse_args, past_every, read_config
+from training.folder import CONTINUES, find_checkpoint
 from training.process import StopSignal, TrainingError, lock_run
-from training.state import CONTINUES
 from utils import Checkpoint, CheckpointError, uniform, verify_checkpoint
 
 
@@ -441,7 +442,7 @@ def test_a_checkpoint_on_another_disk_belongs_to_the_run_it_is_linked_from(undis
     checkpoint.rename(tmp_path / "disk" / checkpoint.name)
     checkpoint.symlink_to(tmp_path / "disk" / checkpoint.name)
     config = config_dict(vars(read_config(parse_args(["--resume", str(tmp_path / "run")], None))))
-    assert state.find_checkpoint(tmp_path / "run", str(checkpoint), config, False, look_only=True) == checkpoint
+    assert find_checkpoint(tmp_path / "run", str(checkpoint), config, False, look_only=True) == checkpoint
 
 
 def test_a_run_in_use_is_refused(tmp_path, capsys):
@@ -729,6 +730,22 @@ def test_a_finished_run_is_not_finished_with_other_knobs(tmp_path, capsys):
     assert {game["episodes"] for game in summary(tmp_path)["games"].values()} == {8}
 
 
+def test_an_end_that_is_made_again_and_interrupted_is_no_end(tmp_path, monkeypatch, capsys):
+    """The checkpoint has the new knobs by then, and the results are the old ones."""
+    once = ("--set", "ppo.num_train_steps=1", "ppo.eval_games=2")
+    assert train(tmp_path, *once) == 0
+
+    def interrupted(*args):
+        raise InterruptedRolloutError
+
+    with monkeypatch.context() as context:
+        context.setattr(train_ppo.Trainer, "evaluate", interrupted)
+        assert train(tmp_path, "--resume", "--force-config", *once, "ppo.eval_games=4") == 128
+    assert train_ppo.main(["--resume", str(tmp_path / "run")]) == 0
+    assert "is finished" not in capsys.readouterr().out
+    assert {game["episodes"] for game in summary(tmp_path)["games"].values()} == {4}
+
+
 def test_a_finished_run_whose_player_is_gone_gets_it_again(tmp_path):
     once = ("--set", "ppo.num_train_steps=1", "ppo.eval_games=2")
     assert train(tmp_path, *once) == 0
@@ -760,6 +777,12 @@ def test_an_evaluated_step_is_saved_though_no_checkpoint_is_due(tmp_path):
     assert [score is None for score in scores] == [True, False, True], "of steps 3, 2 and 0"
 
 
+def test_so_is_one_whose_score_cannot_be_compared(tmp_path, monkeypatch):
+    monkeypatch.setattr(train_ppo, "mean_grade", lambda *_: None)  # an exact value could not be made, say
+    assert train(tmp_path, "--set", "ppo.num_train_steps=3", "ppo.save_freq=100", "ppo.eval_freq=2") == 0
+    assert [utils.step_of(path) for path in utils.checkpoints_in(tmp_path / "run")] == [3, 2, 0]
+
+
 def test_a_copied_checkpoint_does_not_make_the_folder_around_it_a_run(undisturbed, tmp_path, capsys):
     """It may be anybody's: its files were replaced, and other backups in it deleted."""
     run, backups = undisturbed / "run", tmp_path / "backups"
@@ -774,7 +797,11 @@ def test_a_copied_checkpoint_does_not_make_the_folder_around_it_a_run(undisturbe
         assert capsys.readouterr().err.splitlines()[-1].startswith(told)
         config = read_config(parse_args(["--resume", str(backups / name), "--output-dir", str(tmp_path / "on")], None))
         assert config.run.output_dir == str(tmp_path / "on")
-    assert read_config(parse_args(["--resume", str(run / "checkpoint-000003")], None)).run.output_dir == str(run)
+    shutil.copytree(run, old := tmp_path / "old")
+    (old / "about.json").unlink()  # runs of 0.1.0 have none
+    for folder in (run, old):
+        config = read_config(parse_args(["--resume", str(folder / "checkpoint-000003")], None))
+        assert config.run.output_dir == str(folder)
 
 
 def test_a_last_step_that_has_passed_is_refused(undisturbed, capsys):
@@ -857,19 +884,20 @@ def test_a_run_of_an_older_version_goes_on(tmp_path, drawn):
         path.write_text(json.dumps(content))
         manifest["files"][path.name] = utils.fingerprint(path)
     (folder / "manifest.json").write_text(utils._seal(manifest))
-    assert train(tmp_path, "--resume", "--set", "ppo.num_train_steps=2") == 0
+    more = ("--resume", "--force-config", "--set", "ppo.num_train_steps=2", "ppo.batch_size=8")
+    assert train(tmp_path, *more) == 0
     assert [row["step"] for row in rows(tmp_path)] == [1, 2]
-    assert drawn == list(range(2 * 16))
+    assert drawn == list(range(16 + 8))
 
 
 def test_past_selves_are_kept_as_often_as_the_run_is_long(undisturbed, tmp_path, capsys):
-    assert [state.past_every(steps) for steps in (1, 39, 400, 2000, 10_000)] == [1, 1, 20, 100, 100]
+    assert [past_every(steps) for steps in (1, 39, 400, 2000, 10_000)] == [1, 1, 20, 100, 100]
     copy_of(undisturbed / "run", tmp_path, 4)
     for steps, told in ((7, False), (60, True)):
         words = ("--resume", "--dry-run", "--set", f"ppo.num_train_steps={steps}")
         assert train(tmp_path, *words, **ADAPTIVE) == 0
         config = config_dict(vars(read_config(parse_args(["--resume", str(tmp_path / "run"), *words[2:]], None))))
-        state.find_checkpoint(tmp_path / "run", str(tmp_path / "run" / "checkpoint-000004"), config, False)
+        find_checkpoint(tmp_path / "run", str(tmp_path / "run" / "checkpoint-000004"), config, False)
         assert ("a past self is now kept every 3 steps" in capsys.readouterr().err) == told
 
 
@@ -944,7 +972,7 @@ REMEMBERED = {"score", "entropy", "grad", "kl"}
 @pytest.mark.parametrize(("knob", "counted", "compared", "before"), [
     ("ppo.gamma=0.5", True, REMEMBERED, True), ("ppo.eval_freq=0", True, REMEMBERED, True),
     ("env.opponent=mcts:2x1", False, {"grad", "kl"}, True), ("ppo.temperature=0.7", False, {"grad", "kl"}, False),
-    ("model.dtype=bfloat16", False, {"grad", "kl"}, False),
+    ("model.dtype=bfloat16", False, {"grad", "kl"}, False), ("lora.lora_alpha=99", False, {"grad", "kl"}, False),
     ("env.history_turns=2", False, {"grad", "kl"}, False), (f"curriculum.stages=[{LOW}]", False, {"grad", "kl"}, True),
 ])  # fmt: skip
 def test_a_forced_resume_forgets_what_others_did(undisturbed, tmp_path, knob, counted, compared, before):

@@ -92,8 +92,9 @@ def test_programs_that_changed_under_a_run_are_refused_unless_forced(tmp_path, c
     _workshop.cache_clear()  # another process has not read them yet
     after = Roster([], [], 0, False, None).contestant(name, [name]).origin
     assert {key for key in before if before[key] != after[key]} == {"programs"}
-    assert train_trace(tmp_path, *more, **knobs) == 2
-    assert f"the programs of {source} are not those that it was trained with; --force" in capsys.readouterr().err
+    for dry in ([], ["--dry-run"]):
+        assert train_trace(tmp_path, *more, *dry, **knobs) == 2
+        assert f"the programs of {source} are not those that it was trained with; --force" in capsys.readouterr().err
     assert train_trace(tmp_path, *more, "--force-config", **knobs) == 0
     assert "WARNING" in capsys.readouterr().err
 

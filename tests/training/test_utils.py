@@ -19,8 +19,8 @@ from saving import damage, names, save
 
 import utils
 from training.config import SECTIONS
+from training.folder import abandon_after
 from training.process import lock_run
-from training.state import abandon_after
 from utils import CheckpointError, latest_checkpoint, load_checkpoint, verify_checkpoint
 
 ROOT = Path(__file__).parents[2]
