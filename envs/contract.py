@@ -222,7 +222,7 @@ def _check_random_games(task_id: int) -> None:
     game, spiel = table(task_id).game, table(task_id).spiel
     hides = table(task_id).hides and spiel.get_type().provides_information_state_string
     seen: dict[tuple[int, str], tuple[str, str]] = {}
-    rng, scores = random.Random(0), set[float]()
+    rng, scores, compact = random.Random(0), set[float](), set[str]()
     for playout in range(PLAYOUTS):
         state = spiel.new_initial_state()
         while not state.is_terminal() and state.move_number() < min(most_moves(spiel), LONGEST):
@@ -233,6 +233,7 @@ def _check_random_games(task_id: int) -> None:
             movers = everyone if state.is_simultaneous_node() else [mover] if mover >= 0 else []
             for player in movers if hides or not playout else []:
                 texts = _check_seen(task_id, state, player)
+                compact.add(texts[1].strip())
                 # Equal information states must have equal descriptions.
                 first = seen.setdefault((player, state.information_state_string(player)), texts) if hides else texts
                 _promise(first == texts, f"the description shows seat {player} what the game hides from it")
@@ -249,6 +250,7 @@ def _check_random_games(task_id: int) -> None:
         for value in (score(spiel, state.returns(), p) for p in range(spiel.num_players()) if state.is_terminal()):
             _promise(0 <= round(value, 6) <= 1, f"the score {value} is not in [0, 1]: see min_utility, max_utility")
             scores.add(value)
+    _promise(compact != {""}, "compact is empty in every position: the compact prompt shows none")
     if spiel.num_players() > 1 and spiel.get_type().utility.name == "GENERAL_SUM" and len(scores) == 1:
         log.warning("task %d: in %d random games all got the same, and a general-sum game is scored by comparison: it "
                     "teaches nothing unless it is declared IDENTICAL", task_id, PLAYOUTS)  # fmt: skip

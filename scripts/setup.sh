@@ -20,33 +20,42 @@ wanted="$(cat requirements.txt "$requirements" | cksum)"
 is_recent() { "$1" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; }
 
 make_venv() {
-    local python candidate
-    for candidate in "${PYTHON:-python3}" python3.13 python3.12 python3.11; do
+    local python candidate candidates=(python3 python3.13 python3.12 python3.11)
+    [[ -z "${PYTHON:-}" ]] || candidates=("$PYTHON")
+    for candidate in "${candidates[@]}"; do
         if is_recent "$candidate"; then
             python="$candidate"
             break
         fi
     done
+    [[ -n "${python:-}" || -z "${PYTHON:-}" ]] || fail "PYTHON=$PYTHON is no Python >= 3.11"
     [[ -n "${python:-}" ]] || fail "no Python >= 3.11 found; install one, or name it: PYTHON=/path/to/python3.11 make train"
     echo "setup: making .venv with $("$python" --version)"
     "$python" -m venv --clear .venv || fail "$python cannot make virtual environments (Debian, Ubuntu: apt install python3-venv)"
 }
 
 check_disk() {
-    local free_gb least_gb=3
-    ! command -v nvidia-smi >/dev/null || .venv/bin/python -m pip show --quiet torch 2>/dev/null || least_gb=8
+    local free_gb least_gb="$1"
     free_gb="$(df -Pk . | awk 'NR == 2 { print int($4 / 1048576) }')"
     [[ "$free_gb" -ge "$least_gb" ]] || fail "$free_gb GB free on this disk: .venv takes 2 GB, up to 8 GB with CUDA"
     echo "setup: $free_gb GB free on this disk; .venv takes 2 GB, up to 8 GB with CUDA"
 }
 
+advise_cpu() {
+    echo "setup: no NVIDIA driver here, and PyPI's torch brings gigabytes of CUDA along; to save them, start again with"
+    echo "setup:     PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu"
+}
+
 install() {
     # Compiling 19,000 modules takes a minute. Python compiles those that are imported.
     local pip=(.venv/bin/python -m pip install --quiet --disable-pip-version-check --no-compile)
-    check_disk
-    if ! .venv/bin/python -m pip show --quiet torch 2>/dev/null && [[ "$(uname)" == Linux ]] && ! command -v nvidia-smi >/dev/null; then
-        echo "setup: no NVIDIA driver here, and PyPI's torch brings gigabytes of CUDA along; to save them, start again with"
-        echo "setup:     PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu"
+    # Where there is a torch already, another index than PyPI or another system than Linux, none with CUDA may come.
+    if .venv/bin/python -m pip show --quiet torch 2>/dev/null || [[ "$(uname)" != Linux ]] ||
+        .venv/bin/python -m pip config list 2>/dev/null | grep -q index-url; then
+        check_disk 3
+    else
+        check_disk 8
+        command -v nvidia-smi >/dev/null || advise_cpu
     fi
     # First and alone: resolved together with the rest, pip may choose and download another build of torch.
     # An old pip takes twice as long for the rest. Where none is newer, it will do.
@@ -84,6 +93,9 @@ EOF
 }
 
 is_recent .venv/bin/python || make_venv
+version() { "$1" -c 'import sys; print(sys.version_info[:2])' 2>/dev/null; }
+[[ -z "${PYTHON:-}" || "$(version "$PYTHON")" == "$(version .venv/bin/python)" ]] ||
+    fail "PYTHON=$PYTHON is not the version of the .venv that is there; remove .venv to make it anew"
 # A .venv whose creation was interrupted has an interpreter but no pip.
 .venv/bin/python -m pip --version >/dev/null 2>&1 || .venv/bin/python -m ensurepip >/dev/null
 [[ "$(cat "$stamp" 2>/dev/null)" == "$wanted" ]] || install

@@ -81,9 +81,10 @@ def measure_prompts(config: SimpleNamespace, chat: ChatFormat, peek: bool = Fals
                 count_tokens(config, chat, eval_tasks(stage.games, 1, config.run.seed, name)[:1], peek=True)
     needed, game = max((max(p.first, default=0) + p.answer, p.game) for p in measured.values())
     if needed > config.ppo.max_seq_length:
+        others = "games in curriculum.stages" if config.env.env_type == "openspiel" else "programs"
         raise ConfigError(
             f"ppo.max_seq_length = {config.ppo.max_seq_length}: the first prompt and answer of {game} take {needed} "
-            f"tokens; expected at least {needed}, a shorter env.prompt, or other games in curriculum.stages"
+            f"tokens; expected at least {needed}, a shorter env.prompt, or other {others}"
         )
     again = chat.later([{"role": "user", "content": RETRY.format(attempt=1, attempts=ATTEMPTS)}])
     retried = needed + (ATTEMPTS - 1) * (1 + len(again) + config.ppo.max_new_tokens)  # 1: the end of an answer
@@ -208,7 +209,7 @@ def say_answers(config: SimpleNamespace, chat: ChatFormat) -> list[str]:
     if short:
         raise ConfigError(
             f"ppo.max_new_tokens = {limit}: too short for the output of {', '.join(name for _, name in short)}; "
-            f"expected at least {max(short)[0]}, enough for {1 - MAX_CUT:.0%} of them, or other levels in the stages"
+            f"expected at least {max(short)[0]}, enough for {1 - MAX_CUT:.0%} of them, or other programs"
         )
     return [_aligned(lines, ("outputs, in tokens", "share that fits", f"{1 - MAX_CUT:.0%} have", "longest"), ".3f")]
 

@@ -245,6 +245,7 @@ BROKEN_PROMISES = [
     (nim_with('return "\\n".join(', '"\\n".join('), "describe and compact must return text, not [None]"),
     (nim_with('return " ".join(piles(state))', "return len(piles(state))"), "must return text, not [3]"),
     (nim_with('return "\\n".join(', 'return "" and str('), "a position has an empty description (full prompt)"),
+    (nim_with('return " ".join(piles(state))', 'return ""'), "compact is empty in every position"),
     (nim_with('return " ".join(piles(state))', "return 1 / 0"), "ZeroDivisionError: division by zero"),
     (nim_with('return " ".join(piles(state))', 'return "\\ud800"'), "UnicodeEncodeError: "),
     (nim_with('return " ".join(piles(state))', "raise SystemExit(3)"), "SystemExit: 3"),

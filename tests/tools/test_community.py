@@ -39,6 +39,47 @@ def test_setting_up_ends_with_its_stamp_wherever_it_and_its_requirements_lie(tmp
     assert (tmp_path / f"copy/.venv/{stamp}.installed").exists()
 
 
+SETUP_PYTHON = """#!/bin/sh
+case "$*" in
+*"pip show"*) exit 1 ;;
+*"pip config"*) env | sed -n 's/^PIP_EXTRA_INDEX_URL=/:env:.extra-index-url=/p' ;;
+*version_info\\[*) echo 3.12 ;;
+esac
+"""
+
+
+@pytest.mark.parametrize(("variables", "free_gb", "told", "code"), [
+    ({}, 20, "20 GB free", 0), ({}, 5, "5 GB free on this disk", 1),
+    ({"PIP_EXTRA_INDEX_URL": "https://download.pytorch.org/whl/cpu"}, 5, "", 0),
+    ({"PYTHON": "/no/such/python"}, 20, "PYTHON=/no/such/python is not the version of the .venv", 1),
+])  # fmt: skip
+def test_setting_up_minds_what_it_was_told(tmp_path, variables, free_gb, told, code):
+    (tmp_path / "scripts").mkdir()
+    for name in ("scripts/setup.sh", "requirements.txt"):
+        shutil.copy(house.ROOT / name, tmp_path / name)
+    bin_ = tmp_path / "bin"
+    df = f"#!/bin/sh\necho a b c d; echo a b c {free_gb * 1048576}\n"
+    for path, text in ((tmp_path / ".venv/bin/python", SETUP_PYTHON), (bin_ / "df", df)):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+        path.chmod(0o755)
+    env = {"PATH": f"{bin_}:/usr/bin:/bin", **variables}
+    done = subprocess.run(["bash", "scripts/setup.sh"], cwd=tmp_path, env=env, capture_output=True, text=True)
+    assert done.returncode == code, done.stderr
+    assert told in done.stdout + done.stderr
+    advised = not (variables or code or shutil.which("nvidia-smi", path=env["PATH"]))
+    assert ("to save them, start again with" in done.stdout) == advised
+
+
+def test_a_python_that_is_not_there_is_not_replaced(tmp_path):
+    (tmp_path / "scripts").mkdir()
+    for name in ("scripts/setup.sh", "requirements.txt"):
+        shutil.copy(house.ROOT / name, tmp_path / name)
+    env = {"PATH": "/usr/bin:/bin", "PYTHON": "python3.99"}
+    done = subprocess.run(["bash", "scripts/setup.sh"], cwd=tmp_path, env=env, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (1, "setup: PYTHON=python3.99 is no Python >= 3.11\n")
+
+
 def trained_by(*words):
     """The words of the command by which ``make`` would train."""
     command = ["make", "--dry-run", "--no-print-directory", "--assume-old=.venv/requirements.installed", *words]
