@@ -131,7 +131,8 @@ class Engine:
                 "stop_token_ids": self.policy.chat.ends, **PLAIN}  # fmt: skip
         if turn.trie is None:
             return body | {"max_tokens": self.policy.max_new_tokens}
-        return body | {"max_tokens": turn.trie.longest,
+        # A grammar may allow all ends of a model after a choice (vLLM's pull request 49227); the learner has one there.
+        return body | {"max_tokens": turn.trie.longest, "allowed_token_ids": [*self.policy.chat.answer_ids.values()],
                        "structured_outputs": {"choice": [str(action) for action in turn.query.legal]}}  # fmt: skip
 
     async def _answer(self, query: Query) -> Action:

@@ -1,9 +1,9 @@
 """A stand-in for a vLLM server with LoRA: the endpoints that training uses, answered by a real model.
 
-Log-probabilities are those under temperature and constraint (``--logprobs-mode processed_logprobs``); an answer ends
-with the end-of-turn token; adapters are read from disk when they are loaded. Requests that arrive within a few
-milliseconds are answered together. As vLLM 0.32 answered: an adapter's name twice is 400, an unknown one 404, and
-``guided_choice`` is taken and ignored.
+Log-probabilities are those under temperature and constraint (``--logprobs-mode processed_logprobs``); an answer, also
+one among choices, ends with any of the server's ``ends`` or of the request's ``stop_token_ids``; adapters are read from
+disk when they are loaded. Requests that arrive within a few milliseconds are answered together. As vLLM 0.32 answered:
+an adapter's name twice is 400, an unknown one 404, and ``guided_choice`` is taken and ignored.
 """
 
 from __future__ import annotations
@@ -34,8 +34,10 @@ GATHER_SECONDS = 0.004
 class Row:
     """One prompt on its way to an answer."""
 
-    def __init__(self, body: dict[str, Any], ids: list[int], adapter: str | None, choices: list[tuple[int, ...]]):
+    def __init__(self, body: dict[str, Any], ids: list[int], adapter: str | None, choices: list[tuple[int, ...]],
+                 ends: list[int]):  # fmt: skip
         self.body, self.ids, self.adapter, self.choices = body, list(ids), adapter, choices
+        self.ends = {*ends, *body.get("stop_token_ids", [])}
         self.prompt, self.kv = len(ids), None
         self.logprobs: list[float] = []
         self.finish: str | None = None
@@ -46,18 +48,20 @@ class Row:
     def answer(self) -> tuple[int, ...]:
         return tuple(self.ids[self.prompt :])
 
-    def allowed(self, end: int) -> list[int] | None:
+    def allowed(self) -> list[int] | None:
         """Token ids that may come next; None: all."""
+        listed = self.body.get("allowed_token_ids")
         if not self.choices:
-            return None
+            return listed
         n, answer = len(self.answer), self.answer
         fits = [c for c in self.choices if c[:n] == answer]
-        return sorted({c[n] if len(c) > n else end for c in fits})
+        grammar = {token for c in fits for token in (c[n : n + 1] or self.ends)}
+        return sorted(grammar.intersection(listed or grammar))
 
-    def take(self, token: int, logprob: float, end: int) -> None:
+    def take(self, token: int, logprob: float) -> None:
         self.ids.append(token)
         self.logprobs.append(logprob)
-        if token == end:
+        if token in self.ends:
             self.finish = "stop"
         elif len(self.answer) >= self.body["max_tokens"]:
             self.finish = "length"
@@ -76,7 +80,7 @@ class StandIn:
         self.keys: set[str | None] = set()  # Authorization headers that came
         self.peers: list[tuple[str, int]] = []  # the address that each call came from
         self.faulty: Callable[[str, Any], Any] = lambda path, body: None
-        self.end = policy.chat.end_id
+        self.ends = [policy.chat.end_id]
         self._waiting: list[Row] = []
         self._batch: asyncio.Task[None] | None = None
         self._server: uvicorn.Server | None = None
@@ -175,7 +179,7 @@ class StandIn:
             return _error(400, f"This model's maximum context length is {self.max_model_len} tokens.")
         words = (body.get("structured_outputs") or {}).get("choice") or []
         choices = [tuple(self.policy.tokenizer.encode(word, add_special_tokens=False)) for word in words]
-        rows = [Row(body, ids, None if model == self.name else model, choices) for ids in prompts]
+        rows = [Row(body, ids, None if model == self.name else model, choices, self.ends) for ids in prompts]
         self._waiting += rows
         if self._batch is None or self._batch.done():
             self._batch = asyncio.create_task(self._work())
@@ -184,7 +188,7 @@ class StandIn:
                              "choices": [self._choice(i, row) for i, row in enumerate(rows)]})  # fmt: skip
 
     def _choice(self, index: int, row: Row) -> dict[str, Any]:
-        text = self.policy.tokenizer.decode([t for t in row.answer if t != self.end])
+        text = self.policy.tokenizer.decode([t for t in row.answer if t not in row.ends])
         choice = {"index": index, "text": text, "finish_reason": row.finish, "logprobs": None}
         if row.body.get("logprobs") is not None:
             choice["logprobs"] = {"token_logprobs": row.logprobs, "tokens": [f"token_id:{t}" for t in row.answer]}
@@ -224,14 +228,14 @@ class StandIn:
 
     def _sample(self, row: Row, logits_V: torch.Tensor) -> None:
         temperature = row.body.get("temperature", 1.0)
-        if (allowed := row.allowed(self.end)) is not None:
+        if (allowed := row.allowed()) is not None:
             mask_V = torch.ones_like(logits_V, dtype=torch.bool)
             mask_V[allowed] = False
             logits_V = logits_V.masked_fill(mask_V, -torch.inf)
         logp_V = torch.log_softmax(logits_V / (temperature or 1.0), -1)
         probs = logp_V.exp().numpy()
         token = int(row.rng.choice(len(probs), p=probs / probs.sum())) if temperature else int(logp_V.argmax())
-        row.take(token, float(logp_V[token]), self.end)
+        row.take(token, float(logp_V[token]))
 
 
 def _error(status: int, message: str) -> Response:

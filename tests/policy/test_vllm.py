@@ -56,6 +56,7 @@ def server(running):
     if not running.running:
         running.start()
     running.faulty = lambda path, body: None
+    running.ends = [running.policy.chat.end_id]
     running.requests.clear()
     running.keys.clear()
 
@@ -141,6 +142,22 @@ def test_an_answer_depends_on_its_question_alone(policy, server, tmp_path):
         others = [e.info["history"] for e in games(engine, [replace(t, index=t.index + 50) for t in TASKS])]
     assert together == alone
     assert others != together
+
+
+def test_an_answer_among_choices_ends_as_the_learner_ends_it_though_the_model_has_other_ends(
+    policy, server, tmp_path, monkeypatch
+):
+    """As Qwen's has: where the server's grammar knew both, half of the answers were thrown away and asked again."""
+    monkeypatch.setattr(policy.chat, "ends", [policy.chat.end_id, 0])
+    server.ends = policy.chat.ends
+    with engine_of(policy, tmp_path, server) as engine:
+        episodes = games(engine)
+        assert not engine.servers[0].told
+    with torch.no_grad():
+        read = policy.evaluate_decisions(sequences(episodes))
+    told = torch.tensor([d.logprob for d in decisions(episodes)])
+    assert len(calls(server, "completions")) == len(told) > 9
+    assert (read.logprobs - told).abs().max() < 1e-4
 
 
 def test_requests_leave_nothing_to_a_models_own_sampling_defaults(policy, server, tmp_path, monkeypatch):
@@ -366,6 +383,12 @@ def test_a_sound_server_is_trained_through_by_one_process_only(server, tmp_path)
     check_servers(config)
     with pytest.raises(ConfigError, match="one process trains beside the servers"):
         check_servers(config, processes=2)
+
+
+def test_a_server_whose_model_has_several_ends_is_sound(server, tmp_path):
+    """It chooses among them after the only answer, so that the end has no log-probability of 0."""
+    server.ends = [server.policy.chat.end_id, 0]
+    check_servers(served_config(tmp_path, server))
 
 
 def test_another_model_or_too_short_a_context_is_found_before_training(server, tmp_path, monkeypatch):
