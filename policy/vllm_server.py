@@ -130,7 +130,8 @@ async def probe(server: Server, model: str, seconds: float) -> list[str]:
     except (TypeError, KeyError, IndexError, AttributeError):
         choice, logprobs = {}, []
     free = choice.get("text") != PROBE_CHOICE
-    raw = bool(logprobs) and not free and abs(sum(logprobs)) > 1e-3  # the only choice has log-probability 0
+    # The only choice has log-probability 0. What ends it may have less: some models have several ends.
+    raw = bool(logprobs) and not free and abs(sum(logprobs[: len(PROBE_CHOICE)])) > 1e-3
     lacks = [not choice.get("token_ids"), not logprobs, raw, free, adapters not in (400, 422)]
     refused = [] if status == 200 else [f"an answer to /v1/completions ({problem_of(status, answer)})"]
     return refused + [f"{name} ({cost})" for (name, cost), lack in zip(COSTS.items(), lacks, strict=True) if lack]
