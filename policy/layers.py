@@ -9,9 +9,29 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from config.reader import ConfigError
+from envs.client import is_number
 from policy.lora import linears
 
 BLOCK = 1 << 17  # numbers that fit into a core's cache
+ROPE_TYPES = ("default", "linear", "yarn", "llama3")  # others depend on the sequence length, so keys cannot be cached
+
+
+def check_layers(architecture: Any, name: str) -> None:
+    """Raise ConfigError where a base's configuration names a norm or a rotary embedding that is not computed here."""
+    rope = getattr(architecture, "rope_parameters", None) or {}
+    if (kind := rope.get("rope_type", "default")) not in ROPE_TYPES:
+        raise ConfigError(
+            f"model.model_name: rope type {kind!r} of {name} is not supported; allowed: {', '.join(ROPE_TYPES)}"
+        )
+    if (share := rope.get("partial_rotary_factor")) not in (None, 1):  # of each head, that ``rotate`` rotates whole
+        raise ConfigError(
+            f"model.model_name: partial_rotary_factor {share!r:.80} of {name} is not supported; allowed: 1"
+        )
+    numbers: dict[str, Any] = {"rms_norm_eps": architecture.rms_norm_eps, "rope_theta": rope.get("rope_theta")}
+    for key, number in numbers.items():
+        if not is_number(number) or number <= 0:
+            raise ConfigError(f"model.model_name: {key} {number!r} of {name} is no positive number")
 
 
 def gated(mlp: Any, x_ND: Tensor) -> Tensor:

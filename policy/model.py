@@ -19,10 +19,11 @@ import torch
 from torch import nn
 
 from config.reader import ConfigError, blaming, check_values, knob
-from envs.client import hub_problem, is_number
+from envs.client import hub_problem
 from games import own_digest
 from policy import cpu_memory
 from policy.bounded import SIZES, bounded, check_folder, check_growth, check_redirects, check_sizes, check_weights
+from policy.layers import check_layers
 from utils import fingerprint, in_threads, verify_checkpoint
 
 log = logging.getLogger(__name__)
@@ -46,7 +47,6 @@ PLAIN = {
 }  # fmt: skip
 USUAL_RANK = 1024  # PEFT makes room for any rank that a file names, which could fill the memory
 LORA = re.compile(r"\.lora_([AB]\.weight|B\.bias|magnitude_vector)$")  # how names of LoRA tensors end in a file
-ROPE_TYPES = ("default", "linear", "yarn", "llama3")  # others depend on the sequence length, so keys cannot be cached
 
 
 @dataclass(frozen=True)
@@ -261,16 +261,7 @@ def load_architecture(config: ModelConfig, **files: str) -> Any:
             "model.use_4bit those in bitsandbytes' 4 bits"
         )
     check_sizes({key: getattr(architecture, key) for key in SIZES}, config.model_name)
-    rope = getattr(architecture, "rope_parameters", None) or {}
-    if (kind := rope.get("rope_type", "default")) not in ROPE_TYPES:
-        raise ConfigError(
-            f"model.model_name: rope type {kind!r} of {config.model_name} is not supported; "
-            f"allowed: {', '.join(ROPE_TYPES)}"
-        )
-    numbers: dict[str, Any] = {"rms_norm_eps": architecture.rms_norm_eps, "rope_theta": rope.get("rope_theta")}
-    for key, number in numbers.items():
-        if not is_number(number) or number <= 0:
-            raise ConfigError(f"model.model_name: {key} {number!r} of {config.model_name} is no positive number")
+    check_layers(architecture, config.model_name)
     return architecture
 
 

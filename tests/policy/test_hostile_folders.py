@@ -142,7 +142,8 @@ MODELS = {
        for key, value in (("hidden_size", 2**40), ("num_hidden_layers", 10**9), ("vocab_size", -1),
                           ("intermediate_size", 2**60), ("num_attention_heads", 0), ("hidden_size", "32"),
                           ("model_type", []), ("rope_parameters", {"rope_type": 7}), ("torch_dtype", "float7"),
-                          ("num_labels", 3 * 10**6), ("num_labels", 10**30))},
+                          ("num_labels", 3 * 10**6), ("num_labels", 10**30), ("partial_rotary_factor", 0.5),
+                          ("rope_scaling", {"rope_type": "linear", "factor": 2.0, "partial_rotary_factor": 0.25}))},
     "fewer weights than named": edited("config.json", lambda c: c.update(intermediate_size=2**18)),
     "an index that leads elsewhere": written("model.safetensors.index.json", b'{"weight_map": {"a": "sub/pipe"}}'),
     "an end that is a list": edited("generation_config.json", lambda c: c.update(eos_token_id=[[0]])),
@@ -178,7 +179,9 @@ ADAPTERS = {
 }  # fmt: skip
 # Whose limits nothing else in the quick suite holds, and what is said of them.
 QUICK = {
-    "num_labels 3000000": "num_labels 3000000 of ", "fewer weights than named": " bytes of weights, and its ",
+    "num_labels 3000000": "num_labels 3000000 of ", "partial_rotary_factor 0.5": "partial_rotary_factor 0.5 of ",
+    "rope_scaling {'rope_ty": "partial_rotary_factor 0.25 of ",
+    "fewer weights than named": " bytes of weights, and its ",
     "an index that leads elsewhere": "expected a file beside it", "an end that is a list": "has the eos_token_id [0]",
     "a tokenizer that doubles": " may make ", "a tokenizer that doubles rare words": " may make 1000000000000 ",
     "weights somewhere else": "transformers_weights of ", "a template without end": "a.jinja",
