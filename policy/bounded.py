@@ -23,6 +23,7 @@ SIZES = {  # upper bounds of numbers in a config.json, by which libraries take m
     "hidden_size": 2**17, "intermediate_size": 2**19, "num_hidden_layers": 1000, "num_attention_heads": 2**12,
     "num_key_value_heads": 2**12, "vocab_size": 2**22, "max_position_embeddings": 2**31, "num_labels": 2**12,
 }  # fmt: skip
+READ = ("config.json", "tokenizer_config.json", "generation_config.json")  # what they hold is looked at
 TEXTS = (".json", ".jinja", ".txt", ".model")  # files that libraries read whole
 REDIRECTS = ("transformers_weights", "configuration_files", "fast_tokenizer_files")  # keys that name files to read
 GROWTH = 2**12  # the most characters that a tokenizer may make of one, if each replacement finds what others made
@@ -47,7 +48,9 @@ def check_folder(key: str, name: str) -> None:
         try:
             text, written = read_file(path) if path.suffix in TEXTS else b"", None
             with suppress(ValueError, RecursionError):  # damaged: whoever reads it says so
-                written = json.loads(text) if path.name in ("config.json", "tokenizer_config.json") else None
+                written = json.loads(text.decode()) if path.name in READ else None
+            if path.name == "generation_config.json" and not isinstance(written, dict):
+                raise ConfigError(f"{path}: is no JSON object")  # transformers would go on without its eos_token_id
             check_redirects(written, name)
             if path.suffix == ".safetensors" and not path.is_file():
                 raise ConfigError(f"{path}: is no regular file")

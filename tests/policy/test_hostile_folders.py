@@ -144,6 +144,7 @@ MODELS = {
                           ("model_type", []), ("rope_parameters", {"rope_type": 7}), ("torch_dtype", "float7"),
                           ("num_labels", 3 * 10**6), ("num_labels", 10**30), ("partial_rotary_factor", 0.5),
                           ("rope_scaling", {"rope_type": "linear", "factor": 2.0, "partial_rotary_factor": 0.25}))},
+    **{f"generation_config.json {data[:5]!r}": written("generation_config.json", data) for data in (b"{", b"[]")},
     "fewer weights than named": edited("config.json", lambda c: c.update(intermediate_size=2**18)),
     "an index that leads elsewhere": written("model.safetensors.index.json", b'{"weight_map": {"a": "sub/pipe"}}'),
     "an end that is a list": edited("generation_config.json", lambda c: c.update(eos_token_id=[[0]])),
@@ -181,6 +182,8 @@ ADAPTERS = {
 QUICK = {
     "num_labels 3000000": "num_labels 3000000 of ", "partial_rotary_factor 0.5": "partial_rotary_factor 0.5 of ",
     "rope_scaling {'rope_ty": "partial_rotary_factor 0.25 of ",
+    "generation_config.json b'{'": "generation_config.json: is no JSON object",
+    "generation_config.json b'[]'": "generation_config.json: is no JSON object",
     "fewer weights than named": " bytes of weights, and its ",
     "an index that leads elsewhere": "expected a file beside it", "an end that is a list": "has the eos_token_id [0]",
     "a tokenizer that doubles": " may make ", "a tokenizer that doubles rare words": " may make 1000000000000 ",
