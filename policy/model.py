@@ -24,7 +24,7 @@ from games import own_digest
 from policy import cpu_memory
 from policy.bounded import SIZES, bounded, check_folder, check_growth, check_redirects, check_sizes, check_weights
 from policy.layers import check_layers
-from utils import fingerprint, in_threads, verify_checkpoint
+from utils import checkpoints_in, fingerprint, in_threads, verify_checkpoint
 
 log = logging.getLogger(__name__)
 
@@ -157,8 +157,14 @@ def folder_of(name: str) -> Path | None:
 
 
 def _located(name: str) -> str:
-    """The folder of a base model, wherever the program was started, or its name on the Hub; ConfigError: no folder."""
+    """The folder of a base model, wherever the program was started, or its name on the Hub; ConfigError: neither."""
     if folder := folder_of(name):
+        adapter = (folder / "adapter_config.json").exists()
+        if (adapter or checkpoints_in(folder)) and not (folder / "config.json").exists():
+            kind = "an adapter" if adapter else "a run"
+            ways = f"model.adapter={name}" if adapter else f"--resume {name}, or model.adapter={name}/final"
+            raise ConfigError(f"model.model_name: {name} is {kind}; expected its base. Training goes on from it by: "
+                              f"{ways}; it plays by: --checkpoint {name}")  # fmt: skip
         return str(folder)
     if name.startswith((".", "/", "~", "models/")):  # cannot be a name on the Hub
         tiny, smol = "scripts/make_tiny_model.py makes a tiny one", "make models/smollm2-135m/config.json fetches it"

@@ -420,6 +420,20 @@ def test_a_missing_folder_is_told_in_one_line(name):
     assert f"no folder {name.removeprefix('./')}" in refusal(ModelConfig(name))
 
 
+def test_an_adapter_or_a_run_that_is_named_as_the_base_is_told_where_it_belongs(tmp_path):
+    """Transformers missed a config.json."""
+    (tmp_path / "checkpoint-000020").mkdir()
+    (tmp_path / "checkpoint-000020/adapter_config.json").write_text("{}")
+    run, adapter = str(tmp_path), str(tmp_path / "checkpoint-000020")
+    of_run, of_adapter = refusal(ModelConfig(run)), refusal(ModelConfig(adapter))
+    assert of_run.startswith(f"model.model_name: {run} is a run; expected its base. ")
+    assert f": --resume {run}, or model.adapter={run}/final; " in of_run
+    assert of_adapter.startswith(f"model.model_name: {adapter} is an adapter; expected its base. ")
+    assert f": model.adapter={adapter}; " in of_adapter
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama"}))  # a base that was trained further
+    assert load_architecture(ModelConfig(run, use_4bit=False)).model_type == "llama"
+
+
 def test_a_base_in_the_users_home_is_found_where_no_shell_wrote_its_path_out(tiny_models, monkeypatch):
     folder = Path(tiny_models["qwen2"])
     monkeypatch.setenv("HOME", str(folder.parent))  # as after --set model.model_name=~/qwen2
