@@ -9,7 +9,7 @@ import subprocess
 import sys
 import warnings
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -293,6 +293,16 @@ def load_tokenizer(config: ModelConfig) -> Any:
             f"embeds only {rows}: they do not belong together"
         )
     return tokenizer
+
+
+def ends_of(config: ModelConfig) -> Any:
+    """The ``generation_config.eos_token_id`` that the base model will have once it is loaded; it may be damaged."""
+    from transformers import GenerationConfig
+
+    architecture = load_architecture(config)
+    with _loading("model_name", config.model_name), suppress(OSError):  # no such file
+        return GenerationConfig.from_pretrained(_located(config.model_name), revision=config.revision).eos_token_id
+    return architecture.eos_token_id
 
 
 def _says_more(record: logging.LogRecord) -> bool:

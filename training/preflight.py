@@ -36,7 +36,7 @@ from envs.trace.programs import LEVELS
 from envs.types import Episode, Task
 from games import CONFIGS_PER_GAME, GAMES
 from policy.chat import ChatFormat, answer_trie
-from policy.model import LoraConfig, check_adapter, device_of, load_architecture, load_tokenizer
+from policy.model import LoraConfig, check_adapter, device_of, ends_of, load_architecture, load_tokenizer
 from policy.state_head import StateHead
 from policy.vllm_server import check_servers
 from training import memory
@@ -177,7 +177,7 @@ def look(config: SimpleNamespace) -> tuple[Any, Parameters, ChatFormat]:
             raise ConfigError("ppo.state_coef: none of the games has a tensor of what a seat knows; expected 0")
         parameters = replace(parameters, state_head=(architecture.hidden_size + 1) * outputs)
     check_disk(config, parameters)
-    return architecture, parameters, ChatFormat(load_tokenizer(config.model))
+    return architecture, parameters, ChatFormat(load_tokenizer(config.model), ends_of(config.model))
 
 
 def say_answers(config: SimpleNamespace, chat: ChatFormat) -> list[str]:

@@ -3,8 +3,10 @@
 import contextlib
 import json
 import re
+import shutil
 import time
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import psutil
@@ -12,7 +14,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 from shapes import SHAPES, write_model
-from tiny import KUHN, LEDUC, micro_config, micro_file
+from tiny import KUHN, LEDUC, base_model, micro_config, micro_file
 
 import train_ppo
 from curriculum import eval_tasks, evaluated
@@ -653,6 +655,22 @@ def test_positions_that_no_game_tells_cannot_be_learnt(tmp_path, monkeypatch):
     preflight.look(config)
     monkeypatch.setattr(preflight, "state_shapes", lambda curriculum: {})
     with pytest.raises(ConfigError, match=r"^ppo\.state_coef: none of the games has a tensor of what a seat knows; "):
+        preflight.look(config)
+
+
+def test_ends_of_answers_are_those_of_the_run_and_refused_before_it(tmp_path):
+    """Of generation_config.json, or else of config.json; what is no id was refused once all weights were loaded."""
+    folder = Path(shutil.copytree(base_model(), tmp_path / "base"))
+    config = micro_config(tmp_path, model={"model_name": str(folder)})
+    of_model = json.loads((folder / "config.json").read_text()) | {"eos_token_id": [1, 3]}
+    (folder / "config.json").write_text(json.dumps(of_model))
+    for ends, written in (([1, 5, 4], {"eos_token_id": [5, 4]}), ([1], {}), ([1, 3], None)):
+        (folder / "generation_config.json").unlink(missing_ok=True)
+        if written is not None:
+            (folder / "generation_config.json").write_text(json.dumps(written))
+        assert preflight.look(config)[2].ends == load_policy(config).chat.ends == ends
+    (folder / "generation_config.json").write_text('{"eos_token_id": ["</s>"]}')
+    with pytest.raises(ConfigError, match=r"its generation_config\.json has the eos_token_id '</s>'"):
         preflight.look(config)
 
 
