@@ -355,6 +355,15 @@ def _signed(seed: int) -> int:
     return (seed + SEEDS // 2) % SEEDS - SEEDS // 2
 
 
+def searchable(pyspiel_game: Any) -> bool:
+    """Return whether search bots search in a game: players take turns, and are rewarded only at the end."""
+    import pyspiel
+
+    kind = pyspiel_game.get_type()
+    in_turn = kind.dynamics == pyspiel.GameType.Dynamics.SEQUENTIAL and pyspiel_game.num_players() > 1
+    return in_turn and kind.reward_model == pyspiel.GameType.RewardModel.TERMINAL
+
+
 def make_bot(game: Game, pyspiel_game: Any, spec: OpponentSpec, seat: int, seed: int) -> Bot:
     """Return a new bot for one seat of one episode (``self`` and ``past`` seats belong to models, not bots).
 
@@ -373,9 +382,7 @@ def make_bot(game: Game, pyspiel_game: Any, spec: OpponentSpec, seat: int, seed:
     import pyspiel
 
     kind = pyspiel_game.get_type()
-    in_turn = kind.dynamics == pyspiel.GameType.Dynamics.SEQUENTIAL and pyspiel_game.num_players() > 1
-    searchable = in_turn and kind.reward_model == pyspiel.GameType.RewardModel.TERMINAL
-    budget = spec.budget_in(game) if searchable else None
+    budget = spec.budget_in(game) if searchable(pyspiel_game) else None
     if budget is None:
         _say_once(f"{game.name} cannot be searched: its {spec.kind} opponents play at random")
         return RandomBot(seat, seed + 4 + seat)

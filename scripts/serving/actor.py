@@ -26,7 +26,7 @@ from config.reader import blaming
 from envs.affinetes import EVALUATE_PATH
 from envs.config import EnvConfig
 from envs.openspiel import OpenSpielEnv, derive_seed, table
-from envs.opponents import SERVED, parse_opponent
+from envs.opponents import SERVED, parse_opponent, searchable
 from envs.types import Step, Task
 
 ILLEGAL_REWARD = -0.01
@@ -171,7 +171,8 @@ def read_task(task_id: Any, seed: Any, opponent: Any, max_search: float) -> Task
     if spec.searches and (budget := spec.budget_in(game)):
         own = game.mcts or PLAIN_SEARCH
         simulations, rollouts = max_search * own[0], max_search * (own[0] * own[1])
-        if budget[0] > simulations or budget[0] * budget[1] > rollouts:
+        beyond = budget[0] > simulations or budget[0] * budget[1] > rollouts
+        if beyond and searchable(table(task_id).spiel):
             raise RequestError("invalid_opponent", f"opponent {opponent!r} searches more than this server allows in "
                                f"{game.name}: {simulations:.0f} simulations, {rollouts:.0f} rollouts")  # fmt: skip
     return Task(task_id, derive_seed(task_id) if seed is None else seed, opponent)

@@ -13,6 +13,7 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -22,6 +23,8 @@ from players import FunctionPlayer, random_player
 from serving import SERVE, running_server, server_process
 
 import games
+from config.reader import load_config
+from curriculum import CurriculumConfig, pool
 from env_wrapper import Task, play
 from envs import openspiel
 from envs.openspiel import derive_seed
@@ -265,6 +268,14 @@ def test_a_game_that_names_no_search_of_its_own_is_not_searched_without_bound(mo
     for opponent in ("mcts:999999999x1", "mcts:101x1", "mcts:1x1001"):
         with pytest.raises(RequestError, match="allows in tic_tac_toe: 100 simulations, 1000 rollouts"):
             read_task(23 * SIZE, 0, opponent, 1.0)
+
+
+def test_the_default_curriculum_can_be_played_here():
+    """A search is limited only where there is one: in goofspiel search bots play at random."""
+    file = SERVE.parents[1] / "config" / "curriculum_config.json"
+    for stage in load_config({"curriculum": CurriculumConfig}, [file])["curriculum"].stages:
+        for opponent, played in product(stage.mixture, pool(stage.games)):
+            assert read_task(played * SIZE, 0, opponent, 1.0).opponent == opponent
 
 
 @pytest.mark.parametrize(
@@ -762,10 +773,10 @@ os._exit(serve.main(["--port", "0", "--opponent", "random"]))
 
 
 def test_whoever_serves_may_choose_what_is_searched():
-    """The bound is for clients, and in goofspiel it is the tightest of all."""
-    assert serve._arguments(["--opponent", "mcts:200x1"]).opponent == "mcts:200x1"
+    """The bound is for clients."""
+    assert serve._arguments(["--opponent", "mcts:1001x1"]).opponent == "mcts:1001x1"
 
-    with running_server("--opponent", "mcts:200x1") as url, httpx.Client(base_url=url, timeout=60) as asker:
-        assert "error" not in call(asker, "reset", task_id=task_id("goofspiel"), seed=1)["info"]
-        refused = call(asker, "reset", task_id=task_id("goofspiel"), seed=1, opponent="mcts:200x1")
+    with running_server("--opponent", "mcts:1001x1") as url, httpx.Client(base_url=url, timeout=60) as asker:
+        assert "error" not in call(asker, "reset", task_id=task_id("tic_tac_toe"), seed=1)["info"]
+        refused = call(asker, "reset", task_id=task_id("tic_tac_toe"), seed=1, opponent="mcts:1001x1")
         assert "searches more than this server allows" in refused["info"]["error"]["message"]
