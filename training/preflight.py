@@ -98,8 +98,7 @@ def measure_prompts(config: SimpleNamespace, chat: ChatFormat, peek: bool = Fals
 def check_opponents(curriculum: CurriculumConfig) -> None:
     """Raise ConfigError if a bot of a stage cannot play one of its games. ``cfr`` needs only one iteration for that."""
     for stage in curriculum.stages:
-        names = [*stage.mixture, stage.gate_opponent or "random"]
-        specs = [parse_opponent(name) for name in names if name != "past"]
+        specs = [parse_opponent(name) for name in stage.mixture if name != "past"]
         played_on = tables(part for ranges in pool(stage.games).values() for part in ranges)
         for spec, played in product(specs, played_on):
             with blaming(f"curriculum.stages: stage {stage.name!r}: "):
@@ -353,7 +352,7 @@ def check(
         check_server(config.env)
     check_adapter(config.model)
     check_lora(config, bool(resume))
-    if config.curriculum.failure_replay_prob and not any(s.gate in s.mixture for s in config.curriculum.stages):
+    if config.curriculum.failure_replay_prob and not any(s.gate for s in config.curriculum.stages):
         log.warning("curriculum.failure_replay_prob: nothing is replayed, as no stage has an opponent that counts")
     if dry_run:
         _check_run_folder(config, resume, force)
@@ -378,7 +377,7 @@ def _check_programs(config: SimpleNamespace) -> None:
         raise ConfigError(f"curriculum.stages: task {tasks[-1]} is of a game, not of a program: expected 0 to "
                           f"{end - 1}, as in config/trace_config.json")  # fmt: skip
     for stage in config.curriculum.stages:
-        if {*stage.mixture, stage.gate_opponent or "random"} != {"random"}:
+        if {*stage.mixture} != {"random"}:
             raise ConfigError(f"curriculum.stages: stage {stage.name!r}: opponent: programs (env.env_type trace) have "
                               "none; expected random, or nothing")  # fmt: skip
     if local:
@@ -481,7 +480,7 @@ def say_search(config: SimpleNamespace, seconds: dict[tuple[str, int], tuple[flo
     for stage in config.curriculum.stages:
         games, replays = stage.weights, config.curriculum.failure_replay_prob if stage.gate else 0.0
         shares = {o: w * (1 - replays) / sum(stage.mixture.values()) for o, w in stage.mixture.items()}
-        shares |= {stage.gate: shares.get(stage.gate, 0.0) + replays} if stage.gate else {}
+        shares |= {stage.gate: shares[stage.gate] + replays} if stage.gate else {}
         total = sum(w * g * seconds.get((o, i), (0, 0))[1] for o, w in shares.items() for i, g in games.items())
         step = config.ppo.batch_size * total / sum(games.values()) / threads
         lines.append(f"stage {stage.name}: {step:.2f} s a step of {config.ppo.batch_size} games, on {threads} threads")

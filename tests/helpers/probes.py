@@ -98,7 +98,7 @@ def run(probe: Probe, folder: Path) -> bool:
     ppo = {"batch_size": 32, "mini_batch_size": 32, "ppo_epochs": 1, "vf_coef": 0.0, "entropy_coef": 0.0, "lam": 0.0,
            "gamma": 1.0, "init_kl_coef": 0.0, "target_kl": None, "lr_final": 1.0, "recompute_logprobs": False,
            "learning_rate": 5e-3, "alarms": "off"}  # fmt: skip
-    stage = {"name": "probe", "games": [[KUHN, KUHN]], "opponent": "self", "gate_opponent": "random"}
+    stage = {"name": "probe", "games": [[KUHN, KUHN]], "opponent": "self"}
     config = micro_config(folder, ppo=ppo | probe.ppo, env={"history_turns": "all"}, curriculum={"stages": [stage]})
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(env_wrapper, "make_env", lambda config: ProbeEnv(probe))
