@@ -75,10 +75,7 @@ def measure_prompts(config: SimpleNamespace, chat: ChatFormat, peek: bool = Fals
         tasks[task.task_id // CONFIGS_PER_GAME].append(task)
     measured = {index: count_tokens(config, chat, tasks[index], peek) for index in tasks}
     if config.env.env_type == "openspiel" and config.env.env_mode != "local":  # only a server knows its opponents
-        stages = {name: stage for stage in config.curriculum.stages for name in stage.mixture}
-        for name, stage in stages.items():
-            if name != opponent:
-                count_tokens(config, chat, eval_tasks(stage.games, 1, config.run.seed, name)[:1], peek=True)
+        try_opponents(config, chat, opponent)
     needed, game = max((max(p.first, default=0) + p.answer, p.game) for p in measured.values())
     if needed > config.ppo.max_seq_length:
         others = "games in curriculum.stages" if config.env.env_type == "openspiel" else "programs"
@@ -103,6 +100,19 @@ def check_opponents(curriculum: CurriculumConfig) -> None:
         for spec, played in product(specs, played_on):
             with blaming(f"curriculum.stages: stage {stage.name!r}: "):
                 make_bot(played.game, played.spiel, replace(spec, iterations=1), seat=0, seed=0)
+
+
+def try_opponents(config: SimpleNamespace, chat: ChatFormat, tried: str) -> None:
+    """Begin a game against each opponent but ``tried`` in each game of its stages; ConfigError if one cannot be."""
+    begun = {
+        (name, task.task_id // CONFIGS_PER_GAME): task
+        for stage in config.curriculum.stages
+        for name in stage.mixture
+        for task in eval_tasks(stage.games, 1, config.run.seed, name)[::2]  # of the two seats
+    }
+    for (name, _), task in begun.items():
+        if name != tried:
+            count_tokens(config, chat, [task], peek=True)
 
 
 def check_disk(config: SimpleNamespace, parameters: Parameters) -> None:

@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 import types
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 
 import httpx
@@ -17,6 +18,7 @@ from players import FunctionPlayer, random_player
 from serving import POSITION, RESET, answer, ok, running_server, scripted_server, task_id
 from tiny import micro_config
 
+import games
 from env_wrapper import EnvConfig, Task, make_env, play
 from envs import affinetes, client, server_replies
 from envs.affinetes import ServerError
@@ -212,6 +214,41 @@ def test_an_opponent_of_a_later_stage_that_no_public_server_has_is_told_before_t
         preflight.measure_prompts(some, chat, peek=True)
         with pytest.raises(ConfigError, match=rf"task 200000000 failed: .*{opponent}"):
             preflight.measure_prompts(every, chat, peek=True)
+
+
+def test_every_opponent_is_tried_in_each_of_its_games_before_the_first_step(tmp_path):
+    """Whether one can be played depends on the game: ismcts, say. Its games of several stages are begun once."""
+    begun, refused = Counter(), set()
+
+    def server(method, kwargs):
+        if method != "reset":
+            return ok({})
+        played = kwargs["task_id"] // games.CONFIGS_PER_GAME, kwargs["opponent"]
+        begun[played] += 1
+        told = {"task_id": kwargs["task_id"], "seed": kwargs["seed"], "opponent_type": played[1]}
+        name = games.NAMES[played[0]]
+        error = "invalid_opponent" if played in refused else None
+        return ok(answer(RESET + POSITION.format(game=name), error=error, game_name=name, path="evaluate", **told))
+
+    leduc, hex_game = (games.NAMES.index(name) for name in ("leduc_poker", "hex"))
+    stages = [
+        {
+            "name": "first",
+            "games": ["leduc_poker", "hex"],
+            "opponent": {"random": 1, "ismcts": 1},
+            "gate_opponent": "random",
+        },
+        {"name": "last", "games": ["leduc_poker"], "opponent": "ismcts"},
+    ]
+    with scripted_server(server) as url:
+        env, ppo = {"env_mode": "url", "env_url": url, "prompt": "full"}, {"max_seq_length": 4096}
+        config = micro_config(tmp_path, env=env, ppo=ppo, curriculum={"stages": stages})
+        _, _, chat = preflight.look(config)
+        preflight.measure_prompts(config, chat, peek=True)
+        assert (begun[leduc, "ismcts"], begun[hex_game, "ismcts"]) == (1, 1)
+        refused.add((hex_game, "ismcts"))
+        with pytest.raises(ConfigError, match=r"failed: ServerError: hex on .*invalid_opponent"):
+            preflight.measure_prompts(config, chat, peek=True)
 
 
 def test_tasks_that_no_server_can_play():
