@@ -321,8 +321,8 @@ class Curriculum:
     def update(self, task: Task, score: float | None, drawn_in: str | None = None) -> str | None:
         """Take in the result of a task that ``next`` returned; say why that ended the stage, or None if it did not.
 
-        ``score``: None where the game was cut off, which counts only as a game that nobody learns from (``_weight``).
-        ``drawn_in``: the stage it was drawn in; None: the current one. Failed games must be left out.
+        ``score``: None where the game was cut off or failed: it counts only as one that teaches nothing (``_weight``).
+        ``drawn_in``: the stage it was drawn in; None: the current one.
 
         A replay updates only its entry in the failure buffer, since replays would bias the success rate towards hard
         deals. Other games against the gate opponent enter the window, and the buffer if they fail.

@@ -366,7 +366,8 @@ class Trainer(Checkpointed):
         state.kl_coef = trajectories.adapt_kl_coef(state.kl_coef, batch.kl_ref, len(batch.values_M), ppo)
 
         stage = self.curriculum.stage.name
-        updated = [self.curriculum.update(e.task, None if e.outcome == "truncated" else e.score, stage) for e in valid]
+        scores = [None if e.outcome in ("truncated", "failed") else e.score for e in episodes]
+        updated = [self.curriculum.update(e.task, s, stage) for e, s in zip(episodes, scores, strict=True)]
         state.step, state.drawn = state.step + 1, state.drawn + len(episodes)
         self.keep_past()
         self.grow_batches()

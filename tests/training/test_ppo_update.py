@@ -501,6 +501,22 @@ def test_a_step_goes_on_playing_until_there_is_a_decision_to_train_on(tmp_path, 
     assert row["updates"] > 0
 
 
+def test_the_curriculum_learns_which_games_failed(tmp_path, monkeypatch):
+    """Learnability drew a game that a server cannot play as one that is won half the time, until it ended the run."""
+    trainer = Trainer(micro_config(tmp_path), tmp_path)
+    update, told = trainer.curriculum.update, []
+    monkeypatch.setattr(trainer.curriculum, "update", lambda *args: told.append(args[:2]) or update(*args))
+
+    def first_fails(env, player, tasks):
+        first, *others = play(env, player, tasks)
+        return [replace(first, outcome="failed", info={"error": "lost"}), *others]
+
+    monkeypatch.setattr(train_ppo, "play", first_fails)
+    assert trainer.step(StopSignal())["failed"] == 1
+    assert [task.index for task, _ in told] == list(range(16))
+    assert [score is None for _, score in told] == [True] + [False] * 15
+
+
 @pytest.mark.parametrize(
     ("outcome", "times", "cause"),
     [
