@@ -34,11 +34,12 @@ LOST = 503, NO_ANSWER, 502, 504  # statuses after which a call may have been car
 
 EVALUATE_PATH = "evaluate"  # info["path"] of servers on which (task_id, seed, opponent) mean what they mean locally
 
+RANDOM_RAISES = 'they raise with opponent "random", against which every run is evaluated'
 DEFECTS = {
     "goofspiel": "they show no legal actions and play other cards than asked",
-    "hearts": 'they raise with opponent "random"; "mcts" plays',
-    "euchre": 'they raise with opponent "random"; "mcts" plays',
-    "bridge": 'they raise with opponent "random", and load only every third variant',
+    "hearts": RANDOM_RAISES,
+    "euchre": RANDOM_RAISES,
+    "bridge": f"{RANDOM_RAISES}, and load only every third variant",
     "blackjack": "they raise at a Ten",
     "oware": "they cannot load it",
 }

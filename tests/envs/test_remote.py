@@ -126,7 +126,7 @@ DEFECTS = [
         {"reset": answer(no_ids("goofspiel"), **told("goofspiel"))},
         "no legal actions.*other cards than asked.*env.allowed_game_indices leaves it out",
     ),
-    ("hearts", {"reset": crash("action_id != kInvalidAction")}, 'kInvalidAction.*opponent "random"'),
+    ("hearts", {"reset": crash("action_id != kInvalidAction")}, 'kInvalidAction.*"random", against which every run'),
     ("oware", {"reset": crash("Unknown parameter 'seeds_per_house'")}, "seeds_per_house.*cannot load"),
     ("blackjack", {"reset": crash("invalid literal for int(): 'T'")}, "literal.*at a Ten"),
     ("leduc_poker", {"step": crash("boom")}, "step: HTTP 500: boom$"),
