@@ -24,7 +24,7 @@ from envs.config import EnvConfig
 from envs.openspiel import INVALID, OpenSpielEnv, derive_seed, score, table
 from envs.opponents import SEEDS, check_served
 from envs.prompts import full_system, full_user
-from envs.server_replies import Reply, ServerError, close, read_position, read_reply
+from envs.server_replies import Reply, ServerError, close, info_of, read_position, read_reply
 from envs.types import Step, Task
 
 CHECK_SECONDS = 10.0  # for a server to answer at all, before a run
@@ -172,7 +172,6 @@ class RemoteEnv(OpenSpielEnv):
         seed = derive_seed(task.task_id) if task.seed is None else task.seed
         asked = {"task_id": task.task_id, "seed": seed % SEEDS, "opponent": task.opponent}
         reply = self._call("reset", **asked)
-        self._ours = reply.info.get("path") == EVALUATE_PATH
         self._check_echo(asked, reply)
         self._seat = self._own_seat = reply.info["llm_player_id"]
         self._played = list[int]()
@@ -204,7 +203,9 @@ class RemoteEnv(OpenSpielEnv):
 
     def _call(self, method: str, **arguments: Any) -> Reply:
         with blaming(f"{method}: ", ServerError, raising=self._error):
-            reply = read_reply(self._server.call(method, arguments, self.config.env_timeout), self._spiel)
+            answer = self._server.call(method, arguments, self.config.env_timeout)
+            self._ours = self._ours or (info_of(answer) or {}).get("path") == EVALUATE_PATH  # in refusals, too
+            reply = read_reply(answer, self._spiel)
             if reply.episode_id != arguments.get("episode_id", reply.episode_id):
                 raise ServerError("the answer is about another episode")
             return reply
@@ -223,7 +224,7 @@ class RemoteEnv(OpenSpielEnv):
             self._state = reply.episode_id
         if echo != asked or info.get("game_name") not in (self._table.game.name, self._table.game.short_name):
             raise self._error(f"asked for {asked}, the server plays {info.get('game_name')} with {echo}")
-        if asked["opponent"] not in ("random", "mcts") and info.get("path") != EVALUATE_PATH:
+        if asked["opponent"] not in ("random", "mcts") and not self._ours:
             raise self._error(f"public servers silently play at random for opponent {asked['opponent']!r}")
         seat, players = info.get("llm_player_id"), self._spiel.num_players()
         if type(seat) is not int or seat not in range(players):

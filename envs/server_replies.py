@@ -37,6 +37,12 @@ class Reply:
     returns: list[float] | None
 
 
+def info_of(answer: Any) -> dict[str, Any] | None:
+    """Return the ``info`` of an answer, unchecked; None if it has none."""
+    info = answer.get("info") if isinstance(answer, dict) else None
+    return info if isinstance(info, dict) else None
+
+
 def read_reply(answer: Any, game: Any) -> Reply:
     """Return what a server answered to reset or step, as plain data that need not be checked again.
 
@@ -47,8 +53,7 @@ def read_reply(answer: Any, game: Any) -> Reply:
     """
     if deeper_than(answer, MAX_DEPTH):
         raise ServerError(f"an answer nested more than {MAX_DEPTH} deep")
-    info = answer.get("info") if isinstance(answer, dict) else None
-    if not isinstance(info, dict):
+    if (info := info_of(answer)) is None:
         raise ServerError(f"answered with {one_line(str(answer))!r}")
     if refusal := info.get("error"):
         raise ServerError(str(refusal))

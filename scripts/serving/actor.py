@@ -36,7 +36,7 @@ MAX_ACTION = 2**16  # characters; a longer answer is not parsed, and so is illeg
 RETRYABLE = ("no_episode_id", "episode_not_found", "episode_done", "invalid_action")
 # ``info`` in the answer to a request that belongs to no episode.
 NO_EPISODE = dict.fromkeys(("task_id", "seed", "game_name", "llm_player_id", "opponent_type")) | {
-    "step_count": 0, "cumulative_reward": 0.0}  # fmt: skip
+    "path": EVALUATE_PATH, "step_count": 0, "cumulative_reward": 0.0}  # fmt: skip
 INTEGER = re.compile(r"-?[0-9]{1,30}")
 RECLAIM_SECONDS = 60.0  # an episode unused for this long is dropped when a new one needs its place
 ATTEMPTS = 10**9  # the public reset/step path never forfeits: illegal answers may be repeated without limit

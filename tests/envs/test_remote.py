@@ -635,6 +635,16 @@ def test_a_defect_of_public_servers_is_not_blamed_on_ones_own(monkeypatch):
         assert ("known of public servers: is out of chips" in str(error.value)) == blamed
 
 
+def test_a_refusal_of_ones_own_server_is_not_blamed_on_public_ones(monkeypatch):
+    """Its first answer, since every episode has a client of its own."""
+    monkeypatch.setitem(affinetes.DEFECTS, "leduc_poker", "is out of chips")
+    with running_server() as url:
+        task = Task(TASK.task_id, 4, "mcts:999999999x1")
+        [episode] = play({"env_mode": "url", "env_url": url}, random_player(), [task])
+    assert "searches more than this server allows" in episode.info["error"]
+    assert "out of chips" not in episode.info["error"]
+
+
 @pytest.fixture
 def proxies(monkeypatch):
     """Sets the variables of a shell; connections that were made with others are no longer used."""

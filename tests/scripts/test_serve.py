@@ -251,7 +251,7 @@ def test_wrong_input_gets_the_error_object(client, method, kwargs, kind, says):
     assert answer["episode_id"] == named
     assert answer["info"].pop("error")["retryable"] is (kind in ("no_episode_id", "episode_not_found"))
     nothing = dict.fromkeys(("task_id", "seed", "game_name", "llm_player_id", "opponent_type"))
-    assert answer["info"] == nothing | {"step_count": 0, "cumulative_reward": 0.0}
+    assert answer["info"] == nothing | {"path": "evaluate", "step_count": 0, "cumulative_reward": 0.0}
 
 
 def test_who_names_an_unknown_opponent_is_told_those_that_are_played(client):
