@@ -29,7 +29,8 @@ from envs.types import Step, Task
 
 CHECK_SECONDS = 10.0  # for a server to answer at all, before a run
 START_SECONDS = 600.0  # for a container to start
-STOP_SECONDS = 10.0
+STOP_SECONDS = 10.0  # for a server to forget an episode
+CLOSE_SECONDS = 30.0  # for a container to end; affinetes kills it after ten
 LOST = 503, NO_ANSWER, 502, 504  # statuses after which a call may have been carried out
 
 EVALUATE_PATH = "evaluate"  # info["path"] of servers on which (task_id, seed, opponent) mean what they mean locally
@@ -115,8 +116,11 @@ class ContainerConnection:
             raise ServerError(one_line(str(error).split("Traceback")[0])) from error
 
     def close(self) -> None:
-        """Stop the container."""
-        wait_for(self._env.cleanup(), self._loop, STOP_SECONDS)
+        """Stop the container; one that takes too long is only logged."""
+        try:
+            wait_for(self._env.cleanup(), self._loop, CLOSE_SECONDS)
+        except TimeoutError:
+            logger.warning("%s: its container has not ended within %g s", self.name, CLOSE_SECONDS)
 
 
 _container = functools.cache(ContainerConnection)

@@ -518,6 +518,17 @@ def test_every_process_has_a_container_of_its_own(monkeypatch):
     assert len({kwargs["container_name"] for kwargs in names}) == 2
 
 
+def test_a_container_that_ends_slowly_is_waited_for_and_then_told_in_a_line(monkeypatch, caplog):
+    """affinetes itself waits ten seconds before it kills one: giving up sooner left a traceback at the run's end."""
+    assert affinetes.CLOSE_SECONDS >= 20
+    module = types.SimpleNamespace(load_env=lambda **_: types.SimpleNamespace(cleanup=lambda: asyncio.sleep(60)))
+    monkeypatch.setitem(sys.modules, "affinetes", module)
+    monkeypatch.setattr(affinetes, "atexit", types.SimpleNamespace(register=lambda function: None))
+    monkeypatch.setattr(affinetes, "CLOSE_SECONDS", 0.1)
+    affinetes.ContainerConnection("games:1").close()
+    assert caplog.messages == ["games:1: its container has not ended within 0.1 s"]
+
+
 def test_docker_that_cannot_start_is_one_line(monkeypatch):
     def load_env(**kwargs):
         raise OSError("cannot reach\nthe daemon")
