@@ -31,7 +31,7 @@ class Step:
     message), attempt (1-based), adapter (the earlier adapter that answers, None: the current policy), history
     ([[player, action], ...], -1 = chance) and outcome (finished | forfeited, None while running); of games also
     own_seat (the task's) and history_turns (past turns that the text needs, None: all); when done also returns (None
-    after a forfeit) and scores ({seat: score}; on a public server of the own seat alone).
+    after a forfeit) and scores ({seat: score}; on a server of the own seat alone).
     """
 
     text: str
