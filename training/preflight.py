@@ -110,9 +110,8 @@ def try_opponents(config: SimpleNamespace, chat: ChatFormat, tried: str) -> None
         for name in stage.mixture
         for task in eval_tasks(stage.games, 1, config.run.seed, name)[::2]  # of the two seats
     }
-    for (name, _), task in begun.items():
-        if name != tried:
-            count_tokens(config, chat, [task], peek=True)
+    for task in (task for (name, _), task in begun.items() if name != tried):
+        count_tokens(config, chat, [task], peek=True)
 
 
 def check_disk(config: SimpleNamespace, parameters: Parameters) -> None:
@@ -351,6 +350,10 @@ def check(
 
     ``resume``, and ``force`` in a dry run, are as for ``find_checkpoint``.
     """
+    for stage in config.curriculum.stages:
+        if stage.gate not in (None, *stage.mixture):
+            raise ConfigError(f"curriculum.stages: stage {stage.name!r}: gate_opponent {stage.gate!r} is not played "
+                              f"in it: expected {', '.join(stage.mixture)}")  # fmt: skip
     if config.env.env_type == "trace":
         _check_programs(config)
     if config.ppo.state_coef and (config.env.env_type, config.env.env_mode) != ("openspiel", "local"):

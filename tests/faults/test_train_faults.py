@@ -263,14 +263,16 @@ def test_a_device_that_fails_leaves_a_checkpoint_wherever_it_was(
 def test_failing_environments_end_the_run_with_the_cause_and_a_checkpoint(tmp_path, monkeypatch, capsys):
     from envs.openspiel import OpenSpielEnv
 
-    real, calls = OpenSpielEnv.step, iter(range(10**6))
+    real, train_step = OpenSpielEnv.step, train_ppo.Trainer.step
 
-    def step(self, text):
-        if next(calls) >= 60:
-            raise OSError("engine lost")
-        return real(self, text)
+    def lost(self, text):
+        raise OSError("engine lost")
 
-    monkeypatch.setattr(OpenSpielEnv, "step", step)
+    def step(self, stop):
+        monkeypatch.setattr(OpenSpielEnv, "step", lost if self.state.step else real)
+        return train_step(self, stop)
+
+    monkeypatch.setattr(train_ppo.Trainer, "step", step)
     assert train(tmp_path) == 1
     message = capsys.readouterr().err.splitlines()[-1]
     assert re.search(

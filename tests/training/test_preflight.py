@@ -466,6 +466,15 @@ def test_a_bot_that_cannot_play_a_game_of_its_stage_is_refused(tmp_path, check, 
         check(config)
 
 
+@pytest.mark.parametrize("sections", [{}, {"env": {"env_type": "trace", "answer_mode": "free"}}])
+def test_a_gate_opponent_that_its_stage_does_not_play_is_refused_in_the_last_stage_too(tmp_path, sections):
+    """No game of it would count. Runs that have one can still be evaluated: their configuration is read."""
+    curriculum = stage("connect_four", opponent={"random": 1.0, "self": 1.0}, gate_opponent="perfect")
+    told = "gate_opponent 'perfect' is not played in it: expected random, self$"
+    with pytest.raises(ConfigError, match=told):
+        preflight.check(micro_config(tmp_path, curriculum=curriculum, **sections))
+
+
 def test_a_bot_that_solves_the_games_of_its_stage_is_taken_before_it_solves_them(tmp_path):
     curriculum = stage("kuhn_poker", opponent="cfr:999999999")
     preflight.check(micro_config(tmp_path, curriculum=curriculum))
