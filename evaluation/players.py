@@ -371,6 +371,8 @@ def _folder(name: str, allowed: str = PLAYERS) -> Path:
     folder = Path(name)
     if not folder.is_dir():
         raise ConfigError(f"{name}: no such directory; allowed are {allowed}")
+    if folder.is_symlink() or folder.name in ("", ".."):  # they have other names and parents than the checkpoint
+        folder = folder.resolve()
     if any(folder.glob("checkpoint-*")):
         if (latest := latest_checkpoint(folder)) is None:
             raise ConfigError(f"{name}: no checkpoint in it verifies")

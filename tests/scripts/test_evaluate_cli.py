@@ -1027,6 +1027,14 @@ def test_players_of_folders_with_one_name_are_told_apart(checkpoint, tmp_path):
     assert labels == ["run/checkpoint-000001", str(names[1])]
 
 
+def test_a_player_has_its_checkpoints_name_however_it_is_named(checkpoint, tmp_path, monkeypatch):
+    (tmp_path / "best").symlink_to(checkpoint)
+    monkeypatch.chdir(checkpoint)
+    roster, folder = Roster([], [], 0, False, None), Path(checkpoint).resolve()
+    labels = [roster.contestant(name).label for name in (".", str(tmp_path / "best"))]
+    assert labels == [f"{folder.parent.name}/{folder.name}", str(folder)]
+
+
 def test_a_server_is_on_the_default_ladder_under_its_own_name():
     """``--model`` is its name there, and no model to be loaded here."""
     contest = SimpleNamespace(args=evaluate.arguments(["--ladder", "--base-url", "http://x/v1", "--model", "m"]))

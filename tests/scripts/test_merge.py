@@ -771,6 +771,18 @@ def test_the_table_of_an_earlier_end_is_not_in_the_card_of_a_run_that_went_on(ru
     assert ("| leduc_poker |" in (tmp_path / "out" / "README.md").read_text()) == told
 
 
+@pytest.mark.parametrize("name", [".", "../../best"])
+def test_a_card_tells_the_same_however_the_checkpoint_is_named(run_plain, tmp_path, monkeypatch, name):
+    """A dot and a link have no name of a checkpoint, and a link lies in no run: the card said "It is  of its run."."""
+    final = final_of(run_plain, tmp_path)
+    (tmp_path / "best").symlink_to(final)
+    monkeypatch.chdir(final)
+    assert merge_in(tmp_path / "out", name, "--adapter-only") == 0
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert "It is final of its run." in card
+    assert "| leduc_poker |" in card
+
+
 @pytest.mark.parametrize("lost", ["adapter_config.json", "adapter_model.safetensors"])
 def test_a_copy_of_an_adapter_that_was_cut_short_is_made_whole_by_the_same_command(run_plain, tmp_path, lost):
     final, out = final_of(run_plain, tmp_path), tmp_path / "out"
