@@ -205,7 +205,7 @@ def parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
         f"to allow (default: {rounding}; 2 %% of the adapter's effect if more)")  # fmt: skip
     add("--adapter-only", action="store_true", help="do not merge: a folder with the adapter alone")
     add("--push", metavar="OWNER/NAME", help="upload the folder to the Hub")
-    add("--private", action="store_true", help="make the repository private")
+    add("--private", action="store_true", help="into a private repository; one that is public is refused")
     add("--dry-run", action="store_true", help="everything but the upload; list files, print the card")
     args = parser.parse_args(argv)
     if args.private and not args.push:

@@ -34,6 +34,7 @@ QWEN_LICENCES = (  # of Qwen's own repositories, from their model cards; the fir
 RESEARCH_ONLY = re.compile(r"research|non-?commercial|(^|-)nc(-|$)", re.IGNORECASE)
 VOCABULARY = ("tokenizer.json", "vocab.json", "merges.txt")  # the base's tokens, which may look like paths
 PLACES = re.compile(r"(?<![\w:/.<-])/(home|root|Users|tmp|mnt|media|opt|srv|var|data|scratch|workspace|content)/")
+LOADED = re.compile(r"(adapter_)?config\.json|[^/]+\.(safetensors|bin)(\.index\.json)?")  # what makes a player
 PRIVATE_KEYS = ("env_url", "env_image", "vllm_base_url", "games_path")  # may hold passwords or paths
 MARK = "\n<!-- written by merge.py, which keeps this file if it is edited: "
 
@@ -236,11 +237,27 @@ def who_uploads() -> str:
         raise ConfigError(f"--push: no access to the Hub ({told}); `hf auth login` gives it") from error
 
 
+def _check_leftovers(found: Any, folder: Path) -> None:
+    # An upload leaves them there, and transformers would load them as well: an adapter onto the merged model, say. They
+    # may be all that somebody has of that model, so they are named instead of deleted.
+    names = sorted(file.rfilename for file in found.siblings or ())
+    if others := [name for name in names if LOADED.fullmatch(name) and not (folder / name).exists()]:
+        allowed = "delete them there or choose another name"
+        raise ProgramError(f"holds files of another model; {allowed}: {', '.join(others)}")
+
+
 def upload(folder: Path, repo: str, private: bool) -> str:
-    """Upload a folder, creating the repository if needed; return the commit's URL. ProgramError: the Hub refused."""
+    """Upload a folder, creating the repository if needed; return the commit's URL.
+
+    ProgramError: the Hub refused, or the repository that exists is public or holds files of another model.
+    """
     api = HfApi()
     try:
-        api.create_repo(repo, private=private, exist_ok=True)
+        api.create_repo(repo, private=private or None, exist_ok=True)  # None: as its organisation's repositories are
+        found = api.model_info(repo)
+        if private and not found.private:  # the Hub ignores --private where the repository exists
+            raise ProgramError("exists already and is public; make it private there or choose another name")
+        _check_leftovers(found, folder)
         info = api.upload_folder(repo_id=repo, folder_path=folder, commit_message="Upload model and card")
     except Exception as error:  # as in ``who_uploads``
         raise ProgramError(f"--push {repo}: {one_line(redact(str(error)), 300)}") from error

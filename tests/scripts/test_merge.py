@@ -328,15 +328,21 @@ def test_what_gives_something_away_is_not_published(tmp_path, monkeypatch, name,
 
 
 class Hub:
-    """Stands in for the Hub's client."""
+    """Stands in for the Hub's client; ``held`` is in a repository that exists, which is public."""
 
     calls: list = []  # noqa: RUF012
+    held: tuple = ()
 
     def whoami(self):
         return {"name": "me"}
 
     def create_repo(self, repo, **options):
         self.calls.append((repo, options))
+        self.private = options["private"] and not self.held
+
+    def model_info(self, repo):
+        files = [SimpleNamespace(rfilename=name) for name in (".gitattributes", *self.held)]
+        return SimpleNamespace(private=self.private, siblings=files)
 
     def upload_folder(self, repo_id, folder_path, commit_message):
         self.calls.append((repo_id, sorted(path.name for path in folder_path.iterdir())))
@@ -351,6 +357,36 @@ def test_push_uploads_the_folder(run_4bit, merged_4bit, monkeypatch, capsys):
     assert Hub.calls[0] == ("me/player", {"private": True, "exist_ok": True})
     assert Hub.calls[1] == ("me/player", sorted(path.name for path in merged_4bit.iterdir()))
     assert "https://hub/me/player" in capsys.readouterr().out
+
+
+def push_onto(held, folder, private, monkeypatch):
+    monkeypatch.setattr("scripts.export.publish.HfApi", Hub)
+    monkeypatch.setattr(Hub, "calls", [])
+    monkeypatch.setattr(Hub, "held", held)
+    return publish.upload(folder, "me/player", private)
+
+
+def test_a_repository_that_is_public_is_not_taken_for_a_private_one(tmp_path, monkeypatch):
+    """The Hub ignores ``private`` where the repository exists; False makes one public that would not be by default."""
+    with pytest.raises(ProgramError, match=r"^--push me/player: exists already and is public"):
+        push_onto(("README.md",), tmp_path, True, monkeypatch)
+    assert len(Hub.calls) == 1, "nothing was uploaded"
+    assert push_onto((), tmp_path, True, monkeypatch)
+    assert push_onto(("README.md",), tmp_path, False, monkeypatch)
+    assert Hub.calls[0] == ("me/player", {"private": None, "exist_ok": True})
+
+
+def test_what_would_be_loaded_beside_the_model_is_not_left_there(tmp_path, monkeypatch):
+    """transformers puts an adapter that was pushed first onto the merged model that came later."""
+    for name in ("config.json", "model.safetensors", "tokenizer.json"):
+        (tmp_path / name).write_text("")
+    others = ("adapter_config.json", "adapter_model.safetensors", "model.safetensors.index.json", "pytorch_model.bin")
+    kept = ("README.md", "config.json", "model.safetensors", "notes.json", "onnx/config.json", "player.gguf")
+    for other in others:
+        with pytest.raises(ProgramError, match=rf"^--push me/player: holds files of another model; .*: {other}$"):
+            push_onto((*kept, other), tmp_path, False, monkeypatch)
+        assert len(Hub.calls) == 1, "nothing was uploaded"
+    assert push_onto(kept, tmp_path, False, monkeypatch)
 
 
 @pytest.mark.parametrize(("refused", "most"), [("whoami", 200), ("create_repo", 300)])
