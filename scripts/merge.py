@@ -177,7 +177,7 @@ def copy_adapter(adapter: Path, base: ModelConfig, output: Path) -> None:
     public_base = {"base_model_name_or_path": publish.public_name(base.model_name), "revision": base.revision}
     settings = read_json(adapter / SETTINGS) | public_base
     must_be_writable(output)
-    files = [path for path in adapter.iterdir() if path.is_file() and path.name not in {*STATE, SETTINGS}]
+    files = [path for path in adapter.iterdir() if path.is_file() and path.name not in {*STATE, SETTINGS, "README.md"}]
     if out := [path.name for path in files if not stays_in(adapter, path.name)]:
         raise ConfigError(f"--checkpoint {adapter}: {out[0]} is a link that leads out of it")
     with blaming("--output ", CheckpointError):

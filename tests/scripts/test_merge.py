@@ -447,6 +447,15 @@ def test_a_card_that_was_edited_is_kept(run_plain, tmp_path, capsys):
         assert f"{file} was edited and is kept; delete it" in capsys.readouterr().out
 
 
+def test_a_card_in_a_checkpoint_is_not_taken_for_ones_own(run_plain, tmp_path, capsys):
+    """A received one was copied, kept as an edit, and came back whenever it was deleted."""
+    checkpoint = shutil.copytree(run_plain / "checkpoint-000006", tmp_path / "checkpoint-000006")
+    (checkpoint / "README.md").write_text("Theirs.")
+    assert merge_in(tmp_path / "out", checkpoint, "--adapter-only") == 0
+    assert "Theirs." not in (tmp_path / "out" / "README.md").read_text()
+    assert "was edited and is kept" not in capsys.readouterr().out
+
+
 def test_a_card_is_shown_without_what_a_terminal_would_obey(run_plain, tmp_path, capsys):
     run = shutil.copytree(run_plain, tmp_path / "run")
     told = (run / "summary.json").read_text()
