@@ -30,6 +30,10 @@ TENSORS = (r"(token_embd|output|output_norm)\.weight"
 # What llama.cpp does not read a file without; where one is missing, transformers takes a default.
 NEEDED = ("block_count", "context_length", "embedding_length", "feed_forward_length", "attention.head_count",
           "attention.layer_norm_rms_epsilon")  # fmt: skip
+# What transformers leaves out -> values that change nothing. llama.cpp takes an absent type for linear, and reads the
+# factor's older name, scale_linear.
+LEFT_OUT = {"rope.scaling.type": ("none",), "rope.scaling.factor": (0, 1), "rope.scale_linear": (0, 1),
+            "rope.scaling.attn_factor": (1,)}  # fmt: skip
 OWN = {"qwen2": r"|attn_[qkv]\.bias", "qwen3": r"|attn_[qk]_norm\.weight"}  # architecture -> tensors only it has
 
 
@@ -50,9 +54,9 @@ def read_pre_tokenizer(file: Path) -> str:
         raise ConfigError(f"tokenizer.ggml.pre {pre!r}: how it splits text is not known here")
     if lost := [key for key in NEEDED if f"{kind}.{key}" not in fields]:
         raise ConfigError(f"lacks {kind}.{lost[0]}")
-    scaled = [key for key, value in fields.items() if key.endswith(".scaling.type") and value != "none"]
-    if scaled:
-        raise ConfigError(f"{scaled[0]} {fields[scaled[0]]!r}: scaled positions are not supported")
+    for key, harmless in LEFT_OUT.items():
+        if (value := fields.get(f"{kind}.{key}", harmless[0])) not in harmless:
+            raise ConfigError(f"{kind}.{key} {value!r}: scaled positions are not supported")
     known = re.compile(TENSORS.format(OWN.get(kind, "")))
     for name in (tensor.name for tensor in reader.tensors):
         place = known.fullmatch(name)

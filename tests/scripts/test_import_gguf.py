@@ -135,6 +135,15 @@ def test_what_would_be_left_out_in_silence_is_refused(source, tmp_path, capsys):
     write_gguf(tmp_path / "long.gguf", *source, add=lambda writer: writer.add_rope_scaling_type(scaled))
     told = refusal(capsys, tmp_path / "long.gguf", tmp_path / "out")
     assert "llama.rope.scaling.type 'linear': scaled positions are not supported" in told
+    for key, harmless in (("scaling.factor", 1.0), ("scale_linear", 0.0), ("scaling.attn_factor", 1.0)):
+        for value in (harmless, 4.0):
+            add = functools.partial(gguf.GGUFWriter.add_float32, key=f"llama.rope.{key}", val=value)
+            write_gguf(tmp_path / "long.gguf", *source, add=add)
+            if value == harmless:
+                assert import_gguf.read_pre_tokenizer(tmp_path / "long.gguf") == ""
+            else:  # without a type, which llama.cpp takes for linear
+                told = refusal(capsys, tmp_path / "long.gguf", tmp_path / "out")
+                assert f"llama.rope.{key} 4.0: scaled positions are not supported" in told
     factors = numpy.ones(4, dtype="float32")
     odd = [("rope_freqs.weight", "llama"), ("blk.0.attn_q_norm.weight", "llama"), ("blk.0.attn_k_norm.weight", "qwen2")]
     odd += [(f"blk.1.attn_{x}.bias", architecture) for x in "qkv" for architecture in ("llama", "qwen3")]
