@@ -284,7 +284,9 @@ def run(args: argparse.Namespace) -> None:
         if not args.dry_run:
             print(f"uploading as {publish.who_uploads()}")
     adapter = find_adapter(args.checkpoint, allowed="a checkpoint and a run")
-    config = run_config(adapter, args.base, args.set)
+    config = own = run_config(adapter, args.base, args.set)
+    with contextlib.suppress(ConfigError):  # some can be read with --set only
+        own = load_sections([run_config_file(adapter)], skip_unknown_sections=True)
     file, base, report = adapter.parent / "summary.json", named_base(adapter, config, args), None
     summary = read_json(file) if file.is_file() else None
     if adapter.name == "final" and isinstance(summary, dict) and (made := adapter / "manifest.json").is_file():
@@ -301,7 +303,7 @@ def run(args: argparse.Namespace) -> None:
     with blaming(f"{(warm := adapter / WARM_START)}: ", LookupError, TypeError):
         teacher = printable(str(read_json(warm)["teacher"])) if warm.is_file() else None
     about = publish.Published(name, base.model_name, licence, config, adapter.name, summary, evaluated, report, teacher,
-                              [item.partition("=")[0].strip() for item in args.set])  # fmt: skip
+                              [item.partition("=")[0].strip() for item in args.set], own)  # fmt: skip
     finish(about, args)
 
 

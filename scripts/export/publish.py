@@ -82,13 +82,14 @@ class Published:
     repo: str  # as in the card's examples
     base: str
     licence: str | None
-    config: SimpleNamespace  # of the run
+    config: SimpleNamespace  # by which it plays: that of the run, with --set laid over it
     checkpoint: str  # the folder's name
     summary: dict[str, Any] | None  # the run's summary.json
     evaluated: dict[str, dict[str, Any]]  # game -> result
     report: dict[str, Any] | None  # of the merge; None: this is the adapter
     teacher: str | None = None  # whose answers a warm start was taught; None: it was trained by PPO
     changed: Sequence[str] = ()  # keys that --set laid over the run's: it was not trained with these values
+    trained: SimpleNamespace | None = None  # the run's own configuration; None: ``config``
 
 
 def evaluated(summary: Any, file: Path, checkpoint: str) -> dict[str, dict[str, Any]]:
@@ -114,10 +115,11 @@ def _legal_rates(games: dict[str, dict[str, Any]]) -> dict[str, float]:
 
 def card(about: Published) -> str:
     """The README.md: front matter for the Hub, use, training, evaluation, proof of the merge, licence."""
+    trained = about.trained or about.config
     filled = ModelCard.from_template(
-        _card_data(about), str(TEMPLATE), about=about, base=public_name(about.base), task=_task(about.config), say=say,
+        _card_data(about), str(TEMPLATE), about=about, base=public_name(about.base), task=_task(trained), say=say,
         evaluation=_evaluation(about.evaluated), settings=json.dumps(public_config(about.config), indent=1),
-        free=_legal_rates(about.evaluated),
+        free=_legal_rates(about.evaluated), trained=trained,
         warning=licence_warning(about.base, about.licence), **_example(about.config), **vars(about.config),
     )  # fmt: skip
     return _marked(redact(str(filled)).rstrip() + "\n")
@@ -141,7 +143,7 @@ def _card_data(about: Published) -> Any:
     results = [
         EvalResult("text-generation", "openspiel" if boards else "trace", game, "value", round(found["after"], 4),
                    metric_name=value, dataset_config=game)  # without dataset_config all games would be merged
-        for game, found in about.evaluated.items()
+        for game, found in about.evaluated.items() if not about.changed  # there are no words beside these
     ]  # fmt: skip
     return ModelCardData(
         base_model=about.base if on_hub else None, base_model_relation=relation if on_hub else None,

@@ -1039,6 +1039,35 @@ def test_a_card_tells_what_was_changed_for_it_and_where_the_games_were_played(ru
     assert "changed after training" not in (tmp_path / "plain" / "README.md").read_text()
 
 
+def test_a_card_tells_the_training_as_it_was(run_plain, tmp_path):
+    """It told --set of the training, and showed the evaluation as one of the changed player."""
+    changed = ["lora.r=9", "run.seed=7", "ppo.temperature=0.5", "env.answer_mode=free"]
+    cards = []
+    for out, sets in (("plain", []), ("changed", ["--set", *changed])):
+        assert merge_in(tmp_path / out, run_plain, "--adapter-only", *sets) == 0
+        cards.append((tmp_path / out / "README.md").read_text().replace(f"/{out}", ""))
+    plain, card = cards
+    told = "| changed after training | lora.r, run.seed, ppo.temperature, env.answer_mode |"
+    training = re.compile(r"## Training\n.*?(?=\n\n<details>)", re.DOTALL)
+    assert training.search(card)[0].splitlines() == [*training.search(plain)[0].splitlines(), told]
+    assert "**Warning: it was trained and evaluated choosing among the legal ids only. Answering freely" in card
+    assert "Everything, with these changes" in card
+    assert '"temperature": 0.5' in card
+    assert "Measured with the run's own settings, without the changes above. Mean value" in card
+    assert (ModelCard(card).data.eval_results, len(ModelCard(plain).data.eval_results)) == (None, 1)
+    assert "changes" not in plain
+
+
+def test_a_card_of_a_run_that_is_read_with_set_only(run_plain, tmp_path):
+    final = final_of(run_plain, tmp_path)
+    held = read_json(final / "run_config.json")
+    held["curriculum"]["failure_replay_prob"] = 0.95  # as was allowed once
+    (final / "run_config.json").write_text(json.dumps(held))
+    assert merge_in(tmp_path / "out", final, "--adapter-only", "--set", "curriculum.failure_replay_prob=0.9") == 0
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert "| changed after training | curriculum.failure_replay_prob |" in card
+
+
 def test_config_errors_of_the_base_name_the_key(run_plain):
     with pytest.raises(ConfigError, match="model_name"):
         merge.load(merge.run_config(run_plain / "checkpoint-000006", "./nothing/here"), adapter="x")
