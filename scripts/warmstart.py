@@ -176,15 +176,15 @@ def parse_args(argv: Seq[str] | None) -> argparse.Namespace:
     add("--teacher", help="for games an opponent that searches, or cfr, cfr:ITERATIONS, perfect (default mcts); "
         "for programs output")  # fmt: skip
     add("--episodes", type=at_least(1, 2**20), default=2048, help="of the teacher, over all stages; %(default)s")
-    add("--explore", type=float, default=0.2, help="share of a game's moves played at random; %(default)s")
+    add("--explore", type=float, help="share of a game's moves played at random; 0.2")
     add("--epochs", type=at_least(1, 1000), default=4, help="%(default)s")
     add("--batch", type=at_least(1), default=64, help="sequences an optimizer step; %(default)s")
-    add("--legal-mass", type=at_least(0.0), default=1.0,
-        help="weight of answering legally in games, %(default)s; 0 where answers stay constrained")  # fmt: skip
+    add("--legal-mass", type=at_least(0.0),
+        help="weight of answering legally in games, 1.0; 0 where answers stay constrained")  # fmt: skip
     add("--learning-rate", type=at_least(1e-12), default=None, help="falls linearly to 0; default: ppo.learning_rate")
     add("--output", "--output-dir", required=True, metavar="DIR", help="where the adapter is written")
     args = parser.parse_args(argv)
-    if not 0 <= args.explore < 1:
+    if args.explore is not None and not 0 <= args.explore < 1:
         parser.error(f"--explore {args.explore:g}: expected a number >= 0 and < 1")
     with blaming(f"--output {args.output}: ", OSError, parser.error), suppress(FileNotFoundError):
         Path(args.output).lstat()  # fails for a name that is too long, say
@@ -203,6 +203,18 @@ def _tasks(curriculum: CurriculumConfig, seed: int, count: int) -> list[Task]:
     """Tasks of all stages in turn."""
     stages = [Curriculum(replace(curriculum, stages=[stage]), seed) for stage in curriculum.stages]
     return [stages[i % len(stages)].next(i) for i in range(count)]
+
+
+def _settle(args: argparse.Namespace, env: EnvConfig) -> None:
+    """Fill in the flags that are of games alone; ConfigError where one of them, or the answers, would not count."""
+    trace = env.env_type == "trace"
+    if trace and (args.explore is not None or args.legal_mass is not None):
+        raise ConfigError("--explore and --legal-mass: of games; leave them out with programs")
+    what, expected = ("programs", "free") if trace else ("games", "constrained")
+    if env.answer_mode != expected:
+        raise ConfigError(f'env.answer_mode = "{env.answer_mode}": expected "{expected}" with {what}')
+    args.explore = (0.0 if trace else 0.2) if args.explore is None else args.explore
+    args.legal_mass = (0.0 if trace else 1.0) if args.legal_mass is None else args.legal_mass
 
 
 def _report(spec: str, explore: float, episodes: Seq[Episode], answers: int) -> None:
@@ -224,7 +236,7 @@ def run(args: argparse.Namespace) -> None:
         raise ConfigError(f'env.env_mode = "{config.env.env_mode}": expected "local": teachers play here')
     config.curriculum, trace = narrowed(config.curriculum, config.env), config.env.env_type == "trace"
     spec = args.teacher or (OUTPUT if trace else "mcts")
-    config.env = replace(config.env, answer_mode="free" if trace else "constrained")
+    _settle(args, config.env)
     shown_tasks = evaluated(config.curriculum, config.env.env_type)
     games = pool([item for stage in config.curriculum.stages for item in stage.games]).values()
     check_lora(config)
@@ -248,7 +260,7 @@ def run(args: argparse.Namespace) -> None:
         console.update(len(episodes), f"{spec}: {len(episodes)}/{len(tasks)} games played")
     console.close()
     sequences = [s for e in episodes for seat in e.sequences.values() for s in seat if s.decisions]
-    _report(spec, 0 if trace else args.explore, episodes, sum(len(s.decisions) for s in sequences))
+    _report(spec, args.explore, episodes, sum(len(s.decisions) for s in sequences))
     clone(policy, sequences, config, args)
 
     def fill(folder: Path) -> None:

@@ -280,6 +280,7 @@ def test_a_model_that_never_answered_learns_to(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("item", "message"),
     [
+        ("env.answer_mode=constrained", 'env.answer_mode = "constrained": expected "free" with programs'),
         ("ppo.max_new_tokens=1", "ppo.max_new_tokens = 1: too short for the output of level 1"),
         ("env.trace.source=nowhere", "env.trace: trace.source 'nowhere' is not there"),
         ("env.env_mode=url env.env_url=http://127.0.0.1:1 env.prompt=full", 'env.env_mode = "url": expected "local"'),
@@ -290,6 +291,20 @@ def test_programs_that_cannot_be_taught_are_told_before_a_model_is_loaded(tmp_pa
     config = micro_file(tmp_path, **PROGRAMS)
     assert main(["--config", config, "--set", *item.split(), "--output", str(tmp_path / "out")]) == 2
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("sections", "words", "message"),
+    [
+        (PROGRAMS, ["--explore", "0"], "--explore and --legal-mass: of games; leave them out with programs"),
+        (PROGRAMS, ["--legal-mass", "1"], "--explore and --legal-mass: of games; leave them out with programs"),
+        ({}, ["--set", "env.answer_mode=free"], 'env.answer_mode = "free": expected "constrained" with games'),
+    ],
+)
+def test_what_would_be_ignored_is_refused(tmp_path, capsys, monkeypatch, sections, words, message):
+    monkeypatch.setattr(warmstart, "load_policy", lambda config: pytest.fail("weights were loaded"))
+    assert main(["--config", micro_file(tmp_path, **sections), "--output", str(tmp_path / "out"), *words]) == 2
+    assert capsys.readouterr().err.startswith(f"error: {message}")
 
 
 @pytest.mark.parametrize(("spec", "game"), [("perfect", "hex_small"), ("cfr:2", "liars_dice_small")])
