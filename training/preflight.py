@@ -386,7 +386,7 @@ def _check_programs(config: SimpleNamespace) -> None:
         raise ConfigError(f'env.answer_mode = "{config.env.answer_mode}": expected "free" with env_type trace')
     tasks, end = first_tasks(config.curriculum, "trace"), LEVELS * TASKS_PER_LEVEL
     local, generated = config.env.env_mode == "local", config.env.trace.get("source", "generator") == "generator"
-    if local and generated and tasks[-1] >= end:
+    if local and tasks[-1] >= end:
         raise ConfigError(f"curriculum.stages: task {tasks[-1]} is of a game, not of a program: expected 0 to "
                           f"{end - 1}, as in config/trace_config.json")  # fmt: skip
     for stage in config.curriculum.stages:

@@ -174,9 +174,9 @@ class _Workshop:
 
     def _prepare(self, task_id: int, seed: int | None) -> Traced | str:
         """Return the task, or what is wrong with its program."""
+        if not 0 <= task_id < LEVELS * TASKS_PER_LEVEL:  # a game's, say, also where every id would mean some row
+            raise ValueError(f"task_id {task_id} is out of range: allowed are 0 to {LEVELS * TASKS_PER_LEVEL - 1}")
         if self.rows is None:
-            if not 0 <= task_id < LEVELS * TASKS_PER_LEVEL:
-                raise ValueError(f"task_id {task_id} is out of range: allowed are 0 to {LEVELS * TASKS_PER_LEVEL - 1}")
             level, key = task_id // TASKS_PER_LEVEL, task_id
             if seed is not None:
                 key = int.from_bytes(hashlib.sha256(f"trace:{task_id}:{seed}".encode()).digest()[:8], "big")
@@ -184,8 +184,6 @@ class _Workshop:
             max_prints = min(MAX_PRINTS, max(0, level - 1))
             run = self.sandbox.run_trusted
         else:
-            if task_id < 0:
-                raise ValueError(f"task_id {task_id} is out of range: 0 or more")
             row, name, injection_seed = _row(self.rows[task_id % len(self.rows)]), "trace", task_id
             max_prints, run = MAX_PRINTS, self.sandbox.run
             if len(row.program) > PROGRAM_CHARACTERS:

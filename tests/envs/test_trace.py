@@ -357,9 +357,11 @@ def test_easy_levels_have_fewer_prints():
 
 
 @pytest.mark.parametrize("task_id", [-1, LEVELS * LEVEL])
-def test_task_ids_out_of_range(task_id):
+@pytest.mark.parametrize("own", [False, True])
+def test_task_ids_out_of_range(task_id, own, folder):
+    env = new_env(**({"source": str(folder)} if own else {}))
     with pytest.raises(ValueError, match=rf"task_id {task_id} is out of range: allowed are 0 to 99999999"):
-        new_env().reset(Task(task_id))
+        env.reset(Task(task_id))
 
 
 def test_no_secret_in_the_prompt_and_no_answer_either():

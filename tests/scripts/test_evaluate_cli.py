@@ -1167,12 +1167,16 @@ def test_programs_are_not_compared_with_board_games(players, told, capsys):
     assert f"error: {told}" in capsys.readouterr().err
 
 
-def test_programs_that_are_not_there_are_told_before_a_model_is_loaded(capsys, monkeypatch):
+def test_programs_that_are_not_there_are_told_before_a_model_is_loaded(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(evaluate.Roster, "contestant", lambda *_: pytest.fail("a player was loaded"))
     stages = 'curriculum.stages=[{"name": "sums", "games": [[0, 9]]}]'
     trace = ["--model", base_model(), "--set", "env.env_type=trace", "env.answer_mode=free", stages]
     assert evaluate.main([*trace, "env.trace.source=nowhere"]) == 2
     assert "error: env.trace: trace.source 'nowhere' is not there" in capsys.readouterr().err
+    (tmp_path / "one.py").write_text("print(1)")
+    for game, first in (("kuhn_poker", KUHN), ("0-200000000", 100_000_000)):
+        assert evaluate.main([*trace, f"env.trace.source={tmp_path}", "--games", game]) == 2
+        assert f"error: env.trace: task_id {first} is out of range: allowed are 0 to 99" in capsys.readouterr().err
 
 
 def test_programs_are_played_against_nobody(capsys):

@@ -121,11 +121,13 @@ def test_a_mistake_is_told_before_the_model_is_loaded(tmp_path, monkeypatch, cap
 
 
 def test_a_task_that_is_no_level_and_a_weak_sandbox_are_told_too(tmp_path, monkeypatch, capsys):
-    stages = {"stages": [{"name": "cards", "games": [[LEDUC, LEDUC]]}]}
-    assert train(tmp_path, **{**SECTIONS, "curriculum": stages}) == 2
-    told = f"curriculum.stages: task {LEDUC} is of a game, not of a program: expected 0 to 99999999, as in config/"
-    assert told in capsys.readouterr().err
     (tmp_path / "one.py").write_text("print(1)")
+    stages = {"stages": [{"name": "cards", "games": [[LEDUC, LEDUC]]}]}
+    own = SECTIONS["env"] | {"trace": {"source": str(tmp_path)}}
+    for env in (SECTIONS["env"], own):
+        assert train(tmp_path, **{**SECTIONS, "curriculum": stages, "env": env}) == 2
+        told = f"curriculum.stages: task {LEDUC} is of a game, not of a program: expected 0 to 99999999, as in config/"
+        assert told in capsys.readouterr().err
     monkeypatch.setattr(Sandbox.__init__, "__defaults__", (None, 1, 2, 0, "none"))
     assert train_trace(tmp_path, trace={"source": str(tmp_path)}) == 2
     assert "error: env.trace: sandbox_min_level is 1" in capsys.readouterr().err
