@@ -168,7 +168,7 @@ def differences(
 ) -> list[dict[str, Any]]:
     """Difference of two players' values on the same deals: per game, and the mean over those of ``averaged``.
 
-    ProgramError: no deal was played to its end by both.
+    No mean where one of these has no difference. ProgramError: no deal was played to its end by both.
     """
     strata: dict[str, list[np.ndarray]] = {}
     for game in ours:
@@ -180,8 +180,8 @@ def differences(
             log.warning("%s: no difference, for no deal was played to its end by both players", game)
     if not strata:
         raise ProgramError("no deal was played to its end by both players")
-    if len(parts := [strata[game][0] for game in averaged if game in strata]) > 1:
-        strata[OVERALL] = parts
+    if len(averaged) > 1 and strata.keys() >= {*averaged}:  # a mean that lacked a game would be compared with others
+        strata[OVERALL] = [strata[game][0] for game in averaged]
     found = {game: paired_difference(parts) for game, parts in strata.items()}
     return [{"game": game, "pairs": sum(map(len, strata[game])), "difference": d.estimate,
              "interval": [d.low, d.high], "p": d.p} for game, d in found.items()]  # fmt: skip

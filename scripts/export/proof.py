@@ -70,20 +70,24 @@ def compare(before: Played, after: Played, effect: float) -> dict[str, Any]:
         pairs = enumerate(zip(ours, theirs, strict=False))  # a game that broke off has fewer moves
         equal = next((i for i, pair in pairs if pair[0] != pair[1]), min(len(ours), len(theirs)))
         same, moves = same + equal, moves + min(equal + 1, len(ours))
-    *_, found = differences(after.rows, before.rows, [*after.rows])
+    found = differences(after.rows, before.rows, [*after.rows])
+    whole = {*after.rows} <= {line["game"] for line in found}
+    last = found[-1] if whole else {"difference": None, "interval": None}  # the mean, or that of the only game
     return {
         "decisions": len(difference_M), "mean_difference": float(difference_M.mean()),
         "max_difference": float(difference_M.max()), "effect": effect,
         "deals": len(before.moves), "moves": moves, "identical_moves": same / moves if moves else 1.0,
-        "value_difference": found["difference"], "value_interval": found["interval"],
+        "value_difference": last["difference"], "value_interval": last["interval"],
     }  # fmt: skip
 
 
 def say(proof: dict[str, Any]) -> str:
     """What ``compare`` found, as a sentence."""
-    low, high = proof["value_interval"]
+    value = "the mean value is not known, for all deals of a game failed"
+    if proof["value_interval"]:
+        low, high = proof["value_interval"]
+        value = f"the mean value differs by {proof['value_difference']:+.4f} (95 %: {low:+.4f} to {high:+.4f})"
     return (f"log-probabilities of {proof['decisions']} decisions differ by {proof['mean_difference']:.2g} nats on "
             f"average and {proof['max_difference']:.2g} at most (the adapter itself moves them by "
             f"{proof['effect']:.2g}); over {proof['deals']} deals played greedily {proof['identical_moves']:.2%} of "
-            f"{proof['moves']} moves are the same, and the mean value differs by {proof['value_difference']:+.4f} "
-            f"(95 %: {low:+.4f} to {high:+.4f}).")  # fmt: skip
+            f"{proof['moves']} moves are the same, and {value}.")  # fmt: skip

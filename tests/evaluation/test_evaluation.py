@@ -307,6 +307,14 @@ def test_a_game_whose_deals_nobody_else_finished_is_named(caplog):
     assert caplog.messages == ["leduc_poker: no difference, for no deal was played to its end by both players"]
 
 
+def test_a_mean_difference_is_of_all_games_or_there_is_none():
+    row = {"score": 0.5}
+    ours = {game: [row, row] for game in ("hex", "go", "chess")}
+    theirs = ours | {"chess": [{"score": None}] * 2}
+    assert [found["game"] for found in measure.differences(ours, theirs, list(ours))] == ["hex", "go"]
+    assert [found["game"] for found in measure.differences(ours, theirs, ["hex", "go"])] == ["hex", "go", "overall"]
+
+
 def test_a_p_value_says_what_the_interval_says():
     """Sign flips gave p below 0.05 beside intervals that held zero, where a few units differ much and many little."""
     rng, apart = np.random.default_rng(0), 0

@@ -269,6 +269,16 @@ def test_a_deal_that_failed_at_once_is_left_out_with_its_pair(run_plain, monkeyp
     assert proof.compare(*found, effect=1.0)["value_difference"] == 0.0
 
 
+def test_a_proof_tells_no_mean_value_that_lacks_a_game():
+    rows = {"0": [{"score": 0.5}] * 2, "1": [{"score": 1.0}] * 2, "2": [{"score": None}] * 2}
+    before = proof.Played(torch.tensor([-1.0]), [["1"]], rows)
+    found = proof.compare(before, before, effect=1.0)
+    assert (found["value_difference"], found["value_interval"]) == (None, None)
+    assert proof.say(found).endswith("are the same, and the mean value is not known, for all deals of a game failed.")
+    whole = replace(before, rows=rows | {"2": rows["0"]})
+    assert proof.compare(whole, whole, 1.0)["value_difference"] == 0.0
+
+
 def test_all_deals_lost_is_no_proof():
     lost = played([-1.0], [["1"]], [None])
     with pytest.raises(proof.ProgramError, match="no deal was played to its end"):
