@@ -179,6 +179,11 @@ def score(pyspiel_game: Any, returns: list[float], seat: int) -> float:
     return 1 - sorted(returns, reverse=True).index(own) / (len(returns) - 1)
 
 
+def opposed(pyspiel_game: Any) -> bool:
+    """Return whether two play, of whom one scores what the other lacks (see ``score``): not where they cooperate."""
+    return pyspiel_game.num_players() == 2 and pyspiel_game.get_type().utility != pyspiel.GameType.Utility.IDENTICAL
+
+
 def query_at(task_id: int, state: Any, seat: int, config: EnvConfig) -> Query:
     """Return what a seat is asked in a position; ConfigError if the game (its ``describe``, say) fails there.
 

@@ -22,7 +22,7 @@ from env_wrapper import play
 from envs import exact
 from envs.client import one_line
 from envs.config import EnvConfig
-from envs.openspiel import DISTINCT, load_game, position, query_at, unknown_prompts
+from envs.openspiel import DISTINCT, load_game, opposed, position, query_at, unknown_prompts
 from envs.parser import parse_action
 from envs.types import Action, Episode, Player, PromptTooLongError, Query, Task
 from evaluation.intervals import mean_interval, pair_means, paired_difference, whole_pairs
@@ -104,10 +104,9 @@ def outcome(episode: Episode) -> Row:
     """How an episode ended: outcome and score, or the error where it failed."""
     if episode.outcome == "failed":
         return {"outcome": "failed", "score": None, "error": redact(episode.info["error"])}
-    lost = (
-        episode.outcome == "forfeited" and not episode.info["own_end"]
-    )  # undecided in training, and by a third player
-    return {"outcome": episode.outcome, "score": 1.0 if lost and len(episode.info["scores"]) == 2 else episode.score}
+    given_up = episode.outcome == "forfeited" and not episode.info["own_end"]  # undecided in training
+    won = given_up and opposed(load_game(episode.task.task_id))  # not where others play on, nor of who cooperate
+    return {"outcome": episode.outcome, "score": 1.0 if won else episode.score}
 
 
 def tell_failed(match: str, rows: Seq[Row]) -> None:

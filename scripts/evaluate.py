@@ -40,7 +40,7 @@ from config.reader import blaming, read_json
 from curriculum import TaskRange
 from envs import exact
 from envs.config import is_address
-from envs.openspiel import load_game, table, tables, unknown_prompts
+from envs.openspiel import load_game, opposed, table, tables, unknown_prompts
 from envs.opponents import CFR_ITERATIONS, make_bot, parse_opponent, solution
 from envs.ratings import rate
 from envs.trace import check_config
@@ -152,10 +152,10 @@ class Contest:
             if getattr(self.args, flag):
                 raise ConfigError(f"--{flag}: programs (env.env_type trace) have none")
 
-    def _need_two(self, flag: str, opposed: bool = False) -> None:
+    def _need_two(self, flag: str, fits: Callable[[Any], bool]) -> None:
         for game, [(first, _), *_] in self.rows.items():
-            if not (exact.is_duel(load_game(first)) if opposed else table(first).players == 2):
-                raise ConfigError(f"{flag}: {game} is not for two {'opposed ' * opposed}players; choose other --games")
+            if not fits(load_game(first)):
+                raise ConfigError(f"{flag}: {game} is not for two opposed players; choose other --games")
 
     def _with_cells(self, rows: dict[str, list[TaskRange]]) -> dict[str, list[TaskRange]]:
         """Those of ``rows`` that ``STRENGTH`` has, each with its first configuration alone."""
@@ -260,7 +260,7 @@ class Contest:
 
     def ladder(self) -> dict[str, Any]:
         """Play every pair of players and rate them, over all games and in each."""
-        self._need_two("--ladder")
+        self._need_two("--ladder", opposed)  # of others, who is named first would be rated
         players = self.players
         if len(players) < 2:
             raise ConfigError(f"--ladder: nobody to play against {players[0].label}; name others, or --checkpoint")
@@ -285,7 +285,7 @@ class Contest:
 
     def exploit(self) -> dict[str, Any]:
         """Train best responses to each player in each game and play the best: lower bounds of how much it can lose."""
-        self._need_two("--exploit", opposed=True)  # in others a player may win from its equal
+        self._need_two("--exploit", exact.is_duel)  # in others a player may win from its equal
         report: dict[str, Any] = {"settings": self.settings([]), "tables": []}
         with tempfile.TemporaryDirectory() as held, self.arena([], len(self.players) * len(self.rows)) as arena:
             for i, player in enumerate(self.players):

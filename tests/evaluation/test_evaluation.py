@@ -11,6 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import pyspiel
 import pytest
 import torch
 from players import FunctionPlayer
@@ -1018,10 +1019,18 @@ def test_a_game_whose_prompt_no_longer_fits_is_recorded_to_there():
     assert len(rows[0]["turns"]) > 1
 
 
-@pytest.mark.parametrize(("seats", "own", "score"), [(2, True, 0.0), (2, False, 1.0), (4, True, 0.0), (4, False, 0.5)])
-def test_who_gives_no_legal_answer_has_lost_to_the_other(seats, own, score):
-    """In evaluations; in training a game that the opponent gave up is undecided. It was a draw here, too."""
-    info = {"own_end": own, "scores": {seat: 0.5 * (seat != own) for seat in range(seats)}}
+@pytest.mark.parametrize(("name", "own", "score"), [
+    ("kuhn_poker", True, 0.0), ("kuhn_poker", False, 1.0), ("hearts", True, 0.0), ("hearts", False, 0.5),
+    ("tiny_hanabi", True, 0.0), ("tiny_hanabi", False, 0.5), ("matrix_pd", False, 1.0),
+])  # fmt: skip
+def test_who_gives_no_legal_answer_has_lost_to_the_other(monkeypatch, name, own, score):
+    """In evaluations; in training a game that the opponent gave up is undecided. It was a draw here, too.
+
+    Where several play on, nobody knows who would have won, and who cooperate win nothing by it.
+    """
+    game = pyspiel.load_game(name)
+    monkeypatch.setattr(measure, "load_game", lambda task_id: game)
+    info = {"own_end": own, "scores": {seat: 0.5 * (seat != own) for seat in range(game.num_players())}}
     given = measure.outcome(Episode(Task(KUHN, 0, "base", 0), "kuhn_poker", 0.5 * (not own), "forfeited", info=info))
     assert given == {"outcome": "forfeited", "score": score}
     result = measure.summary("kuhn_poker", [[given, given | {"outcome": "finished"}]])

@@ -21,6 +21,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
+import pyspiel
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -790,6 +791,16 @@ def test_who_forfeits_loses_in_a_ladder_whoever_is_named_first():
     assert match_scores(forfeited).tolist() == [[0.0, 1.0]]
 
 
+def test_a_ladder_is_of_games_in_which_one_scores_what_the_other_lacks(monkeypatch, capsys):
+    """Who cooperate score alike, and the one named second was rated by what the first one lacked."""
+    words = command("--ladder", "random", "mcts:2x1", games=["kuhn_poker"], episodes=2)
+    for name, code in (("tiny_hanabi", 2), ("matrix_pd", 0), ("kuhn_poker", 0)):
+        monkeypatch.setattr(evaluate, "load_game", lambda task_id, name=name: pyspiel.load_game(name))
+        assert evaluate.main(words) == code
+        refused = "error: --ladder: kuhn_poker is not for two opposed players; choose other --games\n"
+        assert (refused in capsys.readouterr().err) == (code == 2)
+
+
 def test_a_prompt_that_no_longer_fits_is_a_draw_of_a_ladder_whoever_s_it_is():
     cut = [{"outcome": "truncated", "score": score} for score in (0.0, 0.5)]  # the player's, the opponent's
     whole = [{"outcome": "finished", "score": score} for score in (1.0, 0.0)]
@@ -815,8 +826,7 @@ def test_an_opponent_that_gives_no_legal_answer_loses_and_is_told_of(tmp_path, m
     assert (result["value"], result["success"], result["forfeited"]) == (1.0, 1.0, 0)
     assert "in 20 of 20 games the opponent gave no legal answer; they count as won\n" in capsys.readouterr().err
     # Where others play on, nobody knows who would have won.
-    given.keywords["info"]["scores"] = dict.fromkeys(range(4), 0.5)
-    [result] = report(tmp_path, "--checkpoint", "random", games=["kuhn_poker"])["tables"][0]["results"]
+    [result] = report(tmp_path, "--checkpoint", "random", games=["hearts#0"])["tables"][0]["results"]
     assert (result["value"], result["forfeited"]) == (0.0, 0)
     assert "count as won" not in capsys.readouterr().err
 
@@ -1646,7 +1656,7 @@ def test_a_best_response_trains_for_200_steps_unless_told(given, steps):
         (["--model", "./nowhere", "--set", "model.use_4bit=false", "model.dtype=float32"], "there is no folder"),
         (["--compare", "random"], "expected 2 arguments"),
         (["--checkpoint", "random", "--set", "env.env_mode=url", "env.env_url=http://x"], "random: bots play here"),
-        (["--ladder", "random", "mcts:2x1", "--games", "hearts"], "--ladder: hearts#* is not for two players"),
+        (["--ladder", "random", "mcts:2x1", "--games", "hearts"], "--ladder: hearts#* is not for two opposed"),
         (["--checkpoint", "random", "--output", "new/"], "--output: new/: is a folder; expected a file"),
         (["--checkpoint", "random", "--json", "new/"], "--json: new/: is a folder; expected a file"),
         (["--checkpoint", "x", "--output", "/nowhere/x.jsonl"], "--output /nowhere/x.jsonl: there is no such folder"),
