@@ -37,10 +37,10 @@ PLAYERS = ("a checkpoint, a run, base, a bot (random, mcts, mcts_light, mcts:SIM
            "an http(s) address")  # fmt: skip
 NO_ADDRESS = "a server's address is like http://127.0.0.1:8000/v1, without user, password or query"
 # Settings with which the public environment's evaluate asks a model.
-AFFINETES = 'env.protocol="affinetes"', 'env.answer_mode="free"', 'env.history_turns="all"', 'env.prompt="full"'
+AFFINETES = {"protocol": "affinetes", "answer_mode": "free", "history_turns": "all", "prompt": "full"}
 # That sets no length limit. Unless the user does, servers get none, and local models get room to think.
 UNLIMITED = 2**53
-ROOM = "ppo.max_new_tokens=1024", "ppo.max_seq_length=32768"
+ROOM = {"max_new_tokens": 1024, "max_seq_length": 32768}
 CALLS_AT_ONCE = 16
 ODD_ANSWERS = 3  # malformed responses to a query, after which its game has failed
 TRANSIENT = {NOT_SENT, NO_ANSWER, 408, 429, *range(500, 1000)}  # after which a call is repeated
@@ -225,11 +225,15 @@ class Roster:
         seed: of the players' sampling.
         greedy: take the likeliest character each time instead of sampling; not always the likeliest answer.
         model: the model that ``base`` means, and that servers are asked for; None: that of the first checkpoint.
+        public: models are asked as the public environment does.
     """
 
-    def __init__(self, files: Sequence[str], sets: Sequence[str], seed: int, greedy: bool, model: str | None) -> None:
+    def __init__(
+        self, files: Sequence[str], sets: Sequence[str], seed: int, greedy: bool, model: str | None,
+        public: bool = False,
+    ) -> None:  # fmt: skip
         self.files, self.sets, self.seed, self.greedy, self.model = list(files), list(sets), seed, greedy, model
-        self.public = {*AFFINETES} <= {*sets}
+        self.public = public
         self._policies: dict[str, Any] = {}
         self._known: dict[str, Contestant] = {}
 
@@ -264,13 +268,25 @@ class Roster:
         """The configuration of a checkpoint's run; None: the default files, with ``model`` where there is one."""
         files = DEFAULT_FILES if name is None else [run_config_file(_folder(name))]
         sets = [f"model.model_name={json.dumps(self.model)}"] if name is None and self.model else []
-        sets += ROOM if self.public else ()
         if name is None and self.model and (Path(self.model).expanduser() / "merge_report.json").is_file():
             sets.append("model.use_4bit=false")  # merging took 4 bits away: put in 4 bits again, it would be another
-        config = load_sections([*files, *self.files], [*sets, *self.sets], skip_unknown_sections=True)
+        config = self._load(files, ROOM, sets, skip_unknown_sections=True)
         own = load_config({"model": ModelConfig}, [*files, *self.files], skip_unknown_sections=True)["model"].adapter
         if config.model.adapter not in (own, None):
             raise ConfigError(f"model.adapter = {config.model.adapter!r}: nobody plays with it; name it as a player")
+        return config
+
+    def _load(
+        self, files: Sequence[Any], ppo: dict[str, int], sets: Sequence[str] = (), **options: bool
+    ) -> SimpleNamespace:
+        """``files`` under the public environment's settings, with these limits, and those under the user's own."""
+        if not self.public:
+            return load_sections([*files, *self.files], [*sets, *self.sets], **options)
+        asked = "--protocol affinetes", {"env": AFFINETES, "ppo": ppo}
+        config = load_sections([*files, asked, *self.files], [*sets, *self.sets], **options)
+        for key, value in AFFINETES.items():
+            if (other := getattr(config.env, key)) != value:
+                raise ConfigError(f"--protocol affinetes: env.{key} = {other!r}: expected {value!r}")
         return config
 
     def _policy(self, config: SimpleNamespace) -> Any:
@@ -319,8 +335,8 @@ class Roster:
         if not self.model:
             raise ConfigError(f"{address}: --model must name the model that the server is to be asked for")
         # Conversations on a server take no memory here, for which the default plays few games at a time.
-        limit = ["env.games_at_once=0", *[f"ppo.max_new_tokens={UNLIMITED}"] * self.public]
-        config = load_sections([*DEFAULT_FILES, *self.files], [*limit, *self.sets])
+        many = "--base-url", {"env": {"games_at_once": 0}}
+        config = self._load([*DEFAULT_FILES, many], {"max_new_tokens": UNLIMITED})
         temperature, most = 0.0 if self.greedy else config.ppo.temperature, config.ppo.max_new_tokens
         player = ChatPlayer(address, self.model, temperature, None if most == UNLIMITED else most, self.seed)
         origin = player.settings | {"url": address} | _programs(config)

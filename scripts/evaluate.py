@@ -47,7 +47,7 @@ from envs.trace import check_config
 from evaluation import measure
 from evaluation.arena import Arena, check_match, match_scores
 from evaluation.measure import OVERALL, VALUE, GameResult, Row, between, columns, game_sets, summary
-from evaluation.players import AFFINETES, NO_ADDRESS, Contestant, Roster, find_adapter, is_folder, is_path, player_flags
+from evaluation.players import NO_ADDRESS, Contestant, Roster, find_adapter, is_folder, is_path, player_flags
 from games import own_digest
 from training.config import narrowed
 from training.console import Console
@@ -98,10 +98,9 @@ class Contest:
     def __init__(self, args: argparse.Namespace) -> None:
         affinetes = args.protocol == "affinetes"
         self.args, self.style = args, "github" if args.markdown else "plain"
-        sets = [*args.set, *(AFFINETES if affinetes else ())]
         self.lost: list[str] = []  # why there is no result: a message for each that failed
         self.doubtful: list[str] = []  # why a result that is shown cannot be trusted
-        self.roster = Roster(args.config, sets, args.seed, args.greedy, args.model)
+        self.roster = Roster(args.config, args.set, args.seed, args.greedy, args.model, affinetes)
         self.names = self._names()
         self.roster.check_model([*self.names, args.opponent or ""])
         self.opponent_name = (args.opponent or ("mcts" if affinetes else "random")).removeprefix("past:")

@@ -1528,10 +1528,12 @@ def test_a_failure_in_an_answer_of_status_200_is_waited_for(serve, error, monkey
     assert (action.text, action.error) == ("1", "")
 
 
-def test_games_on_a_server_are_not_few_at_a_time():
+def test_games_on_a_server_are_not_few_at_a_time(tmp_path):
     roster = Roster([], [], 0, False, "m")
     assert roster.contestant("http://127.0.0.1:1/v1").env.games_at_once == 0
-    assert Roster([], ["env.games_at_once=3"], 0, False, "m").contestant("http://127.0.0.1:1/v1").env.games_at_once == 3
+    (tmp_path / "own.json").write_text('{"env": {"games_at_once": 3}}')
+    for own in ([], ["env.games_at_once=3"]), ([tmp_path / "own.json"], []):
+        assert Roster(*own, 0, False, "m").contestant("http://127.0.0.1:1/v1").env.games_at_once == 3
 
 
 @pytest.mark.parametrize("told", [
@@ -1577,12 +1579,32 @@ def test_the_public_protocol_asks_forced_moves_free_answers_and_plays_mcts(serve
     assert evaluate.Contest(evaluate.arguments(command(*args))).opponent_name == "mcts"
 
 
-def test_the_public_protocol_cuts_answers_where_the_user_says_so():
-    for typed, limits in ((), (None, 1024, 32768)), (("max_tokens=512", "ppo.max_seq_length=2048"), (512, 512, 2048)):
-        roster = Roster([], [*typed, *players.AFFINETES], 0, False, "m")
+def test_the_public_protocol_cuts_answers_where_the_user_says_so(tmp_path):
+    file = tmp_path / "own.json"
+    file.write_text('{"ppo": {"max_new_tokens": 512, "max_seq_length": 2048}}')
+    typed = ["max_tokens=512", "ppo.max_seq_length=2048"]
+    for files, sets, limits in (
+        ([], [], (None, 1024, 32768)),
+        ([], typed, (512, 512, 2048)),
+        ([file], [], (512, 512, 2048)),
+    ):
+        roster = Roster(files, sets, 0, False, "m", True)
         sent = roster.contestant("http://127.0.0.1:1/v1").origin.get("max_tokens")
         ppo = roster.config(None).ppo
         assert (sent, ppo.max_new_tokens, ppo.max_seq_length) == limits
+
+
+@pytest.mark.parametrize("setting", ['"prompt": "compact"', '"history_turns": 2', '"answer_mode": "constrained"'])
+def test_what_contradicts_the_public_protocol_is_refused(tmp_path, capsys, setting):
+    """It was ignored."""
+    (tmp_path / "own.json").write_text(f'{{"env": {{{setting}}}}}')
+    key, value = setting.replace('"', "").split(": ")
+    words = command("--model", "m", "--base-url", "http://127.0.0.1:1/v1", "--protocol", "affinetes")
+    for own in (["--set", f"env.{key}={value}"], ["--config", str(tmp_path / "own.json")]):
+        assert evaluate.main([*words, *own]) == 2
+        assert f"error: --protocol affinetes: env.{key} = " in capsys.readouterr().err
+    same = ["--config", str(tmp_path / "own.json"), "--set", *(f"env.{k}={v}" for k, v in players.AFFINETES.items())]
+    assert evaluate.Contest(evaluate.arguments([*words, *same])).players[0].env.prompt == "full"
 
 
 # -------------------------------------------------------------------------------------------------------- bad commands
