@@ -244,14 +244,12 @@ class Roster:
         ConfigError: nothing of that name, or it cannot be loaded.
         """
         if name not in self._known:
-            if name.partition(":")[0] in BOTS:
-                with blaming():
-                    parse_opponent(name)
-                found = Contestant(name, {"bot": name})
-            elif name.startswith(("http://", "https://")):
-                found = self._server(name)
+            if is_path(name):
+                found = self._checkpoint(name)
             else:
-                found = self._base(checkpoints) if name == "base" else self._checkpoint(name)
+                self.check([name], checkpoints)
+                bot = Contestant(name, {"bot": name})
+                found = bot if is_bot(name) else self._base(checkpoints) if name == "base" else self._server(name)
             taken = self._has_label(found.label)
             self._known[name] = replace(found, label=f"{found.label}@{name}") if taken else found
         return self._known[name]
@@ -260,6 +258,22 @@ class Roster:
         """Raise ConfigError where ``model`` is given and nobody named plays it."""
         if self.model and not any(name == "base" or name.startswith(("http://", "https://")) for name in names):
             raise ConfigError(f"--model {self.model}: base is not among the players, nor a server to be asked for it")
+
+    def check(self, names: Sequence[str], checkpoints: Sequence[str] = ()) -> None:
+        """Raise ConfigError for a name that means nobody; nothing is loaded."""
+        for name in names:
+            if is_path(name):
+                run_config_file(find_adapter(name))
+            elif is_bot(name):
+                with blaming():
+                    parse_opponent(name)
+            elif name == "base":
+                if not self.model and not any(map(is_path, checkpoints)):
+                    raise ConfigError("base: the base of what? name a checkpoint too, or --model")
+            elif not is_address(name):  # it is shown and kept in results, so it may hold no secret
+                raise ConfigError(NO_ADDRESS)
+            elif not self.model:
+                raise ConfigError(f"{name}: --model must name the model that the server is to be asked for")
 
     def _has_label(self, label: str) -> bool:
         return any(other.label == label for other in self._known.values())
@@ -298,10 +312,7 @@ class Roster:
         return self._policies[key]
 
     def _base(self, checkpoints: Sequence[str]) -> Contestant:
-        names = [name for name in checkpoints if is_path(name)]
-        if not names and not self.model:
-            raise ConfigError("base: the base of what? name a checkpoint too, or --model")
-        config = self.config(None if self.model else names[0])
+        config = self.config(None if self.model else next(filter(is_path, checkpoints)))
         label, policy = _label(self.model) if self.model else "base", self._policy(config)
         origin = _origin(config, None) | {"base": identity(config.model, policy.base, policy.tokenizer)}
         return Contestant(label, origin, config.env, ModelPlayer(policy, "base", self.greedy))
@@ -330,10 +341,7 @@ class Roster:
         return Contestant(label, origin, config.env, ModelPlayer(policy, adapter, self.greedy), str(folder))
 
     def _server(self, address: str) -> Contestant:
-        if not is_address(address):  # it is shown and kept in results, so it may hold no secret
-            raise ConfigError(NO_ADDRESS)
-        if not self.model:
-            raise ConfigError(f"{address}: --model must name the model that the server is to be asked for")
+        assert self.model
         # Conversations on a server take no memory here, for which the default plays few games at a time.
         many = "--base-url", {"env": {"games_at_once": 0}}
         config = self._load([*DEFAULT_FILES, many], {"max_new_tokens": UNLIMITED})
@@ -346,6 +354,11 @@ class Roster:
 def _label(name: str) -> str:
     """A name as tables show it, one word."""
     return printable("_".join(name.split()))
+
+
+def is_bot(name: str) -> bool:
+    """Whether a name means a bot, whether there is such a one or not."""
+    return name.partition(":")[0] in BOTS
 
 
 def is_path(name: str) -> bool:

@@ -47,7 +47,7 @@ from envs.trace import check_config
 from evaluation import measure
 from evaluation.arena import Arena, check_match, match_scores
 from evaluation.measure import OVERALL, VALUE, GameResult, Row, between, columns, game_sets, summary
-from evaluation.players import NO_ADDRESS, Contestant, Roster, find_adapter, is_folder, is_path, player_flags
+from evaluation.players import NO_ADDRESS, Contestant, Roster, find_adapter, is_bot, is_folder, is_path, player_flags
 from games import own_digest
 from training.config import narrowed
 from training.console import Console
@@ -105,6 +105,8 @@ class Contest:
         self.roster.check_model([*self.names, args.opponent or ""])
         self.opponent_name = (args.opponent or ("mcts" if affinetes else "random")).removeprefix("past:")
         self.rows = self._rows()
+        self.roster.check([*self.names, self.opponent_name], self.names)  # models may take minutes to load
+        self.check([*self.names, self.opponent_name])
         self.players = [self.roster.contestant(name, self.names) for name in self.names]
         self._check_kind()
 
@@ -181,13 +183,13 @@ class Contest:
         with closing(Console(matches * self.args.episodes, stream=sys.stderr)) as console:
             yield Arena(self.args.output, self.settings(opponents), console, self.args.games_at_once)
 
-    def check(self, players: Sequence[Contestant], games: Sequence[str] = ()) -> None:
+    def check(self, names: Sequence[str], games: Sequence[str] = ()) -> None:
         """Raise ConfigError where a bot cannot play one of ``games`` (default: all); solving bots solve them here."""
         ranges = (part for game in games or self.rows for part in self.rows[game])
         shared = tables(ranges) if self.boards else []
         with blaming():
-            for bot, known in product([p for p in players if p.player is None], shared):
-                make_bot(known.game, known.spiel, parse_opponent(bot.label), 0, 0)
+            for bot, known in product(filter(is_bot, names), shared):
+                make_bot(known.game, known.spiel, parse_opponent(bot), 0, 0)
 
     def play(
         self, arena: Arena, own: Contestant, opponent: Contestant, games: Sequence[str] = (), deals: int = 1
@@ -213,7 +215,6 @@ class Contest:
     def run(self) -> dict[str, Any]:
         """Evaluate every player against the opponent; compare the two of ``--compare``."""
         opponent = self.roster.contestant(self.opponent_name, self.names)
-        self.check([*self.players, opponent])
         for player in self.players:
             check_match(player, opponent)
         with self.arena([opponent], len(self.players) * len(self.rows)) as arena:
@@ -263,7 +264,6 @@ class Contest:
         players = self.players
         if len(players) < 2:
             raise ConfigError(f"--ladder: nobody to play against {players[0].label}; name others, or --checkpoint")
-        self.check(players)
         # Between a bot and a model, the model plays and the bot is its opponent.
         pairs = [(i, j) if players[i].player is not None else (j, i) for i, j in combinations(range(len(players)), 2)]
         for a, b in pairs:
@@ -348,11 +348,10 @@ class Contest:
     def strength(self) -> dict[str, Any]:
         """Play each game against its opponents in ``STRENGTH``, on the same deals for every player."""
         cells = [(game, self.roster.contestant(name)) for game in self.rows for name in STRENGTH[game]]
-        self.check(self.players)
         for game, opponent in cells:
             for player in self.players:
                 check_match(player, opponent)
-            self.check([opponent], [game])
+            self.check([opponent.label], [game])
         opponents, results = {opponent.label: opponent for _, opponent in cells}, []
         with self.arena([*opponents.values()], len(self.players) * len(cells)) as arena:
             for player, (game, opponent) in product(self.players, cells):

@@ -1199,6 +1199,24 @@ def test_programs_are_played_against_nobody(capsys):
     assert "against" not in out + err
 
 
+@pytest.mark.parametrize(("words", "told"), [
+    ("--checkpoint RUN --opponent mtcs", "mtcs: no such directory"),
+    ("--checkpoint RUN --opponent mcts:0x1", "opponent 'mcts:0x1' is not known"),
+    ("--checkpoint RUN --opponent perfect", "opponent perfect cannot play leduc_poker"),
+    ("--checkpoint RUN --model m --opponent http://h:x/v1", "a server's address is like"),
+    ("--checkpoint RUN --opponent EMPTY", "there is no adapter_model.safetensors"),
+    ("--compare RUN rnudom", "rnudom: no such directory"),
+])  # fmt: skip
+def test_every_name_is_looked_at_before_a_model_is_loaded(run, tmp_path, capsys, monkeypatch, words, told):
+    """A mistyped one was told after the models before it, which may take minutes."""
+    monkeypatch.setattr(players, "load_policy", lambda *_: pytest.fail("a model was loaded"))
+    words = [{"RUN": str(run), "EMPTY": str(tmp_path)}.get(word, word) for word in words.split()]
+    assert evaluate.main(command(*words, games=["leduc_poker"])) == 2
+    [line] = capsys.readouterr().err.splitlines()
+    assert line.startswith("error: ")
+    assert told in line
+
+
 @pytest.mark.parametrize(
     ("bot", "game"),
     [("perfect", "hex_small"), pytest.param("cfr:2", "liars_dice_small", marks=pytest.mark.slow)],
