@@ -1,26 +1,31 @@
-"""Plays contestants against opponents, a fixed number of games at a time, and keeps the results in a file."""
+"""Plays contestants against opponents, a fixed number of games at a time, and keeps the results in a file.
+
+And what is exact of a contestant, where the game is small enough.
+"""
 
 import contextlib
 import json
 import logging
 import os
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from config.reader import blaming, printable, read_file
+from config.reader import blaming, printable, read_file, read_json
 from env_wrapper import play
+from envs import exact
 from envs.client import is_number
 from envs.config import PLAYED_BY, EnvConfig
-from envs.openspiel import OpenSpielEnv, position, table
-from envs.opponents import check_served, make_bot, parse_opponent
+from envs.openspiel import OpenSpielEnv, load_game, position, table, unknown_prompts
+from envs.opponents import check_served, make_bot, parse_opponent, solution
 from envs.types import Episode, Task
-from evaluation.measure import Row, outcome, tell_failed
+from evaluation.measure import Row, exact_table, outcome, table_values, tell_failed
 from evaluation.players import Contestant, ModelPlayer, Seats
 from training.console import Console
-from training.process import ProgramError
+from training.process import ProgramError, must_be_writable
 from utils import CheckpointError, ConfigError, in_threads, write_file
 
 log = logging.getLogger(__name__)
@@ -177,6 +182,54 @@ def match_scores(rows: Sequence[Row]) -> np.ndarray:
         every = "game" if len(errors) == len(rows) else "pair of games"
         raise ProgramError(f"every {every} of {rows[0]['game']} failed; the first: {errors[0]}")
     return scores
+
+
+def exact_results(player: Contestant, task_ids: set[int]) -> dict[str, float]:
+    """Exact values against uniform random (the player's, random play's, the ceiling) and NashConv; {}: not computable.
+
+    For a game that a server hosts they are not: its prompts are known only for positions that were met.
+    """
+    game, name = load_game(task_id := min(task_ids)), table(task_id).game.name
+    several = any(load_game(other) is not game for other in task_ids)
+    if several or not exact.feasible(game):
+        small = f"of several configurations; name one: {name}#0" if several else "too large"
+        why = small if exact.is_duel(game) else "no zero-sum game of two"
+        log.warning("--exact: %s left out, %s", name, why)
+        return {}
+    if player.label == "random":
+        policy_table = exact.uniform_table(game)
+    elif player.player is None and (bot := parse_opponent(player.label)).solves:
+        policy_table = solution(table(task_id).game, game, bot)
+    elif not hasattr(player.player, "action_probs") or player.env.answer_mode == "free":
+        log.warning("--exact: %s left out for %s, whose probabilities of moves are not known", name, player.label)
+        return {}
+    elif not (policy_table := exact_table(player.player, player.env, task_id) or {}):
+        why = unknown_prompts(task_id, player.env) or "fail or do not fit ppo.max_seq_length"
+        log.warning("--exact: %s left out for %s, whose prompts %s", name, player.label, why)
+        return {}
+    return table_values(policy_table, task_id, nash=True)
+
+
+def must_take_tables(file: Path, output: Path | None) -> None:
+    """Raise ConfigError or OSError where tables cannot be written there, or would replace something else."""
+    with contextlib.suppress(FileNotFoundError):
+        file.lstat()  # raises for a name that is too long, say
+    if output and file == Path(os.path.realpath(output)):
+        raise ConfigError("is the --output file, which holds the games; name another")
+    if file.exists() and not file.is_file():
+        raise ConfigError("is no regular file")
+    if file.exists() and sys.stdout and os.path.samestat(file.stat(), os.fstat(1)):  # None: closed
+        raise ConfigError("is where the tables are printed; name another file")
+    if file.exists() and not _is_own(file):
+        raise ConfigError("holds something else than tables of this program; name another file")
+    must_be_writable(file.parent)
+
+
+def _is_own(file: Path) -> bool:
+    """Whether a file is empty or holds what ``--json`` wrote."""
+    with contextlib.suppress(ConfigError, LookupError, TypeError):
+        return not file.stat().st_size or read_json(file)["settings"]["players"] is not None
+    return False
 
 
 def _identity(own: Contestant, opponent: Contestant, game: str, task: Task) -> Row:

@@ -165,12 +165,12 @@ def summary(game: str, strata: Seq[Seq[Row]], **exact: Any) -> GameResult:
 def differences(
     ours: Mapping[str, Seq[Row]], theirs: Mapping[str, Seq[Row]], averaged: Seq[str]
 ) -> list[dict[str, Any]]:
-    """Difference of two players' values on the same deals: per game, and the mean over those of ``averaged``.
+    """Difference of two players' values on the same deals: per game of both, and the mean over those of ``averaged``.
 
     No mean where one of these has no difference. ProgramError: no deal was played to its end by both.
     """
     strata: dict[str, list[np.ndarray]] = {}
-    for game in ours:
+    for game in [name for name in ours if name in theirs]:
         scores = [(a["score"], b["score"]) for a, b in zip(ours[game], theirs[game], strict=True)]
         deltas = pair_means([None if None in pair else 2 * (pair[0] - pair[1]) for pair in scores])
         if len(deltas):

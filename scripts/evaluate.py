@@ -24,10 +24,10 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from functools import partial
-from itertools import combinations, product, takewhile
+from itertools import combinations, product
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -40,19 +40,19 @@ from config.reader import blaming, read_json
 from curriculum import TaskRange
 from envs import exact
 from envs.config import is_address
-from envs.openspiel import load_game, opposed, table, tables, unknown_prompts
-from envs.opponents import CFR_ITERATIONS, make_bot, parse_opponent, solution
+from envs.openspiel import load_game, opposed, tables
+from envs.opponents import CFR_ITERATIONS, make_bot, parse_opponent
 from envs.ratings import rate
 from envs.trace import check_config
 from evaluation import measure
-from evaluation.arena import Arena, check_match, match_scores
+from evaluation.arena import Arena, check_match, exact_results, match_scores, must_take_tables
 from evaluation.measure import OVERALL, VALUE, GameResult, Row, between, columns, game_sets, summary
 from evaluation.players import NO_ADDRESS, Contestant, Roster, find_adapter, is_bot, is_folder, is_path, player_flags
 from games import own_digest
 from training.config import narrowed
 from training.console import Console
 from training.metrics import finite
-from training.process import ProgramError, at_least, device_errors, leave, must_be_writable, run_program
+from training.process import ProgramError, at_least, device_errors, leave, run_program
 from utils import CheckpointError, ConfigError, redact, write_file
 
 log = logging.getLogger(__name__)
@@ -64,32 +64,6 @@ STRENGTH = {
     "kuhn_poker": ("cfr",),
     "leduc_poker": ("cfr",),
 }
-
-
-def exact_results(player: Contestant, task_ids: set[int]) -> dict[str, float]:
-    """Exact values against uniform random (the player's, random play's, the ceiling) and NashConv; {}: not computable.
-
-    For a game that a server hosts they are not: its prompts are known only for positions that were met.
-    """
-    game, name = load_game(task_id := min(task_ids)), table(task_id).game.name
-    several = any(load_game(other) is not game for other in task_ids)
-    if several or not exact.feasible(game):
-        small = f"of several configurations; name one: {name}#0" if several else "too large"
-        why = small if exact.is_duel(game) else "no zero-sum game of two"
-        log.warning("--exact: %s left out, %s", name, why)
-        return {}
-    if player.label == "random":
-        policy_table = exact.uniform_table(game)
-    elif player.player is None and (bot := parse_opponent(player.label)).solves:
-        policy_table = solution(table(task_id).game, game, bot)
-    elif not hasattr(player.player, "action_probs") or player.env.answer_mode == "free":
-        log.warning("--exact: %s left out for %s, whose probabilities of moves are not known", name, player.label)
-        return {}
-    elif not (policy_table := measure.exact_table(player.player, player.env, task_id) or {}):
-        why = unknown_prompts(task_id, player.env) or "fail or do not fit ppo.max_seq_length"
-        log.warning("--exact: %s left out for %s, whose prompts %s", name, player.label, why)
-        return {}
-    return measure.table_values(policy_table, task_id, nash=True)
 
 
 class Contest:
@@ -193,15 +167,24 @@ class Contest:
 
     def play(
         self, arena: Arena, own: Contestant, opponent: Contestant, games: Sequence[str] = (), deals: int = 1
-    ) -> dict[str, list[Row]]:
-        """Play ``games`` (default: all); game -> rows. Set 0 of ``deals`` is the one runs choose checkpoints by."""
+    ) -> Iterator[tuple[str, list[Row]]]:
+        """Play ``games`` (default: all); a game and its rows. Set 0 of ``deals`` is the one runs choose checkpoints by.
+
+        The error of a game comes after what was played before it.
+        """
         ranges = {game: self.rows[game] for game in games or self.rows}
         tasks = measure.paired_tasks([*ranges.values()], self.args.episodes, self.args.seed, opponent.opponent, deals)
-        played = {game: arena.play(own, opponent, game, t) for game, t in zip(ranges, tasks, strict=True)}
-        for game, rows in played.items():
+        for game, drawn in zip(ranges, tasks, strict=True):
+            rows = arena.play(own, opponent, game, drawn)
             failed = sum(row["outcome"] == "failed" for row in rows)
             if measure.too_many_failed(failed, len(rows)) and failed < len(rows):  # of none, nothing is shown
                 self.doubtful.append(f"{failed} of {len(rows)} games of {game} failed: too many to trust the rest")
+            yield game, rows
+
+    def _complete(self, games: Iterator[tuple[str, list[Row]]]) -> dict[str, list[Row]]:
+        """Game -> rows of those that ``play`` plays until one fails, which leaves a message in ``lost``."""
+        played: dict[str, list[Row]] = {}
+        self._found(partial(played.update, games))  # takes them one by one
         return played
 
     def _found(self, result: Callable[[], T]) -> list[T]:
@@ -218,9 +201,12 @@ class Contest:
         for player in self.players:
             check_match(player, opponent)
         with self.arena([opponent], len(self.players) * len(self.rows)) as arena:
-            each = (self._found(partial(self.play, arena, player, opponent)) for player in self.players)
-            played = [rows for [rows] in takewhile(bool, each)]  # games to be kept come in one order: nobody is skipped
-        if not played:
+            played = list[dict[str, list[Row]]]()
+            for player in self.players:
+                played.append(self._complete(self.play(arena, player, opponent)))
+                if len(played[-1]) < len(self.rows):
+                    break  # games to be kept come in one order: nobody is skipped
+        if not any(played):
             raise ProgramError(self.lost.pop(0))
         report: dict[str, Any] = {"settings": self.settings([opponent]), "tables": []}
         for player, rows in zip(self.players, played, strict=False):
@@ -239,7 +225,7 @@ class Contest:
             ]  # fmt: skip
             print(columns(lines, self.style, value=VALUE, legal=".3g", exact=VALUE, ceiling=VALUE), end="\n\n")
         compare = partial(measure.differences, played[0], played[-1], measure.apart(self.rows))
-        if self.args.compare and len(played) > 1 and (found := self._found(compare)):
+        if self.args.compare and len(played) > 1 and played[1] and (found := self._found(compare)):
             [report["comparison"]] = found
             print(f"{self.players[0].label} minus {self.players[1].label}, value on the same deals")
             lines = [{"game": d["game"], "pairs": d["pairs"], "difference": d["difference"],
@@ -254,9 +240,9 @@ class Contest:
             if not known and self.boards and opponent.label == "random":
                 known = measure.ceilings({row["task_id"] for row in played})
             results += self._found(partial(summary, game, [played], **known))
-        parts = [rows[game] for game in measure.apart(self.rows)]
-        whole = len(results) == len(rows) and len(parts) > 1  # a mean that lacked games would be compared with others
-        return [*results, summary(OVERALL, parts)] if whole else results
+        averaged = measure.apart(self.rows)
+        whole = len(results) == len(self.rows) and len(averaged) > 1  # else its mean would be compared with others
+        return [*results, summary(OVERALL, [rows[game] for game in averaged])] if whole else results
 
     def ladder(self) -> dict[str, Any]:
         """Play every pair of players and rate them, over all games and in each."""
@@ -271,10 +257,11 @@ class Contest:
         results: dict[str, dict[tuple[int, int], np.ndarray]] = {game: {} for game in self.rows}
         with self.arena([], len(pairs) * len(self.rows)) as arena:
             for deals, (a, b) in enumerate(pairs, 1):  # the same deals in all would correlate the matches' luck
-                if not (found := self._found(partial(self.play, arena, players[a], players[b], deals=deals))):
+                played = self._complete(self.play(arena, players[a], players[b], deals=deals))
+                if len(played) < len(self.rows):
                     pairs = pairs[: deals - 1]  # those played are rated
                     break
-                for game, rows in found[0].items():
+                for game, rows in played.items():
                     for units in self._found(partial(match_scores, rows)):
                         results[game][a, b] = units
         results = {game: matches for game, matches in results.items() if len(matches) == len(pairs)}
@@ -314,7 +301,7 @@ class Contest:
             # Named by its weights: --output may hold games of one that another machine has trained differently.
             answer = replace(answer, label=f"response_to_{player.label}@{answer.origin['adapter'][:8]}")
             answer.player.greedy = True  # a best response need not vary
-        rows = self.play(arena, answer, player, [game])[game]
+        [(_, rows)] = self.play(arena, answer, player, [game])
         gain = self._exact(player, rows).get("nash_conv")  # summed over both seats, in the game's own units
         most = None if gain is None else measure.mean_value(load_game(rows[0]["task_id"]), (gain, 0.0))
         return summary(game, [rows]).row | {"trained": scores, "exploitability": most}
@@ -355,9 +342,9 @@ class Contest:
         opponents, results = {opponent.label: opponent for _, opponent in cells}, []
         with self.arena([*opponents.values()], len(self.players) * len(cells)) as arena:
             for player, (game, opponent) in product(self.players, cells):
-                if not (found := self._found(partial(self.play, arena, player, opponent, [game]))):
+                if not (played := self._complete(self.play(arena, player, opponent, [game]))):
                     break  # as in ``run``
-                results += [(player, opponent, r) for r in self._found(partial(summary, game, [found[0][game]]))]
+                results += [(player, opponent, r) for r in self._found(partial(summary, game, [played[game]]))]
         if not results:
             raise ProgramError(self.lost.pop(0))
         print(f"Strength, {'greedy' if self.args.greedy else 'sampled'}, seed {self.args.seed}")
@@ -373,13 +360,6 @@ class Contest:
         if told:
             print(f"cfr: {CFR_ITERATIONS} iterations; its NashConv: {', '.join(f'{told[g]:.4f} in {g}' for g in told)}")
         return {"settings": self.settings([*opponents.values()]), "strength": shown, "cfr_nash_conv": told}
-
-
-def _is_own(file: Path) -> bool:
-    """Whether a file is empty or holds what ``--json`` wrote."""
-    with suppress(ConfigError, LookupError, TypeError):
-        return not file.stat().st_size or read_json(file)["settings"]["players"] is not None
-    return False
 
 
 def _check_how(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
@@ -404,22 +384,7 @@ def _check_files(parser: argparse.ArgumentParser, args: argparse.Namespace) -> N
             parser.error(f"{flag} {given}: there is no such folder")
     if args.json:
         with blaming(f"--json {args.json}: ", (ConfigError, OSError), parser.error):
-            _must_take_tables(Path(os.path.realpath(args.json)), args.output)
-
-
-def _must_take_tables(file: Path, output: Path | None) -> None:
-    """Raise ConfigError or OSError where tables cannot be written there, or would replace something else."""
-    with suppress(FileNotFoundError):
-        file.lstat()  # raises for a name that is too long, say
-    if output and file == Path(os.path.realpath(output)):
-        raise ConfigError("is the --output file, which holds the games; name another")
-    if file.exists() and not file.is_file():
-        raise ConfigError("is no regular file")
-    if file.exists() and sys.stdout and os.path.samestat(file.stat(), os.fstat(1)):  # None: closed
-        raise ConfigError("is where the tables are printed; name another file")
-    if file.exists() and not _is_own(file):
-        raise ConfigError("holds something else than tables of this program; name another file")
-    must_be_writable(file.parent)
+            must_take_tables(Path(os.path.realpath(args.json)), args.output)
 
 
 def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -477,6 +442,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         else:
             report = contest.run() if args.ladder is None else contest.ladder()
         if args.json:
+            report["missing"] = redact(contest.lost)
             write_file(args.json.resolve(), (json.dumps(finite(report), indent=1) + "\n").encode())
         if wrong := [*contest.lost, *contest.doubtful]:
             raise ProgramError("; ".join(wrong))

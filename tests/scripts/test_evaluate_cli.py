@@ -1487,15 +1487,22 @@ def test_nobody_plays_after_a_player_whose_server_is_gone(serve, tmp_path, capsy
 @pytest.mark.parametrize(("words", "shown"), [
     (["--strength", "--base-url", "URL"], "kuhn_poker"), (["--ladder", "random", "mcts:2x1", "URL"], "\nmcts:2x1  "),
     (["--ladder", "mcts:2x1", "mcts:3x1", "URL", "random"], "  +0 [+0, +0]  "),  # somebody who played is the zero
+    (["--base-url", "URL"], "\nkuhn_poker  "), (["--compare", "random", "URL"], "random minus m,"),
 ])  # fmt: skip
-def test_a_server_that_goes_costs_no_table_of_the_games_before(serve, capsys, words, shown):
+def test_a_server_that_goes_costs_no_table_of_the_games_before(serve, tmp_path, capsys, words, shown):
     server = serve(lambda body, n: (500, "down") if "leduc" in str(body).lower() else first_legal(body, n))
     words = [server.url if word == "URL" else word for word in words]
-    assert evaluate.main(command(*words, "--model", "m", games=["kuhn_poker", "leduc_poker"])) == 1
+    words += ["--model", "m", "--json", str(tmp_path / "tables.json")]
+    assert evaluate.main(command(*words, games=["kuhn_poker", "leduc_poker"])) == 1
     out, err = capsys.readouterr()
     assert shown in out
-    assert "\nm " not in out  # nothing is known of who played no match to its end
-    assert f"error: {server.url}/chat/completions: HTTP 500: down" in err.splitlines()
+    assert ("\nm " in out) == ("--compare" in words)  # nothing is known of who played no match of a ladder to its end
+    told = f"{server.url}/chat/completions: HTTP 500: down"
+    assert f"error: {told}" in err.splitlines()
+    found = json.loads((tmp_path / "tables.json").read_text())
+    assert found["missing"] == [told]
+    for rows in (found.get("comparison", []), *(table["results"] for table in found.get("tables", [])[-1:])):
+        assert [row["game"] for row in rows] in ([], ["kuhn_poker"])  # and no mean that lacks the other
 
 
 @pytest.mark.parametrize("odd", [b"not JSON", b'{"choices": []}', b'{"choices": [{"message": {"content": 5}}]}'])
