@@ -47,7 +47,17 @@ from envs.trace import check_config
 from evaluation import measure
 from evaluation.arena import Arena, check_match, exact_results, match_scores, must_take_tables
 from evaluation.measure import OVERALL, VALUE, GameResult, Row, between, columns, game_sets, summary
-from evaluation.players import NO_ADDRESS, Contestant, Roster, find_adapter, is_bot, is_folder, is_path, player_flags
+from evaluation.players import (
+    NO_ADDRESS,
+    Contestant,
+    Roster,
+    find_adapter,
+    is_bot,
+    is_folder,
+    is_path,
+    player_flags,
+    run_config_file,
+)
 from games import own_digest
 from training.config import narrowed
 from training.console import Console
@@ -275,7 +285,11 @@ class Contest:
         report: dict[str, Any] = {"settings": self.settings([]), "tables": []}
         with tempfile.TemporaryDirectory() as held, self.arena([], len(self.players) * len(self.rows)) as arena:
             for i, player in enumerate(self.players):
-                player.folder = shutil.copytree(str(player.folder), f"{held}/{i}", symlinks=True)  # its run may go on
+                config, own = run_config_file(Path(str(player.folder))), Path(held, str(i))
+                shutil.copytree(str(player.folder), own, symlinks=True)  # its run may go on
+                if not (own / config.name).exists():  # it lay above
+                    shutil.copy(config, own)
+                player.folder = str(own)
                 attempts = [partial(self._exploited, arena, player, game) for game in self.rows]
                 if not (results := [r for attempt in attempts for r in self._found(attempt)]):
                     continue

@@ -47,7 +47,7 @@ from scripts.exploit import train as exploit
 from training.config import PPOConfig
 from training.console import Console
 from training.preflight import check_opponents
-from training.process import TrainingError
+from training.process import ProgramError, TrainingError
 from utils import ConfigError
 
 
@@ -1871,6 +1871,23 @@ def test_the_exact_value_beside_a_best_response_is_on_its_scale(run, tmp_path, m
     assert {name for name, _ in against} == {"past:frozen"}
     player = load_file(run / "final" / "adapter_model.safetensors")
     assert all(torch.equal(against[0][1][key], tensor) for key, tensor in player.items())
+
+
+def test_a_best_response_is_to_a_player_whose_configuration_lies_above_it(run, tmp_path, monkeypatch):
+    """That of ``final/`` once did. The copy had none, and a folder was blamed that was gone by then."""
+    shutil.copytree(run / "final", tmp_path / "run" / "final", ignore=lambda *_: ["run_config.json", "manifest.json"])
+    shutil.copy(run / "run_config.json", tmp_path / "run")
+    asked = []
+
+    def best_response(config, *args):
+        asked.append(config.env.prompt)
+        raise ProgramError("seen")
+
+    monkeypatch.setattr(exploit, "best_response", best_response)
+    words = command("--checkpoint", str(tmp_path / "run" / "final"), "--exploit", "1", games=["kuhn_poker"])
+    contest = evaluate.Contest(evaluate.arguments(words))
+    contest.exploit()
+    assert (asked, contest.lost) == (["compact"], ["seen"])
 
 
 def test_a_best_response_is_to_the_player_as_it_was_though_its_run_deletes_it(run, tmp_path, monkeypatch):
