@@ -407,7 +407,7 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     add = parser.add_argument
     add("--checkpoint", nargs="+", default=[], metavar="PLAYER", help="whom to evaluate")
     how = parser.add_mutually_exclusive_group().add_argument  # one of them would silently win
-    how("--compare", nargs=2, metavar="PLAYER", help="evaluate both and test the difference")
+    how("--compare", nargs=2, action="extend", metavar="PLAYER", help="evaluate both and test the difference")
     how("--ladder", nargs="*", action="extend", metavar="PLAYER",
         help=f"round robin; default: --checkpoint, with one also base, and {', '.join(LADDER_BOTS)}")  # fmt: skip
     how("--exploit", type=at_least(1, 1000), metavar="N", help="train N best responses, play the best: a lower bound")
@@ -431,6 +431,8 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         parser.error("--strength names opponents itself: leave out --opponent and --exact")
     if not (args.checkpoint or args.compare or args.ladder is not None or args.model):
         parser.error("nobody to evaluate: name a --checkpoint or a --model, or use --compare or --ladder")
+    if args.compare and len(args.compare) > 2:
+        parser.error(f"--compare: {len(args.compare)} players: expected two, in one --compare")
     if args.episodes % 2:
         parser.error(f"--episodes {args.episodes}: an even number, half of them for each seat")
     if args.exploit and (args.base_url or not (args.checkpoint and all(map(is_path, args.checkpoint)))):

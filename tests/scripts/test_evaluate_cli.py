@@ -1731,6 +1731,7 @@ def test_a_best_response_trains_for_200_steps_unless_told(given, steps):
         ),
         (["--checkpoint", "config", "--exploit", "1", "--greedy"], "--exploit: responses learn against sampled play"),
         (["--model", "models/tiny", "--exploit", "1"], "--exploit: needs --checkpoint with runs"),
+        (["--compare", "random", "mcts", "--compare", "mcts", "ismcts"], "--compare: 4 players: expected two, in one"),
         (["--checkpoint", "random", "--exploit-steps", "9"], "--exploit-steps 9: nothing is trained without --exploit"),
         (["--ladder", "random", "mcts:2x1", "--opponent", "random"], "leave out --opponent, and of --ladder --exact"),
         (["--checkpoint", "random", "--episodes", "many"], "--episodes: many: expected a whole number"),
