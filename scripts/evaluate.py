@@ -68,6 +68,7 @@ from utils import CheckpointError, ConfigError, redact, write_file
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 LADDER_BOTS = ("random", "mcts:10x1", "mcts:50x1", "mcts:200x1")
+NO_STAGES = "stages are not played here; --opponent names the player's"
 STRENGTH = {
     "tic_tac_toe": ("mcts:100x1", "mcts:1000x1", "perfect"),
     "connect_four": ("mcts:10x1", "mcts:50x1", "mcts:100x1"),
@@ -379,7 +380,13 @@ class Contest:
 def _check_how(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
     plain = [item.lower().replace("-", "_") for item in args.set]
     if any(re.match(r'\s*([^=]*\.)?opponent(_type)?\s*=|[^=]*=.*"opponent(_type)?"', item) for item in plain):
-        parser.error("--set env.opponent: stages are not played here; --opponent names the player's")
+        parser.error(f"--set env.opponent: {NO_STAGES}")
+    for file in args.config:
+        with blaming("", ConfigError, parser.error):
+            given = read_json(file)
+        env = given.get("env") if isinstance(given, dict) and "run" not in given else None  # that of a run is no wish
+        if isinstance(env, dict) and (env.get("opponent") or env.get("opponent_type")):
+            parser.error(f"--config {file}: env.opponent: {NO_STAGES}")
     if args.exploit_steps and not args.exploit:
         parser.error(f"--exploit-steps {args.exploit_steps}: nothing is trained without --exploit N")
     if args.opponent == "past:":

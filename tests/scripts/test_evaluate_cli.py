@@ -1751,6 +1751,21 @@ def test_a_bad_command_is_told_in_one_line(args, message, capsys):
     assert error.count("\n") == 1
 
 
+def test_an_opponent_of_stages_is_refused_in_a_file_too(tmp_path, capsys):
+    """There it was ignored. A whole run's configuration says whom it met in training, and may be given."""
+    file = tmp_path / "own.json"
+    words = ["--checkpoint", "random", "--games", "kuhn_poker", "--episodes", "2", "--config", str(file)]
+    for key in ("opponent", "opponent_type"):
+        file.write_text(json.dumps({"env": {key: "mcts"}}))
+        with pytest.raises(SystemExit, match="2"):
+            evaluate.main(words)
+        told = f"error: --config {file}: env.opponent: stages are not played here; --opponent names the player's\n"
+        assert capsys.readouterr().err == told
+    for allowed in ({"env": {"opponent": ""}}, {"env": {"opponent": "mcts"}, "run": {}}):
+        file.write_text(json.dumps(allowed))
+        assert evaluate.main(words) == 0
+
+
 def test_a_damaged_checkpoint_or_a_folder_that_is_none_is_refused(run, checkpoint, tmp_path, capsys):
     import shutil
 
