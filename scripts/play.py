@@ -26,7 +26,7 @@ from env_wrapper import make_env, play
 from envs.openspiel import position, table
 from envs.types import Action, Episode, PromptTooLongError, Query, Task
 from evaluation.measure import game_sets
-from evaluation.players import Contestant, Roster, Seats, is_folder, player_flags
+from evaluation.players import Contestant, Roster, Seats, is_bot, is_folder, player_flags
 from training.process import ProgramError, leave, run_program
 
 MOST_LINES = 9  # of legal actions, one below the other: more would move the position off the screen
@@ -146,6 +146,8 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--seat", type=int, choices=(0, 1), default=0, help="yours (default 0)")
     player_flags(parser, None)
     args = parser.parse_args(argv)
+    if args.opponent == "base" and not args.model:
+        parser.error("nobody to play with: expected --checkpoint RUN, --opponent mcts:200x1 or --model NAME (its base)")
     if args.seed is None:  # whoever plays again wants another game
         args.seed = random.randrange(1_000_000)
     return args
@@ -161,6 +163,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         config = roster.config(args.opponent if is_folder(args.opponent) else None)  # registers its env.games_path
         if config.env.env_type != "openspiel":
             raise ConfigError(f"{args.opponent}: was trained on env_type {config.env.env_type}, and this plays games")
+        if is_bot(args.opponent) and (args.greedy or any("games_path" not in item for item in args.set)):
+            raise ConfigError(f"{args.opponent}: a bot has no such settings: leave out --greedy, --set but games_path")
         with blaming("--game: "):
             [(first, _)] = next(iter(game_sets([args.game]).values()))
         if args.seat >= table(first).players:

@@ -348,7 +348,9 @@ def test_it_works_with_piped_input():
     [
         (["--checkpoint", "nowhere"], "nowhere: no such directory"),
         (["--opponent", "mcts:x"], "opponent 'mcts:x' is not known"),
-        ([], "base: the base of what?"),
+        ([], "nobody to play with: expected --checkpoint RUN, --opponent mcts:200x1 or --model NAME (its base)"),
+        (["--opponent", "random", "--greedy"], "random: a bot has no such settings: leave out --greedy, --set but"),
+        (["--opponent", "mcts", "--set", "ppo.temperature=2"], "mcts: a bot has no such settings: leave out --greedy"),
         (["--opponent", "random", "--model", "models/tiny"], "--model models/tiny: base is not among the players"),
         (["--opponent", "random", "--game", "ches"], "--game: game 'ches' is not known"),
         (["--checkpoint", "nowhere", "--opponent", "random"], "--opponent: not allowed with argument --checkpoint"),
