@@ -94,7 +94,7 @@ class RunConfig:
     seed: int = knob(0, min=0, max=2**31 - 1)  # of tasks, sampling and shuffling
     logger: str | tuple[str, ...] = knob("auto", choices=LOGGERS)  # one or several; auto: W&B where one is logged in
     keep_last: int = knob(2, min=1)  # checkpoints, beside the best (by evaluation; ppo.eval_freq 0: by recent games)
-    threads: int = knob(0, min=0, max=1024)  # CPU threads of torch; 0: its default. Exact resume needs the same number
+    threads: int = knob(0, min=0, max=1024)  # CPU threads of runs, warm starts; 0: torch's. Exact resume needs as many
 
     def __post_init__(self) -> None:
         check_values(self, "run")
