@@ -450,8 +450,8 @@ def train(config: Any, resume: str | None, force_config: bool = False, ranks: Ra
     trainer = Trainer(config, run_dir, ranks)
     trainer.lock = next(iter(locks), None)
     if start and trainer.load(start, force_config):
-        if ranks.first:
-            (run_dir / "episodes.jsonl").unlink(missing_ok=True)  # the mark of an end, which is made again
+        with suppress(OSError):
+            (run_dir / "episodes.jsonl").unlink()  # the mark of an end, which is made again
         trainer.save_if_possible()  # otherwise a crash before the next checkpoint would lose what has changed
     if ranks.first:
         utils.write_file(run_dir / "run_config.json", json.dumps(trainer.safe_config, indent=1).encode())
