@@ -746,6 +746,13 @@ def test_an_end_that_is_made_again_and_interrupted_is_no_end(tmp_path, monkeypat
     assert {game["episodes"] for game in summary(tmp_path)["games"].values()} == {4}
 
 
+def test_a_resume_tells_that_its_metrics_are_gone(undisturbed, tmp_path, capsys):
+    copy_of(undisturbed / "run", tmp_path, 4)
+    (tmp_path / "run" / "metrics.jsonl").unlink()
+    assert train(tmp_path, "--resume", **ADAPTIVE) == 0
+    assert "metrics.jsonl: there are no rows of 4 steps: [1, 2, 3, 4]" in capsys.readouterr().err
+
+
 def test_a_finished_run_whose_player_is_gone_gets_it_again(tmp_path):
     once = ("--set", "ppo.num_train_steps=1", "ppo.eval_games=2")
     assert train(tmp_path, *once) == 0
