@@ -24,7 +24,7 @@ from envs.trace.sandbox import SandboxError
 from envs.types import Action, Player, PromptTooLongError, Query
 from policy import load_policy
 from policy.model import LoraConfig, ModelConfig, identity
-from training.config import DEFAULT_FILES, load_sections
+from training.config import DEFAULT_FILES, SECTIONS, load_sections
 from training.process import ProgramError, at_least
 from utils import ConfigError, check_base, fingerprint, in_threads, latest_checkpoint, uniform, verify_checkpoint
 
@@ -284,21 +284,21 @@ class Roster:
         sets = [f"model.model_name={json.dumps(self.model)}"] if name is None and self.model else []
         if name is None and self.model and (Path(self.model).expanduser() / "merge_report.json").is_file():
             sets.append("model.use_4bit=false")  # merging took 4 bits away: put in 4 bits again, it would be another
-        config = self._load(files, ROOM, sets, skip_unknown_sections=True)
+        config = self._load(files, [], ROOM, sets, skip_unknown_sections=True)
         own = load_config({"model": ModelConfig}, [*files, *self.files], skip_unknown_sections=True)["model"].adapter
         if config.model.adapter not in (own, None):
             raise ConfigError(f"model.adapter = {config.model.adapter!r}: nobody plays with it; name it as a player")
         return config
 
     def _load(
-        self, files: Sequence[Any], ppo: dict[str, int], sets: Sequence[str] = (), **options: bool
+        self, files: Sequence[Any], over: list[Any], ppo: dict[str, int], sets: Sequence[str] = (), **options: bool
     ) -> SimpleNamespace:
-        """``files`` under the public environment's settings, with these limits, and those under the user's own."""
-        if not self.public:
-            return load_sections([*files, *self.files], [*sets, *self.sets], **options)
-        asked = "--protocol affinetes", {"env": AFFINETES, "ppo": ppo}
-        config = load_sections([*files, asked, *self.files], [*sets, *self.sets], **options)
-        for key, value in AFFINETES.items():
+        """``files`` and those of runs; ``over`` them, and the public environment's settings; then the user's own."""
+        runs = [file for file in self.files if is_of_a_run(file)]
+        asked = [("--protocol affinetes", {"env": AFFINETES, "ppo": ppo})] if self.public else []
+        own = [file for file in self.files if file not in runs]
+        config = load_sections([*files, *runs, *over, *asked, *own], [*sets, *self.sets], **options)
+        for key, value in AFFINETES.items() if self.public else ():
             if (other := getattr(config.env, key)) != value:
                 raise ConfigError(f"--protocol affinetes: env.{key} = {other!r}: expected {value!r}")
         return config
@@ -344,7 +344,7 @@ class Roster:
         assert self.model
         # Conversations on a server take no memory here, for which the default plays few games at a time.
         many = "--base-url", {"env": {"games_at_once": 0}}
-        config = self._load([*DEFAULT_FILES, many], {"max_new_tokens": UNLIMITED})
+        config = self._load(DEFAULT_FILES, [many], {"max_new_tokens": UNLIMITED})
         temperature, most = 0.0 if self.greedy else config.ppo.temperature, config.ppo.max_new_tokens
         player = ChatPlayer(address, self.model, temperature, None if most == UNLIMITED else most, self.seed)
         origin = player.settings | {"url": address} | _programs(config)
@@ -354,6 +354,12 @@ class Roster:
 def _label(name: str) -> str:
     """A name as tables show it, one word."""
     return printable("_".join(name.split()))
+
+
+def is_of_a_run(file: str) -> bool:
+    """Whether a ``--config`` holds all of a run's knobs, which say how it was trained, not what is wished here."""
+    given = read_json(file)
+    return isinstance(given, dict) and given.keys() >= SECTIONS.keys()
 
 
 def is_bot(name: str) -> bool:
@@ -400,7 +406,8 @@ def _folder(name: str, allowed: str = PLAYERS) -> Path:
     folder = Path(name)
     if not folder.is_dir():
         raise ConfigError(f"{name}: no such directory; allowed are {allowed}")
-    if folder.is_symlink() or folder.name in ("", ".."):  # they have other names and parents than the checkpoint
+    part = any((folder.parent / name).is_file() for name in ("run_config.json", "summary.json"))  # on another disk
+    if (folder.is_symlink() and not part) or folder.name in ("", ".."):  # with other names and parents than its own
         folder = folder.resolve()
     if any(folder.glob("checkpoint-*")):
         if (latest := latest_checkpoint(folder)) is None:

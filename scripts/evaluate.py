@@ -36,7 +36,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import numpy as np
 
 from config.flags import FlagParser, file_name, one_line
-from config.reader import blaming, read_json
+from config.reader import blaming, load_config, read_json
 from curriculum import TaskRange
 from envs import exact
 from envs.config import is_address
@@ -54,12 +54,13 @@ from evaluation.players import (
     find_adapter,
     is_bot,
     is_folder,
+    is_of_a_run,
     is_path,
     player_flags,
     run_config_file,
 )
 from games import own_digest
-from training.config import narrowed
+from training.config import DEFAULT_FILES, SECTIONS, narrowed
 from training.console import Console
 from training.metrics import finite
 from training.process import ProgramError, at_least, device_errors, leave, run_program
@@ -383,9 +384,9 @@ def _check_how(parser: argparse.ArgumentParser, args: argparse.Namespace) -> Non
         parser.error(f"--set env.opponent: {NO_STAGES}")
     for file in args.config:
         with blaming("", ConfigError, parser.error):
-            given = read_json(file)
-        env = given.get("env") if isinstance(given, dict) and "run" not in given else None  # that of a run is no wish
-        if isinstance(env, dict) and (env.get("opponent") or env.get("opponent_type")):
+            env = load_config(SECTIONS, [*DEFAULT_FILES, file], skip_unknown_sections=True)["env"]
+            own = not is_of_a_run(file)
+        if own and env.opponent:
             parser.error(f"--config {file}: env.opponent: {NO_STAGES}")
     if args.exploit_steps and not args.exploit:
         parser.error(f"--exploit-steps {args.exploit_steps}: nothing is trained without --exploit N")

@@ -49,13 +49,17 @@ advise_cpu() {
 install() {
     # Compiling 19,000 modules takes a minute. Python compiles those that are imported.
     local pip=(.venv/bin/python -m pip install --quiet --disable-pip-version-check --no-compile)
-    # Where there is a torch already, another index than PyPI or another system than Linux, none with CUDA may come.
-    if .venv/bin/python -m pip show --quiet torch 2>/dev/null || [[ "$(uname)" != Linux ]] ||
-        .venv/bin/python -m pip config list 2>/dev/null | grep -q index-url; then
+    local indexes
+    indexes="$(.venv/bin/python -m pip config list 2>/dev/null || true)"
+    if .venv/bin/python -m pip show --quiet torch 2>/dev/null || [[ "$(uname)" != Linux ]]; then
+        check_disk 3
+    elif command -v nvidia-smi >/dev/null; then
+        check_disk 8
+    elif [[ "$indexes" == *index-url* ]]; then # which may have a torch without CUDA
         check_disk 3
     else
         check_disk 8
-        command -v nvidia-smi >/dev/null || advise_cpu
+        advise_cpu
     fi
     # First and alone: resolved together with the rest, pip may choose and download another build of torch.
     # An old pip takes twice as long for the rest. Where none is newer, it will do.

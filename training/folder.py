@@ -115,7 +115,9 @@ def find_checkpoint(
                           f"{done} already; expected the last step of the whole run, not how many to add")  # fmt: skip
     env = EnvConfig(**resolved["env"])
     now = {"games": own_digest()} | programs_digest(env)  # the rest of its base is not loaded yet
-    if (changes := changed_parts(checkpoint.manifest["base"], now, env, "games", "programs")) and not force_config:
+    with blaming("--resume: ", CheckpointError), utils.naming(f"{path}: "):
+        changes = changed_parts(checkpoint.manifest["base"], now, env, "games", "programs")
+    if changes and not force_config:
         raise ConfigError(f"--resume: {path}: {next(iter(changes.values()))}; --force-config goes on")
     if look_only:
         return path

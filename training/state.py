@@ -304,7 +304,7 @@ class Checkpointed:
                 self.state.row = _numbers(self.state.row)
             self.state.alarms = _numbers(self.state.alarms)
             self.curriculum.load_state_dict(saved.json("curriculum"))
-            changed = self._drop_what_changed(saved.json("run_config"), base_changed)
+            changed = self._drop_what_changed(saved.json("run_config"), base_changed) or base_changed
             comparable = saved.manifest.get("scale", self.scale) == self.scale
             self.scored = (saved.step, saved.manifest.get("score") if comparable else None)
             self._load_frozen(saved)

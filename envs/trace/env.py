@@ -46,7 +46,8 @@ LIMIT_MET = re.compile(
     r"sqlite3\.OperationalError: (access permission|unable to open)|"
     r"FileNotFoundError: \[Errno 2\] (No usable temporary directory|"
     r"No such file or directory($|: '(program|/psm_\w+)'$))|"  # of no file: a semaphore of several processes
-    r"This probably means that Tcl wasn't installed|KeyError: 'getpwuid\(\)"
+    r"This probably means that Tcl wasn't installed|KeyError: 'getpwuid\(\)|"
+    r"OSError: No username set in the environment"
 )
 # Signals that end the interpreter when memory or the C stack is exhausted: output that it had buffered is lost.
 KILLED = (signal.SIGKILL, signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT)

@@ -20,7 +20,7 @@ from config.reader import ConfigError, load_config
 from env_wrapper import EnvConfig, Task
 from envs.contract import check_contract
 from envs.trace import TASKS_PER_LEVEL, TraceConfig, TraceEnv, inject, inject_safe, load_programs, programs, score
-from envs.trace.env import NoAnswerError, check_config
+from envs.trace.env import LIMIT_MET, NoAnswerError, check_config
 from envs.trace.programs import CONSTRUCTS, LEVELS, generate
 from envs.trace.sandbox import Limits, Run, Sandbox, SandboxError
 from envs.trace.scoring import clean, leading_share
@@ -559,6 +559,11 @@ def test_help_is_there_as_in_python(tmp_path):
     env = new_env(source=str(tmp_path / "a.jsonl"))
     env.reset(Task(0))
     assert "Return the number of items" in env._task.expected
+
+
+def test_a_users_name_that_is_not_there_is_a_limit_in_every_version_of_python():
+    for last in ("KeyError: 'getpwuid(): uid not found: 65534'", "OSError: No username set in the environment"):
+        assert LIMIT_MET.match(last), "the second since 3.13"
 
 
 @pytest.mark.parametrize("program", LIMITS)

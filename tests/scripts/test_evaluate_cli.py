@@ -44,7 +44,7 @@ from games import CONFIGS_PER_GAME, NAMES
 from policy import load_policy
 from scripts import evaluate, merge, play
 from scripts.exploit import train as exploit
-from training.config import PPOConfig
+from training.config import SECTIONS, PPOConfig
 from training.console import Console
 from training.preflight import check_opponents
 from training.process import ProgramError, TrainingError
@@ -1561,6 +1561,16 @@ def test_games_on_a_server_are_not_few_at_a_time(tmp_path):
         assert Roster(*own, 0, False, "m").contestant("http://127.0.0.1:1/v1").env.games_at_once == 3
 
 
+def test_a_runs_configuration_says_how_it_was_trained_not_how_a_server_is_asked(checkpoint):
+    """The guide gives one as --config. Games were few at a time, and the public protocol was refused."""
+    file = str(Path(checkpoint).parent / "run_config.json")
+    assert json.loads(Path(file).read_text())["env"]["games_at_once"] > 0
+    for public in (False, True):
+        player = Roster([file], [], 0, False, "m", public).contestant("http://127.0.0.1:1/v1")
+        assert player.env.games_at_once == 0
+        assert ("max_tokens" in player.origin) != public
+
+
 @pytest.mark.parametrize("told", [
     "maximum context length is 10 tokens", "context_length_exceeded", "exceeds the available context size",
     "The decoder prompt (length 11) is longer than the maximum model length of 10.",
@@ -1761,7 +1771,12 @@ def test_an_opponent_of_stages_is_refused_in_a_file_too(tmp_path, capsys):
             evaluate.main(words)
         told = f"error: --config {file}: env.opponent: stages are not played here; --opponent names the player's\n"
         assert capsys.readouterr().err == told
-    for allowed in ({"env": {"opponent": ""}}, {"env": {"opponent": "mcts"}, "run": {}}):
+    file.write_text(json.dumps({"run": {"seed": 1}, "env": {"opponent": "mcts:2x1"}}))
+    with pytest.raises(SystemExit, match="2"):
+        evaluate.main(words)
+    whole = {section: {} for section in SECTIONS} | {"env": {"opponent": "mcts"}}
+    whole["curriculum"] = {"stages": [{"name": "a", "games": ["kuhn_poker"]}]}
+    for allowed in ({"env": {"opponent": ""}}, whole):
         file.write_text(json.dumps(allowed))
         assert evaluate.main(words) == 0
 

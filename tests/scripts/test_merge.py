@@ -838,6 +838,17 @@ def test_a_card_tells_the_same_however_the_checkpoint_is_named(run_plain, tmp_pa
     assert "| leduc_poker |" in card
 
 
+def test_a_player_on_another_disk_belongs_to_the_run_it_is_linked_from(run_plain, tmp_path):
+    final = final_of(run_plain, tmp_path)
+    (tmp_path / "disk").mkdir()
+    final.rename(tmp_path / "disk" / "moved")
+    final.symlink_to(tmp_path / "disk" / "moved")
+    assert merge_in(tmp_path / "out", str(final), "--adapter-only") == 0
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert "It is final of its run." in card
+    assert "| leduc_poker |" in card
+
+
 @pytest.mark.parametrize("lost", ["adapter_config.json", "adapter_model.safetensors"])
 def test_a_copy_of_an_adapter_that_was_cut_short_is_made_whole_by_the_same_command(run_plain, tmp_path, lost):
     final, out = final_of(run_plain, tmp_path), tmp_path / "out"

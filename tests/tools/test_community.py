@@ -42,7 +42,7 @@ def test_setting_up_ends_with_its_stamp_wherever_it_and_its_requirements_lie(tmp
 SETUP_PYTHON = """#!/bin/sh
 case "$*" in
 *"pip show"*) exit 1 ;;
-*"pip config"*) env | sed -n 's/^PIP_EXTRA_INDEX_URL=/:env:.extra-index-url=/p' ;;
+*"pip config"*) env | sed -n 's/^PIP_EXTRA_INDEX_URL=/:env:.extra-index-url=/p'; yes | head -99999 ;;
 *version_info\\[*) echo 3.12 ;;
 esac
 """
@@ -51,6 +51,7 @@ esac
 @pytest.mark.parametrize(("variables", "free_gb", "told", "code"), [
     ({}, 20, "20 GB free", 0), ({}, 5, "5 GB free on this disk", 1),
     ({"PIP_EXTRA_INDEX_URL": "https://download.pytorch.org/whl/cpu"}, 5, "", 0),
+    ({"PIP_EXTRA_INDEX_URL": "https://mirror.example/simple", "GPU": "1"}, 5, "5 GB free on this disk", 1),
     ({"PYTHON": "/no/such/python"}, 20, "PYTHON=/no/such/python is not the version of the .venv", 1),
 ])  # fmt: skip
 def test_setting_up_minds_what_it_was_told(tmp_path, variables, free_gb, told, code):
@@ -63,6 +64,8 @@ def test_setting_up_minds_what_it_was_told(tmp_path, variables, free_gb, told, c
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
         path.chmod(0o755)
+    if "GPU" in variables:
+        shutil.copy(bin_ / "df", bin_ / "nvidia-smi")
     env = {"PATH": f"{bin_}:/usr/bin:/bin", **variables}
     done = subprocess.run(["bash", "scripts/setup.sh"], cwd=tmp_path, env=env, capture_output=True, text=True)
     assert done.returncode == code, done.stderr

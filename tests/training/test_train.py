@@ -738,12 +738,30 @@ def test_an_end_that_is_made_again_and_interrupted_is_no_end(tmp_path, monkeypat
     def interrupted(*args):
         raise InterruptedRolloutError
 
-    with monkeypatch.context() as context:
-        context.setattr(train_ppo.Trainer, "evaluate", interrupted)
-        assert train(tmp_path, "--resume", "--force-config", *once, "ppo.eval_games=4") == 128
-    assert train_ppo.main(["--resume", str(tmp_path / "run")]) == 0
-    assert "is finished" not in capsys.readouterr().out
+    def again(*knobs):
+        with monkeypatch.context() as context:
+            context.setattr(train_ppo.Trainer, "evaluate", interrupted)
+            assert train(tmp_path, "--resume", "--force-config", *once, *knobs) == 128
+        assert train_ppo.main(["--resume", str(tmp_path / "run")]) == 0
+        assert "is finished" not in capsys.readouterr().out
+
+    again("ppo.eval_games=4")
     assert {game["episodes"] for game in summary(tmp_path)["games"].values()} == {4}
+    for place in ("policy.model", "training.folder"):  # the games alone have changed
+        monkeypatch.setattr(f"{place}.own_digest", lambda: "other")
+    again("ppo.eval_games=4")
+
+
+@pytest.mark.parametrize("base", ["missing", [], "x"])
+@pytest.mark.parametrize("dry", [[], ["--dry-run"]])
+def test_a_checkpoint_without_a_base_is_told_in_a_line(undisturbed, tmp_path, capsys, base, dry):
+    copy_of(undisturbed / "run", tmp_path, 4)
+    file = tmp_path / "run" / "checkpoint-000004" / "manifest.json"
+    manifest = {key: value for key, value in utils.read_json(file).items() if key not in ("base", "digest")}
+    file.write_text(utils._seal(manifest if base == "missing" else manifest | {"base": base}))
+    capsys.readouterr()
+    assert train(tmp_path, "--resume", *dry, **ADAPTIVE) == 2
+    assert capsys.readouterr().err.splitlines()[-1].startswith(f"error: --resume: {file.parent}: ")
 
 
 def test_a_resume_tells_that_its_metrics_are_gone(undisturbed, tmp_path, capsys):
