@@ -122,16 +122,20 @@ def find_checkpoint(
     if look_only:
         return path
     if any(line.startswith("ppo.num_train_steps") for line in changed):
-        ends = [key for key in ("lr_final", "entropy_final") if resolved["ppo"][key] != 1]
-        changed += [f"ppo.{key} is now reached at the new last step" for key in ends]
-        every = past_every(resolved["ppo"]["num_train_steps"])
-        plays = any("past" in stage["opponent"] for stage in resolved["curriculum"]["stages"])
-        if plays and every != past_every(saved["ppo"]["num_train_steps"]):
-            changed.append(f"a past self is now kept every {every} steps")
+        changed += _moved_with_the_end(saved, resolved)
     changed = [line for line in changed if not line.startswith("run.output_dir")]
     place = f" in {run_dir}, without the earlier rows of metrics" if path.resolve().parent != run_dir.resolve() else ""
     log.info("goes on from %s%s%s", path, place, f" with {'; '.join(changed)}" if changed else "")
     return path
+
+
+def _moved_with_the_end(saved: dict[str, Any], resolved: dict[str, Any]) -> list[str]:
+    """What else another last step changes."""
+    moved = [f"ppo.{key} is now reached at the new last step"
+             for key in ("lr_final", "entropy_final") if resolved["ppo"][key] != 1]  # fmt: skip
+    was, every = (past_every(config["ppo"]["num_train_steps"]) for config in (saved, resolved))
+    plays = any("past" in stage["opponent"] for stage in resolved["curriculum"]["stages"])
+    return [*moved, *([f"a past self is now kept every {every} steps"] if plays and every != was else [])]
 
 
 def is_finished(run_dir: Path, checkpoint: str, resolved: dict[str, Any], force_config: bool) -> bool:

@@ -40,7 +40,8 @@ LOCAL = ".jsonl", ".json", ".py"  # with these endings a source is never the nam
 # The last line of Python at the limits on memory, threads, open files, and the sizes of a file and of the folder; and
 # where a program asks for what the sandbox does not have: modules, other processes, sockets, its own file.
 LIMIT_MET = re.compile(
-    r"MemoryError\b|RuntimeError: can't start new thread|(OSError|PermissionError): \[Errno (1|13|24|27|28|38)\]|"
+    r"MemoryError\b|RuntimeError: can't start new thread|"
+    r"(OSError|PermissionError|_g?dbm\.error): \[Errno (1|13|24|27|28|38)\]|"
     r"ModuleNotFoundError: No module named|NameError: name '__file__' is not defined|"
     r"OSError: could not get source code|urllib\.error\.URLError\b|socket\.(gai|h)error\b|"
     r"sqlite3\.OperationalError: (access permission|unable to open)|"
