@@ -1505,6 +1505,20 @@ def test_a_server_that_goes_costs_no_table_of_the_games_before(serve, tmp_path, 
         assert [row["game"] for row in rows] in ([], ["kuhn_poker"])  # and no mean that lacks the other
 
 
+def test_games_kept_before_a_server_went_are_continued_in_their_order(serve, tmp_path, capsys):
+    """Those of the next player would have come where the lost game belongs."""
+    server = serve(lambda body, n: (500, "down") if "leduc" in str(body).lower() else first_legal(body, n))
+    file = tmp_path / "games.jsonl"
+    words = ["--checkpoint", server.url, "random", "--model", "m", "--output", str(file)]
+    args = command(*words, games=["kuhn_poker", "leduc_poker"])
+    assert evaluate.main(args) == 1
+    kept = file.read_text()
+    assert {(row["player"], row["game"]) for row in map(json.loads, kept.splitlines()[1:])} == {("m", "kuhn_poker")}
+    server.answer = first_legal
+    assert evaluate.main(args) == 0
+    assert file.read_text().startswith(kept)
+
+
 @pytest.mark.parametrize("odd", [b"not JSON", b'{"choices": []}', b'{"choices": [{"message": {"content": 5}}]}'])
 def test_an_odd_answer_of_a_server_is_asked_for_again_and_costs_its_game_alone(serve, odd, tmp_path):
     def answer(body, number):
