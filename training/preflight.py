@@ -49,7 +49,6 @@ from utils import CheckpointError, load_checkpoint, need_space, redact
 
 log = logging.getLogger(__name__)
 SEARCH_SECONDS = 0.02  # least time to measure a search for, unless all of its simulations take less
-MATMUL_SECONDS = 0.2  # to measure this machine's matrix products for
 EXACT_OPERATIONS = 3e13  # most for a game's exact values, with eval_exact auto: minutes of a CPU, a second of a GPU
 MAX_CUT = 0.05  # share of a level's programs that may print more than an answer can hold
 MAX_UNKNOWN = 0.2  # share of a level's programs that may exceed a limit of the sandbox: their episodes fail
@@ -267,16 +266,17 @@ def _matmul_speed(config: SimpleNamespace, architecture: Any, rows: int) -> floa
     kind = {"dtype": getattr(torch, config.model.dtype), "device": device_of(config.model)}
     x_BD = torch.ones(rows, architecture.hidden_size, **kind)
     w_FD = torch.ones(architecture.intermediate_size, architecture.hidden_size, **kind)
-    columns, seconds = 1, 0.0
-    while seconds < MATMUL_SECONDS / 8 and columns < len(w_FD):  # all take minutes in bf16 on a CPU that lacks it
-        columns, start = min(2 * columns, len(w_FD)), time.perf_counter()
+
+    def seconds(columns: int) -> float:
+        start = time.perf_counter()
         float(linear(x_BD, w_FD[:columns])[0, 0])
-        seconds = time.perf_counter() - start
-    done, start = 0, time.perf_counter()
-    while not done or time.perf_counter() - start < MATMUL_SECONDS:
-        float(linear(x_BD, w_FD[:columns])[0, 0])
-        done += 1
-    return 2 * done * rows * columns * architecture.hidden_size / (time.perf_counter() - start)
+        return time.perf_counter() - start
+
+    columns, best = 1, 0.0
+    while best < 0.025 and columns < len(w_FD):  # a whole product takes minutes in bf16 on a CPU that lacks it
+        columns = min(2 * columns, len(w_FD))
+        best = min(seconds(columns) for _ in range(3))  # another program may hold up single ones
+    return 2 * rows * columns * architecture.hidden_size / best
 
 
 def say_evaluation(config: SimpleNamespace, chat: ChatFormat, parameters: Parameters, architecture: Any) -> list[str]:

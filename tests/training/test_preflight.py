@@ -562,12 +562,17 @@ def test_the_dry_run_measures_with_as_many_threads_as_the_run_has(tmp_path, monk
     assert done == [3, "speed"]
 
 
-def test_measuring_a_slow_machine_takes_less_than_a_second(monkeypatch):
-    """A whole product of Qwen3-4B in bf16 takes a minute and more on a CPU that does not multiply bf16."""
-    now, speed = [0.0], 6e8
+@pytest.mark.parametrize("stall", [0.0, 0.05])
+def test_measuring_a_slow_machine_takes_less_than_a_second(monkeypatch, stall):
+    """A whole product of Qwen3-4B in bf16 takes a minute and more on a CPU that does not multiply bf16.
+
+    A product that another program holds up (``stall`` seconds) says nothing of the machine.
+    """
+    now, speed, products = [0.0], 6e8, []
 
     def slow(x_BD, w_FD):
-        now[0] += 2 * x_BD.shape[0] * w_FD.numel() / speed
+        products.append(w_FD)
+        now[0] += 2 * x_BD.shape[0] * w_FD.numel() / speed + stall * (len(products) % 4 == 1)
         return torch.zeros(1, 1)
 
     monkeypatch.setattr(preflight, "linear", slow)
