@@ -41,6 +41,14 @@ def test_params():
     matched(rows, [row for row in rows if ours(row) != tuple(row[key] for key in keys)], 408)
 
 
+def test_mcts_searches_as_much_as_there():
+    """Simulations and rollouts of each, 0 where it plays at random, in the order of the games."""
+    budgets = """0 3000x200 3000x200 500x10 1000x20 600x15 1000x50 1500x100 500x50 1000x100 1200x100 300x30 200x20
+        500x50 800x80 0 3000x150 0 0 200x30 200x20 300x30"""
+    ours = ["{}x{}".format(*game.mcts) if game.mcts else "0" for game in games.GAMES[:22]]
+    assert ours == budgets.split()
+
+
 def test_games_that_the_public_environment_cannot_load_are_the_intended_ones():
     rows = [row for row in golden("params.json")["rows"] if row["load_error"]]
 

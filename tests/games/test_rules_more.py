@@ -224,6 +224,13 @@ def bridge_score(contract, tricks, vulnerable):
 def test_bridge_variants_auction_and_play(c):
     plays, vulnerable = c == 1, c == 2
     assert ("13 tricks" in rules("bridge", c), "Both sides are vulnerable" in rules("bridge", c)) == (plays, vulnerable)
+    game, slam, grand = (bridge_score((n, "♠", 1), 6 + n, vulnerable) - 30 * n for n in (4, 6, 7))
+    told = f"Bonus {game} if the contracted tricks reach 100 points, else 50; small slam {slam - game}, grand slam "
+    over, doubly = (bridge_score((2, "♠", f), 9, vulnerable) - bridge_score((2, "♠", f), 8, vulnerable) for f in (2, 4))
+    assert f"{told}{grand - game} more" in rules("bridge", c)
+    assert f"Overtricks when doubled {over}, redoubled {doubly} each" in rules("bridge", c)
+    down, first = -bridge_score((1, "♠", 1), 6, vulnerable), -bridge_score((1, "♠", 2), 6, vulnerable)
+    assert f"opponents {down} each (doubled {first}, " in rules("bridge", c)
     state = start("bridge", c)
     assert (
         GAMES["bridge"]
