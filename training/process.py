@@ -29,7 +29,7 @@ from utils import CheckpointError, ConfigError, checkpoints_in, redact, sweep
 
 # What a run writes into its folder, which may hold other people's files as well.
 OWN = ("checkpoint-*", "final", "average", "metrics.jsonl", "episodes.jsonl", "summary.json", "about.json",
-       "run_config.json", "abandoned-*")  # fmt: skip
+       "run_config.json", "wandb_id", "bad_batch.json", "abandoned-*")  # fmt: skip
 TOGETHER = 0.5  # seconds within which two signals count as one
 
 

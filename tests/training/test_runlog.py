@@ -230,10 +230,16 @@ def test_a_killed_process_leaves_no_lock(tmp_path):
 
 
 def test_locking_sweeps_what_a_crash_left(tmp_path):
+    """All that a run writes; what was killed between its two renames is there again."""
     (tmp_path / ".tmp-checkpoint-000001" / "sub").mkdir(parents=True)
-    (tmp_path / ".tmp-metrics.jsonl").write_text("")
+    written = "metrics.jsonl episodes.jsonl summary.json about.json run_config.json wandb_id bad_batch.json"
+    for name in [*written.split(), "abandoned-metrics.jsonl"]:
+        (tmp_path / f".tmp-{name}").write_text("")
+    replaced = ["average", "checkpoint-000002", "final"]
+    for name in replaced:
+        (tmp_path / f".old-{name}").mkdir()
     lock_run(tmp_path).close()
-    assert sorted(path.name for path in tmp_path.iterdir()) == [".lock"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".lock", *replaced]
 
 
 def test_locking_leaves_what_is_not_the_runs(tmp_path):
@@ -479,6 +485,23 @@ def test_the_first_step_soon_counts_no_more_and_old_ones_neither():
     assert left(1, 60.0) == 999 * 60
     assert left(2, 2.0) == 998 * 2
     assert [left(step, 2.0 if step < 10 else 4.0) for step in range(3, 40)][-1] == (1000 - 39) * 4
+
+
+def test_the_time_left_holds_the_evaluations_to_come(monkeypatch):
+    """Each as long as the last, and one of them is at the end; a last step that is due for one is evaluated once."""
+    clock = {"t": 0.0}
+    monkeypatch.setattr("training.console.time.monotonic", lambda: clock["t"])
+    left = {}
+    for total in (8, 10):
+        console = Console(total, stream=io.StringIO(), eval_freq=4)
+        for step in range(1, total + 1):
+            for done in (0, 1) if step in (1, 4, 8) else ():
+                console.progress("evaluation", done, 1)
+                clock["t"] += 30.0 * (not done)
+            console._scores.append(0.5)
+            left[total, step] = console._seconds_left(step, 2.0)
+    assert left == {(8, n): (8 - n) * 2 + 30 * (1 + (n < 4)) for n in range(1, 9)} | {
+        (10, n): (10 - n) * 2 + 30 * (1 + (n < 4) + (n < 8)) for n in range(1, 11)}  # fmt: skip
 
 
 def test_progress_tells_the_time_left_now_and_then(monkeypatch):

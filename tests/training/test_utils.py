@@ -452,12 +452,16 @@ def test_a_run_that_goes_on_from_an_earlier_step_sets_the_later_ones_aside(tmp_p
     for step in (1, 2, 3):
         save(tmp_path, step)
     (tmp_path / "metrics.jsonl").write_text("first")
-    (tmp_path / "final").mkdir()
-    (tmp_path / "summary.json").write_text("of step 3")
+    for name in ("average", "final"):
+        (tmp_path / name).mkdir()
+    for name in ("episodes.jsonl", "summary.json"):
+        (tmp_path / name).write_text("of step 3")
     abandon_after(tmp_path, 1)
     aside = [
         "abandoned-000002",
         "abandoned-000003",
+        "abandoned-average",
+        "abandoned-episodes.jsonl",
         "abandoned-final",
         "abandoned-metrics.jsonl",
         "abandoned-summary.json",
