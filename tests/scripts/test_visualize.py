@@ -1,6 +1,7 @@
 import base64
 import dataclasses
 import hashlib
+import itertools
 import json
 import math
 import os
@@ -643,6 +644,28 @@ def test_turns_that_the_model_no_longer_read_are_told_from_those_it_did(tmp_path
 
 
 @pytest.mark.skipif(not shutil.which("node"), reason="no Node here")
+def test_the_page_tells_each_number_and_move_as_what_it_is(tmp_path):
+    """Who moved, what was chosen from what, how it ended, and values before and after in columns of their own."""
+    write_run(run := tmp_path / "run", steps=9, shown=[])
+    turn = {"seat": 1, "system": "s", "user": "u", "answer": "4", "action": 4, "value": 0.25,
+            "legal": {"3": "o(1,0)", "4": "o(1,1)"}, "probs": {"3": 0.375, "4": 0.625}}  # fmt: skip
+    row = {"step": 1, "game": "tic_tac_toe", "task_id": games.NAMES.index("tic_tac_toe") * games.CONFIGS_PER_GAME,
+           "opponent": "mcts:5x1", "score": 1.0, "outcome": "finished", "seat": 1, "returns": [-1, 1],
+           "history": [[0, 0], [1, 4]], "turns": [turn]}  # fmt: skip
+    (run / "episodes.jsonl").write_text(json.dumps(row) + "\n")
+    page = visualize.write_report([visualize.load_run(run)], tmp_path / "report.html")
+    said = json.loads(subprocess.run(["node", STUB, page], capture_output=True, text=True, check=True).stdout)
+    told = {name: " ".join(re.sub("<[^>]*>", " ", text).split()) for name, text in said if text.strip()}
+    assert told["moves"] == "mcts:5x1 (0) x(0,0) model (1) o(1,1) end"
+    assert told["outcome"] == "won · returns -1 / 1 · the model is Player 1"
+    choices = [re.sub("<[^>]*>", " ", text).split() for name, text in said if name == "choice" and "Answer" in text]
+    value = "(what the critic expects; 0 is as usual in this game and seat, in standard deviations)"
+    chosen = f"Answer: 4 · o(1,1) 62.5 % Value: 0.250 {value} 4 · o(1,1) 62.5 % 3 · o(1,0) 37.5 %"
+    assert {" ".join(words) for words in choices} == {chosen}
+    assert "connect_four 0.100 0.600 0.500 to 0.700" in told["tables"]
+
+
+@pytest.mark.skipif(not shutil.which("node"), reason="no Node here")
 def test_a_prompt_that_left_no_room_is_no_illegal_answer(tmp_path):
     write_run(run := tmp_path / "run", steps=9, shown=[])
     turn = {"seat": 0, "user": "Your card: King", "answer": "", "action": None, "legal": {"0": "a"}, "probs": {}}
@@ -1121,6 +1144,42 @@ def test_what_others_wrote_is_drawn_as_text(tmp_path, monkeypatch):
     assert set().union(*(tags.tags for _, tags in drawn)) <= DRAWN
     assert EVIL.replace("<", "&#60;").replace(">", "&#62;") in said
     assert "mean share of ceiling, 0 of 1 games" in said
+
+
+# Moves in a game's first configuration, and what is drawn of them: whose piece in which column and row, or words.
+DRAWN_AS = [
+    ("tic_tac_toe", [1, 5], "0@1,0 1@2,1"), ("phantom_ttt", [1, 5], "0@1,0 1@2,1"),
+    ("connect_four", [1, 5], "0@1,5 1@5,5"), ("othello", [19], "0@3,2 0@3,3 0@4,3 0@3,4 1@4,4"),
+    ("go", [1, 5], "1@0,3 0@1,4"), ("hex_small", [1, 5], "0@1,0 1@3,1"), ("clobber", [], "0@0,0 1@1,0 0@2,0"),
+    ("checkers", [], "1@1,0 1@3,0 1@5,0 1@7,0 1@0,1 1@2,1 1@4,1 1@6,1 1@1,2 1@3,2 1@5,2 1@7,2 0@0,5 0@2,5"),
+    ("amazons", [], "1@1,0 1@4,0 1@0,1 1@5,1 0@0,4"),
+    ("chess", [], "#16181b ♜ #16181b ♞"),
+    ("kuhn_poker", [0, 2, 0, 1], "Player 0 J Player 1 K Betting Player 0: pass · Player 1: bet"),
+    ("leduc_poker", [4, 1, 1, 1, 2, 2],
+     "Public Q♠ Player 0 K♠ money 95 Player 1 J♥ money 99 Pot 6 Round 1 Call · Call Round 2 Raise"),
+    ("goofspiel_small", [[2, 1]], "Player 0 hand 1 2 4 Player 1 hand 1 3 4 Player 0 played 3 Player 1 played 2"),
+    ("liars_dice_small", [1, 4, 0, 6], "Player 0 ⚁ Player 1 ⚄ Bids Player 0: 1 × 1 · Player 1: 2 × 1"),
+]  # fmt: skip
+
+
+@pytest.mark.skipif(not shutil.which("node"), reason="no Node here")
+def test_a_position_is_drawn_as_it_is():
+    """No stone of the other player or in another place, no other card: the engine's text is not beside the picture."""
+    states = []
+    for name, moves, _ in DRAWN_AS:
+        state = load_game(games.NAMES.index(name) * games.CONFIGS_PER_GAME).new_initial_state()
+        for move in moves:
+            (state.apply_actions if isinstance(move, list) else state.apply_action)(move)
+        states.append([name, str(state)])
+    script = f"{CHARTS}; {BOARDS}; for (const s of {json.dumps(states)}) console.log(shown(drawPosition(...s, null))"
+    script += r".replaceAll('\n', ' '))"
+    said = subprocess.run(["node", "-e", script], capture_output=True, text=True, check=True).stdout.splitlines()
+    piece = re.compile(r'<(?:circle cx="|path d="M)([\d.]+)"? (?:cy=")?([\d.]+)[^>]*?var\(--(?:p|stone)(\d)\)')
+    for (name, _, expected), picture in zip(DRAWN_AS, said, strict=True):
+        placed = [f"{player}@{float(x) // 44:.0f},{float(y) // 44:.0f}" for x, y, player in piece.findall(picture)]
+        men = re.findall(r"fill:(#\w+);stroke:[^>]*>(.)", picture)
+        told = placed or [*itertools.chain(*men)] or re.sub("<[^>]*>", " ", picture).split()
+        assert " ".join(told).startswith(expected), name
 
 
 @pytest.mark.skipif(not shutil.which("node"), reason="no Node here")
