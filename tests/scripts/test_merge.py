@@ -1026,6 +1026,15 @@ def test_the_same_adapter_on_other_weights_of_that_name_is_another_merge(run_pla
     assert "holds this merge already" in capsys.readouterr().out
 
 
+def test_weights_that_have_changed_under_their_name_are_not_merged_into(run_plain, tmp_path, capsys):
+    """The proof would compare another player with itself, and pass."""
+    player = shutil.copytree(run_plain / "checkpoint-000006", tmp_path / "player")
+    (player / "manifest.json").unlink()
+    utils.write_manifest(player, 6, {"model": base_model(), "weights": "others"})
+    assert merge_in(tmp_path / "out", player) == 2
+    assert f"the weights of {base_model()} are not those that it was trained with" in capsys.readouterr().err
+
+
 def test_a_copy_of_the_base_is_called_by_the_bases_own_name(run_plain, tmp_path, capsys):
     """Its licence, which may allow research only, went with the name, and so did the revision."""
     copy = shutil.copytree(base_model(), tmp_path / "my-copy")

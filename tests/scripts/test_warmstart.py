@@ -422,12 +422,14 @@ def test_an_adapter_of_another_base_is_told_before_it_is_trained(tmp_path, caplo
         assert ("adapter: the weights of " in caplog.text) == told
 
 
-def test_the_rate_of_cloning_falls_to_nothing(tmp_path, monkeypatch):
-    rates, config = [], micro_config(tmp_path)
+def test_the_rate_of_cloning_falls_to_nothing_and_its_gradient_is_clipped(tmp_path, monkeypatch):
+    rates, config = [], micro_config(tmp_path, ppo={"max_grad_norm": 1e-3})
 
     class Watched(torch.optim.AdamW):
         def step(self, *args):
             rates.append(self.param_groups[0]["lr"])
+            gradients = [p.grad for p in self.param_groups[0]["params"]]
+            assert float(torch.nn.utils.get_total_norm(gradients)) == pytest.approx(1e-3, rel=1e-3)
             return super().step(*args)
 
     policy = tiny_policy(tmp_path)

@@ -808,6 +808,23 @@ def test_so_is_one_whose_score_cannot_be_compared(tmp_path, monkeypatch):
     assert [utils.step_of(path) for path in utils.checkpoints_in(tmp_path / "run")] == [3, 2, 0]
 
 
+def test_without_evaluations_the_best_checkpoint_is_the_one_furthest_in_the_curriculum(tmp_path):
+    """In a stage it is the one that wins most, once it has played enough for that to be no luck."""
+    stage = {"games": ["kuhn_poker"], "threshold": 1.0, "min_episodes": 4}
+    stages = [stage | {"name": name} for name in ("low", "high")]
+    trainer = train_ppo.Trainer(micro_config(tmp_path, curriculum={"stages": stages}), tmp_path / "run")
+
+    def saved(*scores):
+        for score in scores:
+            trainer.curriculum.update(trainer.curriculum.next(0), score)
+        trainer.state.step += 1
+        return utils.read_json(trainer.save() / "manifest.json")["score"]
+
+    assert [saved(1.0, 1.0, 1.0), saved(0.0)] == [0, 0.75]
+    trainer.curriculum.load_state_dict(trainer.curriculum.state_dict() | {"stage": "high", "episodes": 0})
+    assert saved() == 1
+
+
 def test_a_copied_checkpoint_does_not_make_the_folder_around_it_a_run(undisturbed, tmp_path, capsys):
     """It may be anybody's: its files were replaced, and other backups in it deleted."""
     run, backups = undisturbed / "run", tmp_path / "backups"
@@ -988,6 +1005,20 @@ def loaded(folder, step, *knobs):
     trainer = train_ppo.Trainer(config, folder / "run")
     trainer.load(folder / "run" / f"checkpoint-{step:06d}", force=True)
     return trainer
+
+
+def test_nothing_that_adapts_is_forgotten_by_a_checkpoint(tmp_path):
+    """Whatever a later version adds to it, too."""
+    trainer = train_ppo.Trainer(micro_config(tmp_path, run={"output_dir": str(tmp_path / "run")}), tmp_path / "run")
+    trainer.policy.tokens_per_batch = 1024
+    row = dict.fromkeys(state.ROW_NUMBERS, 0.5) | {"step": 3, "stage": "only"}
+    before = {"game": "kuhn_poker", "value": 0.1, "exact": None, "share": 0.2}
+    trainer.state = state.TrainerState(3, 50, 0.3, 2, 1024, {"kuhn_poker/0": (3.0, 0.1, 0.5)}, [before], row, 0.25,
+                                       {"kl_steps": 2})  # fmt: skip
+    fresh = vars(state.TrainerState())
+    assert not [key for key, value in vars(trainer.state).items() if value == fresh[key]]
+    trainer.save()
+    assert vars(loaded(tmp_path, 3).state) == vars(trainer.state)
 
 
 LOW = '{"name": "low", "games": {"leduc_poker#0": 2, "kuhn_poker#0": 1}, "threshold": 0.0, "min_episodes": 30}'
