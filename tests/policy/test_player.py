@@ -204,12 +204,15 @@ def rows_run(policy):
 def test_identical_questions_are_computed_once_and_answered_independently(qwen2):
     rows = rows_run(qwen2)
     same = talk("short", "state")
-    actions = qwen2.act([ask(same, [3, 12, 17, 120], (i % 50, 0, 0, 1), i) for i in range(100)])
+    asked = [ask(same, [3, 12, 17, 120], (i % 50, 0, 0, 1), i) for i in range(100)]
+    actions = qwen2.act(asked)
     assert rows[0] == 1
     assert max(rows) <= 3, "as many as there are beginnings of answers"
     assert len({a.text for a in actions}) > 1
     assert [a.text for a in actions[:50]] == [a.text for a in actions[50:]], "the key decides"
     assert len({id(a.sequence) for a in actions}) == 100
+    qwen2.seed += 1
+    assert [a.text for a in qwen2.act(asked)] != [a.text for a in actions], "and the run's seed"
 
 
 def test_the_system_message_is_read_once_for_all(qwen2):

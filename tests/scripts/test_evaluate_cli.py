@@ -1345,9 +1345,10 @@ def test_a_server_is_asked_for_free_answers(serve, tmp_path, monkeypatch):
     assert [m["role"] for m in body["messages"]] == ["system", "user"]
     assert server.headers[0]["Authorization"] == "Bearer sk-of-the-test-0123456789"
     assert "sk-of-the-test" not in (tmp_path / "report.json").read_text()
-    assert len({b["seed"] for b in server.requests}) == len(server.requests)
-    report(tmp_path, *args, "--greedy", games=["kuhn_poker"])
+    assert len(seeds := {b["seed"] for b in server.requests}) == len(server.requests)
+    report(tmp_path, *args, "--greedy", "--seed", "1", games=["kuhn_poker"])
     assert server.requests[-1]["temperature"] == 0
+    assert seeds.isdisjoint(b["seed"] for b in server.requests[len(seeds) :])
 
 
 def test_answers_that_cannot_be_read_forfeit_after_three_attempts(serve, tmp_path):

@@ -28,6 +28,7 @@ from curriculum import CurriculumConfig, pool
 from env_wrapper import Task, play
 from envs import openspiel
 from envs.openspiel import derive_seed
+from envs.types import Step
 from scripts import serve
 from scripts.serving import actor as actor_module
 from scripts.serving.actor import Actor, HostedGame, RequestError, _lower_priority, read_task
@@ -177,6 +178,13 @@ def test_reset_step_state_stop(client):
     assert call(client, "stop", **named) == {"status": "ok", "stopped": True, **named}
     assert call(client, "stop", **named)["stopped"] is False
     assert call(client, "state", **named)["observation"] == "Episode not found."
+
+
+@pytest.mark.parametrize(("score", "result"), [(1.0, "WIN"), (0.51, "WIN"), (0.5, "DRAW"), (0.49, "LOSS")])
+def test_the_end_of_a_game_is_told_in_a_word(score, result):
+    end = Step("", {}, True, score, {"game": "hex", "seat": 1, "returns": [-2.0, 2.0]})
+    told = actor_module._end_text(end).splitlines()
+    assert told[-3:] == ["Your Return: 2.0", f"Normalized Score: {score:.3f}", f"Result: {result}"]
 
 
 def test_what_is_told_of_a_game_does_not_count_moves_that_it_hides(client):
