@@ -244,8 +244,8 @@ def _position_key(state: State) -> str:
 
 
 def _outlook(state: State) -> tuple[list[int], float]:
-    """Return what positions of equal text must have in common: legal actions, and seat 0's return at the end."""
-    return state.legal_actions(), round(state.returns()[0], 9) if state.is_terminal() else 0.0
+    """Return what positions of equal text must have in common: legal actions, and seat 0's return so far."""
+    return state.legal_actions(), round(state.returns()[0], 9)
 
 
 @lru_cache(maxsize=32)

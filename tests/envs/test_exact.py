@@ -354,6 +354,43 @@ def test_a_game_that_openspiel_s_algorithms_cannot_read_has_no_exact_values(capl
     assert "make_py_observer" in told
 
 
+class Paid(pyspiel.Game):
+    """Each takes a chip or gives one, then moves once more for nothing; positions tell how many moves were made."""
+
+    TYPE = pyspiel.GameType(
+        "paid", "paid", pyspiel.GameType.Dynamics.SEQUENTIAL, pyspiel.GameType.ChanceMode.DETERMINISTIC,
+        pyspiel.GameType.Information.PERFECT_INFORMATION, pyspiel.GameType.Utility.ZERO_SUM,
+        pyspiel.GameType.RewardModel.REWARDS, 2, 2, False, False, False, False, {},
+    )  # fmt: skip
+
+    def __init__(self, params=None):
+        super().__init__(self.TYPE, pyspiel.GameInfo(2, 0, 2, -2.0, 2.0, 0.0, 4), params or {})
+
+    def new_initial_state(self):
+        return Payments(self)
+
+
+class Payments(Guesses):
+    def __str__(self):
+        return f"after {len(self.moves)} moves"
+
+    def current_player(self):
+        return pyspiel.PlayerId.TERMINAL if self.is_terminal() else len(self.moves) % 2
+
+    def is_terminal(self):
+        return len(self.moves) == 4
+
+    def returns(self):
+        won = float(sum((1 - 2 * action) * (1 - 2 * (n % 2)) for n, action in enumerate(self.moves[:2])))
+        return [won, -won]
+
+
+def test_a_game_that_pays_on_the_way_has_no_exact_values_where_its_positions_do_not_tell_what_was_paid():
+    """All ends had the text of the first that was found, and its return: the best response won nothing."""
+    pyspiel.register_game(Paid.TYPE, Paid)
+    assert not exact.feasible(pyspiel.load_game("paid"))
+
+
 def test_a_game_that_fails_in_a_position_has_no_exact_values_and_the_log_says_why(caplog):
     """This one's text names a game that OpenSpiel does not know."""
     exact._explore.cache_clear()
