@@ -73,7 +73,8 @@ function english(run) {
   const found = run.summary.english;
   if (!found || !Array.isArray(found.answers)) return "";
   const rows = found.answers.map(([question, before, after]) => html`<tr><td>${question}</td><td>${before}</td><td>${after === before ? "the same" : after}</td></tr>`);
-  return html`<details><summary>English: perplexity ${short(found.perplexity_before)} before, ${short(found.perplexity)} after; ${found.answers.length} answers</summary>
+  const whose = data.runs.length > 1 ? `${run.name}: ` : "";
+  return html`<details><summary>${whose}English: perplexity ${short(found.perplexity_before)} before, ${short(found.perplexity)} after; ${found.answers.length} answers</summary>
     <table class="answers"><thead><tr><th>Question</th><th>Before</th><th>After</th></tr></thead><tbody>${rows}</tbody></table></details>`;
 }
 

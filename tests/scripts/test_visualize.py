@@ -629,6 +629,21 @@ def test_shares_of_sampled_play_are_told_with_their_intervals(tmp_path):
 
 
 @pytest.mark.skipif(not shutil.which("node"), reason="no Node here")
+def test_english_of_several_runs_says_whose_it_is(tmp_path):
+    english = {"perplexity_before": 22.0, "perplexity": 21.9, "answers": [["What do bees make?", "Honey.", "Honey."]]}
+    for name in ("a", "b"):
+        run = write_run(tmp_path / name, steps=9, shown=[])
+        summary = json.loads((run / "summary.json").read_text())
+        (run / "summary.json").write_text(json.dumps(summary | {"english": english}))
+    for names in (["a"], ["a", "b"]):
+        runs = visualize.load_runs([tmp_path / name for name in names])
+        page = visualize.write_report(runs, tmp_path / "report.html")
+        said = subprocess.run(["node", STUB, page], capture_output=True, text=True, check=True).stdout
+        heads = re.findall("<summary>(.{1,10}): perplexity 22 before", said)
+        assert heads == (["English"] if len(names) == 1 else ["a: English", "b: English"])
+
+
+@pytest.mark.skipif(not shutil.which("node"), reason="no Node here")
 @pytest.mark.parametrize(("past", "shown_of_old"), [(0, 2), (1, 1), (2, 0), (None, 0)])
 def test_turns_that_the_model_no_longer_read_are_told_from_those_it_did(tmp_path, past, shown_of_old):
     write_run(run := tmp_path / "run", steps=9, shown=[])
