@@ -22,7 +22,7 @@ from envs.config import PLAYED_BY, EnvConfig
 from envs.openspiel import OpenSpielEnv, load_game, position, table, unknown_prompts
 from envs.opponents import check_served, make_bot, parse_opponent, solution
 from envs.types import Episode, Task
-from evaluation.measure import Row, exact_table, outcome, table_values, tell_failed
+from evaluation.measure import Row, exact_table, outcome, table_values, tell_lost
 from evaluation.players import Contestant, ModelPlayer, Seats
 from training.console import Console
 from training.process import ProgramError, must_be_writable
@@ -89,14 +89,11 @@ class Arena:
                 later = [json.dumps(row) + "\n" for row in self._kept]
                 self._write(self._head + "".join([*self._done, *later]))
             self.console.update(len(self._done) - self._known, f"{match}: {len(rows)}/{len(tasks)} games")
-        if cut := sum(row["outcome"] == "truncated" for row in rows):
-            log.warning("%s: in %d of %d games a prompt did not fit ppo.max_seq_length; they are lost where it was the "
-                        "player's", match, cut, len(rows))  # fmt: skip
         if given := sum(row["outcome"] == "forfeited" and row["score"] == 1 for row in rows):
             log.warning(
                 "%s: in %d of %d games the opponent gave no legal answer; they count as won", match, given, len(rows)
             )
-        tell_failed(match, rows)
+        tell_lost(match, rows)
         return rows
 
     def _write(self, text: str) -> None:

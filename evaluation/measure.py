@@ -109,8 +109,11 @@ def outcome(episode: Episode) -> Row:
     return {"outcome": episode.outcome, "score": 1.0 if won else episode.score}
 
 
-def tell_failed(match: str, rows: Seq[Row]) -> None:
-    """Log how many games failed, and why. Where all did, that is an error: see ``summary``."""
+def tell_lost(match: str, rows: Seq[Row]) -> None:
+    """Log how many games were cut off, and how many failed and why (where all did, that is an error of ``summary``)."""
+    if cut := sum(row["outcome"] == "truncated" for row in rows):
+        log.warning("%s: in %d of %d games a prompt did not fit ppo.max_seq_length; they are lost where it was the "
+                    "player's", match, cut, len(rows))  # fmt: skip
     if 0 < len(failed := [row["error"] for row in rows if row["outcome"] == "failed"]) < len(rows):
         others = len(rows) - len(failed) - sum(map(len, whole_pairs([row["score"] for row in rows])))
         more = f", with {others} more of the same deals" if others else ""
@@ -359,11 +362,11 @@ def evaluate(
         exactly &= all(e.outcome != "truncated" for e in mine)  # exact values assume that prompts always fit
         table = exact_table(player, env_config, task_id, progress) if exactly else None
         known = table_values(table, task_id, nash) if table else ceilings([task_id]) if opponent == "random" else {}
-        tell_failed(label(task_id), rows := [outcome(e) for e in mine])
+        tell_lost(label(task_id), rows := [outcome(e) for e in mine])
         results.append(summary(label(task_id), [rows], legal_rate=legal_rate(mine), **known))
     for name, parts in levels.items():
         strata = [[outcome(e) for e in part] for part in parts]
-        tell_failed(name, [*chain(*strata)])
+        tell_lost(name, [*chain(*strata)])
         results.append(summary(name, strata, legal_rate=legal_rate([*chain(*parts)])))
     return results
 

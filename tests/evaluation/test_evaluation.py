@@ -679,8 +679,8 @@ def test_the_share_lies_between_random_play_and_the_best_response():
     assert (known.grade, replace(known, exact=None).grade) == (pytest.approx(0.5), -0.4)
 
 
-def test_exact_values_are_not_of_players_whose_games_are_cut_off():
-    """The tree of exact values has no end that prompts have."""
+def test_exact_values_are_not_of_players_whose_games_are_cut_off(caplog):
+    """The tree of exact values has no end that prompts have. A run's evaluation counted such games lost in silence."""
     table = exact.uniform_table(load_game(KUHN))
     for cut in (False, True):
         player: Any = TablePlayer(KUHN, table)
@@ -691,6 +691,9 @@ def test_exact_values_are_not_of_players_whose_games_are_cut_off():
         ]
         [result] = evaluate(player, EnvConfig(), [KUHN], games=8)
         assert (result.truncated, result.exact is None) == (cut, cut)
+    assert caplog.messages == [
+        "kuhn_poker: in 1 of 8 games a prompt did not fit ppo.max_seq_length; they are lost where it was the player's"
+    ]
 
 
 def test_legal_mass_is_a_mean_over_decisions():
