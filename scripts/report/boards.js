@@ -124,13 +124,14 @@ const line = (who, items) => html`<div class="cards"><span class="who">${who}</s
 
 function kuhn(state) {
   const [first, second, bets = ""] = state.trim().split(/\s+/);
+  if (/\d/.test(bets)) throw new Error("hands of three stay text");
   const face = (c) => (c === undefined || c === "" ? card("?", "hidden") : card("JQK"[c] ?? c));
   const said = [...bets].map((b, i) => `Player ${i % 2}: ${b === "b" ? "bet" : "pass"}`).join(" · ");
   return [line("Player 0", [face(first)]), line("Player 1", [face(second)]), line("Betting", [html`<span class="text">${said || "–"}</span>`])];
 }
 
 function leduc(state) {
-  const value = (name) => (state.match(new RegExp(`${name}:(.*)`)) || ["", ""])[1].trim();
+  const value = (name) => state.match(new RegExp(`${name}:(.*)`))[1].trim(); // of three players some are called otherwise
   const [open, first, second] = value("Cards \\(public player_0 player_1\\)").split(/\s+/).map(Number);
   const face = (c) => (c < 0 ? card("?", "hidden") : card("JQK"[c >> 1] + (c % 2 ? "♥" : "♠"), c % 2 ? "red" : ""));
   const said = (name) => value(name).split(/[\s,]+/).filter(Boolean).join(" · ") || "–";

@@ -16,6 +16,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import numpy as np
+import pyspiel
 import pytest
 from chromium import CHROMIUM, Browser
 
@@ -1214,6 +1215,20 @@ def test_only_bids_are_drawn_as_bids(tmp_path, game, state, bids):
     spans = re.compile(r'<span class="text">(.*?)</span>')
     [drawn] = {text for _, markup in json.loads(said) for text in spans.findall(markup)}
     assert drawn == bids
+
+
+@pytest.mark.skipif(not shutil.which("node"), reason="no Node here")
+@pytest.mark.parametrize("name", ["kuhn_poker", "leduc_poker"])
+def test_hands_of_three_are_not_drawn_as_those_of_two(name):
+    """A game of one's own may take a built-in one's name: all cards of three in leduc_poker were jacks of spades."""
+    source = (ROOT / "scripts" / "report" / "boards.js").read_text()
+    for players in (2, 3):
+        state = pyspiel.load_game(f"{name}(players={players})").new_initial_state()
+        for action in (*range(players), 1, 1):  # cards, then bets
+            state.apply_action(action)
+        script = f"{CHARTS}; {source}; console.log(shown(drawPosition({json.dumps([name, str(state)])[1:-1]})))"
+        said = subprocess.run(["node", "-e", script], capture_output=True, text=True, check=True).stdout
+        assert said.startswith("<pre>") == (players == 3)
 
 
 def test_no_script_but_the_pages_own_may_run(tmp_path):
