@@ -58,7 +58,8 @@ class Ranks:
     def join(cls, device: str) -> Self:
         """The place that the launcher gave this process. Communicates over NCCL between GPUs, gloo between CPUs.
 
-        ConfigError: the launcher started fewer processes than it was asked for, or more than there are GPUs.
+        ConfigError: the launcher started fewer processes than it was asked for, or more than there are GPUs; or they
+        cannot reach each other, where MASTER_PORT is in use, say.
         """
         launched = {"ACCELERATE_MIXED_PRECISION", "MASTER_PORT"} <= os.environ.keys()
         if launched and "WORLD_SIZE" not in os.environ:  # with --cpu, or a single GPU, it silently does that
@@ -66,7 +67,7 @@ class Ranks:
                 "accelerate launch has started one process, not several: use torchrun --standalone --nproc_per_node "
                 "2 train_ppo.py ... (of GPUs there must be as many), or accelerate launch --num_processes 1"
             )
-        with blaming("WORLD_SIZE and its like, which a launcher sets: "):
+        with blaming("WORLD_SIZE and its like, which a launcher sets: ", (ValueError, RuntimeError)):
             if int(os.environ.get("WORLD_SIZE", "1")) == 1:
                 return cls()
             from accelerate import PartialState

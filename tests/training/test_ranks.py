@@ -376,6 +376,17 @@ def test_a_launchers_variable_that_makes_no_sense_is_told(monkeypatch, size):
         Ranks.join("cpu")
 
 
+def test_a_port_that_another_program_holds_is_told(monkeypatch):
+    def join(**options):
+        raise torch.distributed.DistNetworkError("The server socket has failed to listen\nport: 29500, EADDRINUSE")
+
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setattr(accelerate, "PartialState", join)
+    with pytest.raises(ConfigError, match=r"^WORLD_SIZE and its like.*failed to listen.*EADDRINUSE$") as error:
+        Ranks.join("cpu")
+    assert "\n" not in str(error.value)
+
+
 def test_launchers_that_say_too_little_or_start_too_many_are_told(monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setattr(accelerate, "PartialState", lambda **options: SimpleNamespace(num_processes=1))
