@@ -825,7 +825,7 @@ def test_a_signal_ends_a_long_pause(policy, server, tmp_path, monkeypatch):
     with engine_of(policy, tmp_path, server, env_timeout=60.0) as engine:
         asked = time.monotonic()
         engine.stop = lambda: time.monotonic() > asked + 0.5
-        server.faulty = lambda path, _: (429, "slow down") if path == "completions" else None
+        server.faulty = lambda path, _: error(429) if path == "completions" else None
         with pytest.raises(train_ppo.InterruptedRolloutError):
             games(engine)
         assert time.monotonic() - asked < 10
