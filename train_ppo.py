@@ -293,8 +293,9 @@ def ppo_update(
         before = (totals["approx_kl"], totals["decisions"])
         for chosen in minibatches(len(games), ppo, (*key, epoch)):
             members = [i for game in chosen for i in games[game]]
+            work = partial(_backward, policy, batch, members, ppo, ranks)
             with in_fixed_order(policy.device):
-                loss, sums = with_less_memory(policy, optimizer, partial(_backward, policy, batch, members, ppo, ranks))
+                loss, sums = ranks.agreed(partial(with_less_memory, policy, optimizer, work))
             ranks.add_up_gradients(named.values(), loss, sums)
             if not sums["decisions"]:  # all of its games were truncated: only momentum would move the weights
                 optimizer.zero_grad(set_to_none=True)

@@ -99,27 +99,31 @@ class Ranks:
         torch.distributed.all_gather_object(parts, mine)
         return [part[i] for i in range(len(parts[0])) for part in parts if i < len(part)]
 
-    def together(self, work: Callable[[], list[T]]) -> list[T]:
-        """``gather`` the results of all processes; if one fails, all end, the first of them last.
+    def agreed(self, work: Callable[[], T]) -> T:
+        """The result of what every process does; if one fails, all end, the first of them last.
 
         The first process raises SharedError, and may do something alone before the others end.
         """
         if self.world == 1:
             return work()
-        mine, cause, failed = list[T](), ("", ""), None
+        done, cause, failed = list[T](), ("", ""), None
         try:
-            mine = work()
+            done = [work()]
         except Exception as error:  # of any kind: the others wait for this process
             failed = error
             cause = f"process {self.rank}: {cause_of(error)}", traceback.format_exc()
             traceback.clear_frames(error.__traceback__)  # they hold the tensors of a rollout that ran out of memory
         if not (causes := [cause for cause in self.gather([cause]) if cause[0]]):
-            return self.gather(mine)
+            return done[0]
         log.debug("what failed in a %s", "\n".join(map(": ".join, causes)))  # all, in the log of the first process
         if not self.first:
             self.alone(lambda: None)
             raise SystemExit(1)
         raise SharedError(causes[0][0]) from failed
+
+    def together(self, work: Callable[[], list[T]]) -> list[T]:
+        """``gather`` the results of all processes, if they are ``agreed``."""
+        return self.gather(self.agreed(work))
 
     def add_up(self, tensors: Seq[Tensor]) -> None:
         """Sum each tensor over several processes, in place, with a single message."""

@@ -23,6 +23,7 @@ import train_ppo
 from env_wrapper import Task, play
 from policy import load_policy
 from training import ranks, state
+from training.config import PPOConfig
 from training.process import TrainingError, lock_run
 from training.ranks import Ranks, SharedError
 from training.state import Checkpointed
@@ -164,6 +165,24 @@ def test_a_score_that_fails_in_one_process_ends_all(monkeypatch, rank):
 
     with pytest.raises(SharedError, match=f"process {rank}: no room"):
         place.score(SimpleNamespace(evaluate_decisions=fail), [] if rank else [SimpleNamespace(decisions=[])])
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_an_update_that_fails_in_one_process_ends_all(monkeypatch, rank):
+    """Its memory runs out, say: else the first would tell of a connection that is gone, and of nothing else."""
+    place = Ranks(0, 2)
+    found = [("", ""), ("process 1: no room", "")] if rank else None
+    monkeypatch.setattr(place, "gather", lambda mine: found or [*mine, ("", "")])
+
+    def backward(*args):
+        if not rank:
+            raise RuntimeError("no room")
+        return torch.zeros(()), {}
+
+    monkeypatch.setattr(train_ppo, "_backward", backward)
+    policy = SimpleNamespace(trainable=dict, forget=lambda: None, device=torch.device("cpu"))
+    with pytest.raises(SharedError, match=f"process {rank}: no room"):
+        train_ppo.ppo_update(policy, None, SimpleNamespace(games=[[0]]), PPOConfig(), (0,), ranks=place)
 
 
 def test_what_the_first_process_made_reaches_all_and_where_it_failed_all_end(monkeypatch):
