@@ -109,10 +109,13 @@ def _distinct(rows: Iterable[Sequence[int]]) -> int:
 def count_tokens(config: SimpleNamespace, chat: ChatFormat, tasks: list[Task], peek: bool) -> Prompts:
     """Play these tasks at random and count tokens; a program without an answer is replaced by the next.
 
-    ConfigError: a game failed, or too many programs in a row.
+    ConfigError: a game failed, or too many programs in a row, or an answer leaves no room for a prompt.
     """
+    free, most = config.ppo.max_new_tokens if config.env.answer_mode == "free" else 0, config.ppo.max_seq_length
+    if free >= most:  # each of its tokens is counted one by one
+        holds = f"ppo.max_seq_length, {most}, which holds prompt and answer"
+        raise ConfigError(f"ppo.max_new_tokens = {free}: expected fewer tokens than {holds}")
     for _ in range(SKIPPED):
-        free = config.ppo.max_new_tokens if config.env.answer_mode == "free" else 0
         prompts = Prompts(chat, free, peek, player.AHEAD[config.model.device != "cpu"])
         prompts.episodes = play(replace(config.env, games_at_once=0), prompts, tasks)
         failed = [e for e in prompts.episodes if e.outcome == "failed"]

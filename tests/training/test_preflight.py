@@ -284,6 +284,14 @@ def test_an_evaluation_of_programs_takes_the_passes_and_tokens_that_were_told(tm
     assert preflight.evaluation_work(config, chat_of(config)) == (2 * 15, told[1] - 8 * 5)
 
 
+def test_answers_that_leave_no_room_for_a_prompt_are_refused_before_they_are_counted(tmp_path):
+    """Each token of an answer is written down: so many ended in a MemoryError, a hundred million took minutes."""
+    config = micro_config(tmp_path, env={"answer_mode": "free"}, ppo={"max_seq_length": 256, "max_new_tokens": 2**53})
+    told = r"^ppo\.max_new_tokens = 9007199254740992: expected fewer tokens than ppo\.max_seq_length, 256, which holds"
+    with pytest.raises(ConfigError, match=told):
+        preflight.measure_prompts(config, chat_of(config))
+
+
 @pytest.mark.parametrize("check", [preflight.describe, preflight.check])
 def test_answers_too_short_for_what_programs_print_are_refused(tmp_path, check):
     env = {"env_type": "trace", "answer_mode": "free"}
