@@ -2,7 +2,7 @@
 
 _SYNONYMS = {
     "learning_rate": "lr actor_lr step_size",
-    "lr_final": "lr_end final_lr_fraction",
+    "lr_final": "final_lr_fraction",
     "num_train_steps": "steps max_steps num_steps train_steps total_steps total_training_steps num_updates iterations",
     "batch_size": "train_batch_size rollout_batch_size games_per_step",
     "mini_batch_size": "minibatch_size ppo_mini_batch_size per_device_train_batch_size micro_batch_size",
@@ -56,5 +56,7 @@ HINTS |= dict.fromkeys(("total_timesteps", "total_episodes", "num_episodes", "nu
 _DROPOUT = "there is no dropout: with it the ratio is not 1 before the first update"
 HINTS |= dict.fromkeys(("dropout", "lora_dropout"), _DROPOUT)
 HINTS |= dict.fromkeys(("fp16", "bf16"), "model.dtype says so: float16 or bfloat16")
+_SHARE = "ppo.lr_final is a share of ppo.learning_rate, not a rate"
+HINTS |= dict.fromkeys(("lr_end", "end_lr", "final_lr", "lr_min", "min_lr"), _SHARE)
 HINTS |= dict.fromkeys(("warmup_steps", "warmup_ratio"), "there is no warm-up: it taught nothing (docs/log.md)")
 HINTS |= dict.fromkeys(("lr_scheduler_type", "lr_schedule", "scheduler"), "ppo.lr_final sets the linear decay")

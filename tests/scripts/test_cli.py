@@ -63,6 +63,8 @@ BROKEN = {
     "ppo.batch_size": '--set: expected KEY.PATH=VALUE, not "ppo.batch_size"',
     "lora.lora_dropout=0.1": "--set: lora.lora_dropout = 0.1: no such key; there is no dropout: with it the ratio is "
     "not 1 before the first update",
+    "ppo.lr_end=1e-5": "--set: ppo.lr_end = 1e-05: no such key; ppo.lr_final is a share of "
+    "ppo.learning_rate, not a rate",
     "bf16=true": "--set: bf16 = true: no such key; model.dtype says so: float16 or bfloat16",
     'lora.target_modules=["q_prj"]': '--set: lora.target_modules[0] = "q_prj": expected one of "q_proj", "k_proj", ',
     "model.dtype=int8": '--set: model.dtype = "int8": expected one of "bfloat16", "float16", "float32"',
