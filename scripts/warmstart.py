@@ -22,7 +22,7 @@ import os
 import shlex
 import sys
 from collections.abc import Sequence as Seq
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import replace
 from functools import partial
 from itertools import chain
@@ -134,20 +134,19 @@ def clone(policy: Policy, sequences: list[Sequence], config: SimpleNamespace, ar
     rate, total = args.learning_rate or config.ppo.learning_rate, len(batches)
     optimizer = torch.optim.AdamW(parameters, lr=rate, weight_decay=0.0, fused=True)
     schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.0, total)
-    console = Console(total)
     policy.forget()  # frees the keys and values that the evaluation cached
-    for step, picked in enumerate(batches, 1):
-        batch = [sequences[i] for i in picked]
-        with in_fixed_order(policy.device):
-            unlikely, mass = with_less_memory(policy, optimizer, partial(_backward, policy, batch, args.legal_mass))
-        torch.nn.utils.clip_grad_norm_(parameters, config.ppo.max_grad_norm)
-        optimizer.step()
-        schedule.step()
-        optimizer.zero_grad(set_to_none=True)
-        if step % max(1, total // 20) == 0:
-            legal = f" | legal mass {mass:.3f}" if policy.constrained else ""
-            console.update(step, f"Update {step}/{total} | -log p of the teacher's answer {unlikely:.3f}{legal}")
-    console.close()
+    with closing(Console(total)) as console:
+        for step, picked in enumerate(batches, 1):
+            batch = [sequences[i] for i in picked]
+            with in_fixed_order(policy.device):
+                unlikely, mass = with_less_memory(policy, optimizer, partial(_backward, policy, batch, args.legal_mass))
+            torch.nn.utils.clip_grad_norm_(parameters, config.ppo.max_grad_norm)
+            optimizer.step()
+            schedule.step()
+            optimizer.zero_grad(set_to_none=True)
+            if step % max(1, total // 20) == 0:
+                legal = f" | legal mass {mass:.3f}" if policy.constrained else ""
+                console.update(step, f"Update {step}/{total} | -log p of the teacher's answer {unlikely:.3f}{legal}")
     policy.forget()
     policy.check()
 
@@ -193,10 +192,9 @@ def parse_args(argv: Seq[str] | None) -> argparse.Namespace:
 
 
 def _measure(policy: Policy, config: SimpleNamespace, tasks: list[TaskRange]) -> list[GameResult]:
-    console, exactly = Console(1), exact_tasks(config, policy.chat)
-    results = evaluate(policy, config.env, tasks, config.ppo.eval_games, exact_tasks=exactly, progress=console.progress)
-    console.close()
-    return results
+    exactly, games = exact_tasks(config, policy.chat), config.ppo.eval_games
+    with closing(Console(1)) as console:  # also after an interrupt: its picture hides the terminal's cursor
+        return evaluate(policy, config.env, tasks, games, exact_tasks=exactly, progress=console.progress)
 
 
 def _tasks(curriculum: CurriculumConfig, seed: int, count: int) -> list[Task]:
@@ -253,12 +251,12 @@ def run(args: argparse.Namespace) -> None:
     seed, shown = config.run.seed, redact(config_dict(vars(config)), words=False)
     tasks = _tasks(config.curriculum, seed, args.episodes)
     episodes: list[Episode] = []
-    console, teacher = Console(len(tasks)), Teacher(policy, tasks, spec, seed, args.explore, config.env)
-    for start in range(0, len(tasks), GAMES_AT_ONCE):
-        together = tasks[start : start + GAMES_AT_ONCE]
-        episodes += play(replace(config.env, games_at_once=0), teacher, together, start)
-        console.update(len(episodes), f"{spec}: {len(episodes)}/{len(tasks)} games played")
-    console.close()
+    teacher = Teacher(policy, tasks, spec, seed, args.explore, config.env)
+    with closing(Console(len(tasks))) as console:
+        for start in range(0, len(tasks), GAMES_AT_ONCE):
+            together = tasks[start : start + GAMES_AT_ONCE]
+            episodes += play(replace(config.env, games_at_once=0), teacher, together, start)
+            console.update(len(episodes), f"{spec}: {len(episodes)}/{len(tasks)} games played")
     sequences = [s for e in episodes for seat in e.sequences.values() for s in seat if s.decisions]
     _report(spec, args.explore, episodes, sum(len(s.decisions) for s in sequences))
     clone(policy, sequences, config, args)

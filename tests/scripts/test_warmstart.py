@@ -182,6 +182,31 @@ def test_an_adapter_that_was_ruined_is_not_kept(tmp_path, monkeypatch, capsys):
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize("during", ["evaluate", "play", "_backward"])
+def test_an_interrupt_ends_the_picture_which_hides_the_terminals_cursor(tmp_path, monkeypatch, during):
+    opened, closed = [], []
+
+    class Noted(warmstart.Console):
+        def __init__(self, total):
+            super().__init__(total)
+            opened.append(self)
+
+        def close(self):
+            super().close()
+            closed.append(self)
+
+    def interrupted(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(warmstart, "Console", Noted)
+    monkeypatch.setattr(warmstart, during, interrupted)
+    stages = {"curriculum": {"stages": [{"name": "only", "games": [[KUHN, KUHN]]}]}}
+    words = ["--config", micro_file(tmp_path, **stages), "--teacher", "cfr:5", "--episodes", "4"]
+    assert main([*words, "--output", str(tmp_path / "warm")]) == 130
+    assert opened
+    assert opened[-1] in closed
+
+
 def test_what_was_learnt_is_kept_when_the_last_evaluation_fails(tmp_path, monkeypatch, capsys):
     measured, failing = warmstart._measure, iter([False, True])
 
