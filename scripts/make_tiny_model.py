@@ -25,7 +25,7 @@ from envs.config import EnvConfig
 from envs.types import Action, Task
 from games import CONFIGS_PER_GAME, NAMES
 from training.process import at_least, must_be_writable, run_program
-from utils import ConfigError, fingerprint, naming, read_json, uniform, write_directory
+from utils import ConfigError, fingerprint, naming, read_json, uniform, write_directory, write_file
 
 PAD, END = 0, 1  # ids of <|endoftext|> and <|im_end|>
 # Two tokens a message instead of ChatML's five, which would be many beside prompts of 8 to 18 tokens.
@@ -133,7 +133,8 @@ def run(args: argparse.Namespace) -> None:
     old_recipe = read_json(recipe_file) if weights else {}
     old_files = old_recipe.pop("files", None) if isinstance(old_recipe, dict) else None
     if old_recipe == recipe and old_files in (None, _files(args.output)):  # None: from before files were recorded
-        recipe_file.write_text(json.dumps(recipe | {"files": _files(args.output)}, indent=1))  # make compares its time
+        with naming(f"{args.output}: "):  # make compares its time
+            write_file(recipe_file, json.dumps(recipe | {"files": _files(args.output)}, indent=1).encode())
         print(f"{args.output} is already there")
         return
     logging.disable_progress_bar()

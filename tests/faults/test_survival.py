@@ -377,6 +377,25 @@ def test_a_tiny_model_does_not_replace_a_folder_of_the_users_own(tmp_path, capsy
     assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("config.json", "mine")]
 
 
+def test_the_recipe_of_a_tiny_model_outlives_a_full_disk(tmp_path, monkeypatch):
+    """Make has it written again whenever a game's file is newer; it was left empty, and no later call got past it."""
+    monkeypatch.setattr(make_tiny_model, "prompts", lambda *_: ["a few words"] * 3)
+    words, recipe = [str(tmp_path), "--hidden", "8", "--layers", "1"], tmp_path / "recipe.json"
+    assert make_tiny_model.main(words) == 0
+    before = recipe.read_bytes()
+
+    def full(path, *_, **__):
+        path.open("wb").close()
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as disk:
+        disk.setattr(Path, "write_text", full)
+        disk.setattr(Path, "write_bytes", full)
+        assert make_tiny_model.main(words) == 2
+    assert recipe.read_bytes() == before
+    assert make_tiny_model.main(words) == 0
+
+
 @pytest.mark.slow
 def test_nor_what_lies_beside_another_tiny_model_and_one_without_weights_is_made_anew(tmp_path, capsys):
     small, other = ["--hidden", "8", "--layers", "1"], ["--hidden", "16", "--layers", "1"]
