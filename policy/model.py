@@ -247,6 +247,8 @@ def load_architecture(config: ModelConfig, **files: str) -> Any:
     _log_with_the_program()
     name = _located(config.model_name)
     check_folder("model_name", name)
+    if not files and Path(name).is_dir() and not (Path(name) / "config.json").exists():
+        raise ConfigError(f"model.model_name: {config.model_name} is no model: it has no config.json")
     with _loading("model_name", config.model_name):
         written = {} if files else PretrainedConfig.get_config_dict(name, revision=config.revision)[0]
     with blaming("model.model_name: "):

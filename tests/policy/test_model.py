@@ -434,6 +434,11 @@ def test_an_adapter_or_a_run_that_is_named_as_the_base_is_told_where_it_belongs(
     assert load_architecture(ModelConfig(run, use_4bit=False)).model_type == "llama"
 
 
+def test_a_folder_that_is_no_model_is_told_as_such(tmp_path):
+    """A library's words were: should have a `model_type` key in its config.json, which is not there."""
+    assert refusal(ModelConfig(str(tmp_path))) == f"model.model_name: {tmp_path} is no model: it has no config.json"
+
+
 def test_a_base_in_the_users_home_is_found_where_no_shell_wrote_its_path_out(tiny_models, monkeypatch):
     folder = Path(tiny_models["qwen2"])
     monkeypatch.setenv("HOME", str(folder.parent))  # as after --set model.model_name=~/qwen2
