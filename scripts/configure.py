@@ -29,6 +29,7 @@ from rich.prompt import Confirm, IntPrompt, Prompt
 from tabulate import tabulate
 
 from config.flags import FlagParser, file_name, one_line
+from config.reader import blaming
 from curriculum import pool
 from envs.opponents import parse_opponent
 from games import NAMES
@@ -232,7 +233,8 @@ def run(args: argparse.Namespace) -> None:
         gpu = torch.cuda.get_device_properties(0).total_memory / GB
     room = gpu or preflight.machine_memory() / GB
     print(f"Machine: a GPU with {gpu:.3g} GB" if gpu else f"Machine: no GPU, {room:.0f} GB of memory")
-    resolve({"env": {"games_path": args.games_path}})  # registers the custom games, so that --games may name them
+    with blaming("--games-path: "):
+        resolve({"env": {"games_path": args.games_path}})  # registers custom games, so that --games may name them
     if args.output.exists() and not args.output.is_file():
         raise ConfigError(f"--output {args.output}: is a folder or a device; expected a file")
     place, ours = args.output.resolve(), [*DEFAULT_FILES, TINY.parents[1] / "trace_config.json"]

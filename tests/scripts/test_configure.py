@@ -227,6 +227,7 @@ def test_why_an_answer_is_refused_is_shown_without_what_a_terminal_would_obey(mo
         (("--model", "./nothing"), "--model: model.model_name: there is no folder nothing"),
         (("--gpu-memory", "1"), "nothing fits: at least"),
         (("--gpu-memory", "0.4"), "nothing fits: at least"),
+        (("--games-path", "my_games"), "--games-path: env: games_path 'my_games' is not allowed: a path from"),
         (("--output", "docs"), "--output docs: is a folder or a device; expected a file"),
     ],
 )
