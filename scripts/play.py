@@ -160,6 +160,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     def run() -> None:
         roster = Roster(args.config, args.set, args.seed, args.greedy, args.model)
         roster.check_model([args.opponent])
+        roster.check([args.opponent])  # before --game, which may name a game of the run's own
         config = roster.config(args.opponent if is_folder(args.opponent) else None)  # registers its env.games_path
         if config.env.env_type != "openspiel":
             raise ConfigError(f"{args.opponent}: was trained on env_type {config.env.env_type}, and this plays games")

@@ -347,6 +347,7 @@ def test_it_works_with_piped_input():
     ("args", "message"),
     [
         (["--checkpoint", "nowhere"], "nowhere: no such directory"),
+        (["--checkpoint", "nowhere", "--game", "nim"], "nowhere: no such directory"),  # nor are its games of one's own
         (["--opponent", "mcts:x"], "opponent 'mcts:x' is not known"),
         ([], "nobody to play with: expected --checkpoint RUN, --opponent mcts:200x1 or --model NAME (its base)"),
         (["--opponent", "random", "--greedy"], "random: a bot has no such settings: leave out --greedy, --set but"),
