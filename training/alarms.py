@@ -43,7 +43,7 @@ ALARMS = (
     Alarm("entropy", "the policy has all but stopped exploring: raise ppo.entropy_coef or lower the learning rate",
           10, "warn", lambda row, m: row["entropy"] < 0.05 * m["entropy_first"]),
     Alarm("legal_mass", "unconstrained answers are no longer legal: raise ppo.legal_mass_coef", 5, "warn",
-          lambda row, m: row.get("legal_mass", 1.0) < 0.5 * m.get("legal_mass_best", 0.0) > 0.05),
+          lambda row, m: m.get("legal_mass_now", 1.0) < 0.5 * m.get("legal_mass_best", 0.0) > 0.05),
     Alarm("kl", "one step moves the policy too far from the one that played", 3, "slow",
           lambda row, m: row["update_kl"] > 0.3),
     Alarm("kl_average", "self-play runs away from its own past: raise ppo.magnet_coef or ppo.entropy_coef", 10, "warn",
