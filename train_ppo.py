@@ -280,10 +280,9 @@ def ppo_update(
 ) -> dict[str, float]:
     """Run the epochs of one step; return means over the decisions seen.
 
-    A minibatch whose loss or gradient is not finite changes nothing and is counted as ``skipped``. The step ends after
-    ``MAX_BAD_UPDATES`` of them in a row, ``bad`` of which came before it; ``bad_updates`` is that count at its end. If
-    memory runs out, the minibatch is repeated with half as many tokens at a time. ``key`` seeds the shuffling. ``GAPS``
-    are those of the first minibatch, which is evaluated with the weights that played.
+    A minibatch whose loss or gradient is not finite changes nothing and is ``skipped``. ``MAX_BAD_UPDATES`` of them in
+    a row, ``bad`` of which came before the step, end it; ``bad_updates`` is their number then. If memory runs out, the
+    minibatch is repeated with smaller batches. ``GAPS`` are of the first one, read with the weights that played.
     """
     named, games, first = policy.trainable(), batch.games, dict[str, Any]()
     totals: dict[str, Any] = dict.fromkeys((*STATS, "decisions"), 0.0)
