@@ -337,7 +337,8 @@ class Roster:
         label = _label(f"{folder.resolve().parent.name}/{folder.name}")
         if self._has_label(label):
             label = _label(str(folder))
-        origin = _origin(config, digest) | {"base": base}
+        settings = fingerprint(folder / "adapter_config.json")["sha256"]  # lora_alpha, say
+        origin = _origin(config, digest) | {"base": base, "adapter_config": settings}
         return Contestant(label, origin, config.env, ModelPlayer(policy, adapter, self.greedy), str(folder))
 
     def _server(self, address: str) -> Contestant:

@@ -614,6 +614,18 @@ def test_games_of_a_base_that_has_changed_are_not_taken_for_its_own(tmp_path, ca
     assert "holds games with other settings" in capsys.readouterr().err
 
 
+def test_games_of_an_adapter_whose_settings_have_changed_are_not_taken_for_its_own(checkpoint, tmp_path, capsys):
+    """With twice the ``lora_alpha``, the same weights are another player."""
+    folder = shutil.copytree(checkpoint, tmp_path / "run" / "checkpoint-000006")
+    (folder / "manifest.json").unlink()  # it would refuse the change
+    args = ("--checkpoint", str(folder), "--output", str(tmp_path / "games.jsonl"))
+    table(capsys, *args, games=["kuhn_poker"])
+    settings = json.loads((folder / "adapter_config.json").read_text())
+    (folder / "adapter_config.json").write_text(json.dumps(settings | {"lora_alpha": 2 * settings["lora_alpha"]}))
+    assert evaluate.main(command(*args, games=["kuhn_poker"])) == 2
+    assert "holds games with other settings" in capsys.readouterr().err
+
+
 def test_best_responses_in_several_games_are_gone_on_with(run, tmp_path, monkeypatch, capsys):
     sampled, act = {}, players.ModelPlayer.act
 
