@@ -123,7 +123,21 @@ def value_against_random(pyspiel_game: SpielGame, table: TabularPolicy | None) -
 @_once
 def best_response_values(pyspiel_game: SpielGame) -> tuple[float, float]:
     """Return the expected return of the best response to uniform random, per seat: the ceiling."""
-    return value_against_random(pyspiel_game, None)
+    return _response(pyspiel_game, 0)[0], _response(pyspiel_game, 1)[0]
+
+
+@_once
+def _response(pyspiel_game: SpielGame, seat: int) -> tuple[float, dict[str, int]]:
+    """Return the expected return of a best response to uniform random in ``seat``, and its answers."""
+    text, table = str(pyspiel_game), uniform_table(pyspiel_game)
+    if _is_perfect(pyspiel_game):
+        worth, pick = _worth(text, [None if i == seat else table for i in (0, 1)]), (max, min)[seat]
+        nodes = [(key, p) for key, p in _positions(text).items() if p.state.current_player() == seat]
+        answers = {k: pick((worth[c], a) for a, c in zip(p.actions, p.children, strict=True))[1] for k, p in nodes}
+        return (1, -1)[seat] * [*worth.values()][-1], answers
+    game = pyspiel.load_game_as_turn_based(text)
+    response = pyspiel.TabularBestResponse(game, seat, _pairs(table))
+    return response.value_from_state(game.new_initial_state()), response.get_best_response_actions()
 
 
 def nash_conv(pyspiel_game: SpielGame, table: TabularPolicy) -> float:
@@ -134,6 +148,47 @@ def nash_conv(pyspiel_game: SpielGame, table: TabularPolicy) -> float:
     information_states(pyspiel_game)
     # Nothing is taken off, since the values of the table itself sum to 0.
     return _value(pyspiel_game, 0, (None, table)) + _value(pyspiel_game, 1, (table, None))
+
+
+def luck(pyspiel_game: SpielGame, history: Sequence[Sequence[int]], seat: int) -> float | None:
+    """Return by how much chance and a uniform random opponent have favoured ``seat``, in the game's own units.
+
+    ``history``: [[player, action], ...], -1 for chance. Each of their moves counts by how much more the position after
+    it is worth than it was in the mean, to a player that is half random and half a best response. In the mean this is
+    0, whoever plays ``seat``: a return less its luck has the same mean, and the less variance the more that player is
+    like this one (AIVAT without the terms of the player's own moves: https://arxiv.org/abs/1612.06915).
+
+    None: the seats choose at once, or the game is not ``feasible``.
+    """
+    if pyspiel_game.get_type().dynamics != pyspiel.GameType.Dynamics.SEQUENTIAL or not feasible(pyspiel_game):
+        return None
+    worth, state, total = _worth_to(pyspiel_game, seat), pyspiel_game.new_initial_state(), 0.0
+    for player, action in history:
+        if player != seat:
+            legal = state.legal_actions()
+            odds = state.chance_outcomes() if player < 0 else [(other, 1 / len(legal)) for other in legal]
+            total += worth(state.child(action)) - sum(p * worth(state.child(other)) for other, p in odds)
+        state = state.child(action)
+    return total
+
+
+@_once
+def _worth_to(pyspiel_game: SpielGame, seat: int) -> Callable[[State], float]:
+    """Return what positions are worth to ``seat`` against a random opponent, if it is half a best response to that."""
+    table, (_, best), known = uniform_table(pyspiel_game), _response(pyspiel_game, seat), dict[str, float]()
+    mine = {key: {a: p / 2 + (best.get(key) == a) / 2 for a, p in probs.items()} for key, probs in table.items()}
+    tables = [mine if i == seat else table for i in (0, 1)]
+    if _is_perfect(pyspiel_game):
+        values = _worth(str(pyspiel_game), tables)
+        return lambda state: (1, -1)[seat] * values[_position_key(state)]
+    policies = [pyspiel.TabularPolicy(_pairs(held)) for held in tables]
+
+    def worth(state: State) -> float:
+        if (history := state.history_str()) not in known:
+            known[history] = pyspiel.expected_returns(state, policies, -1, True)[seat]
+        return known[history]
+
+    return worth
 
 
 @_once

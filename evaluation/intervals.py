@@ -14,6 +14,7 @@ import numpy as np
 Z = 1.959964  # the normal distribution's quantile at 0.975
 ALIKE = 0.75  # share of units with the same score from which on the others count as rare
 LEAST_P = 1e-12  # no smaller p-value is told
+LEAST_PAIRS = 20  # to tell how much of the scores is luck
 ROUNDING = 1e-15  # variance up to which units are all alike
 
 
@@ -91,6 +92,23 @@ def mean_interval(strata: Sequence[np.ndarray], games: Sequence[int], missed: fl
         _, least, most = wilson(mean, mean * (1 - mean) / variance, z)
         low, high = min(low, least), max(high, most)
     return Interval(mean, low, high)
+
+
+def less_luck(units: np.ndarray, luck: np.ndarray) -> np.ndarray:
+    """Units less what their luck explains, which is 0 in the mean: as good an estimate, and one of less variance.
+
+    A control variate with the slope of least squares: their mean is the line's height where there is no luck, and they
+    are spread so that the variance of their mean is that of this height (Lavenberg and Welch 1981, "A perspective on
+    the use of control variables"). Units that are too few, and those whose mean would leave [0, 1], stay as they are.
+    """
+    apart = luck - luck.mean()
+    if len(units) < LEAST_PAIRS or not (total := apart @ apart) > ROUNDING:
+        return units
+    less, n = units - apart @ units / total * luck, len(units)
+    mean, steady = less.mean(), math.sqrt(1 + n * luck.mean() ** 2 / total)
+    own = 1 - 1 / n - apart**2 / total  # the less, the more a unit pulls the line to itself
+    left = (less - mean) / np.maximum(own, 1 / n)  # HC3 (MacKinnon and White 1985)
+    return mean + steady * (left - left.mean()) if 0 < mean < 1 else units
 
 
 def _degrees(strata: Sequence[np.ndarray], variances: Sequence[float]) -> float:

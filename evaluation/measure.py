@@ -4,17 +4,13 @@ Values are in [-1, 1]: 2 * score - 1, which is return / greatest return where th
 """
 
 import logging
-import math
-import shutil
-import sys
 from collections.abc import Callable, Collection, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
-from itertools import chain, count, takewhile
+from itertools import chain, count
 from typing import Any
 
 import numpy as np
-import tabulate
 
 from config.reader import ConfigError
 from curriculum import TaskRange, eval_tasks, pool
@@ -25,21 +21,18 @@ from envs.config import EnvConfig
 from envs.openspiel import DISTINCT, load_game, opposed, position, query_at, unknown_prompts
 from envs.parser import parse_action
 from envs.types import Action, Episode, Player, PromptTooLongError, Query, Task
-from evaluation.intervals import mean_interval, pair_means, paired_difference, whole_pairs
+from evaluation import tables
+from evaluation.intervals import LEAST_PAIRS, less_luck, mean_interval, pair_means, paired_difference, whole_pairs
+from evaluation.tables import VALUE, between, columns, shown_share
 from games import CONFIGS_PER_GAME, NAMES, decode_task_id
 from training.process import ProgramError
 from utils import redact
-
-tabulate.MIN_PADDING = 0  # columns no wider than they need to be
 
 log = logging.getLogger(__name__)
 
 Row = dict[str, Any]  # a finished game: how it ended (see outcome) and what else is known
 Progress = Callable[[str, int, int], Any]  # called with what is being done, how much is done, of how much
-VALUE = "+.3f"  # format of values in tables
 OVERALL = "overall"
-RARE = "draw", "truncated", "forfeited", "failed"  # columns that tables leave out where they are 0 in every row
-ROW_NAMES = "player", "game", "opponent"  # columns that say what a row is of, the first of a table
 MAX_FAILED_SHARE = 0.2  # of the games of a step or an evaluation; one of several may always fail
 STATES_AT_ONCE = 512  # information states between reports of progress
 
@@ -62,6 +55,8 @@ class GameResult:
     failed: int = 0
     draw: float = 0.0  # share of games with score 0.5
     loss: float = 0.0
+    adjusted: float | None = None  # the value less luck, and its 95 % interval; None where luck is not known
+    adjusted_interval: list[float] | None = None
     legal_mass: float | None = None  # unrestricted probability of legal answers, mean over decisions
     nash_conv: float | None = None
     legal_rate: float | None = None  # share of answers that the parser took for a legal action
@@ -69,16 +64,18 @@ class GameResult:
 
     @property
     def share(self) -> float | None:
-        """Where the value, the exact one if known, lies between random play (0) and the best response to it (1).
+        """Where the value (exact, or else adjusted) lies between random play (0) and the best response to it (1).
 
         None: the ceiling is unknown, or no higher than random play.
         """
-        return self._share_of(self.value if self.exact is None else self.exact)
+        known = (value for value in (self.exact, self.adjusted, self.value) if value is not None)
+        return self._share_of(next(known))
 
     @property
     def share_interval(self) -> list[float] | None:
         """95 % interval of ``share`` where sampled play gives it; None where it is exact or unknown."""
-        ends = [self._share_of(end) for end in (self.low, self.high) if self.exact is None]
+        sampled = self.adjusted_interval or (self.low, self.high)
+        ends = [self._share_of(end) for end in sampled if self.exact is None]
         return [end for end in ends if end is not None] or None
 
     def _share_of(self, value: float) -> float | None:
@@ -101,12 +98,22 @@ class GameResult:
 
 
 def outcome(episode: Episode) -> Row:
-    """How an episode ended: outcome and score, or the error where it failed."""
+    """How an episode ended: outcome, score and, where it can be told, luck; or the error where it failed."""
     if episode.outcome == "failed":
         return {"outcome": "failed", "score": None, "error": redact(episode.info["error"])}
     given_up = episode.outcome == "forfeited" and not episode.info["own_end"]  # undecided in training
     won = given_up and opposed(load_game(episode.task.task_id))  # not where others play on, nor of who cooperate
-    return {"outcome": episode.outcome, "score": 1.0 if won else episode.score}
+    row = {"outcome": episode.outcome, "score": 1.0 if won else episode.score}
+    return row if (luck := _luck(episode)) is None else row | {"luck": luck}
+
+
+def _luck(episode: Episode) -> float | None:
+    """The part of the score that was luck against random play (``exact.luck``); None: the game is too large, say."""
+    if episode.task.opponent != "random" or episode.game not in NAMES or not (history := episode.info.get("history")):
+        return None
+    game = load_game(episode.task.task_id)
+    favour = exact.luck(game, history, episode.info["seat"])
+    return None if favour is None else favour / (game.max_utility() - game.min_utility())
 
 
 def tell_lost(match: str, rows: Seq[Row]) -> None:
@@ -152,6 +159,7 @@ def summary(game: str, strata: Seq[Seq[Row]], **exact: Any) -> GameResult:
     units = [np.array([sum(pair) / len(pair) for pair in pairs]) for pairs in counted]
     games = [sum(1 + len(pair) - len({*pair}) for pair in pairs) for pairs in counted]  # a won and a lost one: one
     value, low, high = (2 * end - 1 for end in mean_interval(units, games))
+    exact |= _adjusted(strata, units, games)
     signs = [np.sign(np.array([*chain(*pairs)]) - 0.5) for pairs in counted]  # strata have equal weights, as above
     success, draw, loss = (float(np.mean([np.mean(sign_E == kind) for sign_E in signs])) for kind in (1, 0, -1))
     masses = [(row["legal_mass"], row["decisions"]) for row in rows if row.get("legal_mass") is not None]
@@ -163,6 +171,17 @@ def summary(game: str, strata: Seq[Seq[Row]], **exact: Any) -> GameResult:
     mass = sum(mass * n for mass, n in masses) / decisions if decisions else None
     return GameResult(game, len(scores), value, low, high, success, draw=draw, loss=loss, legal_mass=mass,
                       **counts, **exact)  # fmt: skip
+
+
+def _adjusted(strata: Seq[Seq[Row]], units: Seq[np.ndarray], games: Seq[int]) -> dict[str, Any]:
+    """The value less luck, with its interval; {} where the luck of a game is not known, or there are few games."""
+    if any("luck" not in row for stratum in strata for row in stratum if row["score"] is not None):
+        return {}
+    lucks = [luck for stratum in strata if len(luck := pair_means([row.get("luck") for row in stratum]))]
+    if min(map(len, lucks)) < LEAST_PAIRS:
+        return {}
+    value, *ends = (2 * end - 1 for end in mean_interval([*map(less_luck, units, lucks)], games))
+    return {"adjusted": value, "adjusted_interval": ends}
 
 
 def differences(
@@ -187,43 +206,6 @@ def differences(
     found = {game: paired_difference(parts) for game, parts in strata.items()}
     return [{"game": game, "pairs": sum(map(len, strata[game])), "difference": d.estimate,
              "interval": [d.low, d.high], "p": d.p} for game, d in found.items()]  # fmt: skip
-
-
-def columns(rows: Seq[dict[str, Any]], style: str = "plain", **forms: str) -> str:
-    """A table with a column for each key that says something in a row; ``forms``: format by key, else three digits.
-
-    ``style``: tabulate's, "github" for Markdown. Where a terminal is too narrow for a plain one, it goes on below.
-    """
-    known = [key for key in rows[0] if any(row[key] is not None and (row[key] or key not in RARE) for row in rows)]
-    names = [*takewhile(ROW_NAMES.__contains__, known)]
-    left = known[len(names) :]
-    seen = style == "plain" and sys.stdout is not None and sys.stdout.isatty()
-    parts, wide = list[str](), shutil.get_terminal_size().columns if seen else math.inf
-
-    def table(keys: Seq[str]) -> str:
-        return tabulate.tabulate(
-            [[row[key] for key in keys] for row in rows], keys, tablefmt=style, missingval="-", stralign="right",
-            floatfmt=[forms.get(key, ".3f") for key in keys], numalign="right", colalign=("left",),
-        )  # fmt: skip
-
-    while left or not parts:
-        fits = len(left)
-        while fits > 1 and len(table([*names, *left[:fits]]).partition("\n")[0]) > wide:
-            fits -= 1
-        parts.append(table([*names, *left[:fits]]))
-        left = left[fits:]
-    return "\n\n".join(parts)
-
-
-def between(low: float, high: float) -> str:
-    """An interval as tables show it."""
-    return f"[{low:{VALUE}}, {high:{VALUE}}]"
-
-
-def shown_share(share: float | None, ends: Seq[float] | None) -> str | None:
-    """A share of the ceiling as tables show it, with its interval where it is not exact."""
-    within = f" [{ends[0]:.2f}, {ends[1]:.2f}]" if ends else ""
-    return None if share is None else f"{share:.3f}{within}"
 
 
 def label(task_id: int) -> str:
@@ -407,13 +389,15 @@ def result_table(before: list[dict[str, Any]], after: list[GameResult]) -> tuple
         old = known.get(new.game, {})  # empty for a game that was not played before training
         free_before = old.get("free_play")
         lines.append({"game": new.game, "before": old.get("value"), "after": new.value,
-                      "95 %": between(new.low, new.high), "exact": new.exact, "ceiling": new.ceiling,
+                      "95 %": between(new.low, new.high), "less luck": tables.less_luck(new),
+                      "exact": new.exact, "ceiling": new.ceiling,
                       "share": shown_share(new.share, new.share_interval),
                       "NashConv before": old.get("nash_conv"), "NashConv": new.nash_conv,
                       "free before": _free_play(free_before), "free after": _free_play(new.free_play),
                       "failed": new.failed or None})  # fmt: skip
         games[new.game] = {
             "before": old.get("value"), "after": new.value, "interval": [new.low, new.high], "episodes": new.episodes,
+            "adjusted": new.adjusted, "adjusted_interval": new.adjusted_interval,
             "exact_before": old.get("exact"), "exact_after": new.exact, "random": new.random, "ceiling": new.ceiling,
             "share_before": old.get("share"), "share": new.share, "share_interval": new.share_interval,
             "exact": new.exact is not None, "nash_conv_before": old.get("nash_conv"), "nash_conv": new.nash_conv,

@@ -46,7 +46,7 @@ from envs.ratings import rate
 from envs.trace import check_config
 from evaluation import measure
 from evaluation.arena import Arena, check_match, exact_results, match_scores, must_take_tables
-from evaluation.measure import OVERALL, VALUE, GameResult, Row, between, columns, game_sets, summary
+from evaluation.measure import OVERALL, GameResult, Row, game_sets, summary
 from evaluation.players import (
     NO_ADDRESS,
     Contestant,
@@ -59,6 +59,7 @@ from evaluation.players import (
     player_flags,
     run_config_file,
 )
+from evaluation.tables import RARE, VALUE, between, columns, less_luck, shown_share
 from games import own_digest
 from training.config import DEFAULT_FILES, SECTIONS, narrowed
 from training.console import Console
@@ -231,8 +232,9 @@ class Contest:
             print(f"{player.label}{f' against {opponent.label}' * self.boards}, {how}")  # bots are not greedy
             lines = [
                 {"game": r.game, "games": r.episodes, "value": r.value, "95 %": between(r.low, r.high),
-                 "success": r.success, **{kind: getattr(r, kind) for kind in measure.RARE}, "legal": r.legal_mass,
-                 "exact": r.exact, "ceiling": r.ceiling, "share": measure.shown_share(r.share, r.share_interval),
+                 "success": r.success, **{kind: getattr(r, kind) for kind in RARE}, "legal": r.legal_mass,
+                 "less luck": less_luck(r), "exact": r.exact, "ceiling": r.ceiling,
+                 "share": shown_share(r.share, r.share_interval),
                  "NashConv": r.nash_conv} for r in table
             ]  # fmt: skip
             print(columns(lines, self.style, value=VALUE, legal=".3g", exact=VALUE, ceiling=VALUE), end="\n\n")

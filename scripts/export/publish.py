@@ -17,7 +17,7 @@ from curriculum import first_tasks, pool
 from env_wrapper import make_env
 from envs.client import one_line
 from envs.types import Task
-from evaluation.measure import VALUE, between, columns, shown_share
+from evaluation.tables import VALUE, between, columns, shown_share
 from games import GAMES
 from policy.model import folder_of
 from scripts.export.proof import say

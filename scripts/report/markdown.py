@@ -8,13 +8,15 @@ from config.flags import one_line
 from config.reader import config_dict, config_diff, load_config
 from envs.client import is_number
 
-HEADS = {"before": "before", "after": "after", "interval": "95 %", "exact_after": "exact", "ceiling": "ceiling",
+HEADS = {"before": "before", "after": "after", "interval": "95 %", "adjusted": "less luck",
+         "adjusted_interval": "95 % of that", "exact_after": "exact", "ceiling": "ceiling",
          "share": "share", "share_interval": "95 % of share", "nash_conv_before": "NashConv before",
          "nash_conv": "NashConv", "free_play_before": "free play before", "free_play": "free play",
          "failed": "failed"}  # fmt: skip
 PROGRAMS = "Values are 2 * score - 1, in [-1, 1], of programs predicted."
 BOARDS = ("Values are 2 * score - 1 against uniform random, in [-1, 1]; share is where the exact value, or with an "
-          "interval that of sampled play, lies between random play (0) and the best response (1).")  # fmt: skip
+          "interval that of sampled play (less luck where that is known), lies between random play (0) and the best "
+          "response (1).")  # fmt: skip
 HARMLESS = str.maketrans({"|": "/", "<": "&lt;", "[": "&#91;", "@": "&#64;"})
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pyspiel
 import pytest
-from tables import best_response_table
+from tables import best_response_table, games_of
 
 from envs import exact
 
@@ -47,6 +47,25 @@ def test_ceilings_are_the_known_ones_and_are_attained(name, ceiling):
     table = best_response_table(game)
     assert all(sorted(probs.values())[-1] == 1 and sum(probs.values()) == 1 for probs in table.values())
     assert exact.value_against_random(game, table) == pytest.approx(best, abs=1e-12)
+
+
+@pytest.mark.parametrize("seat", [0, 1])
+@pytest.mark.parametrize(("name", "left"), [("kuhn_poker", 0.4), ("leduc_poker", 0.45), ("nim(pile_sizes=1;2;2)", 0.8)])
+def test_luck_is_nothing_in_the_mean_whoever_plays_and_is_much_of_the_variance(name, left, seat):
+    """A player that always wins has no variance, of which luck is none."""
+    game = pyspiel.load_game(name)
+    for table in (random_table(game, 3), best_response_table(game)):
+        odds, returns, luck = games_of(game, table, seat)
+        assert sum(odds) == pytest.approx(1)
+        assert odds @ luck == pytest.approx(0, abs=1e-12)
+        away = returns - odds @ returns
+        slope = odds @ (away * luck) / max(odds @ luck**2, 1e-12)
+        assert odds @ (away - slope * luck) ** 2 <= left * (odds @ away**2) + 1e-12
+
+
+@pytest.mark.parametrize("name", [GOOFSPIEL.format(4), "connect_four"])
+def test_luck_is_not_told_where_seats_choose_at_once_or_the_game_is_too_large(name):
+    assert exact.luck(pyspiel.load_game(name), [], 0) is None
 
 
 @pytest.mark.parametrize(("name", "known"), [("kuhn_poker", 11 / 12), ("leduc_poker", 4.747222)])

@@ -16,7 +16,7 @@ import pytest
 import torch
 from players import FunctionPlayer
 from shapes import write_model
-from tables import best_response_table
+from tables import best_response_table, games_of
 from tiny import base_model, micro_config, tiny_policy
 
 import env_wrapper
@@ -250,6 +250,49 @@ def test_95_in_100_intervals_contain_the_exact_score(task_id, share):
     assert 0.935 <= coverage <= 0.965
 
 
+@pytest.mark.parametrize("share", [0.0, 0.5, 1.0])
+@pytest.mark.parametrize("games", [40, 200])
+def test_95_in_100_intervals_less_luck_contain_the_exact_value_and_are_narrower(share, games):
+    """1,000 evaluations of kuhn_poker, drawn from all games there can be."""
+    game, table, seats = load_game(KUHN), mixture(KUHN, share), []
+    rng, truth = np.random.default_rng(games + int(10 * share)), table_values(table, KUHN)["exact"]
+    for seat in (0, 1):
+        odds, *rest = games_of(game, table, seat)
+        score, luck = np.array(rest)[:, rng.choice(len(odds), p=odds / sum(odds), size=(1000, games // 2))] / 4
+        seats.append((score + 0.5, luck))
+    held, widths = 0, []
+    for first, second in zip(zip(*seats[0], strict=True), zip(*seats[1], strict=True), strict=True):
+        pairs = [({"score": a, "luck": b}, {"score": c, "luck": d}) for a, b, c, d in zip(*first, *second, strict=True)]
+        found = summary("kuhn_poker", [[row | {"outcome": "finished"} for pair in pairs for row in pair]])
+        low, high = found.adjusted_interval
+        held += low <= truth <= high
+        widths.append((high - low) / (found.high - found.low))
+    assert 930 <= held <= 972
+    assert np.mean(widths) < {0.0: 0.62, 0.5: 0.5, 1.0: 0.2}[share]
+
+
+def test_luck_is_taken_off_where_it_is_known_of_forty_games_against_random_play():
+    player = TablePlayer(LEDUC, mixture(LEDUC, 0.9))
+    tasks = paired_tasks([[(LEDUC, LEDUC)]], 60, 0, "random")[0]
+    rows = [measure.outcome(e) for e in play(EnvConfig(), player, tasks)]
+    [found] = evaluate(player, EnvConfig(), [LEDUC], 60)
+    told = summary("leduc_poker", [rows], random=found.random, ceiling=found.ceiling)
+    assert (found.adjusted, found.adjusted_interval) == (told.adjusted, told.adjusted_interval)
+    assert found.low < found.adjusted_interval[0] < found.adjusted < found.adjusted_interval[1] < found.high
+    exactly = table_values(mixture(LEDUC, 0.9), LEDUC)["exact"]
+    assert found.adjusted_interval[0] < exactly < found.adjusted_interval[1]
+    span = found.ceiling - found.random
+    assert found.share == pytest.approx((found.adjusted - found.random) / span)
+    assert found.share_interval == pytest.approx([(end - found.random) / span for end in found.adjusted_interval])
+    broken = [*rows[:-1], {"outcome": "failed", "score": None, "error": "gone"}]
+    assert summary("leduc_poker", [broken]).adjusted == summary("leduc_poker", [rows[:-2]]).adjusted is not None
+    older = [{k: v for k, v in row.items() if k != "luck"} for row in rows]
+    for other in (rows[:38], [*rows[:-1], older[-1]]):
+        assert summary("leduc_poker", [other]).adjusted is None
+    assert summary("overall", [rows, older]).adjusted is None
+    assert evaluate(player, EnvConfig(), [LEDUC], 40, "mcts:2x1", exact_tasks=[])[0].adjusted is None
+
+
 def test_failures_of_one_seat_do_not_weigh_for_the_other():
     """Seat 0 wins, seat 1 loses, and every second of its games fails: the value is that of no seat, 0."""
     won, lost = {"score": 1.0, "outcome": "finished"}, {"score": 0.0, "outcome": "finished"}
@@ -449,11 +492,13 @@ def test_a_checkpoint_is_not_chosen_by_grades_of_two_kinds():
 def test_the_summary_of_a_game_holds_each_number_in_its_place():
     numbers = {"value": 0.1, "low": 0.05, "high": 0.2, "success": 0.5, "exact": 0.3, "random": 0.0, "ceiling": 1.0}
     before = {"game": "a", "value": -0.1, "exact": -0.2, "share": -0.3, "nash_conv": 4.0, "free_play": "then"}
+    numbers |= {"adjusted": 0.12, "adjusted_interval": [0.1, 0.15]}
     after = GameResult("a", 40, **numbers, nash_conv=2.0, free_play={"value": 0.4, "legal_rate": 1.0}, failed=3)
     before["free_play"] = then = {"value": 0.7, "legal_rate": 0.8}
     _, found = result_table([before], [after])
     assert found["games"]["a"] == {
-        "before": -0.1, "after": 0.1, "interval": [0.05, 0.2], "episodes": 40, "exact_before": -0.2, "exact_after": 0.3,
+        "before": -0.1, "after": 0.1, "interval": [0.05, 0.2], "episodes": 40,
+        "adjusted": 0.12, "adjusted_interval": [0.1, 0.15], "exact_before": -0.2, "exact_after": 0.3,
         "random": 0.0, "ceiling": 1.0, "share_before": -0.3, "share": 0.3, "share_interval": None, "exact": True,
         "nash_conv_before": 4.0, "nash_conv": 2.0, "free_play_before": then, "free_play": after.free_play, "failed": 3,
     }  # fmt: skip

@@ -1,5 +1,6 @@
 """Players as tables, for tests of what tables are worth."""
 
+import numpy as np
 import pyspiel
 
 from envs import exact
@@ -33,3 +34,22 @@ def _by_history(game, seat, other):
     response = pyspiel.TabularBestResponse(turn_based, seat, exact._pairs(other))
     response.value_from_state(turn_based.new_initial_state())
     return response.get_best_response_actions()
+
+
+def games_of(game, table, seat):
+    """Probability, return and luck of ``seat`` in each game there can be, of a table against random play."""
+    uniform = exact.uniform_table(game)
+
+    def key(state):
+        return exact.info_key(state, state.current_player())
+
+    def walk(state, history, probability):
+        if state.is_terminal():
+            yield probability, state.returns()[seat], exact.luck(game, history, seat)
+            return
+        player = state.current_player()
+        probs = dict(state.chance_outcomes()) if player < 0 else (table, uniform)[player != seat][key(state)]
+        for action, p in probs.items():
+            yield from walk(state.child(action), [*history, [player, action]], probability * p)
+
+    return np.array([*walk(game.new_initial_state(), [], 1.0)]).T
