@@ -377,7 +377,8 @@ def test_a_bad_command_is_told_in_one_line(args, message, capsys):
 def test_every_game_can_be_opened(person, capsys):
     for name in games.NAMES:
         person("q")
-        assert play.main(["--opponent", "random", "--game", f"{name}#0"]) == 0, name
+        one = ["--game", f"{name}#0", "--seed", "0"]  # in some deals of euchre North is never asked: 853910
+        assert play.main(["--opponent", "random", *one]) == 0, name
         assert "your move" in capsys.readouterr().out, name
 
 
