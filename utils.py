@@ -93,10 +93,8 @@ def write_directory(target: Path, fill: Callable[[Path], object]) -> Path:
         try:
             tmp.mkdir(parents=True)
             fill(tmp)
-            os.umask(mask := os.umask(0o077))
+            share(tmp)
             for path in [*sorted(tmp.rglob("*")), tmp]:
-                if path.is_file():  # safetensors writes files that only their owner may read
-                    path.chmod(0o666 & ~mask)
                 _fsync(path)
             if target.exists():
                 target.rename(old)
@@ -107,6 +105,14 @@ def write_directory(target: Path, fill: Callable[[Path], object]) -> Path:
         finally:
             sweep(target.parent, glob.escape(target.name))
     return target
+
+
+def share(folder: Path) -> None:
+    """Let those read the files in a folder whom the umask lets; safetensors writes for their owner alone."""
+    os.umask(mask := os.umask(0o077))
+    for path in folder.rglob("*"):
+        if path.is_file():
+            path.chmod(0o666 & ~mask)
 
 
 @contextmanager

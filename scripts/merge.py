@@ -36,7 +36,7 @@ from scripts.export.proof import compare, observe, record_decisions, say
 from training.config import load_sections
 from training.memory import count_parameters
 from training.process import ProgramError, at_least, must_be_writable, run_program
-from utils import CheckpointError, check_base, fingerprint, naming, need_space, stays_in, sweep, write_file
+from utils import CheckpointError, check_base, fingerprint, naming, need_space, share, stays_in, sweep, write_file
 
 REPORT, SETTINGS = "merge_report.json", "adapter_config.json"
 ROUNDING = {"float32": 1e-4, "float16": 0.01, "bfloat16": 0.02}  # nats a decision, allowed for arithmetic alone
@@ -69,6 +69,7 @@ def write_merged(policy: Any, adapter: Path, output: Path, dtype: str) -> None:
     merged.generation_config.update(eos_token_id=policy.chat.ends, temperature=policy.temperature, **AS_TRAINED)
     merged.save_pretrained(output, save_original_format=False)  # the original format of a 4-bit base is 4 bits
     policy.chat.save(output)
+    share(output)
 
 
 def merge(config: SimpleNamespace, adapter: Path, output: Path, dtype: str, count: int) -> dict[str, Any]:

@@ -114,6 +114,12 @@ def test_the_merged_folder_is_a_plain_model_that_equals_base_and_adapter(run_4bi
     assert (merged_4bit / "generation_config.json").is_file()
 
 
+def test_whoever_serves_a_merged_model_may_read_its_weights(merged_4bit):
+    """Whoever may read the rest, as the umask has it: safetensors writes for their owner alone."""
+    modes = {path.stat().st_mode for path in merged_4bit.iterdir()}
+    assert modes == {(merged_4bit / "config.json").stat().st_mode}
+
+
 def test_a_checkpoint_loads_with_plain_libraries(run_plain):
     from peft import PeftModel
     from transformers import AutoModelForCausalLM, AutoTokenizer
