@@ -63,6 +63,17 @@ def test_luck_is_nothing_in_the_mean_whoever_plays_and_is_much_of_the_variance(n
         assert odds @ (away - slope * luck) ** 2 <= left * (odds @ away**2) + 1e-12
 
 
+@pytest.mark.parametrize("seat", [0, 1])
+@pytest.mark.parametrize("name", ["kuhn_poker", "nim(pile_sizes=1;2;2)"])
+def test_all_luck_is_known_of_a_player_half_way_to_the_best_response(name, seat):
+    """What is left are its own answers, which have nothing to do with luck: the slope is 1."""
+    game = pyspiel.load_game(name)
+    best, uniform = best_response_table(game), exact.uniform_table(game)
+    table = {key: {a: p / 2 + best[key][a] / 2 for a, p in probs.items()} for key, probs in uniform.items()}
+    odds, returns, luck = games_of(game, table, seat)
+    assert odds @ (returns * luck) == pytest.approx(odds @ luck**2)
+
+
 @pytest.mark.parametrize("name", [GOOFSPIEL.format(4), "connect_four"])
 def test_luck_is_not_told_where_seats_choose_at_once_or_the_game_is_too_large(name):
     assert exact.luck(pyspiel.load_game(name), [], 0) is None

@@ -271,6 +271,28 @@ def test_95_in_100_intervals_less_luck_contain_the_exact_value_and_are_narrower(
     assert np.mean(widths) < {0.0: 0.62, 0.5: 0.5, 1.0: 0.2}[share]
 
 
+def test_scores_less_luck_vary_as_the_line_does_that_is_drawn_through_them():
+    """Far from the mean luck, where the line's slope says most about its height at no luck."""
+    heights, told = [], []
+    for seed in range(300):
+        rng = np.random.default_rng(seed)
+        luck = rng.normal(0.2, 0.2, 30)
+        units = 0.4 + 0.5 * luck + rng.normal(0, 0.1, 30)
+        less = intervals.less_luck(units, luck)
+        assert less.mean() == pytest.approx(np.polyfit(luck, units, 1)[1])
+        heights.append(less.mean())
+        told.append(less.var(ddof=1) / 30)
+    assert 0.95 < np.mean(told) / np.var(heights) < 1.25
+
+
+def test_scores_of_which_luck_says_too_much_or_nothing_stay_as_they_are():
+    steep = np.linspace(0.0, 1.0, 20)
+    assert intervals.less_luck(steep, steep + 1) is steep, "they would be below 0"
+    assert intervals.less_luck(steep, np.zeros(20)) is steep
+    once = np.eye(20)[0]  # of one unit alone, whose luck it must be
+    assert np.isfinite(intervals.less_luck(steep, once)).all()
+
+
 def test_luck_is_taken_off_where_it_is_known_of_forty_games_against_random_play():
     player = TablePlayer(LEDUC, mixture(LEDUC, 0.9))
     tasks = paired_tasks([[(LEDUC, LEDUC)]], 60, 0, "random")[0]
@@ -495,7 +517,9 @@ def test_the_summary_of_a_game_holds_each_number_in_its_place():
     numbers |= {"adjusted": 0.12, "adjusted_interval": [0.1, 0.15]}
     after = GameResult("a", 40, **numbers, nash_conv=2.0, free_play={"value": 0.4, "legal_rate": 1.0}, failed=3)
     before["free_play"] = then = {"value": 0.7, "legal_rate": 0.8}
-    _, found = result_table([before], [after])
+    text, found = result_table([before], [after])
+    assert "less luck" not in text, "the exact value says more"
+    assert "+0.120 [+0.100, +0.150]" in result_table([before], [replace(after, exact=None)])[0]
     assert found["games"]["a"] == {
         "before": -0.1, "after": 0.1, "interval": [0.05, 0.2], "episodes": 40,
         "adjusted": 0.12, "adjusted_interval": [0.1, 0.15], "exact_before": -0.2, "exact_after": 0.3,
