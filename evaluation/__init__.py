@@ -1,8 +1,8 @@
 """How good is a player: sampled games with confidence intervals, and exact values where a game is small enough.
 
-``measure`` games and exact values · ``intervals`` confidence intervals and paired differences · ``players`` whoever can
-be named on a command line · ``arena`` contestants against opponents, with a file of results, and their exact values ·
-``english`` what training on games does to other uses of the model.
+``measure`` games and exact values · ``intervals`` confidence intervals and paired differences · ``tables`` results as
+text · ``players`` whoever can be named on a command line · ``arena`` contestants against opponents, with a file of
+results, and their exact values · ``english`` what training on games does to other uses of the model.
 """
 
 from evaluation.measure import GameResult, evaluate, record, result_table
