@@ -43,7 +43,7 @@ const MEASURES = [
   ["Before", "mean value of sampled play before training, on the deals of After", (g) => number(g.before)],
   ["After", "mean value of sampled play after training", (g) => number(g.after)],
   ["95 % interval", "of After", interval],
-  ["Less luck", "After without the luck of the deals and of the opponent's random moves, with its 95 % interval", (g) => (typeof g.adjusted === "number" && typeof g.exact_after !== "number" ? `${number(g.adjusted)}, ${g.adjusted_interval.map(number).join(" to ")}` : "–")],
+  ["Less luck", "After without the luck of the deals and of the opponent's random moves, with its 95 % interval", (g) => (typeof g.adjusted === "number" && typeof g.exact_after !== "number" && Array.isArray(g.adjusted_interval) ? `${number(g.adjusted)}, ${g.adjusted_interval.map(number).join(" to ")}` : "–")],
   ["Exact value", "expected value after training, computed at every position", (g) => number(g.exact_after)],
   ["Ceiling", "value of the best response to uniform random play", (g) => number(g.ceiling)],
   ["Share of ceiling", "where the exact value lies between random play (0 %) and the ceiling (100 %), or that of sampled play (less luck where that is known), with a line for its 95 % interval", bar],

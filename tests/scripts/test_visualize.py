@@ -614,7 +614,8 @@ def test_shares_of_sampled_play_are_told_with_their_intervals(tmp_path):
     run = write_run(tmp_path / "run", steps=9, shown=[])
     summary = json.loads((run / "summary.json").read_text())
     summary["games"]["connect_four"] |= {"ceiling": 0.9, "share": 0.67, "share_interval": [0.56, 0.78]}
-    summary["games"]["2048"] = {"after": 0.5}
+    summary["games"]["connect_four"] |= {"adjusted": 0.61, "adjusted_interval": [0.52, 0.71]}
+    summary["games"]["2048"] = {"after": 0.5, "adjusted": 0.44, "adjusted_interval": 7}  # of a stranger's run
     (run / "summary.json").write_text(json.dumps(summary | {"mean_share_interval": [0.7, 0.81]}))
     assert visualize.main(["--run", str(run)]) == 0
     text = (run / "report.md").read_text()
@@ -626,6 +627,8 @@ def test_shares_of_sampled_play_are_told_with_their_intervals(tmp_path):
         assert 'title=\\"95 % (56 % to 78 %)\\"' in said
         assert '<i class=\\"ends\\" style=\\"left:56.00' in said
         assert "mean share of ceiling (70 % to 81 %)" in said
+        assert "<td>0.610, 0.520 to 0.710" in said
+        assert "0.440" not in said
         assert said.index("<td>connect_four") < said.index("<td>2048")
 
 
