@@ -240,7 +240,7 @@ def _is_result(row: Row) -> bool:
     in_range = all(x is None or (is_number(x) and 0 <= x <= 1) for x in (score, mass))
     counted = mass is None or (type(decisions) is int and decisions >= 0 and is_number(decisions))
     scored = kind in ("finished", "truncated", "forfeited", "failed") and (score is None) == (kind == "failed")
-    return scored and in_range and counted
+    return scored and in_range and counted and is_number(row.get("luck", 0))
 
 
 def _row(own: Contestant, opponent: Contestant, game: str, episode: Episode) -> Row:

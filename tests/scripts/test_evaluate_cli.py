@@ -279,7 +279,7 @@ def test_an_interrupt_while_games_are_kept_loses_none_of_those_before(checkpoint
 
 
 @pytest.mark.parametrize(("key", "value"), [
-    ("score", 7.0), ("outcome", None), ("decisions", 10**400),
+    ("score", 7.0), ("outcome", None), ("decisions", 10**400), ("luck", "much"),
     *(pytest.param(*case, marks=pytest.mark.slow) for case in (
         ("score", "x"), ("score", None), ("outcome", "won"), ("legal_mass", 2), ("decisions", -1), ("decisions", "1"))),
 ])  # fmt: skip
