@@ -1,15 +1,13 @@
-"""Rates players by the scores of the games between them: OpenSpiel's Bradley-Terry fit with bootstrap intervals."""
+"""Rates players by the scores of the games between them: a Bradley-Terry fit with bootstrap intervals."""
 
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
-import pyspiel
 
 # Wins and losses added to each pair of players, also to pairs that a ladder broken off left unplayed: the Jeffreys
 # prior of a game that is won or lost. Without it a player that wins every game would have an infinite rating.
 PRIOR = 0.5
-WHOLE = 256  # into so many parts a game is divided, because the fit counts whole ones
 RESAMPLES = 1000
 
 
@@ -24,8 +22,7 @@ class Rating(NamedTuple):
 def rate(matches: Mapping[tuple[int, int], Sequence[np.ndarray]], players: int, anchor: int) -> list[Rating]:
     """Return each player's rating relative to player ``anchor``, whose rating is 0.
 
-    The fit is that of Hunter 2004, "MM Algorithms for Generalized Bradley-Terry Models"; of a
-    game each player wins the share that its score is, half of a draw. So a pot counts by its size, and many small ones
+    A game is as many wins as its score, half of one if it is drawn. So a pot counts by its size, and many small ones
     that are won cannot hide a large one that is lost.
     The interval resamples the units of each match, separately for each game. A won and a lost unit, each ``PRIOR``
     times as likely as a played one, are added, because who won every game of a match may lose the next one. That
@@ -37,11 +34,13 @@ def rate(matches: Mapping[tuple[int, int], Sequence[np.ndarray]], players: int, 
     ``matches`` is (i, j) -> for each game an array (units, games of a unit) of i's scores, in [0, 1].
     """
     rng = np.random.default_rng(0)
-    fitted = _fit(matches, players, anchor)
-    samples = []
-    for _ in range(RESAMPLES):
-        drawn = {pair: [_resample(results, rng) for results in games] for pair, games in matches.items()}
-        samples.append(_fit(drawn, players, anchor))
+    wins = np.zeros((1 + RESAMPLES, players, players))  # how often i won against j: as played, then resampled
+    for (i, j), games in matches.items():
+        for results in games:
+            won = np.append(results.sum(), _resample(results, rng))
+            wins[:, i, j] += won
+            wins[:, j, i] += results.size - won
+    fitted, *samples = _fit(wins, anchor)
     lows, highs = np.quantile(samples, (0.025, 0.975), axis=0)
     lows, highs = np.minimum(lows, 2 * fitted - highs), np.maximum(highs, 2 * fitted - lows)
     scored = np.eye(players, dtype=bool)  # whether i scored against j
@@ -54,22 +53,32 @@ def rate(matches: Mapping[tuple[int, int], Sequence[np.ndarray]], players: int, 
 
 
 def _resample(results: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """Draw as many units from those played and one won and one lost unit, each ``PRIOR`` times as likely."""
-    pool = np.concatenate((results, np.ones_like(results[:1]), np.zeros_like(results[:1])))
+    """Return i's wins (RESAMPLES,) in as many units as ``results`` has, drawn from them and a won and a lost one.
+
+    These two are each ``PRIOR`` times as likely as a played one.
+    """
+    pool = np.append(results.sum(1), (results.shape[1], 0))
     weights = np.append(np.ones(len(results)), (PRIOR, PRIOR))
-    return pool[rng.choice(len(pool), size=len(results), p=weights / weights.sum())]
+    return rng.choice(pool, size=(RESAMPLES, len(results)), p=weights / weights.sum()).sum(1)
 
 
-def _fit(matches: Mapping[tuple[int, int], Sequence[np.ndarray]], players: int, anchor: int) -> np.ndarray:
-    parts = np.zeros((players, players), dtype=int)
-    for (i, j), games in matches.items():
-        for scores in games:
-            won = round(WHOLE * scores.sum())
-            parts[i, j] += won
-            parts[j, i] += WHOLE * scores.size - won
-    options = pyspiel.elo.default_elo_options()
-    options.smoothing_factor = PRIOR * WHOLE
-    options.convergence_delta, options.max_iterations = 1e-14, 200_000  # the defaults stop too early after clean sweeps
-    fit = pyspiel.elo.compute_ratings_from_matrices
-    points = fit(win_matrix=parts.tolist(), draw_matrix=np.zeros_like(parts).tolist(), options=options)
-    return np.array(points) - points[anchor]
+def _fit(wins: np.ndarray, anchor: int) -> np.ndarray:
+    """Return the most likely points (samples, players) under P(i wins against j) = 1 / (1 + exp(s_j - s_i)).
+
+    By Newton's method for all samples at once: the log-likelihood of ``wins`` (samples, players, players) is concave,
+    and once the anchor is held, strictly so.
+    """
+    wins = wins + PRIOR * (1 - np.eye(wins.shape[-1]))
+    games = wins + wins.swapaxes(1, 2)
+    strength = np.zeros(wins.shape[:2])
+    others = np.arange(wins.shape[-1]) != anchor
+    step = np.ones(1)
+    while np.abs(step).max() > 1e-6:  # nats; the error left is about its square
+        expected = 1 / (1 + np.exp(strength[:, None, :] - strength[:, :, None]))
+        gradient = (wins - games * expected).sum(-1)
+        curvature = games * expected * (1 - expected)
+        hessian = curvature.sum(-1)[:, :, None] * np.eye(wins.shape[-1]) - curvature
+        step = np.linalg.solve(hessian[:, others][:, :, others], gradient[:, others, None])[..., 0]
+        step /= np.maximum(1, np.abs(step).max(-1, keepdims=True))  # full ones may lead away from the maximum
+        strength[:, others] += step
+    return strength * 400 / np.log(10)

@@ -630,7 +630,7 @@ def test_the_fit_is_the_likeliest_one_where_tiers_sweep_each_other():
     odds = {(1, 0): 0.5, (2, 0): 0.9, (2, 1): 0.9, (4, 3): 0.9, (5, 3): 0.97, (5, 4): 0.8}
     pairs = [(i, j) for i in range(6) for j in range(i)]
     played = {p: [np.repeat([[1.0], [0.0]], [w := round(2400 * odds.get(p, 1.0)), 2400 - w], axis=0)] for p in pairs}
-    points = ratings._fit(played, 6, 0)
+    points = [rating.points for rating in rate(played, 6, anchor=4)]
     for rated in range(6):
         over = 0.0
         for (i, j), [units] in played.items():
