@@ -189,23 +189,37 @@ def differences(
 ) -> list[dict[str, Any]]:
     """Difference of two players' values on the same deals: per game of both, and the mean over those of ``averaged``.
 
+    ``adjusted`` is the difference less luck (``GameResult``), None where it is not known of a game.
     No mean where one of these has no difference. ProgramError: no deal was played to its end by both.
     """
-    strata: dict[str, list[np.ndarray]] = {}
+    strata, lucks = dict[str, list[np.ndarray]](), dict[str, np.ndarray]()
     for game in [name for name in ours if name in theirs]:
-        scores = [(a["score"], b["score"]) for a, b in zip(ours[game], theirs[game], strict=True)]
-        deltas = pair_means([None if None in pair else 2 * (pair[0] - pair[1]) for pair in scores])
-        if len(deltas):
-            strata[game] = [deltas]
+        pairs = [*zip(ours[game], theirs[game], strict=True)]
+        if len(deltas := _deltas(pairs, "score")):
+            strata[game], lucks[game] = [deltas], _deltas(pairs, "luck")
         else:
             log.warning("%s: no difference, for no deal was played to its end by both players", game)
     if not strata:
         raise ProgramError("no deal was played to its end by both players")
+    games = {game: [game] for game in strata}
     if len(averaged) > 1 and strata.keys() >= {*averaged}:  # a mean that lacked a game would be compared with others
-        strata[OVERALL] = [strata[game][0] for game in averaged]
-    found = {game: paired_difference(parts) for game, parts in strata.items()}
-    return [{"game": game, "pairs": sum(map(len, strata[game])), "difference": d.estimate,
-             "interval": [d.low, d.high], "p": d.p} for game, d in found.items()]  # fmt: skip
+        strata[OVERALL], games[OVERALL] = [strata[game][0] for game in averaged], [*averaged]
+    rows = []
+    for game, parts in strata.items():
+        raw, less = paired_difference(parts), None
+        both = [*zip(parts, [lucks[name] for name in games[game]], strict=True)]
+        if all(len(units) == len(luck) >= LEAST_PAIRS for units, luck in both):
+            less = paired_difference([4 * less_luck((units + 2) / 4, luck / 4) - 2 for units, luck in both])
+        rows.append({"game": game, "pairs": sum(map(len, parts)), "difference": raw.estimate,
+                     "interval": [raw.low, raw.high], "p": raw.p, "adjusted": less and less.estimate,
+                     "adjusted_interval": less and [less.low, less.high]})  # fmt: skip
+    return rows
+
+
+def _deltas(pairs: Seq[tuple[Row, Row]], key: str) -> np.ndarray:
+    """Differences (deals,) of two players' values, or of their luck: of deals that both finished and that have it."""
+    known: list[tuple[Any, Any]] = [(a.get(key), b.get(key)) for a, b in pairs]
+    return pair_means([None if None in pair else 2 * (pair[0] - pair[1]) for pair in known])
 
 
 def label(task_id: int) -> str:

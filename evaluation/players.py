@@ -216,6 +216,11 @@ class Contestant:
         """The opponent string of tasks played against it."""
         return self.label if self.player is None else f"past:{self.label}"
 
+    @property
+    def standing(self) -> int:
+        """Of two, the lower plays the games with its own prompts: models, servers, which read any, then bots."""
+        return 2 if self.player is None else int(not isinstance(self.player, ModelPlayer))
+
 
 class Roster:
     """Finds contestants by name. Those with the same base and settings share one policy, with an adapter each.

@@ -49,8 +49,12 @@ def between(low: float, high: float) -> str:
 
 def less_luck(result: Any) -> str | None:
     """The cell of a ``GameResult``'s adjusted value and its interval; None where the exact one says more."""
-    unknown = result.adjusted is None or result.exact is not None
-    return None if unknown else f"{result.adjusted:{VALUE}} {between(*result.adjusted_interval)}"
+    return None if result.exact is not None else estimate(result.adjusted, result.adjusted_interval)
+
+
+def estimate(value: float | None, ends: Seq[float] | None) -> str | None:
+    """A value and its interval in one cell; None where they are not known."""
+    return f"{value:{VALUE}} {between(*ends)}" if value is not None and ends else None
 
 
 def shown_share(share: float | None, ends: Seq[float] | None) -> str | None:

@@ -59,7 +59,7 @@ from evaluation.players import (
     player_flags,
     run_config_file,
 )
-from evaluation.tables import RARE, VALUE, between, columns, less_luck, shown_share
+from evaluation.tables import RARE, VALUE, between, columns, estimate, less_luck, shown_share
 from games import own_digest
 from training.config import DEFAULT_FILES, SECTIONS, narrowed
 from training.console import Console
@@ -243,7 +243,8 @@ class Contest:
             [report["comparison"]] = found
             print(f"{self.players[0].label} minus {self.players[1].label}, value on the same deals")
             lines = [{"game": d["game"], "pairs": d["pairs"], "difference": d["difference"],
-                      "95 %": between(*d["interval"]), "p": d["p"]} for d in report["comparison"]]  # fmt: skip
+                      "95 %": between(*d["interval"]), "p": d["p"],
+                      "less luck": estimate(d["adjusted"], d["adjusted_interval"])} for d in found[0]]  # fmt: skip
             print(columns(lines, self.style, difference=VALUE, p=".2g"), end="\n\n")
         return report
 
@@ -264,8 +265,7 @@ class Contest:
         players = self.players
         if len(players) < 2:
             raise ConfigError(f"--ladder: nobody to play against {players[0].label}; name others, or --checkpoint")
-        # Between a bot and a model, the model plays and the bot is its opponent.
-        pairs = [(i, j) if players[i].player is not None else (j, i) for i, j in combinations(range(len(players)), 2)]
+        pairs = [sorted(pair, key=lambda i: players[i].standing) for pair in combinations(range(len(players)), 2)]
         for a, b in pairs:
             check_match(players[a], players[b])
         results: dict[str, dict[tuple[int, int], np.ndarray]] = {game: {} for game in self.rows}

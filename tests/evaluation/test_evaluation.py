@@ -271,6 +271,36 @@ def test_95_in_100_intervals_less_luck_contain_the_exact_value_and_are_narrower(
     assert np.mean(widths) < {0.0: 0.62, 0.5: 0.5, 1.0: 0.2}[share]
 
 
+def test_95_in_100_differences_less_luck_contain_the_exact_one_and_are_narrower():
+    """500 comparisons of two players of kuhn_poker; a mean with another game is less luck where both are."""
+    game, rng, players, exactly = load_game(KUHN), np.random.default_rng(0), [], []
+    for table in (mixture(KUHN, 0.9), mixture(KUHN, 0.5)):
+        exactly.append(table_values(table, KUHN)["exact"])
+        rows = np.empty((500, 40), dtype=object)
+        for seat in (0, 1):
+            odds, *rest = games_of(game, table, seat)
+            ended = np.array([{"score": won / 4 + 0.5, "luck": luck / 4} for won, luck in zip(*rest, strict=True)])
+            rows[:, seat::2] = rng.choice(ended, p=odds / sum(odds), size=(500, 20))
+        players.append(rows.tolist())
+    held, widths = 0, []
+    for ours, theirs in zip(*players, strict=True):
+        [found] = measure.differences({"kuhn_poker": ours}, {"kuhn_poker": theirs}, ["kuhn_poker"])
+        low, high = found["adjusted_interval"]
+        held += low <= exactly[0] - exactly[1] <= high
+        widths.append((high - low) / (found["interval"][1] - found["interval"][0]))
+    assert 465 <= held <= 486
+    assert np.mean(widths) < 0.6
+
+    def adjusted(ours, theirs):
+        return [row["adjusted"] for row in measure.differences(ours, theirs, [*ours])]
+
+    two = [{"kuhn_poker": rows, "hex": rows} for rows in (ours, theirs)]
+    assert adjusted(*two) == [pytest.approx(found["adjusted"])] * 3
+    two[1]["hex"] = [{"score": row["score"]} for row in theirs]
+    assert adjusted(*two) == [found["adjusted"], None, None]
+    assert adjusted({"kuhn_poker": ours[:38]}, {"kuhn_poker": theirs[:38]}) == [None]
+
+
 def test_scores_less_luck_vary_as_the_line_does_that_is_drawn_through_them():
     """Far from the mean luck, where the line's slope says most about its height at no luck."""
     heights, told = [], []

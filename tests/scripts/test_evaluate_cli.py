@@ -1626,6 +1626,14 @@ def test_a_server_can_be_the_opponent(serve, checkpoint, tmp_path):
     assert server.requests
 
 
+@pytest.mark.parametrize("server_first", [False, True])
+def test_a_server_meets_a_model_of_compact_prompts_in_a_ladder_whoever_is_named_first(serve, checkpoint, server_first):
+    server = serve(lambda body, number: (200, body["messages"][-1]["content"].split("\n")[-1][0]))
+    named = [checkpoint, server.url][:: -1 if server_first else 1]
+    assert evaluate.main(command("--ladder", *named, "--model", "m", games=["kuhn_poker"])) == 0
+    assert server.requests
+
+
 def test_the_public_protocol_asks_forced_moves_free_answers_and_plays_mcts(serve, tmp_path):
     """tic_tac_toe's ninth stone is forced: the public environment asks for it, and so does its protocol here."""
     server = serve(first_legal)
