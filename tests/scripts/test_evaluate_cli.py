@@ -745,7 +745,7 @@ def test_a_ladder_tells_of_the_games_that_failed(monkeypatch, capsys):
     monkeypatch.setattr(OpenSpielEnv, "reset", failing)
     assert evaluate.main(command("--ladder", "random", "mcts:2x1", games=["kuhn_poker"])) == 0
     [told] = [line for line in capsys.readouterr().err.splitlines() if line.startswith("WARNING")]
-    assert told == ("WARNING: mcts:2x1 against random, kuhn_poker: 2 of 20 games failed and are left out, with 2 "
+    assert told == ("WARNING: random against mcts:2x1, kuhn_poker: 2 of 20 games failed and are left out, with 2 "
                     "more of the same deals; the first: RuntimeError: no such luck")  # fmt: skip
     for step, which in ((1, "game"), (2, "pair of games")):
         failed = range(0, 21, step)
