@@ -34,6 +34,7 @@ Row = dict[str, Any]  # a finished game: how it ended (see outcome) and what els
 Progress = Callable[[str, int, int], Any]  # called with what is being done, how much is done, of how much
 OVERALL = "overall"
 MAX_FAILED_SHARE = 0.2  # of the games of a step or an evaluation; one of several may always fail
+LEAST_DEALS = 50  # of a difference less luck: of fewer, too few differ between players that are much alike
 STATES_AT_ONCE = 512  # information states between reports of progress
 
 
@@ -208,7 +209,7 @@ def differences(
     for game, parts in strata.items():
         raw, less = paired_difference(parts), None
         both = [*zip(parts, [lucks[name] for name in games[game]], strict=True)]
-        if all(len(units) == len(luck) >= LEAST_PAIRS for units, luck in both):
+        if all(len(units) == len(luck) >= LEAST_DEALS for units, luck in both):
             less = paired_difference([4 * less_luck((units + 2) / 4, luck / 4) - 2 for units, luck in both])
         rows.append({"game": game, "pairs": sum(map(len, parts)), "difference": raw.estimate,
                      "interval": [raw.low, raw.high], "p": raw.p, "adjusted": less and less.estimate,

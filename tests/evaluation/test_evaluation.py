@@ -276,11 +276,11 @@ def test_95_in_100_differences_less_luck_contain_the_exact_one_and_are_narrower(
     game, rng, players, exactly = load_game(KUHN), np.random.default_rng(0), [], []
     for table in (mixture(KUHN, 0.9), mixture(KUHN, 0.5)):
         exactly.append(table_values(table, KUHN)["exact"])
-        rows = np.empty((500, 40), dtype=object)
+        rows = np.empty((500, 100), dtype=object)
         for seat in (0, 1):
             odds, *rest = games_of(game, table, seat)
             ended = np.array([{"score": won / 4 + 0.5, "luck": luck / 4} for won, luck in zip(*rest, strict=True)])
-            rows[:, seat::2] = rng.choice(ended, p=odds / sum(odds), size=(500, 20))
+            rows[:, seat::2] = rng.choice(ended, p=odds / sum(odds), size=(500, 50))
         players.append(rows.tolist())
     held, widths = 0, []
     for ours, theirs in zip(*players, strict=True):
@@ -298,7 +298,7 @@ def test_95_in_100_differences_less_luck_contain_the_exact_one_and_are_narrower(
     assert adjusted(*two) == [pytest.approx(found["adjusted"])] * 3
     two[1]["hex"] = [{"score": row["score"]} for row in theirs]
     assert adjusted(*two) == [found["adjusted"], None, None]
-    assert adjusted({"kuhn_poker": ours[:38]}, {"kuhn_poker": theirs[:38]}) == [None]
+    assert adjusted({"kuhn_poker": ours[:98]}, {"kuhn_poker": theirs[:98]}) == [None]
 
 
 def test_scores_less_luck_vary_as_the_line_does_that_is_drawn_through_them():
