@@ -111,12 +111,13 @@ def count_tokens(config: SimpleNamespace, chat: ChatFormat, tasks: list[Task], p
 
     ConfigError: a game failed, or too many programs in a row, or an answer leaves no room for a prompt.
     """
-    free, most = config.ppo.max_new_tokens if config.env.answer_mode == "free" else 0, config.ppo.max_seq_length
-    if free >= most:  # each of its tokens is counted one by one
+    free, answer = config.env.answer_mode == "free", config.ppo.max_new_tokens
+    most, asked_freely = config.ppo.max_seq_length, free or config.ppo.legal_mass_coef  # then evaluations do
+    if asked_freely and answer >= most:  # each of its tokens is counted one by one
         holds = f"ppo.max_seq_length, {most}, which holds prompt and answer"
-        raise ConfigError(f"ppo.max_new_tokens = {free}: expected fewer tokens than {holds}")
+        raise ConfigError(f"ppo.max_new_tokens = {answer}: expected fewer tokens than {holds}")
     for _ in range(SKIPPED):
-        prompts = Prompts(chat, free, peek, player.AHEAD[config.model.device != "cpu"])
+        prompts = Prompts(chat, answer if free else 0, peek, player.AHEAD[config.model.device != "cpu"])
         prompts.episodes = play(replace(config.env, games_at_once=0), prompts, tasks)
         failed = [e for e in prompts.episodes if e.outcome == "failed"]
         if not all("NoAnswerError" in e.info["error"] for e in failed):

@@ -293,6 +293,15 @@ def test_answers_that_leave_no_room_for_a_prompt_are_refused_before_they_are_cou
 
 
 @pytest.mark.parametrize("check", [preflight.describe, preflight.check])
+def test_the_free_games_of_an_evaluation_need_room_for_a_prompt_too(tmp_path, check):
+    """--dry-run refused what the run itself began: all of its free play would have been cut off before an answer."""
+    long = {"max_seq_length": 256, "max_new_tokens": 256}
+    with pytest.raises(ConfigError, match=r"^ppo\.max_new_tokens = 256: expected fewer tokens"):
+        check(micro_config(tmp_path, ppo=long | {"legal_mass_coef": 0.1}))
+    check(micro_config(tmp_path, ppo=long | {"legal_mass_coef": 0.0}))  # nobody answers freely
+
+
+@pytest.mark.parametrize("check", [preflight.describe, preflight.check])
 def test_answers_too_short_for_what_programs_print_are_refused(tmp_path, check):
     env = {"env_type": "trace", "answer_mode": "free"}
     levels = {"stages": [{"name": "only", "games": [[0, 3 * TASKS_PER_LEVEL - 1]]}]}
