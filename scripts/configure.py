@@ -12,7 +12,6 @@ import argparse
 import json
 import math
 import os
-import shlex
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -39,7 +38,7 @@ from scripts.export.publish import licence_of, licence_warning
 from training import memory, preflight
 from training.config import DEFAULT_FILES, ROOT, load_sections
 from training.memory import GB, Parameters, count_parameters
-from training.process import at_least, must_be_writable, run_program
+from training.process import at_least, command, must_be_writable, run_program
 from utils import ConfigError, read_json, write_file
 
 TINY = ROOT / "config" / "presets" / "tiny.json"
@@ -243,6 +242,8 @@ def run(args: argparse.Namespace) -> None:
     if args.output.exists() and args.yes:  # a file that is no configuration is refused, not replaced
         load_sections([*DEFAULT_FILES, args.output])
     must_be_writable(args.output.absolute().parent)
+    if args.output.exists() and not args.yes and not Confirm.ask(escape(f"Replace {args.output}?")):
+        raise ConfigError(f"--output {args.output}: is kept; name another file")
     ask_all(args, bool(gpu))
     found, config, measured = options(args, bool(gpu))
     chosen = choose(found, room)
@@ -258,11 +259,9 @@ def run(args: argparse.Namespace) -> None:
     licence = licence_of(args.model[0])
     if licence and (warning := licence_warning(args.model[0], licence)):
         print(warning)
-    if args.output.exists() and not args.yes and not Confirm.ask(escape(f"Replace {args.output}?")):
-        raise ConfigError(f"--output {args.output}: is kept; name another file")
     write_file(args.output, (json.dumps(chosen.overlay, indent=1) + "\n").encode())
-    command = f"python train_ppo.py --config {shlex.quote(str(args.output))}"
-    print(f"{args.output} is written. Go on with\n  {command} --dry-run\n  {command}")
+    train = command("train_ppo.py", "--config", str(args.output))
+    print(f"{args.output} is written. Go on with\n  {train} --dry-run\n  {train}")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -19,7 +19,6 @@ import argparse
 import json
 import math
 import os
-import shlex
 import sys
 from collections.abc import Sequence as Seq
 from contextlib import closing, suppress
@@ -56,7 +55,7 @@ from training.config import DEFAULT_FILES, load_sections, narrowed
 from training.console import Console
 from training.memory import checkpoint_bytes, with_less_memory
 from training.preflight import check_lora, exact_tasks, say_answers
-from training.process import at_least, leave, must_be_writable, run_program
+from training.process import at_least, command, leave, must_be_writable, run_program
 from utils import CheckpointError, in_threads, need_space, redact, uniform, write_directory, write_manifest
 
 _MOVE, _EXPLORE = 201, 202  # first keys of random streams
@@ -269,7 +268,7 @@ def run(args: argparse.Namespace) -> None:
 
     output = _free(args.output)
     write_directory(Path(output).resolve(), fill)  # before the evaluation, which may fail
-    print(f"adapter: {output}\ngo on:   python train_ppo.py ... --set model.adapter={shlex.quote(output)}", flush=True)
+    print(f"adapter: {output}\ngo on:   {command('train_ppo.py', '...', f'--set=model.adapter={output}')}", flush=True)
     after = _measure(policy, config, shown_tasks)
     print("\n" + result_table([r.row for r in before], after)[0])
 

@@ -30,6 +30,7 @@ from utils import CheckpointError, ConfigError, checkpoints_in, redact, sweep
 # What a run writes into its folder, which may hold other people's files as well.
 OWN = ("checkpoint-*", "final", "average", "metrics.jsonl", "episodes.jsonl", "summary.json", "about.json",
        "run_config.json", "wandb_id", "bad_batch.json", "abandoned-*")  # fmt: skip
+ROOT = Path(__file__).resolve().parents[1]
 TOGETHER = 0.5  # seconds within which two signals count as one
 
 
@@ -88,12 +89,21 @@ def say_how_to_go_on(program: str, run_dir: str, processes: int, stream: IO[str]
         return
     launcher = f"-m torch.distributed.run --standalone --nproc_per_node={processes}" if processes > 1 else ""
     words = [sys.executable, *launcher.split(), program, "--resume", str(Path(run_dir))]
-    print(f"go on with: {shlex.join(word.removeprefix(f'{Path.cwd()}{os.sep}') for word in words)}", file=stream)
+    print(f"go on with: {_from_here(words)}", file=stream)
+
+
+def _from_here(words: Sequence[str]) -> str:
+    return shlex.join(word.removeprefix(f"{Path.cwd()}{os.sep}") for word in words)
+
+
+def command(program: str, *arguments: str) -> str:
+    """The command that starts a program of this project from the current folder."""
+    return _from_here(["python", str(ROOT / program), *arguments])
 
 
 def draw_command(run_dir: Path) -> str:
     """The command that draws a run's curves and writes its reports."""
-    return f"python scripts/visualize.py --run {shlex.quote(str(run_dir))}"
+    return command("scripts/visualize.py", "--run", str(run_dir))
 
 
 def setup_logging() -> None:

@@ -15,7 +15,7 @@ from policy.model import load_architecture
 from scripts import configure
 from scripts.make_tiny_model import make_model, make_tokenizer
 from training import memory, preflight
-from training.config import parse_args, read_config
+from training.config import ROOT, parse_args, read_config
 from utils import ConfigError, read_json
 
 GB = 1e9
@@ -289,16 +289,20 @@ def test_a_folder_is_no_place_for_the_file(capsys, flag, folder, message):
     assert capsys.readouterr().err == f"error: {message}\n"
 
 
-def test_a_file_that_is_there_is_kept(tiny_models, tmp_path, monkeypatch):
+def test_a_file_that_is_there_is_kept(tiny_models, tmp_path, monkeypatch, capsys):
     file = tmp_path / "[" / "v1]" / "mine.json"  # brackets are no markup
     file.parent.mkdir(parents=True)
     file.write_text("{}")
-    flags = ["--model", str(tiny_models["qwen2"]), "--games", "kuhn_poker", "--opponents", "random", "--budget", "10"]
-    monkeypatch.setattr("builtins.input", lambda *_: "n")
-    assert configure.main([*flags, "--gpu-memory", "0", "--output", str(file)]) == 2
+    answers = iter(["n"])
+    monkeypatch.setattr("builtins.input", lambda *_: next(answers))
+    assert configure.main(["--gpu-memory", "0", "--output", str(file)]) == 2  # before any other question
     assert file.read_text() == "{}"
+    flags = ["--model", str(tiny_models["qwen2"]), "--games", "kuhn_poker", "--opponents", "random", "--budget", "10"]
     monkeypatch.setattr("builtins.input", lambda *_: "y")
+    monkeypatch.chdir(file.parent)
+    capsys.readouterr()
     assert configure.main([*flags, "--gpu-memory", "0", "--output", str(file)]) == 0
+    assert f"\n  python {ROOT / 'train_ppo.py'} --config mine.json\n" in capsys.readouterr().out  # as typed from here
     assert read_json(file)["ppo"]["num_train_steps"] == 1
     assert json.loads(file.read_text())["run"]["output_dir"] == "runs/mine"
 
