@@ -60,7 +60,7 @@ function evaluation() {
   const games = [...new Set(runs.flatMap((run) => run.games))], many = runs.length > 1;
   const programs = runs.every((run) => (run.config.env || {}).env_type === "trace");
   const of = (run, game) => run.summary.games[game] || {};
-  const known = MEASURES.filter(([head, , cell]) => (!many || ["After", "95 % interval", "Share of ceiling", "NashConv"].includes(head))
+  const known = MEASURES.filter(([head, , cell]) => (!many || !["Before", "Less luck", "Ceiling", "NashConv before", "Free play before"].includes(head))
     && runs.some((run) => games.some((game) => shown(cell(of(run, game))) !== "–")));
   const above = many ? html`<tr><th></th>${runs.map((run) => html`<th colspan="${known.length}" class="of">${run.name}</th>`)}</tr>` : "";
   const heads = runs.map(() => known.map(([head, meaning]) => html`<th title="${meaning}">${head}</th>`));

@@ -723,9 +723,11 @@ def test_free_play_and_failed_games_are_told_as_on_the_terminal(tmp_path):
     text = (run / "report.md").read_text()
     assert "| free play before | free play | failed |" in text
     assert "| -0.500, no answers | +0.500, 99.6% legal | 2 |" in text
-    if shutil.which("node"):
-        said = subprocess.run(["node", STUB, run / "report.html"], capture_output=True, text=True, check=True).stdout
-        assert "<td>0.500, 99.6 % legal</td><td>2</td>" in said
+    other = write_run(tmp_path / "other", steps=9, shown=[])
+    pages = [run / "report.html", visualize.write_report(visualize.load_runs([run, other]), tmp_path / "both.html")]
+    for page in pages if shutil.which("node") else []:
+        said = subprocess.run(["node", STUB, page], capture_output=True, text=True, check=True).stdout
+        assert "<td>0.500, 99.6 % legal</td><td>2</td>" in said, page
 
 
 @pytest.mark.parametrize(("steps", "told"), [(5, False), (9, True)])
@@ -1424,6 +1426,9 @@ def test_a_run_that_goes_on_says_how_far_it_is_and_self_play_what_it_is_worth(pa
 def compared(run_dir, tmp_path_factory):
     folder = tmp_path_factory.mktemp("compared")
     second = write_run(folder / "second", steps=30, seed=1, shown=("hex",))
+    summary = json.loads((second / "summary.json").read_text())
+    summary["games"]["tic_tac_toe"] |= {"exact_after": 0.8, "free_play": {"value": 0.5, "legal_rate": 1}, "failed": 2}
+    (second / "summary.json").write_text(json.dumps(summary))
     visualize.main(["--run", str(run_dir), str(second), "--output", str(folder)])
     return folder / "report.html"
 
@@ -1431,12 +1436,13 @@ def compared(run_dir, tmp_path_factory):
 def test_runs_are_compared_side_by_side_and_by_what_differs(page, compared):
     page.open(compared)
     table = "[...document.querySelectorAll('#tables tr')].map((r) => [...r.children].map((c) => c.textContent))"
-    after = ["After", "95 % interval", "Share of ceiling"]
+    after = ["After", "95 % interval", "Exact value", "Share of ceiling", "Free play", "Failed"]
     assert page.js(table)[:3] == [
         ["", "first", "second"],
         ["Game", *after, *after],
-        ["tic_tac_toe", *(["0.810", "0.780 to 0.840", "\u200784 %"] * 2)],
-    ]
+        ["tic_tac_toe", "0.810", "0.780 to 0.840", "–", "\u200784 %", "–", "–",
+         "0.810", "0.780 to 0.840", "0.800", "\u200784 %", "0.500, 100.0 % legal", "2"],
+    ]  # fmt: skip
     settings = "[...document.querySelectorAll('#config tbody tr')].map((r) => r.textContent)"
     assert page.js(settings) == ["ppo.learning_rate0.0030.006"]
     assert page.js("document.querySelector('#config summary').textContent") == "1 settings differ, 3 are the same"
