@@ -404,7 +404,8 @@ def result_table(before: list[dict[str, Any]], after: list[GameResult]) -> tuple
         old = known.get(new.game, {})  # empty for a game that was not played before training
         free_before = old.get("free_play")
         lines.append({"game": new.game, "before": old.get("value"), "after": new.value,
-                      "95 %": between(new.low, new.high), "less luck": tables.less_luck(new),
+                      "95 %": between(new.low, new.high),
+                      "less luck": tables.less_luck(new.adjusted, new.adjusted_interval, new.exact),
                       "exact": new.exact, "ceiling": new.ceiling,
                       "share": shown_share(new.share, new.share_interval),
                       "NashConv before": old.get("nash_conv"), "NashConv": new.nash_conv,

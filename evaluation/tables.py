@@ -47,14 +47,9 @@ def between(low: float, high: float) -> str:
     return f"[{low:{VALUE}}, {high:{VALUE}}]"
 
 
-def less_luck(result: Any) -> str | None:
-    """The cell of a ``GameResult``'s adjusted value and its interval; None where the exact one says more."""
-    return None if result.exact is not None else estimate(result.adjusted, result.adjusted_interval)
-
-
-def estimate(value: float | None, ends: Seq[float] | None) -> str | None:
-    """A value and its interval in one cell; None where they are not known."""
-    return f"{value:{VALUE}} {between(*ends)}" if value is not None and ends else None
+def less_luck(adjusted: float | None, ends: Any, exact: float | None = None) -> str | None:
+    """The cell of a value less luck with the two ends of its interval; None where the exact value says more."""
+    return None if adjusted is None or exact is not None else f"{adjusted:{VALUE}} {between(*ends)}"
 
 
 def shown_share(share: float | None, ends: Seq[float] | None) -> str | None:

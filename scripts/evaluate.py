@@ -59,7 +59,7 @@ from evaluation.players import (
     player_flags,
     run_config_file,
 )
-from evaluation.tables import RARE, VALUE, between, columns, estimate, less_luck, shown_share
+from evaluation.tables import RARE, VALUE, between, columns, less_luck, shown_share
 from games import own_digest
 from training.config import DEFAULT_FILES, SECTIONS, narrowed
 from training.console import Console
@@ -233,7 +233,8 @@ class Contest:
             lines = [
                 {"game": r.game, "games": r.episodes, "value": r.value, "95 %": between(r.low, r.high),
                  "success": r.success, **{kind: getattr(r, kind) for kind in RARE}, "legal": r.legal_mass,
-                 "less luck": less_luck(r), "exact": r.exact, "ceiling": r.ceiling,
+                 "less luck": less_luck(r.adjusted, r.adjusted_interval, r.exact), "exact": r.exact,
+                 "ceiling": r.ceiling,
                  "share": shown_share(r.share, r.share_interval),
                  "NashConv": r.nash_conv} for r in table
             ]  # fmt: skip
@@ -244,7 +245,7 @@ class Contest:
             print(f"{self.players[0].label} minus {self.players[1].label}, value on the same deals")
             lines = [{"game": d["game"], "pairs": d["pairs"], "difference": d["difference"],
                       "95 %": between(*d["interval"]), "p": d["p"],
-                      "less luck": estimate(d["adjusted"], d["adjusted_interval"])} for d in found[0]]  # fmt: skip
+                      "less luck": less_luck(d["adjusted"], d["adjusted_interval"])} for d in found[0]]  # fmt: skip
             print(columns(lines, self.style, difference=VALUE, p=".2g"), end="\n\n")
         return report
 

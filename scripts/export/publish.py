@@ -17,7 +17,7 @@ from curriculum import first_tasks, pool
 from env_wrapper import make_env
 from envs.client import one_line
 from envs.types import Task
-from evaluation.tables import VALUE, between, columns, shown_share
+from evaluation.tables import VALUE, between, columns, less_luck, shown_share
 from games import GAMES
 from policy.model import folder_of
 from scripts.export.proof import say
@@ -192,7 +192,9 @@ def public_config(config: SimpleNamespace) -> dict[str, Any]:
 def _evaluation(games: dict[str, dict[str, Any]]) -> str:
     """The table of results, without columns that say nothing of any game, as exact values of programs."""
     lines = [{"game": game, "before": r["before"], "after": r["after"], "95 %": between(*r["interval"]),
-              "games": r["episodes"], "exact": r["exact_after"], "best response": r["ceiling"],
+              "games": r["episodes"],
+              "less luck": less_luck(r.get("adjusted"), r.get("adjusted_interval"), r["exact_after"]),
+              "exact": r["exact_after"], "best response": r["ceiling"],
               "share": shown_share(r["share"], r.get("share_interval")), "failed": r.get("failed")}
              for game, r in games.items()]  # fmt: skip
     values = dict.fromkeys(("before", "after", "exact", "best response"), VALUE)

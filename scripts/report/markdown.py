@@ -34,6 +34,8 @@ def table(rows: Sequence[Sequence[Any]]) -> str:
 def results(games: dict[str, dict[str, Any]]) -> str:
     """The table of the evaluation, without columns that are unknown for every game."""
     games = {name: {**g, "failed": g.get("failed") or None} for name, g in games.items()}
+    for game in (game for game in games.values() if game.get("exact_after") is not None):  # which says more
+        game |= dict.fromkeys(("adjusted", "adjusted_interval"))
     keys = [key for key in HEADS if any(g.get(key) is not None for g in games.values())]
     rows = [[name, *(_cell(g, key) for key in keys)] for name, g in games.items()]
     return table([["game", *(HEADS[key] for key in keys)], *rows])

@@ -683,7 +683,7 @@ def test_each_game_of_a_card_has_a_value_of_its_own(tmp_path):
     row = {"before": 0.0, "interval": [-0.5, 0.5], "episodes": 8} | dict.fromkeys(("exact_after", "ceiling", "share"))
     games = {game: row | {"after": after} for game, after in (("leduc_poker", 0.1), ("tic_tac_toe", 0.2))}
     card = publish.card(about(tmp_path, summary={"checkpoint": "checkpoint-000006", "games": games}))
-    assert "*share* is where the exact value, or with an interval that of sampled play, lies" in card
+    assert "*share* is where the exact value, or with an interval that of sampled play (less luck where" in card
     told = {shown.dataset_name: shown.metric_value for shown in ModelCard(str(card)).data.eval_results}
     assert told == {"leduc_poker": 0.1, "tic_tac_toe": 0.2}
 
@@ -701,6 +701,17 @@ def test_a_card_has_no_columns_without_a_number(tmp_path):
         [head] = [line for line in card.splitlines() if line.startswith("| game")]
         assert [cell.strip() for cell in head.strip("|").split("|")] == expected
     assert re.search(r"^\| b .*\| +\+0\.900 +\| +2 +\|$", card, re.MULTILINE)
+
+
+def test_the_card_shows_the_value_that_a_share_is_of(tmp_path):
+    """Less luck, a share lay beside an ``after`` of which it was not; an exact value says more than either."""
+    row = {"before": 0.0, "after": 0.3, "interval": [0.1, 0.5], "episodes": 40, "ceiling": 0.2, "share": 0.6}
+    row |= {"adjusted": 0.12, "adjusted_interval": [0.1, 0.15], "exact_after": None, "share_interval": [0.5, 0.75]}
+    games = {"a": row, "b": row | {"exact_after": 0.13, "share_interval": None}}
+    card = publish.card(about(tmp_path, summary={"checkpoint": "checkpoint-000006", "games": games}))
+    a, b = (re.sub(" +", " ", line) for line in card.splitlines() if re.match(r"\| [ab] ", line))
+    assert "| 40 | +0.120 [+0.100, +0.150] | - | +0.200 | 0.600 [0.50, 0.75] |" in a
+    assert "| 40 | - | +0.130 | +0.200 | 0.600 |" in b
 
 
 def test_card_does_not_take_another_checkpoints_evaluation(tmp_path):

@@ -620,7 +620,9 @@ def test_shares_of_sampled_play_are_told_with_their_intervals(tmp_path):
     assert visualize.main(["--run", str(run)]) == 0
     text = (run / "report.md").read_text()
     assert "| +0.960 | +0.840 | - |" in text
-    assert "| +0.900 | +0.670 | +0.560 to +0.780 |" in text
+    assert "| +0.610 | +0.520 to +0.710 | +0.900 | +0.670 | +0.560 to +0.780 |" in text
+    summary["games"]["connect_four"] |= {"exact_after": 0.6}
+    assert "| +0.500 to +0.700 | - | - | +0.600 | +0.900 |" in markdown.results(summary["games"]), "which says more"
     assert "Mean share of the ceiling, 2 of 3 games: 0.840, 95 % interval +0.700 to +0.810" in text
     if shutil.which("node"):
         said = subprocess.run(["node", STUB, run / "report.html"], capture_output=True, text=True, check=True).stdout
