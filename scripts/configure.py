@@ -49,6 +49,7 @@ MODELS = {
     TINY_MODEL: "made here in seconds, for trying things on a CPU",
 }
 DEFAULT_GAMES = "tic_tac_toe kuhn_poker leduc_poker connect_four"
+DEFAULT_OPPONENTS = "random mcts:50x1"
 TINY_PARAMETERS = 10_000_000  # fewer: one of scripts/make_tiny_model.py's, which begins with random weights
 SIZES = ((32, 16384), (16, 8192), (8, 4096), (4, 2048), (2, 1024))  # games_at_once, tokens_per_batch
 WELL_FED = 8  # the least games_at_once for which plain weights are worth their memory
@@ -199,7 +200,7 @@ def ask_all(args: argparse.Namespace, gpu: bool) -> None:
     ask(args, "model", default, "Model (a name on the Hub or a folder)", hint, check_model)
     ask(args, "games", DEFAULT_GAMES, "Games", "  " + " ".join(NAMES), check_games)
     hint = "  random mcts mcts_light mcts:SIMSxROLLOUTS ismcts perfect cfr self"
-    ask(args, "opponents", "random mcts:50x1", "Opponents, a stage each", hint, check_opponents)
+    ask(args, "opponents", DEFAULT_OPPONENTS, "Opponents, a stage each", hint, check_opponents)
     usual = 200_000 if args.model == [TINY_MODEL] else 20_000
     while not 1 <= (args.budget or 0) < 2**31:
         if args.budget is not None:
@@ -214,12 +215,13 @@ def parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
     """Read the command line."""
     parser = FlagParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
-    add("--output", type=file_name, default=Path("config/mine.json"), metavar="FILE", help="%(default)s")
-    add("--model", nargs=1, metavar="NAME", help="on the Hub, or a folder")
-    add("--games", nargs="+", metavar="GAME")
+    add("--output", type=file_name, default=Path("config/mine.json"), metavar="FILE", help="default %(default)s")
+    add("--model", nargs=1, metavar="NAME",
+        help=f"on the Hub, or a folder (default {next(iter(MODELS))}; without a GPU {TINY_MODEL})")  # fmt: skip
+    add("--games", nargs="+", metavar="GAME", help=f"default {DEFAULT_GAMES}")
     add("--games-path", metavar="DIR", default="", help="with games of your own: adding_a_game.md")
-    add("--opponents", nargs="+", metavar="OPPONENT", help="a stage each, in this order")
-    add("--budget", type=at_least(1), metavar="N", help="games to play")
+    add("--opponents", nargs="+", metavar="OPPONENT", help=f"a stage each, in this order (default {DEFAULT_OPPONENTS})")
+    add("--budget", type=at_least(1), metavar="N", help=f"games to play (default 20,000; of {TINY_MODEL} 200,000)")
     add("--gpu-memory", type=at_least(0.0), metavar="GB", help="of another machine's GPU; 0: it has none")
     add("--yes", action="store_true", help="ask nothing; replace the file if it exists")
     return parser.parse_args(argv)

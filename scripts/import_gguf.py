@@ -103,7 +103,8 @@ def main(argv: list[str] | None = None) -> int:
     parser = FlagParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("file", type=Path, metavar="FILE.gguf")
     parser.add_argument("output", type=Path, metavar="FOLDER")
-    parser.add_argument("--dtype", choices=("bfloat16", "float16", "float32"), default="bfloat16")
+    add = parser.add_argument
+    add("--dtype", choices=("bfloat16", "float16", "float32"), default="bfloat16", help="default %(default)s")
     args = parser.parse_args(argv)
     args.output = args.output.resolve()  # a link's target is written, not the link replaced
 

@@ -201,7 +201,7 @@ def parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--base", metavar="B", help="another copy of the base (default: as in the run)")
     add("--set", nargs="+", default=[], metavar="KEY=VALUE", help="laid over the run's configuration")
     add("--dtype", choices=tuple(ROUNDING), help="of the merged weights (default: the run's)")
-    add("--deals", type=at_least(1, 2**20), metavar="N", help="played before and after (200)")
+    add("--deals", type=at_least(1, 2**20), metavar="N", help="played before and after (default 200)")
     add("--tolerance", type=at_least(0.0), metavar="NATS", help="mean difference of log-probabilities "
         f"to allow (default: {rounding}; 2 %% of the adapter's effect if more)")  # fmt: skip
     add("--adapter-only", action="store_true", help="do not merge: a folder with the adapter alone")

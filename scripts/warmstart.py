@@ -173,12 +173,12 @@ def parse_args(argv: Seq[str] | None) -> argparse.Namespace:
     add("--set", nargs="+", default=[], metavar="KEY=VALUE", help="as for train_ppo.py")
     add("--teacher", help="for games an opponent that searches, or cfr, cfr:ITERATIONS, perfect (default mcts); "
         "for programs output")  # fmt: skip
-    add("--episodes", type=at_least(1, 2**20), default=2048, help="of the teacher, over all stages; %(default)s")
-    add("--explore", type=float, help="share of a game's moves played at random; 0.2")
-    add("--epochs", type=at_least(1, 1000), default=4, help="%(default)s")
-    add("--batch", type=at_least(1), default=64, help="sequences an optimizer step; %(default)s")
+    add("--episodes", type=at_least(1, 2**20), default=2048, help="of the teacher, in all stages (default 2048)")
+    add("--explore", type=float, help="share of a game's moves played at random (default 0.2)")
+    add("--epochs", type=at_least(1, 1000), default=4, help="default %(default)s")
+    add("--batch", type=at_least(1), default=64, help="sequences an optimizer step (default %(default)s)")
     add("--legal-mass", type=at_least(0.0),
-        help="weight of answering legally in games, 1.0; 0 where answers stay constrained")  # fmt: skip
+        help="weight of answering legally in games (default 1.0); 0 where answers stay constrained")  # fmt: skip
     add("--learning-rate", type=at_least(1e-12), default=None, help="falls linearly to 0; default: ppo.learning_rate")
     add("--output", "--output-dir", required=True, metavar="DIR", help="where the adapter is written")
     args = parser.parse_args(argv)
