@@ -111,6 +111,8 @@ def setup_logging() -> None:
 
     A program continues when nobody reads its output any more (``| head``): its files are still wanted.
     """
+    if signal.getsignal(signal.SIGINT) == signal.SIG_DFL:  # as programs leave it while libraries load
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         stream = getattr(sys, name)
         if stream is None:  # closed: reading ends at once, output is lost

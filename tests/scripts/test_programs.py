@@ -5,6 +5,7 @@ import contextlib
 import importlib
 import os
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -40,6 +41,27 @@ def test_a_program_finds_its_modules_where_python_does_not_look_beside_it(name, 
     command = [sys.executable, "-P", str(ROOT / f"{name.replace('.', '/')}.py"), "--help"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["train_ppo", *(pytest.param(f"scripts.{name}", marks=pytest.mark.slow)
+                    for name in ("configure", "evaluate", "import_gguf", "merge", "play", "warmstart"))],
+)  # fmt: skip
+def test_an_interrupt_while_libraries_load_is_no_traceback(name, tmp_path):
+    """For seconds, in which whoever sees a mistake in the command presses Ctrl-C."""
+    (tmp_path / "torch.py").write_text("import os, signal, time\nos.kill(os.getpid(), signal.SIGINT)\ntime.sleep(60)")
+    command = [sys.executable, str(ROOT / f"{name.replace('.', '/')}.py")]
+    done = subprocess.run(command, env=os.environ | {"PYTHONPATH": str(tmp_path)}, capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (-signal.SIGINT, "", "")
+
+
+def test_an_interrupt_once_they_are_loaded_is_a_line():
+    code = ("import os, signal, time; signal.signal(signal.SIGINT, signal.SIG_DFL)\n"
+            "from training.process import run_program\n"
+            "print(run_program(lambda: os.kill(os.getpid(), signal.SIGINT) or time.sleep(60)))")  # fmt: skip
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert (done.stdout, done.stderr) == ("130\n", "error: interrupted\n")
 
 
 @pytest.mark.parametrize(
