@@ -404,8 +404,11 @@ def _seal(manifest: dict[str, Any]) -> str:
 @cache
 def versions() -> dict[str, str]:
     """Versions of Python and of the installed ``LIBRARIES``."""
-    installed = {dist.name.lower().replace("-", "_"): dist.version for dist in metadata.distributions()}
-    return {"python": sys.version.split()[0], **{name: installed[name] for name in LIBRARIES if name in installed}}
+    found = {"python": sys.version.split()[0]}
+    for name in LIBRARIES:
+        with suppress(metadata.PackageNotFoundError):
+            found[name] = metadata.version(name)
+    return found
 
 
 def fingerprint(path: Path) -> dict[str, Any]:

@@ -52,7 +52,7 @@ class Console:
         if self._drawn:
             from rich.console import Console as RichConsole
 
-            self._rich = RichConsole(file=self._stream, markup=False, highlight=False)
+            self._rich = RichConsole(file=self._stream, markup=False, emoji=False, highlight=False)
 
     def step(self, row: Mapping[str, Any]) -> None:
         """Show a training step, given its row of metrics."""

@@ -424,6 +424,11 @@ def test_a_small_terminal_shows_fewer_numbers_but_whole_ones(monkeypatch):
     assert head.split()[0] == "score"
 
 
+def test_a_terminal_is_shown_names_as_they_are(monkeypatch):
+    """A command that is copied from it has to work."""
+    assert "runs/a:100:b" in screen(monkeypatch, 80, lambda console: console.say("runs/a:100:b"))
+
+
 @pytest.mark.parametrize("variable", [("NO_COLOR", "1"), ("TERM", "dumb")])
 def test_lines_on_a_terminal_that_wants_no_picture(monkeypatch, variable):
     monkeypatch.setenv(*variable)

@@ -214,6 +214,13 @@ def test_what_is_saved_is_loaded(tmp_path):
     assert not {"config.json", "manifest.json"} & set(checkpoint.manifest["files"])
 
 
+def test_what_is_left_of_another_package_costs_no_run(tmp_path, monkeypatch):
+    """A pip that was interrupted leaves a folder that names nothing; whatever was trained ended with a traceback."""
+    (tmp_path / "another-1.0.dist-info").mkdir()
+    monkeypatch.syspath_prepend(tmp_path)
+    assert utils.versions.__wrapped__() == utils.versions()
+
+
 def test_the_same_state_gives_the_same_bytes(tmp_path):
     a, b = save(tmp_path / "a", 3), save(tmp_path / "b", 3)
     files = [p.relative_to(a) for p in a.rglob("*") if p.is_file()]
