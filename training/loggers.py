@@ -21,6 +21,8 @@ log = logging.getLogger(__name__)
 NAMES = ("auto", "wandb", "offline", "tensorboard", "trackio", "none", "online", "disabled")  # the last two: old names
 PROJECT = "chat-games-ppo"
 GAMES_SENT = 20
+# What ``wandb_id`` holds: the id there, the last step that was sent, and its own path.
+KEPT, MOST_KEPT = re.compile(rb"(\w{1,64})(?: (\d{1,9})(?: ([^\0]+))?)?"), 5000
 Row = Mapping[str, Any]
 
 
@@ -48,7 +50,8 @@ class Loggers:
         self._kept, settings = Path(run_dir) / "wandb_id", redact(dict(config))
         self._id, self._sent = secrets.token_hex(4), step or 0
         with contextlib.suppress(ConfigError):  # without the file a new run begins there
-            if step is not None and (kept := re.fullmatch(rb"(\w{1,64})(?: (\d{1,9}))?", read_file(self._kept, 100))):
+            kept = KEPT.fullmatch(read_file(self._kept, MOST_KEPT)) if step is not None else None
+            if step is not None and kept and not _copied(self._kept, kept):
                 self._id, self._sent = kept[1].decode(), max(step, int(kept[2] or 0))
         for name in dict.fromkeys([names] if isinstance(names, str) else names):
             mode = "offline" if name == "offline" else os.environ.get("WANDB_MODE") or "online"
@@ -85,7 +88,7 @@ class Loggers:
         self._sent = sent
         with contextlib.suppress(OSError, CheckpointError):
             if not all(logger.takes_back for logger in self._open.values()):
-                write_file(self._kept, f"{self._id} {sent}".encode())
+                write_file(self._kept, f"{self._id} {sent} ".encode() + os.fsencode(self._kept.resolve()))
 
     def _begin(self, name: str, kind: Callable[..., Sink], *about: Any) -> None:
         with self._guarded(name):
@@ -106,6 +109,15 @@ class Loggers:
         except Exception as exc:  # neither a library nor the network may end the run
             self._open.pop(name, None)
             log.warning("%s is off from here: %s", name, redact(" ".join(f"{type(exc).__name__}: {exc}".split())))
+
+
+def _copied(file: Path, kept: re.Match[bytes]) -> bool:
+    """Whether the run that a ``wandb_id`` is of still lies where it was kept last: then this folder is a copy of it."""
+    origin = Path(os.fsdecode(kept[3] or b""))
+    with contextlib.suppress(ConfigError, OSError):
+        there = KEPT.fullmatch(read_file(origin, MOST_KEPT))
+        return bool(there) and there[1] == kept[1] and not origin.samefile(file)
+    return False  # it was moved, perhaps from another machine
 
 
 def _wandb(run_dir: Path, config: Row, run_id: str, mode: Any) -> Sink:

@@ -8,6 +8,7 @@ import logging
 import math
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -632,6 +633,25 @@ def test_wandb_takes_a_login_and_goes_on_with_the_same_run(wandb, tmp_path):
     assert wandb.run.rows == rows
 
 
+def test_a_copied_folder_is_a_run_of_its_own_there_and_a_moved_one_the_same(wandb, tmp_path):
+    """Both went on in one run, which keeps of each step what came first."""
+    first, copy, moved = (tmp_path / name for name in ("first", "copy", "moved"))
+    first.mkdir()
+    Loggers("offline", first, {}).log({"step": 1})
+    shutil.copytree(first, copy)
+    for folder in (copy, first, copy):
+        Loggers("offline", folder, {}, 1)
+    first.rename(moved)
+    (tmp_path / "link").symlink_to(moved)
+    for folder in (moved, tmp_path / "link"):
+        Loggers("offline", folder, {}, 1)
+    (copy / "wandb_id").write_text(f"{wandb.started[0]['id']} 1")  # of before it held where it lies
+    Loggers("offline", copy, {}, 1)
+    begun, copied, *others = (options["id"] for options in wandb.started)
+    assert begun != copied
+    assert others == [begun, copied, begun, begun, begun]
+
+
 def test_past_selves_are_sent_as_one(wandb, tmp_path):
     met = {"self": 3, "mcts:5x1": 1, "past:step-000001": 2, "past:step-000002": 4}
     Loggers("offline", tmp_path, {}).log(row := {"step": 3, "opponents": met})
@@ -654,7 +674,7 @@ def test_what_is_no_name_at_wandb_is_another_run_there(wandb, tmp_path, kept):
         (tmp_path / "wandb_id").write_text(kept, encoding="latin-1")
     Loggers("offline", tmp_path, {}, 3).log({"step": 4})
     assert wandb.run.rows == [(4, {"step": 4})]
-    assert re.fullmatch("[0-9a-f]{8} 4", (tmp_path / "wandb_id").read_text())
+    assert re.fullmatch(f"[0-9a-f]{{8}} 4 {tmp_path / 'wandb_id'}", (tmp_path / "wandb_id").read_text())
 
 
 @pytest.mark.parametrize(("name", "mode", "started"), [("auto", "offline", ["offline"]), ("wandb", "disabled",
