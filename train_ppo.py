@@ -583,7 +583,7 @@ def main(argv: list[str] | None = None) -> int:
         ranks.close()
         return code
     except ConfigError as error:
-        print(f"error: {one_line(utils.redact(str(error)))}", file=sys.stderr)
+        process.tell_for_all(error)
         return 2
     except KeyboardInterrupt:  # before training, when there is nothing to save yet
         print("error: interrupted", file=sys.stderr)

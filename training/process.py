@@ -31,6 +31,7 @@ from utils import CheckpointError, ConfigError, checkpoints_in, redact, sweep
 OWN = ("checkpoint-*", "final", "average", "metrics.jsonl", "episodes.jsonl", "summary.json", "about.json",
        "run_config.json", "wandb_id", "bad_batch.json", "abandoned-*")  # fmt: skip
 ROOT = Path(__file__).resolve().parents[1]
+OTHERS_WAIT = 10.0  # seconds in which a launcher ends the others of several processes, once the first has failed
 TOGETHER = 0.5  # seconds within which two signals count as one
 
 
@@ -170,6 +171,13 @@ def run_program(body: Callable[[], int | None]) -> int:
         message, code = "interrupted", 130
     print(f"error: {one_line(redact(message))}", file=sys.stderr)
     return code
+
+
+def tell_for_all(error: ConfigError) -> None:
+    """Print an error that each of several processes meets: the first at once, the others if nobody has ended them."""
+    if os.environ.get("LOCAL_RANK", "0") != "0":
+        time.sleep(OTHERS_WAIT)
+    print(f"error: {one_line(redact(str(error)))}", file=sys.stderr)
 
 
 def at_least(least: float, most: float = 2**31 - 1) -> Callable[[str], float]:

@@ -429,6 +429,17 @@ def test_the_first_process_warns_for_all(monkeypatch, rank):
     assert asked == [{"cpu": True, "timeout": ranks.PATIENCE}]  # the others wait while the first one evaluates
 
 
+@pytest.mark.parametrize(("rank", "waits"), [("0", 0), ("1", 1)])
+def test_a_mistake_in_a_command_is_told_by_the_first_unless_it_does_not_meet_it(monkeypatch, capsys, rank, waits):
+    """Each of them reads the command, and launchers end the others once one has failed."""
+    said = []
+    monkeypatch.setenv("LOCAL_RANK", rank)
+    monkeypatch.setattr(time, "sleep", lambda seconds: said.append(capsys.readouterr().err))
+    assert train_ppo.main(["--set", "ppo.learning_rate=x"]) == 2
+    assert said == [""] * waits
+    assert capsys.readouterr().err.count("error: --set: ppo.learning_rate") == 1
+
+
 def test_shares_are_put_together_in_their_order(monkeypatch):
     """Three processes, whose messages are handed over here."""
     items = list(range(8))
