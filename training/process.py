@@ -94,7 +94,10 @@ def say_how_to_go_on(program: str, run_dir: str, processes: int, stream: IO[str]
 
 
 def _from_here(words: Sequence[str]) -> str:
-    return shlex.join(word.removeprefix(f"{Path.cwd()}{os.sep}") for word in words)
+    here = ""
+    with contextlib.suppress(OSError):  # the current folder was deleted
+        here = f"{Path.cwd()}{os.sep}"
+    return shlex.join(word.removeprefix(here) for word in words)
 
 
 def command(program: str, *arguments: str) -> str:

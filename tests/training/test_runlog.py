@@ -255,6 +255,16 @@ def test_nobody_is_told_how_to_go_on_in_a_place_that_cannot_be(capsys):
     assert capsys.readouterr().out == ""
 
 
+def test_how_to_go_on_is_told_where_the_working_directory_was_deleted(tmp_path, monkeypatch, capsys):
+    """The last line, which says what failed, was a traceback."""
+    (tmp_path / "run" / "checkpoint-000001").mkdir(parents=True)
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    (tmp_path / "here").rmdir()
+    say_how_to_go_on("/p/train_ppo.py", str(tmp_path / "run"), 1, sys.stdout)
+    assert capsys.readouterr().out.endswith(f" /p/train_ppo.py --resume {tmp_path}/run\n")
+
+
 def test_a_directory_that_cannot_be_written_is_a_one_line_error(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match=r"file/run: cannot be written: Not a directory"):
