@@ -68,7 +68,8 @@ def headline(about: dict[str, Any]) -> str:
 
 def commit() -> str:
     """This program's commit, followed by "+" if files differ; "unknown" outside of a repository or without git."""
-    command = ["git", "-C", str(ROOT), "describe", "--always", "--abbrev=7", "--exclude=*", "--dirty=+"]
+    own = ["-C", str(ROOT), "--git-dir=.git"]  # not the repository of somebody who has unpacked this in one
+    command = ["git", *own, "describe", "--always", "--abbrev=7", "--exclude=*", "--dirty=+"]
     try:
         return subprocess.run(command, capture_output=True, text=True).stdout.strip() or "unknown"
     except OSError:  # there is no git

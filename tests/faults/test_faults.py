@@ -92,6 +92,19 @@ def test_other_schema_is_refused_with_the_reason(tmp_path):
     assert verify_checkpoint(path) == ["manifest.json: schema 2, but this program reads 1"]
 
 
+@pytest.mark.parametrize("step", ["1", True, 1.0])
+def test_a_step_that_is_no_number_is_damage(tmp_path, step):
+    path = save(tmp_path, 1)
+    reseal(path, lambda manifest: manifest.update(step=step))
+    assert verify_checkpoint(path) == ["manifest.json: damaged"]
+
+
+def test_files_without_end_are_damage(tmp_path):
+    path, more = save(tmp_path, 1), {f"{n}": {"size": 0, "sha256": ""} for n in range(utils.MOST_FILES)}
+    reseal(path, lambda manifest: manifest["files"].update(more))
+    assert verify_checkpoint(path) == ["manifest.json: damaged"]
+
+
 @pytest.mark.parametrize("name", ["../outside.txt", "/etc/hostname", "a/../../outside.txt", "link", "\0", "x" * 5000])
 @pytest.mark.parametrize("where", ["run", "snapshots"])
 def test_names_that_lead_out_of_the_checkpoint_are_refused(tmp_path, name, where):

@@ -45,7 +45,7 @@ from evaluation import english
 from evaluation import measure as evaluation
 from evaluation.players import find_adapter
 from scripts.make_tiny_model import make_model
-from training import console, preflight, state
+from training import about, console, preflight, state
 from training.config import SECTIONS, PPOConfig, parse_args, past_every, read_config
 from training.folder import CONTINUES, find_checkpoint
 from training.process import StopSignal, TrainingError, lock_run
@@ -136,6 +136,11 @@ def test_a_run_says_what_it_is_and_keeps_its_start_and_its_time(tmp_path, capsys
     begun = json.loads((other / "about.json").read_text())
     assert begun["started"] > again["started"]
     assert begun["seconds"] < 600
+
+
+def test_the_commit_is_not_that_of_a_repository_around_this_one(monkeypatch):
+    monkeypatch.setattr(about, "ROOT", ROOT / "training")
+    assert about.commit() == "unknown"
 
 
 def test_a_run_that_is_started_through_a_link_is_drawn(tmp_path, monkeypatch, drawing):

@@ -259,6 +259,20 @@ def test_optimizer_goes_on_exactly(tmp_path):
         utils.unpack_optimizer(resumed, loaded, rest, parameters[:-1])
 
 
+@pytest.mark.parametrize("value", [-1.0, float("inf")])
+def test_moments_that_cannot_be_are_refused(value):
+    """The root of a negative one would ruin the weights in the next step."""
+    weight = torch.nn.Parameter(torch.ones(2))
+    optimizer = torch.optim.AdamW([weight])
+    weight.sum().backward()
+    optimizer.step()
+    tensors, rest = utils.pack_optimizer(optimizer, ["weight"])
+    forged = tensors | {"exp_avg_sq/weight": torch.full((2,), value)}
+    with pytest.raises(CheckpointError, match=r"^optimizer: ValueError: exp_avg_sq/weight is none of weight$"):
+        utils.unpack_optimizer(optimizer, forged, rest, ["weight"])
+    utils.unpack_optimizer(optimizer, tensors, rest, ["weight"])
+
+
 def test_what_a_damaged_file_says_is_printable_in_the_message():
     with (
         pytest.raises(CheckpointError, match=r"^optimizer: ValueError: \\x1b\[2J differs$"),
@@ -326,6 +340,14 @@ def test_what_is_written_may_be_read_by_whom_the_umask_lets(tmp_path):
         finally:
             os.umask(before)
         assert (tmp_path / "out" / "secret").stat().st_mode & 0o777 == mode
+
+
+def test_a_file_is_on_the_disk_before_it_replaces_another(tmp_path, monkeypatch):
+    events = []
+    monkeypatch.setattr(utils, "_fsync", lambda path: events.append(path.name))
+    monkeypatch.setattr(Path, "replace", lambda path, target: events.append(target.name))
+    utils.write_file(tmp_path / "rows", b"1")
+    assert events == [".tmp-rows", "rows"]
 
 
 def test_writing_a_directory_leaves_what_others_have_beside_it(tmp_path):
