@@ -116,7 +116,7 @@ def _copied(file: Path, kept: re.Match[bytes]) -> bool:
     origin = Path(os.fsdecode(kept[3] or b""))
     with contextlib.suppress(ConfigError, OSError):
         there = KEPT.fullmatch(read_file(origin, MOST_KEPT))
-        return bool(there) and there[1] == kept[1] and not origin.samefile(file)
+        return there is not None and there[1] == kept[1] and not origin.samefile(file)
     return False  # it was moved, perhaps from another machine
 
 
