@@ -170,9 +170,10 @@ def mutual_information(episodes: Sequence[Episode]) -> float | None:
     """
     groups: dict[tuple[Any, ...], list[tuple[int, float]]] = {}
     for episode in episodes:
-        for d in (d for chain in episode.sequences.values() for sequence in chain for d in sequence.decisions):
+        for ids, d in ((s.ids, d) for chain in episode.sequences.values() for s in chain for d in s.decisions):
             if d.chosen and d.allowed:
-                alike = (episode.game, *d.allowed[0])
+                forced = ids[d.start : d.positions[0] + 1]  # 1 before the choices of 10 and 11, which are not 0 and 1
+                alike = episode.game, tuple(forced), tuple(d.allowed[0])
                 groups.setdefault(alike, []).append((d.chosen[0], d.token_logprobs[0]))
     compared = [group for group in groups.values() if len(group) >= ALIKE]
     if not compared:

@@ -233,10 +233,11 @@ def test_games_that_were_cut_off_tell_nothing_about_rewards():
 # ------------------------------------------------------------------------------------ what answers depend on
 
 
-def answers(game, chosen, logprob, allowed=(4, 5)):
-    """A game with a decision for each of ``chosen``."""
-    made = [Decision(chosen=[c], allowed=[list(allowed)], token_logprobs=[logprob], logprob=logprob) for c in chosen]
-    return Episode(Task(0), game, 0.0, "finished", {0: [Sequence([1], made)]})
+def answers(game, chosen, logprob, allowed=(4, 5), forced=()):
+    """A game with a decision for each of ``chosen``, after the tokens that left no choice."""
+    made = [Decision(1, positions=[len(forced)], chosen=[c], allowed=[list(allowed)], token_logprobs=[logprob])
+            for c in chosen]  # fmt: skip
+    return Episode(Task(0), game, 0.0, "finished", {0: [Sequence([1, *forced], made)]})
 
 
 def test_answers_that_follow_the_position_tell_of_it_and_mixtures_or_constants_tell_nothing():
@@ -248,6 +249,8 @@ def test_answers_that_follow_the_position_tell_of_it_and_mixtures_or_constants_t
     # the same answers in two games, or where other actions are legal, are compared with nothing
     assert mutual_information([answers("a", [4] * n, 0.0), answers("b", [5] * n, 0.0)]) == 0
     assert mutual_information([answers("a", [4] * n, 0.0), answers("a", [5] * n, 0.0, (5, 6))]) == 0
+    assert mutual_information([answers("a", [4] * n, 0.0), answers("a", [5] * n, 0.0, forced=[4])]) == 0
+    assert mutual_information([answers("a", [5] * n, 0.0, forced=[4]), answers("a", [4] * n, 0.0, (4, 5), [5])]) == 0
     assert mutual_information([answers("a", [4, 5], 0.0)]) is None  # too few to say
     [[free]] = answers("a", list(range(n)), -math.log(n)).sequences.values()
     free = Sequence(free.ids, [replace(d, allowed=None) for d in free.decisions])
@@ -265,7 +268,7 @@ def test_chance_alone_is_not_taken_for_knowledge():
 
 
 def test_what_follows_an_answers_first_choice_is_not_compared():
-    made = [Decision(chosen=[4 + i % 2, 6 + i % 3], allowed=[[4, 5]], token_logprobs=[0.0, -1.0], logprob=-1.0)
+    made = [Decision(1, positions=[0, 1], chosen=[4 + i % 2, 6 + i % 3], allowed=[[4, 5]], token_logprobs=[0.0, -1.0])
             for i in range(6 * ALIKE)]  # fmt: skip
     told = [Episode(Task(0), "a", 0.0, "finished", {0: [Sequence([1], made)]})]
     assert mutual_information(told) == pytest.approx(math.log(2), abs=0.01)
