@@ -54,7 +54,7 @@ from policy.attention import in_fixed_order
 from policy.chat import END, ChatFormat
 from policy.conversations import Conversations
 from policy.model import device_of, identity, load_tokenizer
-from training.config import DEFAULT_FILES, load_sections, narrowed
+from training.config import DEFAULT_FILES, load_sections, make_paths_absolute, narrowed
 from training.console import Console
 from training.memory import checkpoint_bytes, with_less_memory
 from training.preflight import check_lora, exact_tasks, say_answers
@@ -231,7 +231,7 @@ def _report(spec: str, explore: float, episodes: Seq[Episode], answers: int) -> 
 
 def run(args: argparse.Namespace) -> None:
     """Evaluate, let the teacher play, learn from it, write the adapter, evaluate again; ConfigError in one line."""
-    config = load_sections([*DEFAULT_FILES, *args.config], args.set)
+    make_paths_absolute(config := load_sections([*DEFAULT_FILES, *args.config], args.set))
     if config.env.env_mode != "local":
         raise ConfigError(f'env.env_mode = "{config.env.env_mode}": expected "local": teachers play here')
     config.curriculum, trace = narrowed(config.curriculum, config.env), config.env.env_type == "trace"

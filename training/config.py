@@ -157,7 +157,7 @@ def read_config(args: argparse.Namespace) -> SimpleNamespace:
     config = load_sections([*files, *args.config], sets)
     if args.resume is not None and "[redacted]" in json.dumps(config_dict(vars(config))):
         raise ConfigError(f"--resume: {args.resume} keeps no secrets: give what held one again, with --config or --set")
-    _make_paths_absolute(config)
+    make_paths_absolute(config)
     if args.resume is not None:
         home = Path(config.run.output_dir).resolve() == checkpoint.parent
         if home and checkpoint.name.startswith("abandoned-"):  # the run's metrics are of another branch
@@ -204,8 +204,8 @@ def past_every(steps: int) -> int:
     return max(min(steps // PAST_SHARE, PAST_EVERY), 1)
 
 
-def _make_paths_absolute(config: SimpleNamespace) -> None:
-    """Let a resume in another folder find models and programs; models of the project itself stay relative."""
+def make_paths_absolute(config: SimpleNamespace) -> None:
+    """Let programs started in another folder find models and programs; models of the project itself stay relative."""
     config.run = replace(config.run, output_dir=expanduser(config.run.output_dir))
     with blaming("run.output_dir: ", OSError), suppress(FileNotFoundError, NotADirectoryError):
         os.stat(config.run.output_dir)  # fails for a name too long, say, or a link to itself

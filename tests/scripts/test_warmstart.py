@@ -3,11 +3,12 @@
 import json
 import re
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
-from tiny import KUHN, LEDUC, micro_config, micro_file, tiny_policy
+from tiny import KUHN, LEDUC, base_model, micro_config, micro_file, tiny_policy
 
 from curriculum import eval_tasks, pool
 from env_wrapper import EnvConfig, Query, Task, play
@@ -168,6 +169,18 @@ def test_two_with_one_output_keep_both(tmp_path, monkeypatch, capsys):
     assert (out / "adapter_model.safetensors").read_text() == "of another one"
     assert (tmp_path / "warm-2" / "adapter_model.safetensors").is_file()
     assert f"adapter: {out}-2\n" in capsys.readouterr().out
+
+
+def test_what_it_starts_from_is_found_at_home_and_from_anywhere_afterwards(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))  # no shell writes the path in --set model.adapter=~/adapter out
+    monkeypatch.chdir(Path(base_model()).parent)
+    given = {"model": {"model_name": Path(base_model()).name, "adapter": "~/adapter"}}
+    tiny_policy(tmp_path).save(tmp_path / "adapter")
+    words = ["--config", micro_file(tmp_path, ppo={"eval_games": 2}, **given), "--set", "games=kuhn_poker"]
+    words += ["--teacher", "cfr:5", "--episodes", "4", "--epochs", "1"]
+    assert main([*words, "--output", str(tmp_path / "warm")]) == 0
+    model = read_json(tmp_path / "warm" / "run_config.json")["model"]
+    assert (model["model_name"], model["adapter"]) == (base_model(), str(tmp_path / "adapter"))
 
 
 def test_an_adapter_that_was_ruined_is_not_kept(tmp_path, monkeypatch, capsys):
