@@ -147,21 +147,20 @@ class Adapters:
     def add_adapter(self, name: str, folder: Path) -> None:
         """Load a frozen adapter from a folder onto the same base, to be played against.
 
-        ValueError: the name is reserved. ConfigError: the folder cannot be used, lacks weights, or holds more than LoRA
-        on linear layers.
+        ValueError: the name is taken. ConfigError: the folder cannot be used, lacks weights, or holds more than LoRA on
+        linear layers.
         """
-        if name in ("average", "base", "default", "reference"):
+        if name in ("average", "base", "reference", *self.peft_model.peft_config):
             raise ValueError(f"adapter name {name!r} is taken: choose another")
         check_folder("adapter", str(folder))
         check_kind(str(folder))
-        if name not in self.peft_model.peft_config:
-            with bounded(ADAPTER_SECONDS, ADAPTER_BYTES):
-                found = self.peft_model.load_adapter(str(folder), adapter_name=name, is_trainable=False, **ON_CPU)
-            # PEFT counts the keys that the name occurs in: of an adapter "y" every one with "layers".
-            found.missing_keys[:] = [key for key in found.missing_keys if f".{name}." in key]
-            self._layers = _lora_layers(self.peft_model)  # it may be on more of them
-            try:
-                must_be_used(found, f"adapter {folder}")
-            except ConfigError:
-                self.peft_model.delete_adapter(name)
-                raise
+        with bounded(ADAPTER_SECONDS, ADAPTER_BYTES):
+            found = self.peft_model.load_adapter(str(folder), adapter_name=name, is_trainable=False, **ON_CPU)
+        # PEFT counts the keys that the name occurs in: of an adapter "y" every one with "layers".
+        found.missing_keys[:] = [key for key in found.missing_keys if f".{name}." in key]
+        self._layers = _lora_layers(self.peft_model)  # it may be on more of them
+        try:
+            must_be_used(found, f"adapter {folder}")
+        except ConfigError:
+            self.peft_model.delete_adapter(name)
+            raise
