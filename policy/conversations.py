@@ -54,7 +54,7 @@ class Conversations:
 
     def __init__(self, chat: ChatFormat) -> None:
         self.chat = chat
-        self._held: dict[tuple[int, int], _Held] = {}
+        self._held: dict[tuple[int, int, str | None], _Held] = {}  # by episode, seat and adapter
 
     def open(self, query: Query, max_seq_length: int, free_tokens: int | None) -> Turn | None:
         """Add the prompt's tokens to the conversation that it extends, or start one.
@@ -63,7 +63,8 @@ class Conversations:
         limit of a free answer; None: the answer is one of the legal ids.
         """
         trie = answer_trie(tuple(query.legal)) if free_tokens is None else None
-        messages, before, cached = self._held.pop((query.episode, query.seat), ([], Sequence([]), None))
+        seat = query.episode, query.seat, query.adapter
+        messages, before, cached = self._held.pop(seat, ([], Sequence([]), None))
         if messages and query.conversation[: len(messages)] == messages:
             prompt = self.chat.later(query.conversation[len(messages) :])
         else:
@@ -103,7 +104,7 @@ class Conversations:
         if turn.stays:
             messages = [*query.conversation, {"role": "assistant", "content": text}]
             cached = turn.cached if query.continues else None  # not for a second attempt, which is rare
-            self._held[query.episode, query.seat] = (messages, sequence, cached)
+            self._held[query.episode, query.seat, query.adapter] = (messages, sequence, cached)
         return Action(text, tokens, decision.logprob, decision.value, sequence, extends=bool(turn.before.ids))
 
     def release(self, episodes: Seq[int]) -> None:

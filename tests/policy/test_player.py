@@ -691,6 +691,16 @@ def test_players_of_several_adapters_are_asked_together(qwen2, new_policy, tmp_p
             answers[i] = action.text
 
 
+def test_a_conversation_that_another_adapter_has_read_is_read_afresh(qwen2):
+    text = qwen2.act([ask(talk(RULES, "one"), [3, 12, 17], continues=True)])[0].text
+    query = ask(talk(RULES, "one", text, "two"), [3, 12, 17], (0, 0, 1, 1), adapter="base")
+    [found] = qwen2.act([query])
+    qwen2.forget()
+    [expected] = qwen2.act([query])
+    assert (found.text, found.token_ids) == (expected.text, expected.token_ids)
+    assert (found.logprob, found.value) == pytest.approx((expected.logprob, expected.value), abs=1e-6)
+
+
 def test_an_adapter_to_start_from_is_also_the_reference(qwen2, new_policy, tmp_path):
     qwen2.save(tmp_path)
     note = tmp_path / "adapter_config.json"
