@@ -22,6 +22,8 @@ from typing import Any, NamedTuple
 
 import pyspiel
 
+from utils import glibc
+
 MAX_HISTORIES = 200_000  # decision and chance nodes of a game with hidden information (liars_dice with 1 die: 147,463)
 MAX_MOVES = 100  # of such a game: the histories of a longer one are nearly always more, and slow to walk
 MAX_POSITIONS = 20_000  # distinct positions of a perfect-information game, terminal ones included (hex 3x3: 5,514)
@@ -32,6 +34,7 @@ State = Any  # pyspiel.State
 SpielGame = Any  # pyspiel.Game
 TabularPolicy = dict[str, dict[int, float]]  # information state key -> {legal action: probability}
 Waiting = tuple[State, int | None, frozenset[str]]
+Pairs = dict[str, list[tuple[int, float]]]  # a table as OpenSpiel takes it
 ProbsFn = Callable[[list[tuple[State, int]]], list[dict[int, float]]]
 
 
@@ -135,9 +138,7 @@ def _response(pyspiel_game: SpielGame, seat: int) -> tuple[float, dict[str, int]
         nodes = [(key, p) for key, p in _positions(text).items() if p.state.current_player() == seat]
         answers = {k: pick((worth[c], a) for a, c in zip(p.actions, p.children, strict=True))[1] for k, p in nodes}
         return (1, -1)[seat] * [*worth.values()][-1], answers
-    game = pyspiel.load_game_as_turn_based(text)
-    response = pyspiel.TabularBestResponse(game, seat, _pairs(table))
-    return response.value_from_state(game.new_initial_state()), response.get_best_response_actions()
+    return _best_response(text, seat, _pairs(table))
 
 
 def nash_conv(pyspiel_game: SpielGame, table: TabularPolicy) -> float:
@@ -353,13 +354,26 @@ def _value(pyspiel_game: SpielGame, seat: int, tables: Sequence[TabularPolicy | 
     if _is_perfect(pyspiel_game):
         *_, value = _worth(str(pyspiel_game), tables).values()
         return -value if seat else value
-    game = pyspiel.load_game_as_turn_based(str(pyspiel_game))
-    root, pairs = game.new_initial_state(), [_pairs(table) for table in tables if table is not None]
+    text, pairs = str(pyspiel_game), [_pairs(table) for table in tables if table is not None]
     if tables[seat] is None:
-        return pyspiel.TabularBestResponse(game, seat, *pairs).value_from_state(root)  # a policy object would dangle
+        return _best_response(text, seat, *pairs)[0]
+    root = pyspiel.load_game_as_turn_based(text).new_initial_state()
     return pyspiel.expected_returns(root, [pyspiel.TabularPolicy(held) for held in pairs], -1, True)[seat]
 
 
-def _pairs(table: TabularPolicy) -> dict[str, list[tuple[int, float]]]:
-    """Return a table in the form that OpenSpiel takes."""
+def _best_response(text: str, seat: int, other: Pairs) -> tuple[float, dict[str, int]]:
+    """Return the expected return of a best response to the other seat's table, and its answers.
+
+    OpenSpiel's takes 0.4 GB of liars_dice_small, which the process would keep for its lifetime.
+    """
+    game = pyspiel.load_game_as_turn_based(text)
+    response = pyspiel.TabularBestResponse(game, seat, other)  # a policy object would dangle
+    found = response.value_from_state(game.new_initial_state()), response.get_best_response_actions()
+    del response
+    if libc := glibc():
+        libc.malloc_trim(0)
+    return found
+
+
+def _pairs(table: TabularPolicy) -> Pairs:
     return {key: list(probs.items()) for key, probs in table.items()}
