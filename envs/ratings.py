@@ -57,9 +57,9 @@ def _resample(results: np.ndarray, rng: np.random.Generator) -> np.ndarray:
 
     These two are each ``PRIOR`` times as likely as a played one.
     """
-    pool = np.append(results.sum(1), (results.shape[1], 0))
-    weights = np.append(np.ones(len(results)), (PRIOR, PRIOR))
-    return rng.choice(pool, size=(RESAMPLES, len(results)), p=weights / weights.sum()).sum(1)
+    pool, which = np.unique(np.append(results.sum(1), (results.shape[1], 0)), return_inverse=True)
+    weights = np.bincount(which, np.append(np.ones(len(results)), (PRIOR, PRIOR)))
+    return rng.multinomial(len(results), weights / weights.sum(), RESAMPLES) @ pool  # units that are alike at once
 
 
 def _fit(wins: np.ndarray, anchor: int) -> np.ndarray:

@@ -4,6 +4,7 @@ import json
 import math
 import re
 import sys
+import tracemalloc
 from collections import Counter, defaultdict
 from dataclasses import replace
 from pathlib import Path
@@ -640,6 +641,22 @@ def test_intervals_of_players_far_apart_contain_what_they_are(monkeypatch):
         ends = zip(rated, true, strict=True)
         found.append([r.low <= min(elo, r.points) <= max(elo, r.points) <= r.high for r, elo in ends])
     assert np.mean(found, axis=0).min() > 0.8  # of 30: 0.95 less almost four standard errors
+
+
+def test_resamples_vary_as_draws_of_the_units_and_a_won_and_a_lost_one_and_take_no_memory_for_each():
+    """A ladder of 10,000 pairs of games a match took hundreds of megabytes, and a second a match."""
+    rng = np.random.default_rng(0)
+    for units in (rng.choice([0.0, 0.5, 1.0], (10_000, 2), p=[0.01, 0.01, 0.98]), np.ones((1, 2))):
+        tracemalloc.start()
+        wins = ratings._resample(units, rng)
+        assert tracemalloc.get_traced_memory()[1] < 2e6
+        tracemalloc.stop()
+        pool, n = np.append(units.sum(1), (2.0, 0.0)), len(units)
+        odds = np.append(np.ones(n), (ratings.PRIOR, ratings.PRIOR)) / (n + 2 * ratings.PRIOR)
+        mean, variance = n * (odds @ pool), n * (odds @ pool**2 - (odds @ pool) ** 2)
+        assert wins.shape == (ratings.RESAMPLES,)
+        assert wins.mean() == pytest.approx(mean, abs=4 * math.sqrt(variance / len(wins)))
+        assert wins.var() == pytest.approx(variance, rel=0.2)
 
 
 def test_who_won_everything_has_no_upper_end_and_who_lost_it_no_lower(monkeypatch):
