@@ -46,11 +46,13 @@ def test_a_program_finds_its_modules_where_python_does_not_look_beside_it(name, 
 @pytest.mark.parametrize(
     "name",
     ["train_ppo", *(pytest.param(f"scripts.{name}", marks=pytest.mark.slow)
-                    for name in ("configure", "evaluate", "import_gguf", "merge", "play", "warmstart"))],
+                    for name in ("configure", "evaluate", "import_gguf", "merge", "play", "serve", "warmstart"))],
 )  # fmt: skip
 def test_an_interrupt_while_libraries_load_is_no_traceback(name, tmp_path):
     """For seconds, in which whoever sees a mistake in the command presses Ctrl-C."""
-    (tmp_path / "torch.py").write_text("import os, signal, time\nos.kill(os.getpid(), signal.SIGINT)\ntime.sleep(60)")
+    for library in ("torch", "pyspiel"):  # whichever it loads first
+        text = "import os, signal, time\nos.kill(os.getpid(), signal.SIGINT)\ntime.sleep(60)"
+        (tmp_path / f"{library}.py").write_text(text)
     command = [sys.executable, str(ROOT / f"{name.replace('.', '/')}.py")]
     done = subprocess.run(command, env=os.environ | {"PYTHONPATH": str(tmp_path)}, capture_output=True, text=True)
     assert (done.returncode, done.stdout, done.stderr) == (-signal.SIGINT, "", "")
