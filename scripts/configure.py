@@ -39,9 +39,9 @@ from policy.chat import ChatFormat
 from policy.model import load_architecture, load_tokenizer
 from scripts.export.publish import licence_of, licence_warning
 from training import memory, preflight
-from training.config import DEFAULT_FILES, ROOT, load_sections
+from training.config import DEFAULT_FILES, load_sections
 from training.memory import GB, Parameters, count_parameters
-from training.process import at_least, command, must_be_writable, run_program
+from training.process import ROOT, at_least, command, must_be_writable, run_program
 from utils import ConfigError, read_json, write_file
 
 TINY = ROOT / "config" / "presets" / "tiny.json"

@@ -16,9 +16,8 @@ import torch
 from config.reader import ConfigError, read_json
 from curriculum import pool
 from games import NAMES
+from training.process import ROOT
 from utils import CheckpointError, redact, versions, write_file
-
-ROOT = Path(__file__).parents[1]
 
 
 def begin(run_dir: Path, config: SimpleNamespace, start: Path | None) -> dict[str, Any]:

@@ -28,7 +28,7 @@ from envs.config import EnvConfig
 from games import NAMES, find
 from policy.model import LoraConfig, ModelConfig
 from training.loggers import NAMES as LOGGERS
-from training.process import lock_run
+from training.process import ROOT, lock_run
 from utils import CheckpointError, checkpoints_in, latest_checkpoint, load_checkpoint
 
 
@@ -106,7 +106,6 @@ SECTIONS: dict[str, type] = {
     "model": ModelConfig, "lora": LoraConfig, "ppo": PPOConfig, "env": EnvConfig, "curriculum": CurriculumConfig,
     "run": RunConfig,
 }  # fmt: skip
-ROOT = Path(__file__).parents[1]
 PAST_EVERY, PAST_SHARE = 100, 20  # steps between past selves; in a shorter run, this fraction of it
 OLD_GAMES_PATH = "OPENSPIEL_AGENTS_PATH"  # environment variable: default of env.games_path for a fresh run
 DEFAULT_FILES = [ROOT / "config" / f"{name}_config.json" for name in ("train", "env", "curriculum")]

@@ -15,7 +15,8 @@ from policy.model import load_architecture
 from scripts import configure
 from scripts.make_tiny_model import make_model, make_tokenizer
 from training import memory, preflight
-from training.config import ROOT, parse_args, read_config
+from training.config import parse_args, read_config
+from training.process import ROOT
 from utils import ConfigError, read_json
 
 GB = 1e9
