@@ -886,8 +886,10 @@ def test_a_better_player_is_found_better(tmp_path, capsys):
     assert row["difference"] > 0.1
     assert row["p"] < 0.01
     assert row["interval"][0] > 0
-    shown = float(capsys.readouterr().out.partition("difference")[2].splitlines()[1].split()[-1])
-    assert shown == pytest.approx(row["p"], rel=0.05), "a small p is not told as zero"
+    p, *less = capsys.readouterr().out.partition("difference")[2].splitlines()[1].split()[-4:]
+    assert float(p) == pytest.approx(row["p"], rel=0.05), "a small p is not told as zero"
+    low, high = row["adjusted_interval"]
+    assert " ".join(less) == f"{row['adjusted']:+.3f} [{low:+.3f}, {high:+.3f}]"
 
 
 def test_base_is_the_model_without_the_adapter(checkpoint, tmp_path):
