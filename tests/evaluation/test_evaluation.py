@@ -295,8 +295,9 @@ def test_95_in_100_differences_less_luck_contain_the_exact_one_and_are_narrower(
     def adjusted(ours, theirs):
         return [row["adjusted"] for row in measure.differences(ours, theirs, [*ours])]
 
-    two = [{"kuhn_poker": rows, "hex": rows} for rows in (ours, theirs)]
-    assert adjusted(*two) == [pytest.approx(found["adjusted"])] * 3
+    two = [{"kuhn_poker": rows, "hex": others[0]} for rows, others in zip((ours, theirs), players, strict=True)]
+    a, b, overall = adjusted(*two)
+    assert (a, overall) == (found["adjusted"], pytest.approx((a + b) / 2))
     two[1]["hex"] = [{"score": row["score"]} for row in theirs]
     assert adjusted(*two) == [found["adjusted"], None, None]
     assert adjusted({"kuhn_poker": ours[:98]}, {"kuhn_poker": theirs[:98]}) == [None]
@@ -672,13 +673,20 @@ def test_who_won_everything_has_no_upper_end_and_who_lost_it_no_lower(monkeypatc
     assert all(np.isfinite(r).all() for r in rate(chain, 3, anchor=2)), "it scored against who scored against the best"
 
 
-def test_the_fit_is_the_likeliest_one_where_tiers_sweep_each_other():
+TIERS = {(i, j): (2400, 2400) for i in range(6) for j in range(i)}
+WON = {(1, 0): 1200, (2, 0): 2160, (2, 1): 2160, (4, 3): 2160, (5, 3): 2328, (5, 4): 1920}
+TIERS |= {pair: (won, 2400) for pair, won in WON.items()}
+# Newton's own steps lead to infinity.
+FAR = {(2, 0): (1, 5000), (2, 1): (1, 5000), (3, 0): (5000, 5000), (3, 1): (1, 10)}
+
+
+@pytest.mark.parametrize(("won", "players", "anchor"), [(TIERS, 6, 4), (FAR, 4, 0)])
+def test_the_fit_is_the_likeliest_one_where_players_sweep_each_other(won, players, anchor):
     """By hand: with PRIOR wins and losses added a pair, the games a player wins are those it is expected to."""
-    odds = {(1, 0): 0.5, (2, 0): 0.9, (2, 1): 0.9, (4, 3): 0.9, (5, 3): 0.97, (5, 4): 0.8}
-    pairs = [(i, j) for i in range(6) for j in range(i)]
-    played = {p: [np.repeat([[1.0], [0.0]], [w := round(2400 * odds.get(p, 1.0)), 2400 - w], axis=0)] for p in pairs}
-    points = [rating.points for rating in rate(played, 6, anchor=4)]
-    for rated in range(6):
+    of = {(i, j): won.get((i, j), (0, 0)) for i in range(players) for j in range(i)}
+    played = {pair: [np.repeat([[1.0], [0.0]], [w, n - w], axis=0)] for pair, (w, n) in of.items()}
+    points = [rating.points for rating in rate(played, players, anchor)]
+    for rated in range(players):
         over = 0.0
         for (i, j), [units] in played.items():
             expected = 1 / (1 + 10 ** ((points[j] - points[i]) / 400))

@@ -691,9 +691,10 @@ def test_players_of_several_adapters_are_asked_together(qwen2, new_policy, tmp_p
             answers[i] = action.text
 
 
-def test_a_conversation_that_another_adapter_has_read_is_read_afresh(qwen2):
-    text = qwen2.act([ask(talk(RULES, "one"), [3, 12, 17], continues=True)])[0].text
-    query = ask(talk(RULES, "one", text, "two"), [3, 12, 17], (0, 0, 1, 1), adapter="base")
+@pytest.mark.parametrize(("first", "then"), [(None, "base"), ("base", None)])
+def test_a_conversation_that_another_adapter_has_read_is_read_afresh(qwen2, first, then):
+    text = qwen2.act([ask(talk(RULES, "one"), [3, 12, 17], adapter=first, continues=True)])[0].text
+    query = ask(talk(RULES, "one", text, "two"), [3, 12, 17], (0, 0, 1, 1), adapter=then)
     [found] = qwen2.act([query])
     qwen2.forget()
     [expected] = qwen2.act([query])

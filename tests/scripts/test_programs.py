@@ -58,12 +58,22 @@ def test_an_interrupt_while_libraries_load_is_no_traceback(name, tmp_path):
     assert (done.returncode, done.stdout, done.stderr) == (-signal.SIGINT, "", "")
 
 
-def test_an_interrupt_once_they_are_loaded_is_a_line():
-    code = ("import os, signal, time; signal.signal(signal.SIGINT, signal.SIG_DFL)\n"
+def test_an_interrupt_that_is_ignored_stays_so_while_libraries_load(tmp_path):
+    """As of programs that a shell script starts with &."""
+    (tmp_path / "numpy.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGINT)\nraise SystemExit(3)")
+    command = ["sh", "-c", 'trap \'\' INT; exec "$0" "$1"', sys.executable, str(ROOT / "train_ppo.py")]
+    assert subprocess.run(command, env=os.environ | {"PYTHONPATH": str(tmp_path)}).returncode == 3
+
+
+@pytest.mark.parametrize(
+    ("handler", "told"), [("SIG_DFL", ("130\n", "error: interrupted\n")), ("SIG_IGN", ("0\n", ""))]
+)
+def test_an_interrupt_once_they_are_loaded_is_a_line_unless_it_is_ignored(handler, told):
+    code = (f"import os, signal, time; signal.signal(signal.SIGINT, signal.{handler})\n"
             "from training.process import run_program\n"
-            "print(run_program(lambda: os.kill(os.getpid(), signal.SIGINT) or time.sleep(60)))")  # fmt: skip
+            "print(run_program(lambda: os.kill(os.getpid(), signal.SIGINT) or time.sleep(0.1)))")  # fmt: skip
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
-    assert (done.stdout, done.stderr) == ("130\n", "error: interrupted\n")
+    assert (done.stdout, done.stderr) == told
 
 
 @pytest.mark.parametrize(

@@ -234,15 +234,15 @@ def test_games_that_were_cut_off_tell_nothing_about_rewards():
 
 
 def answers(game, chosen, logprob, allowed=(4, 5), forced=()):
-    """A game with a decision for each of ``chosen``, after the tokens that left no choice."""
+    """A game with a decision for each of ``chosen``, after a prompt of its own and the tokens that left no choice."""
     made = [Decision(1, positions=[len(forced)], chosen=[c], allowed=[list(allowed)], token_logprobs=[logprob])
             for c in chosen]  # fmt: skip
-    return Episode(Task(0), game, 0.0, "finished", {0: [Sequence([1, *forced], made)]})
+    return Episode(Task(0), game, 0.0, "finished", {0: [Sequence([chosen[0], *forced], made)]})
 
 
 def test_answers_that_follow_the_position_tell_of_it_and_mixtures_or_constants_tell_nothing():
     n = 8 * ALIKE
-    told = [answers("a", [4] * n + [5] * n, 0.0)]  # sure of itself, and not always the same
+    told = [answers("a", [4] * n, 0.0), answers("a", [5] * n, 0.0)]  # sure of itself, and not always the same
     assert mutual_information(told) == pytest.approx(math.log(2), abs=0.01)
     assert mutual_information([answers("a", [4, 5] * n, -math.log(2))]) == pytest.approx(0, abs=0.01)
     assert mutual_information([answers("a", [4] * n, 0.0)]) == 0
