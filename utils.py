@@ -1,6 +1,5 @@
 """Checkpoints that survive a crash; for every program, stateless random numbers and the redaction of secrets."""
 
-import ctypes
 import fcntl
 import glob
 import hashlib
@@ -80,13 +79,6 @@ def in_threads(function: Callable[[Any], Any], items: Iterable[Any], at_once: in
         return results
     finally:
         pool.shutdown(wait=False, cancel_futures=True)
-
-
-@cache
-def glibc() -> Any:
-    """The C library where it is glibc, whose ``malloc_trim`` gives freed memory back to the system; else None."""
-    libc = ctypes.CDLL(None)
-    return libc if hasattr(libc, "mallopt") and hasattr(libc, "malloc_trim") else None
 
 
 def write_directory(target: Path, fill: Callable[[Path], object]) -> Path:

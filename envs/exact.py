@@ -13,6 +13,7 @@ represented by its answer without one.
 Solutions and information states are found once and shared: copy one before you change it.
 """
 
+import ctypes
 import logging
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -21,8 +22,6 @@ from graphlib import CycleError, TopologicalSorter
 from typing import Any, NamedTuple
 
 import pyspiel
-
-from utils import glibc
 
 MAX_HISTORIES = 200_000  # decision and chance nodes of a game with hidden information (liars_dice with 1 die: 147,463)
 MAX_MOVES = 100  # of such a game: the histories of a longer one are nearly always more, and slow to walk
@@ -370,8 +369,8 @@ def _best_response(text: str, seat: int, other: Pairs) -> tuple[float, dict[str,
     response = pyspiel.TabularBestResponse(game, seat, other)  # a policy object would dangle
     found = response.value_from_state(game.new_initial_state()), response.get_best_response_actions()
     del response
-    if libc := glibc():
-        libc.malloc_trim(0)
+    if trim := getattr(ctypes.CDLL(None), "malloc_trim", None):  # of glibc
+        trim(0)
     return found
 
 

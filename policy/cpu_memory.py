@@ -1,16 +1,24 @@
 """CPU memory: how much of what is freed glibc keeps, and how many compiled kernels oneDNN caches."""
 
+import ctypes
 import os
+from functools import cache
+from typing import Any
 
 import psutil
-
-from utils import glibc
 
 IDLE = 1 << 30  # bytes that the process may grow by before freed memory goes back to the system
 KERNELS = 128  # cached matrix products, each of one shape; a pass has 46 to 81, and no two passes have the same
 KERNEL_BYTES = 1.2e6  # code and tables of one, measured with SmolLM2-135M
 
 _least = 1 << 62  # smallest resident size at the start of a pass since memory was last given back
+
+
+@cache
+def _libc() -> Any:
+    """The C library where it is glibc on Linux, else None."""
+    libc = ctypes.CDLL(None)
+    return libc if hasattr(libc, "mallopt") and hasattr(libc, "malloc_trim") else None
 
 
 def keep_freed() -> bool:
@@ -24,7 +32,7 @@ def keep_freed() -> bool:
     for name in ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY"):
         os.environ.setdefault(name, str(KERNELS))
     M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
-    libc = glibc()
+    libc = _libc()
     return bool(libc and libc.mallopt(M_TRIM_THRESHOLD, 2**31 - 1) and libc.mallopt(M_MMAP_THRESHOLD, 2**25))
 
 
@@ -36,9 +44,9 @@ def give_back() -> None:
     https://man7.org/linux/man-pages/man3/malloc_trim.3.html
     """
     global _least
-    if not (libc := glibc()):
+    if not _libc():
         return
     _least = min(_least, now := psutil.Process().memory_info().rss)
     if now > _least + IDLE:
-        libc.malloc_trim(0)
+        _libc().malloc_trim(0)
         _least = 1 << 62

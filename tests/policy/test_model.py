@@ -638,7 +638,7 @@ def test_holes_between_what_is_in_use_go_back_to_the_kernel():
         cpu_memory.keep_freed()
         cpu_memory.give_back()  # notes what is in use
         cpu_memory.IDLE = 1 << 28
-        cpu_memory.glibc().malloc_trim(0)  # else what is free already would be used first, or go with the holes
+        cpu_memory._libc().malloc_trim(0)  # else what is free already would be used first, or go with the holes
         cpu_memory.give_back()
         before = anonymous()
         held = [torch.ones(1 << 18) for _ in range(1000)]  # a megabyte each

@@ -154,7 +154,7 @@ weight = torch.ones(192, 64, dtype=torch.bfloat16)
 def run(start, end):
     for rows in range(start, end):
         torch.nn.functional.linear(torch.ones(rows, 64, dtype=torch.bfloat16), weight)
-    cpu_memory.glibc().malloc_trim(0)  # what is free is not held by a kernel
+    cpu_memory._libc().malloc_trim(0)  # what is free is not held by a kernel
     return psutil.Process().memory_info().rss
 before = run(2, 200)
 print((run(200, 700) - before) / 500)
