@@ -37,16 +37,23 @@ def keep_freed() -> bool:
 
 
 def give_back() -> None:
-    """Give freed memory back to the system where the process has grown by more than ``IDLE`` since the last time.
+    """``trim`` where the process has grown by more than ``IDLE`` since the last time.
 
     Not after every pass, whose memory the next one needs: that cost 10 % of SmolLM2-135M's update. Batches of varying
-    shapes fragment the heap: after an hour a process held 8.0 GB, of which 5.6 were free. Source:
-    https://man7.org/linux/man-pages/man3/malloc_trim.3.html
+    shapes fragment the heap: after an hour a process held 8.0 GB, of which 5.6 were free.
     """
     global _least
-    if not _libc():
-        return
     _least = min(_least, now := psutil.Process().memory_info().rss)
     if now > _least + IDLE:
+        trim()
+
+
+def trim() -> None:
+    """Give freed memory back to the system: between rollouts and updates, which need it in other pieces.
+
+    Source: https://man7.org/linux/man-pages/man3/malloc_trim.3.html
+    """
+    global _least
+    if _libc():
         _libc().malloc_trim(0)
-        _least = 1 << 62
+    _least = 1 << 62

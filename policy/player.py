@@ -20,6 +20,7 @@ from torch.utils.checkpoint import checkpoint
 
 from config.reader import blaming
 from envs.types import Action, Decision, PromptTooLongError, Query, Sequence
+from policy import cpu_memory
 from policy.adapters import Adapters
 from policy.attention import in_fixed_order
 from policy.cache import Kept
@@ -140,6 +141,8 @@ class Policy(Adapters):
         self._prefixes.clear()
         self.conversations.clear()
         self.reader.store.empty()
+        if self.device.type == "cpu":
+            cpu_memory.trim()
 
     @contextmanager
     def keeping_context(self) -> Iterator[None]:

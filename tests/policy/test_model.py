@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -651,6 +652,16 @@ def test_holes_between_what_is_in_use_go_back_to_the_kernel():
     torn, left, used = map(int, done.stdout.split())
     assert torn > 9e8
     assert used < left < used + 1e8
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="a knob of glibc")
+def test_what_a_rollout_has_freed_is_not_left_beside_the_update(new_policy):
+    policy = new_policy()
+    held = [torch.ones(1 << 18) for _ in range(300)]  # a megabyte each
+    del held[::2]
+    torn = psutil.Process().memory_info().rss
+    policy.forget()
+    assert psutil.Process().memory_info().rss < torn - 1e8
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="a knob of glibc")
