@@ -9,6 +9,7 @@ import logging
 import os
 import sys
 from collections.abc import Sequence
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -78,7 +79,7 @@ class Arena:
                     raise ConfigError(f"--output {self._path}: line {number} is no result of a game")
             fresh = len(played) < len(chunk) or any(row["outcome"] == "failed" for row in played)
             if fresh:
-                played = [_row(own, opponent, game, e) for e in _episodes(own, opponent, chunk)]
+                played = _rows(own, opponent, game, _episodes(own, opponent, chunk))
             rows += played
             self._done += [json.dumps(row) + "\n" for row in played]
             if not fresh:  # it took no time that tells how much is left
@@ -243,14 +244,16 @@ def _is_result(row: Row) -> bool:
     return scored and in_range and counted and is_number(row.get("luck", 0))
 
 
-def _row(own: Contestant, opponent: Contestant, game: str, episode: Episode) -> Row:
-    info = episode.info
-    row = _identity(own, opponent, game, episode.task) | outcome(episode)
-    if episode.outcome == "failed":
-        return row
-    seat = info["seat"]
-    sequences = episode.sequences.get(seat, [])
-    mass = own.player.legal_mass(sequences) if isinstance(own.player, ModelPlayer) else []
-    return row | {"seat": seat, "returns": info["returns"], "moves": info["length"],
-                  "decisions": info["n_decisions"].get(seat, 0), "retries": info["retries"],
-                  "legal_mass": min(sum(mass) / len(mass), 1.0) if mass else None}  # fmt: skip
+def _rows(own: Contestant, opponent: Contestant, game: str, episodes: Sequence[Episode]) -> list[Row]:
+    answered = [e.sequences.get(e.info["seat"], []) if e.outcome != "failed" else [] for e in episodes]
+    # Those of all games at once: each alone would take longer than it took to play it.
+    masses = iter(own.player.legal_mass([*chain(*answered)]) if isinstance(own.player, ModelPlayer) else ())
+    rows = [_identity(own, opponent, game, episode.task) | outcome(episode) for episode in episodes]
+    for row, episode, sequences in zip(rows, episodes, answered, strict=True):
+        if episode.outcome == "failed":
+            continue
+        info, mass = episode.info, [*islice(masses, sum(len(s.decisions) for s in sequences))]
+        row |= {"seat": info["seat"], "returns": info["returns"], "moves": info["length"],
+                "decisions": info["n_decisions"].get(info["seat"], 0), "retries": info["retries"],
+                "legal_mass": min(sum(mass) / len(mass), 1.0) if mass else None}  # fmt: skip
+    return rows
