@@ -333,7 +333,8 @@ class Contest:
         if self.args.exact and any(row["outcome"] == "truncated" for row in rows):
             log.warning("--exact: left out for %s, whose prompts do not always fit", player.label)
             return {}
-        return exact_results(player, {row["task_id"] for row in rows}) if self.args.exact else {}
+        found = partial(exact_results, player, {row["task_id"] for row in rows})
+        return (self._found(found) or [{}])[0] if self.args.exact else {}
 
     def _ladder_report(self, results: dict[str, dict[tuple[int, int], np.ndarray]]) -> dict[str, Any]:
         labels = [player.label for player in self.players]

@@ -515,6 +515,24 @@ def test_over_a_server_exact_values_are_left_out_and_that_is_said(caplog):
     ]
 
 
+@pytest.mark.parametrize("flags", [(), ("--exploit", "1", "--exploit-steps", "1")])
+def test_exact_values_that_a_device_fails_to_compute_cost_no_table(checkpoint, monkeypatch, capsys, flags):
+    """They come after all games."""
+    real = evaluate.exact_results
+
+    def failing(player, task_ids):
+        if LEDUC in task_ids:
+            raise torch.OutOfMemoryError("out of memory")
+        return real(player, task_ids)
+
+    monkeypatch.setattr(evaluate, "exact_results", failing)
+    names = ["kuhn_poker#0", "leduc_poker#0"]
+    assert evaluate.main(command("--checkpoint", checkpoint, "--exact", *flags, games=names, episodes=2)) == 1
+    shown = capsys.readouterr()
+    assert ["exact" in shown.out, *(game in shown.out for game in ("kuhn_poker", "leduc_poker"))] == [True] * 3
+    assert shown.err.splitlines()[-1] == "error: out of memory"
+
+
 @pytest.mark.parametrize("name", ["hearts", "blackjack"])
 def test_a_game_for_one_or_four_is_not_called_too_large_for_exact_values(caplog, name):
     first = NAMES.index(name) * CONFIGS_PER_GAME
