@@ -142,6 +142,9 @@ def check_match(own: Contestant, opponent: Contestant) -> None:
 def _episodes(own: Contestant, opponent: Contestant, tasks: Sequence[Task]) -> list[Episode]:
     if own.player is None:
         return in_threads(lambda task: play_bot(own.label, task), tasks, os.cpu_count())
+    for player in (own.player, opponent.player):
+        if isinstance(player, ModelPlayer):
+            player.policy.forget()  # rules of other games: a chunk is the same whatever was played before it
     others = {} if opponent.player is None else {opponent.label: opponent.player}
     return play(own.env, Seats(own.player, others), tasks)
 

@@ -197,6 +197,23 @@ def test_each_game_has_its_own_legal_mass_and_those_of_many_are_computed_at_once
     assert len({row["legal_mass"] for row in played(output)}) > 3
 
 
+def test_a_chunk_begins_with_nothing_read(tmp_path, monkeypatch, capsys):
+    """Rules of all games and players stayed in memory, and a chunk that is played again later would lack them."""
+    before, after = [], []
+
+    def watched(env, seats, tasks):
+        policy = seats.players[None].policy
+        before.append(len(policy._prefixes))
+        episodes = env_wrapper.play(env, seats, tasks)
+        after.append(len(policy._prefixes))
+        return episodes
+
+    monkeypatch.setattr(arena, "play", watched)
+    sets = ("model.use_4bit=false", "model.dtype=float32", "model.device=cpu", "env.prompt=full")
+    table(capsys, "--model", base_model(), "--set", *sets, games=["kuhn_poker#0", "leduc_poker#0"], episodes=10)
+    assert (before, after) == ([0] * 4, [1] * 4)
+
+
 def test_a_row_of_a_file_tells_its_game(checkpoint, tmp_path, capsys, monkeypatch):
     output, seen, real = tmp_path / "games.jsonl", [], arena.play
     monkeypatch.setattr(arena, "play", lambda *args: [seen.append(e) or e for e in real(*args)])
