@@ -36,9 +36,7 @@ class Difference(NamedTuple):
 
 
 def wilson(rate: float, n: float, z: float = Z) -> Interval:
-    """Wilson's score interval of a rate seen in ``n`` trials (Wilson 1927, "Probable Inference"); n 0: [0, 1]."""
-    if n <= 0:
-        return Interval(rate, 0.0, 1.0)
+    """Wilson's score interval of a rate seen in ``n`` > 0 trials (Wilson 1927, "Probable Inference")."""
     centre = (rate + z * z / (2 * n)) / (1 + z * z / n)
     half = z / (1 + z * z / n) * math.sqrt(max(rate * (1 - rate), 0.0) / n + z * z / (4 * n * n))
     return Interval(rate, min(rate, max(centre - half, 0.0)), max(rate, min(centre + half, 1.0)))

@@ -130,10 +130,6 @@ def test_wilson_is_that_of_newcombes_table(hits, n, low, high):
     assert (mirrored.low, mirrored.high) == pytest.approx((1 - high, 1 - low), abs=5e-5)
 
 
-def test_wilson_without_trials_knows_nothing():
-    assert wilson(0.5, 0)[1:] == (0.0, 1.0)
-
-
 @pytest.mark.parametrize(("degrees", "value"), [(1, 12.706), (5, 2.571), (9, 2.262), (30, 2.042), (99, 1.984)])
 def test_students_quantile_is_that_of_the_tables(degrees, value):
     assert student(degrees) == pytest.approx(value, abs=5e-4)
