@@ -277,10 +277,11 @@ def _is_legal(world: Any) -> bool:
 def has_dead_ends(pyspiel_game: Any) -> bool:
     """Return whether a game has positions that are not terminal and have no legal action.
 
-    Only gin rummy with hands of eight does: with nine cards in three melds of three a player may knock, but may then
-    find that every discard leaves too much deadwood. OpenSpiel's C++ search ends the process there.
+    Only gin rummy with hands of eight (in games of one's own: five, two) does: with nine cards in three melds of three
+    a player may knock, but may then find that every discard leaves too much deadwood. OpenSpiel's C++ search ends the
+    process there.
     """
-    return pyspiel_game.get_type().short_name == "gin_rummy" and pyspiel_game.get_parameters()["hand_size"] == 8
+    return pyspiel_game.get_type().short_name == "gin_rummy" and pyspiel_game.get_parameters()["hand_size"] % 3 == 2
 
 
 def _playable(state: Any) -> list[int]:
