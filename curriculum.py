@@ -315,19 +315,19 @@ class Curriculum:
         self.past[name] = 0.5
         return removed
 
-    def update(self, task: Task, score: float | None, drawn_in: str | None = None) -> str | None:
+    def update(self, task: Task, score: float | None, drawn_in: Stage | None = None) -> str | None:
         """Take in the result of a task that ``next`` returned; say why that ended the stage, or None if it did not.
 
         ``score``: None where the game was cut off or failed: it counts only as one that teaches nothing (``_weight``).
         ``drawn_in``: the stage it was drawn in; None: the current one.
 
         A replay updates only its entry in the failure buffer, since replays would bias the success rate towards hard
-        deals. Other games against the gate opponent enter the window, and the buffer if they fail.
+        deals. Other games against that stage's gate opponent enter the window, and the buffer if they fail.
         """
         if score is not None and not 0 <= score <= 1:
             raise ValueError(f"score {score!r} of task {task.task_id} is not in [0, 1]")
-        success = score is not None and score > SUCCESS
-        counts = task.opponent == self.stage.gate
+        success, drawn_in = score is not None and score > SUCCESS, drawn_in or self.stage
+        counts = task.opponent == drawn_in.gate
         if score is not None:
             self._update_buffer(task, score, may_enter=counts)
         if task.replay:
@@ -341,7 +341,7 @@ class Curriculum:
         if kind == "past" and name in self.past:
             self.past[name] += PAST_STEP * (score - self.past[name])
         # A game drawn before the stage changed, in the same step, says nothing about the new stage.
-        if counts and drawn_in in (None, self.stage.name) and _holds(self._pools[self._stage], task.task_id):
+        if counts and drawn_in is self.stage and _holds(self._pools[self._stage], task.task_id):
             self._window.append((cell[0], int(success)))
             self._episodes += 1
             return self._maybe_advance()
@@ -388,11 +388,11 @@ class Curriculum:
             raise ConfigError(f"curriculum state does not fit the stages {', '.join(names)}: {exc!r}") from exc
         self._stage, self._episodes, self._rates, self.past = stage, episodes, rates, past
         self._window = self._windowed(window)
-        # A changed configuration may have no stage that would draw some of the failures.
-        gates, stages = {s.gate for s in self.config.stages}, list(zip(self.config.stages, self._pools, strict=True))
+        # A changed configuration may have no stage in which some of the failures would count.
+        stages = list(zip(self.config.stages, self._pools, strict=True))
         self._buffer = {
             key: entry for key, entry in buffer.items()
-            if key[2] in gates and any(key[2] in s.mixture and _holds(ranges, key[0]) for s, ranges in stages)
+            if any(key[2] == s.gate and _holds(ranges, key[0]) for s, ranges in stages)
         }  # fmt: skip
 
     def count_anew(self) -> None:

@@ -368,13 +368,13 @@ class Trainer(Checkpointed):
             batch.dump(self.run_dir / "bad_batch.json", state.step + 1, valid)
         state.kl_coef = trajectories.adapt_kl_coef(state.kl_coef, batch.kl_ref, len(batch.values_M), ppo)
 
-        stage = self.curriculum.stage.name
+        stage = self.curriculum.stage
         scores = [None if e.outcome in ("truncated", "failed") else e.score for e in episodes]
         updated = [self.curriculum.update(e.task, s, stage) for e, s in zip(episodes, scores, strict=True)]
         state.step, state.drawn = state.step + 1, state.drawn + len(episodes)
         self.keep_past()
         self.grow_batches()
-        row = {"step": state.step, "stage": stage, **summarise(episodes), **stats, **batch.summary(), **moved}
+        row = {"step": state.step, "stage": stage.name, **summarise(episodes), **stats, **batch.summary(), **moved}
         row |= {"kl_coef": state.kl_coef, "learning_rate": self.optimizer.param_groups[0]["lr"],
                 "buffer_size": self.curriculum.buffer_size, **self.curriculum.rates}  # fmt: skip
         if reasons := [reason for reason in updated if reason]:

@@ -203,9 +203,23 @@ def test_nor_does_it_where_the_next_has_the_same_games():
     mixed = Stage("mixed", ["leduc_poker"], {"random": 1, "mcts:10x1": 1}, "random", threshold=0.7)
     stages = [Stage("easy", ["leduc_poker"]), mixed, Stage("hard", ["leduc_poker"], "mcts:10x1")]
     curriculum = Curriculum(CurriculumConfig(stages), 0)
-    drawn_in, step = curriculum.stage.name, [curriculum.next(i) for i in range(256)]
+    drawn_in, step = curriculum.stage, [curriculum.next(i) for i in range(256)]
     changes = [reason for t in step if (reason := curriculum.update(t, 1.0, drawn_in))]
     assert (len(changes), curriculum.stage.name) == (1, "mixed")
+
+
+def test_what_is_lost_after_a_change_of_stage_is_remembered_as_the_stage_it_was_drawn_in_counts():
+    mixed = Stage("mixed", ["leduc_poker"], {"random": 1, "mcts:10x1": 1}, "random", min_episodes=5)
+    curriculum = Curriculum(CurriculumConfig([mixed, Stage("hard", ["leduc_poker"], "mcts:10x1")]), 0)
+    drawn_in, step = curriculum.stage, [curriculum.next(i) for i in range(64)]
+    for t in step:
+        curriculum.update(t, float(curriculum.stage is drawn_in), drawn_in)
+    assert curriculum.stage.name == "hard"
+    assert curriculum.buffer_size == sum(t.opponent == "random" for t in step) - 5
+    assert {entry[2] for entry in curriculum.state_dict()["failure_buffer"]} == {"random"}
+    again = Curriculum(curriculum.config, 0)
+    again.load_state_dict(curriculum.state_dict())
+    assert again.state_dict() == curriculum.state_dict()
 
 
 def test_min_episodes_counts_games_and_not_the_window():
