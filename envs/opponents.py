@@ -164,15 +164,14 @@ class TableBot:
         return self._stream.weighted(list(self._table[info_key(state, self.seat)].items()))
 
 
-_solving = threading.Lock()
+_one_at_a_time = threading.Lock()  # what several threads would do at once: solve the same game, say the same line
 
 
 def solution(game: Game, pyspiel_game: Any, spec: OpponentSpec) -> dict[str, dict[int, float]]:
     """Return the policy of ``perfect`` or ``cfr``, solved once per process; ValueError if it cannot play the game."""
     from envs import exact
 
-    # Threads wait for one solution instead of each computing it.
-    with _solving, blaming(f"opponent {spec.kind} cannot play {game.name}: ", raising=ValueError):
+    with _one_at_a_time, blaming(f"opponent {spec.kind} cannot play {game.name}: ", raising=ValueError):
         if spec.kind == "perfect":
             return exact.perfect_table(pyspiel_game)
         return exact.equilibrium_table(pyspiel_game, spec.iterations)
@@ -385,7 +384,8 @@ def make_bot(game: Game, pyspiel_game: Any, spec: OpponentSpec, seat: int, seed:
     kind = pyspiel_game.get_type()
     budget = spec.budget_in(game) if searchable(pyspiel_game) else None
     if budget is None:
-        _say_once(f"{game.name} cannot be searched: its {spec.kind} opponents play at random")
+        with _one_at_a_time:
+            _say_once(f"{game.name} cannot be searched: its {spec.kind} opponents play at random")
         return RandomBot(seat, seed + 4 + seat)
     simulations, rollouts = budget
     if spec.kind == "mcts" and has_dead_ends(pyspiel_game):

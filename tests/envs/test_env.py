@@ -8,6 +8,8 @@ import math
 import random
 import subprocess
 import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -458,13 +460,16 @@ def test_the_default_budget_is_the_games(opponent, rollouts, monkeypatch):
 
 
 @pytest.mark.parametrize("opponent", ["mcts", "ismcts"])
-def test_games_without_search_fall_back_to_random_and_say_so_once(opponent, caplog):
+def test_games_without_search_fall_back_to_random_and_say_so_once(opponent, caplog, monkeypatch):
+    """Also where threads begin several games at once, as in play."""
     opponents._say_once.cache_clear()
-    env = new_env()()
-    with caplog.at_level(logging.WARNING):
-        for seed in range(3):
-            fallback = transcript(env, Task(task_id("goofspiel"), seed, opponent), random_legal)
-            assert fallback == transcript(env, Task(task_id("goofspiel"), seed), random_legal)
+    monkeypatch.setattr(opponents.logger, "filter", lambda record: time.sleep(0.05) or True)
+
+    def played(seed, *against):
+        return transcript(new_env()(), Task(task_id("goofspiel"), seed, *against), random_legal)
+
+    with caplog.at_level(logging.WARNING), ThreadPoolExecutor(3) as pool:
+        assert [*pool.map(lambda seed: played(seed, opponent), range(3))] == [played(seed) for seed in range(3)]
     assert [record.getMessage() for record in caplog.records] == [
         f"goofspiel cannot be searched: its {opponent} opponents play at random"
     ]
