@@ -216,18 +216,6 @@ def test_information_states_are_complete_distinct_and_shown_as_in_play(name, cou
         assert info.state.is_simultaneous_node() or info.state.current_player() == info.seat
 
 
-def test_states_of_one_information_state_offer_the_same_choice():
-    game = pyspiel.load_game("leduc_poker")
-    legal = {info.key: info.state.legal_actions() for info in exact.information_states(game)}
-    rng = random.Random(1)
-    for _ in range(300):
-        state = game.new_initial_state()
-        while not state.is_terminal():
-            if state.is_player_node():
-                assert legal[exact.info_key(state, state.current_player())] == state.legal_actions()
-            state.apply_action(rng.choice(state.legal_actions()))
-
-
 def test_a_policy_is_asked_once_and_never_about_forced_moves():
     game, calls = pyspiel.load_game("tic_tac_toe"), []
 
@@ -272,11 +260,6 @@ def test_games_beyond_the_bound_are_recognised_quickly(name):
     for function in (exact.information_states, exact.best_response_values, exact.uniform_table):
         with pytest.raises(ValueError, match="too large for exact values"):
             function(game)
-
-
-@pytest.mark.parametrize("name", [*GAMES, LIARS_DICE])
-def test_small_games_are_feasible(name):
-    assert exact.feasible(pyspiel.load_game(name))
 
 
 def test_a_long_game_is_walked_in_little_memory():
