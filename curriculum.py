@@ -326,8 +326,8 @@ class Curriculum:
         """
         if score is not None and not 0 <= score <= 1:
             raise ValueError(f"score {score!r} of task {task.task_id} is not in [0, 1]")
-        success, drawn_in = score is not None and score > SUCCESS, drawn_in or self.stage
-        counts = task.opponent == drawn_in.gate
+        success, stage = score is not None and score > SUCCESS, self.config.stages.index(drawn_in or self.stage)
+        counts = task.opponent == self.config.stages[stage].gate and _holds(self._pools[stage], task.task_id)
         if score is not None:
             self._update_buffer(task, score, may_enter=counts)
         if task.replay:
@@ -341,7 +341,7 @@ class Curriculum:
         if kind == "past" and name in self.past:
             self.past[name] += PAST_STEP * (score - self.past[name])
         # A game drawn before the stage changed, in the same step, says nothing about the new stage.
-        if counts and drawn_in is self.stage and _holds(self._pools[self._stage], task.task_id):
+        if counts and stage == self._stage:
             self._window.append((cell[0], int(success)))
             self._episodes += 1
             return self._maybe_advance()

@@ -504,7 +504,7 @@ def test_unknown_games_are_as_interesting_as_any():
 
 @pytest.mark.parametrize("replay_seed", ["same", "fresh"])
 @pytest.mark.parametrize("sampling", ["uniform", "learnability"])
-@pytest.mark.parametrize("stop", [0, 8, 160, 400])
+@pytest.mark.parametrize("stop", [0, 8, 160, 400, 600])
 def test_a_resumed_curriculum_goes_on_exactly(replay_seed, sampling, stop):
     stage = Stage("first", ["leduc_poker", "hex"], {"random": 2, "mcts": 1}, gate_opponent="random", threshold=0.5)
     config = two_stages(stage, sampling=sampling, replay_seed=replay_seed)
