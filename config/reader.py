@@ -203,7 +203,7 @@ def _parse_set(item: str) -> Any:
     if not equals:
         raise ConfigError(f"--set: expected KEY.PATH=VALUE, not {_show(item)}")
     value = _word(text, f"--set: {_name(key)}: ")
-    for part in reversed(key.strip().split(".")):
+    for part in reversed(key.strip().split(".", 2)):  # no knob lies deeper
         value = {part: value}
     return value
 

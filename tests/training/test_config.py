@@ -146,6 +146,8 @@ BROKEN_SETS = {
     "ppo.batch_size=3": "ppo: batch_size 3 is not even",
     "ppo.batch_sise=8": "--set: ppo.batch_sise = 8: no such key; the nearest is ppo.batch_size",
     "ppo.loss=8": "--set: ppo.loss = 8: no such key; docs/configuration.md lists them",
+    f"ppo{'.x' * 2000}=8": "--set: ppo.x = {'x.x.x.x.x.x....x.x.x.x.x.x.x': 8}: no such key; "
+    "docs/configuration.md lists them",
     "total_timesteps=8": "--set: total_timesteps = 8: no such key; "
     "a run plays ppo.num_train_steps * ppo.batch_size games",
     "ppo.progression_threshold=1": "--set: ppo.progression_threshold = 1: no such key; "
