@@ -39,7 +39,7 @@ from config.flags import FlagParser
 from config.reader import blaming, load_config
 from env_wrapper import check_games
 from envs.config import EnvConfig
-from scripts.serving.actor import CLIENT, MAX_SHOWN, Actor, RequestError, read_task
+from scripts.serving.actor import CLIENT, MAX_SHOWN, STOPPING, Actor, RequestError, read_task
 from training.process import at_least, setup_logging
 
 MAX_BODY_BYTES = 2**20
@@ -104,7 +104,7 @@ def make_app(actor: Actor) -> Starlette:
         }
         return JSONResponse({"methods": methods, "usage": usage})
 
-    async def call(request: Request) -> JSONResponse:
+    async def answer(request: Request) -> JSONResponse:
         data, name = await _body(request), request.path_params["method"]
         if name == "call":
             name = data.get("method")
@@ -115,6 +115,12 @@ def make_app(actor: Actor) -> Starlette:
         if beside := data.keys() - {"method", "args", "kwargs"}:  # a game other than the one meant would be played
             raise HTTPException(422, f"{min(beside)[:MAX_SHOWN]!r} stands beside args and kwargs, not in kwargs")
         return await _invoke(actor, request, name, data.get("args", []), data.get("kwargs", {}))
+
+    async def call(request: Request) -> JSONResponse:
+        try:
+            return await answer(request)
+        except asyncio.CancelledError as error:  # the game's work, or all of it by uvicorn, which would log forty lines
+            raise HTTPException(503, STOPPING) from error
 
     async def refuse(request: Request, error: Any) -> JSONResponse:
         return JSONResponse({"detail": error.detail}, error.status_code)

@@ -39,6 +39,7 @@ NO_EPISODE = dict.fromkeys(("task_id", "seed", "game_name", "llm_player_id", "op
     "path": EVALUATE_PATH, "step_count": 0, "cumulative_reward": 0.0}  # fmt: skip
 INTEGER = re.compile(r"-?[0-9]{1,30}")
 RECLAIM_SECONDS = 60.0  # an episode unused for this long is dropped when a new one needs its place
+STOPPING = "the server is stopping"
 ATTEMPTS = 10**9  # the public reset/step path never forfeits: illegal answers may be repeated without limit
 
 CLIENT: ContextVar[Request] = ContextVar("CLIENT")  # the request being answered
@@ -297,9 +298,9 @@ class Actor:
         finally:
             for waiting in abandoned:
                 waiting.cancel()
-        if played.cancelled() or not played.done():
+        if not played.done():
             played.cancel()
-            raise HTTPException(503, "the client has disconnected or the server is stopping: the search is given up")
+            raise HTTPException(503, f"the client has disconnected, or {STOPPING}: the search is given up")
 
     def _find(self, episode_id: Any) -> HostedGame:
         self._expire()
@@ -318,6 +319,8 @@ class Actor:
                 self._drop(episode)
 
     def _make_room(self) -> None:
+        if self._closing.is_set():
+            raise HTTPException(503, STOPPING)
         self._expire()
         if len(self._episodes) >= self._max_episodes:
             oldest = time.monotonic() - RECLAIM_SECONDS

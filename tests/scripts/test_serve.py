@@ -424,6 +424,30 @@ def test_who_waits_for_a_search_that_is_given_up_plays_nothing():
     assert asyncio.run(played()) == []
 
 
+def test_who_asks_while_the_server_stops_is_told_so(monkeypatch):
+    """At Ctrl-C beside clients: forty lines for each call that waited for a thread, or came a moment later."""
+    began, reset = threading.Event(), actor_module.StoppableEnv.reset
+    monkeypatch.setattr(actor_module.os, "cpu_count", lambda: 1)
+    monkeypatch.setattr(
+        actor_module.StoppableEnv, "reset", lambda *args: began.set() or time.sleep(0.2) or reset(*args)
+    )
+
+    async def asked():
+        actor = Actor("random", 10, 60.0, 1)
+        transport = httpx.ASGITransport(serve.make_app(actor))  # which raises what uvicorn would log
+        async with httpx.AsyncClient(transport=transport, base_url="http://x") as client:
+
+            def ask():
+                return asyncio.ensure_future(client.post("/reset", json={"task_id": task_id("hex_small"), "seed": 0}))
+
+            calls = [ask() for _ in range(3)]
+            await asyncio.to_thread(began.wait, 10)
+            actor.close()
+            return [answer.status_code for answer in await asyncio.gather(*calls, ask())]
+
+    assert asyncio.run(asked()) == [200, 503, 503, 503]
+
+
 @pytest.mark.parametrize("kind", [OSError, StopIteration, SystemExit])
 @pytest.mark.parametrize("method", ["reset", "step"])
 def test_whatever_a_game_raises_it_is_dropped_and_its_client_told(monkeypatch, method, kind):
@@ -633,6 +657,16 @@ def test_a_game_that_fails_costs_no_call_of_another(monkeypatch):
         assert (failed.status_code, failed.json()["detail"]) == (500, "ZeroDivisionError: division by zero")
         assert failed.headers["connection"] == "close"  # else the next call is lost, or is not: who is faster
         assert "error" not in call(client, "state", episode_id=other["episode_id"])["info"]
+
+
+def test_a_body_on_its_way_when_the_server_stops_fills_no_log(caplog):
+    with contextlib.ExitStack() as held:
+        with thread_server() as port:
+            slow = held.enter_context(socket.create_connection(("127.0.0.1", port)))
+            slow.sendall(b"POST /reset HTTP/1.1\r\nHost: x\r\nContent-Length: 30\r\n\r\n{")
+            time.sleep(0.3)
+        assert slow.recv(4096).startswith(b"HTTP/1.1 503 ")
+    assert [record for record in caplog.records if record.exc_info] == []
 
 
 def test_a_client_that_hangs_up_in_its_body_fills_no_log(caplog, capsys):
