@@ -139,6 +139,8 @@ async def exchange(pool: Any, url: str, body: Any, seconds: float, headers: dict
         ):
             if response.headers.get("content-encoding", "identity") != "identity":
                 return NO_ANSWER, "the answer is compressed, which nobody asked for"
+            if response.has_redirect_location:  # not followed: a secret or a move would go where nobody sent it
+                return response.status_code, f"it redirects to {response.headers['location']}, to be named instead"
             async for chunk in response.aiter_raw():
                 answer += chunk
                 if len(answer) > MAX_ANSWER_BYTES:

@@ -159,7 +159,8 @@ async def _unfit(server: Server, config: Any, seconds: float) -> str:
     status, answer = await server.call("models", seconds=seconds)
     models, wanted = _models(answer), config.model.model_name
     if status != 200:
-        return f"{problem_of(status, answer)}; start it with scripts/serve_vllm.sh, or set env.use_vllm to false"
+        unstarted = "; start it with scripts/serve_vllm.sh, or set env.use_vllm to false" if status <= 0 else ""
+        return problem_of(status, answer) + unstarted
     fits = [m for m, c in models.items() if Path(wanted).name in (Path(m).name, Path(str(c.get("root"))).name)]
     if not models:  # some servers list no model before the first request
         fits, models = [wanted], {wanted: {}}
