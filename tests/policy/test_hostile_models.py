@@ -69,14 +69,16 @@ class Server(HostileServer):
     """A vLLM server, and a chat server, whose model always plays the first action; misbehaves from its first call."""
 
     def __init__(self, policy, act, use, calls=10**9):
-        self.policy, self.use, self.left = policy, use, calls
+        self.policy, self.use, self.left, self.misbehaviour = policy, use, calls, act
         super().__init__(act, self.say, self.misbehaves)
         self.url += "/v1"
 
     def misbehaves(self, path, asked):
-        mine = path == f"/v1/{self.use}" and asked != {}
+        probed = path == "/v1/load_lora_adapter" and asked == {}  # without a name, which sound servers refuse
+        mine = path == f"/v1/{self.use}" and not probed
         self.left -= mine
-        return mine and self.left >= 0
+        self.act = WIRES["HTTP 400"] if probed else self.misbehaviour
+        return probed or (mine and self.left >= 0)
 
     def say(self, path, asked):
         chat = self.policy.chat
@@ -173,3 +175,11 @@ def test_an_address_that_is_none_is_told_in_one_line(url):
     status, problem = client.HttpClient(url).post("x", {}, time.monotonic() + SECONDS)
     assert status in (client.NOT_SENT, client.NO_ANSWER)
     assert client.one_line(problem)
+
+
+def test_where_a_server_redirects_to_is_told(policy):
+    """As from http to https; "HTTP 307: " and nothing more does not say what to do."""
+    server = Server(policy, WIRES["a redirect"], "models")
+    with pytest.raises(ConfigError, match=r"HTTP 307: it redirects to http://127\.0\.0\.1:1/, to be named instead$"):
+        use_it(server, policy, None, "free")
+    assert client.HttpClient(server.url).call("models", {}, SECONDS, lambda _: False)[0] == 307
