@@ -18,6 +18,7 @@ import numpy as np
 from config.reader import blaming, printable, read_file, read_json
 from env_wrapper import play
 from envs import exact
+from envs.affinetes import check_server
 from envs.client import is_number
 from envs.config import PLAYED_BY, EnvConfig
 from envs.openspiel import OpenSpielEnv, load_game, position, table, unknown_prompts
@@ -40,7 +41,7 @@ class Arena:
     the same order each time: a chunk that is complete in the file is not played again, one that was cut short or in
     which a game failed is. Without a path nothing is kept.
 
-    ConfigError: the file belongs to other settings, or is damaged.
+    ConfigError: the file belongs to other settings, or is damaged; no server answers that is to host the games.
     """
 
     def __init__(self, path: Path | None, settings: dict[str, Any], console: Console, games_at_once: int) -> None:
@@ -79,6 +80,8 @@ class Arena:
                     raise ConfigError(f"--output {self._path}: line {number} is no result of a game")
             fresh = len(played) < len(chunk) or any(row["outcome"] == "failed" for row in played)
             if fresh:
+                if len(self._done) == self._known:  # the first: each game would ask a server that is gone five times
+                    check_server(own.env)
                 played = _rows(own, opponent, game, _episodes(own, opponent, chunk))
             rows += played
             self._done += [json.dumps(row) + "\n" for row in played]

@@ -1531,6 +1531,14 @@ def test_a_server_that_is_gone_costs_no_other_player_its_table(serve, tmp_path, 
     assert "m against random" in capsys.readouterr().out
 
 
+def test_a_server_of_games_that_is_gone_is_told_before_it_is_asked_for_each(capsys):
+    """Seven seconds a game, thirty at once; a minute a game where nothing even refuses."""
+    gone = ("--set", "env.env_mode=url", "env.env_url=http://127.0.0.1:9")
+    assert evaluate.main(command("--model", "m", "--base-url", "http://127.0.0.1:9/v1", *gone)) == 2
+    line = capsys.readouterr().err.splitlines()[-1]
+    assert line.startswith("error: env.env_url: no server answers at http://127.0.0.1:9 (no connection: ")
+
+
 def test_nobody_plays_after_a_player_whose_server_is_gone(serve, tmp_path, capsys):
     """The file holds games in the order of the command: with those of a later player first it could not go on."""
     server = serve(lambda body, number: (500, "down"))
