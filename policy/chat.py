@@ -117,15 +117,11 @@ class ChatFormat:
         return [*parts, text]
 
     def _prefix_preserving(self) -> str:
-        try:
+        rewrites = "model.model_name: its chat template rewrites history, and trl has no variant that keeps it: "
+        with blaming(rewrites, (ImportError, ValueError)):
             from trl import get_training_chat_template
 
             return get_training_chat_template(self.tokenizer) or self.tokenizer.chat_template
-        except (ImportError, ValueError) as error:
-            raise ConfigError(
-                "model.model_name: its chat template rewrites history, and trl has no variant that keeps it "
-                f"({str(error).splitlines()[0][:200]})"
-            ) from error
 
     def _tokens(self, text: str, **options: bool) -> tuple[int, ...]:
         try:
