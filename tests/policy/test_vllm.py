@@ -852,13 +852,19 @@ def test_a_signal_ends_the_wait_for_a_silent_server(policy, server, tmp_path, mo
     assert cancelled
 
 
+def start_server(folder, *words, **settings):
+    """What scripts/serve_vllm.sh says and ends with, where vLLM would only say how it was called."""
+    (folder / "vllm").write_text('#!/bin/sh\necho "$@"\n')
+    (folder / "vllm").chmod(0o755)
+    env = os.environ | {"PATH": f"{folder}:{os.environ['PATH']}"} | settings
+    script = Path(train_ppo.__file__).parent / "scripts" / "serve_vllm.sh"
+    return subprocess.run(["bash", script, *words], capture_output=True, text=True, env=env)
+
+
 @pytest.mark.parametrize(("rank", "taken"), [("4", "8"), ("16", "16"), ("20", "32"), ("300", "320")])
 def test_the_server_is_started_with_the_learners_bits_a_rank_that_it_takes_and_a_share(tmp_path, rank, taken):
-    (tmp_path / "vllm").write_text('#!/bin/sh\necho "$@"\n')
-    (tmp_path / "vllm").chmod(0o755)
-    env = os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}", "LORA_RANK": rank, "BITS": "4", "SHARE": "0.4"}
-    script = Path(train_ppo.__file__).parent / "scripts" / "serve_vllm.sh"
-    done = subprocess.run(["bash", script, "Qwen/Qwen3-4B", "--x"], capture_output=True, text=True, check=True, env=env)
+    done = start_server(tmp_path, "Qwen/Qwen3-4B", "--x", LORA_RANK=rank, BITS="4", SHARE="0.4")
+    assert done.returncode == 0
     assert done.stdout.startswith("serve Qwen/Qwen3-4B ")
     assert f"--max-lora-rank {taken} " in done.stdout
     assert "--gpu-memory-utilization 0.4 " in done.stdout
@@ -878,22 +884,14 @@ def test_the_server_is_started_with_the_learners_bits_a_rank_that_it_takes_and_a
     ],
 )
 def test_a_server_of_another_kind_is_not_started(tmp_path, settings, told):
-    (tmp_path / "vllm").write_text("#!/bin/sh\necho started\n")
-    (tmp_path / "vllm").chmod(0o755)
-    env = os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}"} | settings
-    script = Path(train_ppo.__file__).parent / "scripts" / "serve_vllm.sh"
-    done = subprocess.run(["bash", script, "Qwen/Qwen3-4B"], capture_output=True, text=True, env=env)
+    done = start_server(tmp_path, "Qwen/Qwen3-4B", **settings)
     assert (done.returncode, done.stdout, done.stderr) == (2, "", f"serve_vllm: {told}\n")
 
 
 @pytest.mark.parametrize("words", [[], [""], ["--port", "8001"]])
 def test_a_server_whose_model_is_not_named_is_not_started(tmp_path, words):
     """vLLM would serve its own default model."""
-    (tmp_path / "vllm").write_text("#!/bin/sh\necho started\n")
-    (tmp_path / "vllm").chmod(0o755)
-    env = os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
-    script = Path(train_ppo.__file__).parent / "scripts" / "serve_vllm.sh"
-    done = subprocess.run(["bash", script, *words], capture_output=True, text=True, env=env)
+    done = start_server(tmp_path, *words)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith("serve_vllm: usage: ")
 
