@@ -27,7 +27,7 @@ from envs.prompts import full_system, full_user
 from envs.server_replies import Reply, ServerError, close, info_of, read_position, read_reply
 from envs.types import Step, Task
 
-CHECK_SECONDS = 10.0  # for a server to answer at all, before a run
+CHECK_SECONDS = 60.0  # for a server to answer at all, before a run: public ones do not while they search for others
 START_SECONDS = 600.0  # for a container to start
 STOP_SECONDS = 10.0  # for a server to forget an episode
 CLOSE_SECONDS = 30.0  # for a container to end; affinetes kills it after ten

@@ -634,6 +634,16 @@ def test_importing_the_client_is_not_the_servers_time(monkeypatch):
     affinetes.check_server(EnvConfig(env_mode="url", env_url="http://127.0.0.1:1", env_timeout=0.3))
 
 
+def test_a_public_server_that_searches_for_somebody_else_is_there(monkeypatch):
+    """It answers nothing meanwhile; 12 s were measured in liars_dice."""
+
+    def post(client_, path, body, deadline):
+        return (405, "") if deadline - time.monotonic() > 30 else (client.NO_ANSWER, "late")
+
+    monkeypatch.setattr(client.HttpClient, "post", post)
+    affinetes.check_server(EnvConfig(env_mode="url", env_url="http://127.0.0.1:1"))
+
+
 def test_a_defect_of_public_servers_is_not_blamed_on_ones_own(monkeypatch):
     monkeypatch.setitem(affinetes.DEFECTS, "leduc_poker", "is out of chips")
     for path, blamed in ((None, True), (affinetes.EVALUATE_PATH, False)):
