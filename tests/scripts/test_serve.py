@@ -512,10 +512,16 @@ def test_episodes_expire_and_are_limited():
         assert error_of(call(client, "state", episode_id=idle)) == "episode_not_found"
         call(client, "reset", **asked)
         assert client.post("/reset", json=asked).status_code == 503
+
+
+def test_games_that_have_ended_make_room():
+    asked = {"task_id": task_id("hex_small"), "seed": 0, "opponent": "random"}
+    with thread_server(max_episodes=2) as port, httpx.Client(base_url=f"http://127.0.0.1:{port}") as client:
+        kept, _ = (call(client, "reset", **asked)["episode_id"] for _ in range(2))
         answer = call(client, "state", episode_id=kept)
         while not answer["done"]:
             answer = call(client, "step", action=legal_ids(answer["observation"])[0], episode_id=kept)
-        call(client, "reset", **asked)  # finished episodes make room
+        call(client, "reset", **asked)
         assert error_of(call(client, "state", episode_id=kept)) == "episode_not_found"
 
 
