@@ -31,8 +31,9 @@ from envs.config import EnvConfig
 from envs.openspiel import ATTEMPTS, load_game, position, query_at, table, tables, unknown_prompts
 from envs.opponents import RandomBot, make_bot, parse_opponent
 from envs.prompts import RETRY
-from envs.trace.env import TASKS_PER_LEVEL, NoAnswerError, check_config, expected_output
+from envs.trace.env import TASKS_PER_LEVEL, check_config, expected_output
 from envs.trace.programs import LEVELS
+from envs.trace.sandbox import SandboxError
 from envs.types import Episode, Task
 from games import CONFIGS_PER_GAME, GAMES
 from policy.chat import ChatFormat, answer_trie
@@ -203,17 +204,16 @@ def say_answers(config: SimpleNamespace, chat: ChatFormat) -> list[str]:
         for task in tasks:
             try:
                 outputs.append(expected_output(config.env, task))
-            except NoAnswerError as error:
+            except (ValueError, SandboxError) as error:  # of this program alone
                 unknown.append(error)
             if len(unknown) > MAX_UNKNOWN * len(tasks):  # each may take ten seconds
                 tried = len(outputs) + len(unknown)
                 raise ConfigError(f"env.trace: {len(unknown)} of {tried} programs have no answer; {unknown[0]}")
         sizes = sorted(len(chat.encode(text)) for text in outputs)
-        needed = sizes[int((1 - MAX_CUT) * (len(sizes) - 1))]
+        needed = sizes[-1 - int(MAX_CUT * len(sizes))]
         name = f"level {level}" if config.env.trace.get("source", "generator") == "generator" else "programs"
         lines.append((name, sum(size <= limit for size in sizes) / len(sizes), needed, sizes[-1]))
-    short = [(needed, f"{name} ({share:.0%} fit)") for name, share, needed, _ in lines if share < 1 - MAX_CUT]
-    if short:
+    if short := [(needed, f"{name} ({share:.0%} fit)") for name, share, needed, _ in lines if share < 1 - MAX_CUT]:
         raise ConfigError(
             f"ppo.max_new_tokens = {limit}: too short for the output of {', '.join(name for _, name in short)}; "
             f"expected at least {max(short)[0]}, enough for {1 - MAX_CUT:.0%} of them, or other programs"

@@ -254,7 +254,7 @@ def load_programs(source: str) -> Sequence[Any]:
         import datasets  # installed with trl; imported only for this source: it takes half a second
 
         try:
-            return datasets.load_dataset(source, split="train")
+            rows = datasets.load_dataset(source, split="train")
         except Exception as error:  # the network, the Hub or the dataset's files may raise anything
             cause = problem or one_line(f"{type(error).__name__} {error}")
             raise ValueError(f"trace.source {source!r} cannot be read from the Hub: {cause}") from error

@@ -668,6 +668,9 @@ def test_a_hub_dataset(monkeypatch, source):
     assert env._task.expected == "hub"
     with pytest.raises(ValueError, match="'owner/others' cannot be read from the Hub: AssertionError"):
         new_env(source="owner/others")
+    monkeypatch.setattr(Datasets, "load_dataset", lambda name, split: [])
+    with pytest.raises(ValueError, match="'owner/empty' holds no programs"):
+        new_env(source="owner/empty")
 
 
 def test_programs_of_others_run_alone_and_only_in_a_sandbox(folder, monkeypatch):

@@ -20,7 +20,8 @@ import train_ppo
 from curriculum import eval_tasks, evaluated
 from env_wrapper import Decision, EnvConfig, Sequence
 from envs.prompts import RETRY
-from envs.trace.env import TASKS_PER_LEVEL, expected_output
+from envs.trace.env import TASKS_PER_LEVEL, NoAnswerError, expected_output
+from envs.trace.sandbox import SandboxError
 from evaluation.measure import evaluate
 from games import CONFIGS_PER_GAME, NAMES
 from policy import load_policy, network
@@ -315,6 +316,26 @@ def test_answers_too_short_for_what_programs_print_are_refused(tmp_path, check):
     assert fits == sum(size <= 16 for size in sizes)
     assert sum(size <= needed for size in sizes) >= 95 > sum(size < needed for size in sizes)
     check(micro_config(tmp_path, env=env, ppo={"max_seq_length": 2048, "max_new_tokens": needed}, curriculum=levels))
+
+
+def test_answers_as_long_as_a_refusal_asked_for_are_long_enough_where_some_programs_have_none(tmp_path, monkeypatch):
+    """The number was that of one program too few; and what is wrong with one row of a dataset is of one program."""
+    env = {"env_type": "trace", "answer_mode": "free"}
+    levels = {"stages": [{"name": "only", "games": [[0, 99]]}]}
+    failing = iter([NoAnswerError("no end"), ValueError("expected a program"), SandboxError("ended")])
+
+    def output(config, task):
+        if task.index > 96 and (error := next(failing, None)):
+            raise error
+        return "1\n" * task.index
+
+    monkeypatch.setattr(preflight, "expected_output", output)
+    config = micro_config(tmp_path, env=env, ppo={"max_new_tokens": 1}, curriculum=levels)
+    with pytest.raises(ConfigError, match=r"too short .* expected at least \d+") as refused:
+        preflight.say_answers(config, chat_of(config))
+    failing = iter([NoAnswerError("no end"), ValueError("expected a program"), SandboxError("ended")])
+    config.ppo = replace(config.ppo, max_new_tokens=int(re.search(r"at least (\d+)", str(refused.value))[1]))
+    assert preflight.say_answers(config, chat_of(config))
 
 
 def test_programs_are_not_chosen_by_learnability_and_that_is_said(tmp_path, caplog):
