@@ -268,14 +268,15 @@ def drop_capabilities() -> None:
 
 def set_limits(settings: dict) -> None:
     """Set resource limits; 0 sets none (CPU time of an interpreter that serves many programs)."""
-    for name in ("AS", "CPU", "NOFILE", "NPROC"):
-        if limit := int(settings[name]):
-            resource.setrlimit(getattr(resource, f"RLIMIT_{name}"), (limit, limit))
+    limits = {name: int(settings[name]) for name in ("AS", "CPU", "NOFILE", "NPROC") if int(settings[name])}
     # Without namespaces there is no scratch folder, and no file anywhere may grow by a byte: limits on
     # single files do not bound their sum, and unlinked, hidden or deeply nested files would escape a later check.
-    largest = int(settings["disk"]) if "namespaces" in settings["with"] else 0
-    resource.setrlimit(resource.RLIMIT_FSIZE, (largest, largest))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    limits |= {"FSIZE": int(settings["disk"]) if "namespaces" in settings["with"] else 0, "CORE": 0}
+    for name, limit in limits.items():
+        kind = getattr(resource, f"RLIMIT_{name}")
+        hard = resource.getrlimit(kind)[1]  # cannot be raised
+        limit = limit if hard == resource.RLIM_INFINITY else min(limit, hard)
+        resource.setrlimit(kind, (limit, limit))
 
 
 def confine(settings: dict) -> None:

@@ -230,6 +230,19 @@ def test_many_open_files_are_in_no_sandboxs_way():
         resource.setrlimit(resource.RLIMIT_NOFILE, (least, most))
 
 
+def test_limits_of_the_machine_that_are_lower_hold_and_lock_nothing_out():
+    """No interpreter started, so that a machine with all mechanisms was said to reach level 0."""
+    mechanisms = probe()
+    code = (
+        "import resource; resource.setrlimit(resource.RLIMIT_CPU, (9, 9))\n"
+        "from envs.trace.sandbox import Sandbox\n"
+        f"run = Sandbox(min_level=0, spares=1, mechanisms={mechanisms!r}).run\n"
+        "print(run('import resource; print(resource.getrlimit(resource.RLIMIT_CPU))').stdout)"
+    )
+    answer = subprocess.run([sys.executable, "-B", "-c", code], cwd=PROJECT, capture_output=True, text=True)
+    assert answer.stdout.split() == ["(9,", "9)"], answer.stderr
+
+
 def test_output_of_a_killed_program_is_kept(box):
     run = box.run("print('so far', flush=True)\nwhile True: pass")
     assert (run.stdout, run.status) == ("so far\n", "timeout")
