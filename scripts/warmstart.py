@@ -200,9 +200,9 @@ def _measure(policy: Policy, config: SimpleNamespace, tasks: list[TaskRange]) ->
 
 
 def _tasks(curriculum: CurriculumConfig, seed: int, count: int) -> list[Task]:
-    """Tasks of all stages in turn."""
+    """Tasks of all stages in turn; not those of a run, whose numbers are 0 and up: it would meet what it was taught."""
     stages = [Curriculum(replace(curriculum, stages=[stage]), seed) for stage in curriculum.stages]
-    return [stages[i % len(stages)].next(i) for i in range(count)]
+    return [stages[i % len(stages)].next(-1 - i) for i in range(count)]
 
 
 def _settle(args: argparse.Namespace, env: EnvConfig) -> None:
@@ -225,8 +225,12 @@ def _report(spec: str, explore: float, episodes: Seq[Episode], answers: int) -> 
     score = np.mean([e.score for e in ended]) if ended else math.nan
     at_random = f", {explore:.0%} of its moves at random," if explore else ""
     print(f"{spec}{at_random} played {len(ended)} games to their end, mean score {score:.3f}: {answers} to learn")
+    cut = sum(e.outcome == "truncated" for e in episodes)
+    told = f"{cut} of {len(episodes)} games were cut off: longer than ppo.max_seq_length or ppo.max_new_tokens"
     if not answers:
-        raise ConfigError("--episodes: the teacher had nothing to decide")
+        raise ConfigError(told if cut else "--episodes: the teacher had nothing to decide")
+    if cut:
+        print(told)
 
 
 def run(args: argparse.Namespace) -> None:
