@@ -322,15 +322,10 @@ def test_right_answers_score_one():
     for level in range(LEVELS):
         env = new_env()
         env.reset(Task(level * LEVEL, 11))
-        step = env.step(f"<think>hm</think>```\n{env._task.expected}\n```")
+        expected = env._task.expected
+        step = env.step(f"<think>hm</think>```\n{expected}\n```")
         assert (step.score, step.info["exact"], step.info["match"], step.info["share"]) == (1, 1, 1, 1)
-        assert step.info["expected"] == env_expected(level)[:500]
-
-
-def env_expected(level):
-    env = new_env()
-    env.reset(Task(level * LEVEL, 11))
-    return env._task.expected
+        assert step.info["expected"] == expected[:500]
 
 
 def test_native_protocol_is_exact():
@@ -731,19 +726,8 @@ def test_configuration_file():
     file = Path(__file__).parents[2] / "config" / "trace_config.json"
     configs = load_config({"env": EnvConfig}, [file], skip_unknown_sections=True)
     assert configs["env"].trace == dataclasses.asdict(TraceConfig())
-    assert (configs["env"].env_type, configs["env"].answer_mode, configs["env"].protocol) == (
-        "trace",
-        "free",
-        "affinetes",
-    )
-    with pytest.raises(ConfigError, match=r"trace\.sandbox_min_level = 3: expected an integer >= 0 and <= 2"):
-        load_config({"trace": TraceConfig}, sets=["trace.sandbox_min_level=3"])
-
-
-def test_knobs():
-    assert [*TraceConfig.__dataclass_fields__] == [
-        "source", "partial_credit", "sandbox_min_level",
-    ]  # fmt: skip
+    env = configs["env"]
+    assert (env.env_type, env.answer_mode, env.protocol) == ("trace", "free", "affinetes")
 
 
 def test_play():
