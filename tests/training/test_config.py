@@ -515,3 +515,5 @@ def test_the_page_of_knobs_is_that_of_the_code_and_says_something_about_each(opt
     rows = [line.split(" | ") for line in page.splitlines() if line.startswith("| `")]
     assert len(rows) == sum(len(dataclasses.fields(section)) for section in TABLES.values())
     assert [row[0] for row in rows if not row[3].strip()] == []
+    moved = {row[0]: row[4] for row in rows}
+    assert moved["| `gamma`"] == "documents", "the others say what is the default anyway"
