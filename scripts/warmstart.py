@@ -1,4 +1,4 @@
-"""Clone a teacher's answers into an adapter, for PPO to start from (``model.adapter``).
+r"""Clone a teacher's answers into an adapter, for PPO to start from (``model.adapter``).
 
     python scripts/warmstart.py --config config/presets/leduc_selfplay.json --teacher cfr --output runs/warm
     python scripts/warmstart.py --config config/presets/tiny.json --set games=tic_tac_toe,leduc_poker \

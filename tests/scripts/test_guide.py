@@ -59,7 +59,8 @@ def steps_of(page):
 
 def examples_of(program):
     """The commands that its --help shows, as words."""
-    shown = re.sub(r" {5,}(?=--)", " ", ast.get_docstring(ast.parse((ROOT / program).read_text())))  # joined lines
+    shown = ast.get_docstring(ast.parse((ROOT / program).read_text())).replace(" \\\n        --", " --")
+    assert not re.search(r"\S {5,}--", shown), "lines are joined"
     lines = re.findall(r"^ {4}(python \S+\.py.*)$", shown, re.MULTILINE)
     return [re.split(r"\s{2,}", line)[0].split()[1:] for line in lines]
 
