@@ -83,6 +83,10 @@ class FlagParser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Print one line about a wrong command line and exit with 2."""
-        if message.startswith("unrecognized arguments: --") and "--set" in self._option_string_actions:
+        kind, _, words = message.partition(": ")
+        word, flags = words.split(" ")[0], self._option_string_actions
+        if kind == "unrecognized arguments" and "--config" in flags and word.endswith(".json"):
+            message += "; --config FILE names a file of settings"
+        elif kind == "unrecognized arguments" and "--set" in flags and (word.startswith("--") or "=" in word):
             message += "; --set KEY=VALUE changes settings"
         self.exit(2, f"error: {one_line(message)}\n")

@@ -201,7 +201,7 @@ def deeper_than(value: Any, depth: int) -> bool:
 def _parse_set(item: str) -> Any:
     key, equals, text = item.partition("=")
     if not equals:
-        raise ConfigError(f"--set: expected KEY.PATH=VALUE, not {_show(item)}")
+        raise ConfigError(f"--set: expected KEY.PATH=VALUE without spaces, not {_show(item)}")
     value = _word(text, f"--set: {_name(key)}: ")
     for part in reversed(key.strip().split(".", 2)):  # no knob lies deeper
         value = {part: value}
@@ -328,9 +328,10 @@ class _Checker:
 
     def unknown(self, path: str, value: Any, siblings: Iterable[str]) -> ConfigError:
         everywhere = [f"{name}.{key}" for name, cls in self.sections.items() for key in _knobs(cls)]
-        nearest = max([*siblings, *everywhere], key=lambda known: _likeness(path[:99], known))
-        last, suggested = path[:99].rpartition(".")[2], nearest.rpartition(".")[2]
-        word_of = last in suggested.split("_") and path.partition(".")[0] == nearest.partition(".")[0]
+        typed = path[:99].lower()
+        nearest = max([*siblings, *everywhere], key=lambda known: _likeness(typed, known))
+        last, suggested = typed.rpartition(".")[2], nearest.rpartition(".")[2]
+        word_of = last in suggested.split("_") and typed.partition(".")[0] == nearest.partition(".")[0]
         near = word_of or difflib.SequenceMatcher(None, last, suggested).ratio() >= LIKE
         hint = f"the nearest is {nearest}" if near else "docs/configuration.md lists them"
         hint = synonyms.HINTS.get(_plain(last), hint)

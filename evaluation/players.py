@@ -426,7 +426,7 @@ def find_adapter(name: str, allowed: str = PLAYERS) -> Path:
     """A checkpoint's directory, or that of a run's latest one; ConfigError: there is none, or it is damaged."""
     folder = _folder(name, allowed)
     if not (folder / WEIGHTS).is_file():
-        raise ConfigError(f"{name}: there is no {WEIGHTS} in {folder}")
+        raise ConfigError(f"{name}: there is no {WEIGHTS} in {folder}; expected a checkpoint or a run with one")
     if (folder / "manifest.json").exists() and (problems := verify_checkpoint(folder)):
         raise ConfigError(f"{name}: {'; '.join(problems)}")
     if not (file := folder / "adapter_config.json").is_file():  # PEFT would ask the Hub for one

@@ -191,6 +191,9 @@ def checkpoint_in(place: Path) -> Path:
         raise ConfigError(f"--resume: there is no folder {place}; expected a run's folder or one of its checkpoints")
     place = place.resolve()  # "." and links have other parents than the run
     named = re.fullmatch(r"checkpoint-\d+", place.name) or (place / "trainer_state.json").exists()
+    if not named and not any(place.glob("checkpoint-*")):
+        raise ConfigError(f"--resume: there is no checkpoint in {place}; a run that wrote none begins anew without "
+                          "--resume")  # fmt: skip
     path = place if named else latest_checkpoint(place)
     if path is None:
         raise ConfigError(f"--resume: no checkpoint that verifies in {place}")

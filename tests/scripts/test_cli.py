@@ -60,7 +60,8 @@ BROKEN = {
     "ppo.temperature=1e-45": "--set: ppo.temperature = 1e-45: expected a number >= 0.001",
     "run.threads=3000000000": "--set: run.threads = 3000000000: expected an integer >= 0 and <= 1024",
     "model.tokens_per_batch=2000000000": "--set: model.tokens_per_batch = 2000000000: expected an integer >= 64 and ",
-    "ppo.batch_size": '--set: expected KEY.PATH=VALUE, not "ppo.batch_size"',
+    "ppo.batch_size": '--set: expected KEY.PATH=VALUE without spaces, not "ppo.batch_size"',
+    "PPO.Learning_Rate=1e-3": "--set: PPO = {'Learning_Rate': 0.001}: no such key; the nearest is ppo",
     "lora.lora_dropout=0.1": "--set: lora.lora_dropout = 0.1: no such key; there is no dropout: with it the ratio is "
     "not 1 before the first update",
     "ppo.lr_end=1e-5": "--set: ppo.lr_end = 1e-05: no such key; ppo.lr_final is a share of "
@@ -170,10 +171,14 @@ def test_prompts_that_cannot_fit(refused, tmp_path):
     assert refused("--config", file, "--dry-run").startswith("ppo.max_seq_length = 64: the first prompt and answer of ")
 
 
-def test_nothing_to_resume(refused, tmp_path):
+def test_nothing_to_resume(refused, tmp_path, capsys):
     (tmp_path / "run").mkdir()
     line = refused("--config", micro_file(tmp_path), "--output-dir", tmp_path / "run", "--resume")
-    assert line == f"--resume: no checkpoint that verifies in {tmp_path / 'run'}"
+    assert line == (f"--resume: there is no checkpoint in {tmp_path / 'run'}; "
+                    "a run that wrote none begins anew without --resume")  # fmt: skip
+    (tmp_path / "run" / "checkpoint-000001").mkdir()
+    assert train_ppo.main(["--resume", str(tmp_path / "run")]) == 2
+    assert f"error: --resume: no checkpoint that verifies in {tmp_path / 'run'}\n" in capsys.readouterr().err
     assert refused("--force-config") == "--force-config: nothing is resumed without --resume"
 
 

@@ -1260,7 +1260,7 @@ def test_programs_are_played_against_nobody(capsys):
     ("--checkpoint RUN --opponent mcts:0x1", "opponent 'mcts:0x1' is not known"),
     ("--checkpoint RUN --opponent perfect", "opponent perfect cannot play leduc_poker"),
     ("--checkpoint RUN --model m --opponent http://h:x/v1", "a server's address is like"),
-    ("--checkpoint RUN --opponent EMPTY", "there is no adapter_model.safetensors"),
+    ("--checkpoint RUN --opponent EMPTY", "; expected a checkpoint or a run with one"),
     ("--compare RUN rnudom", "rnudom: no such directory"),
 ])  # fmt: skip
 def test_every_name_is_looked_at_before_a_model_is_loaded(run, tmp_path, capsys, monkeypatch, words, told):

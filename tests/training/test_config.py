@@ -175,7 +175,7 @@ BROKEN_SETS = {
     "env.items=[7]": "--set: env.items[0] = 7: expected an object with the keys name, weight",
     "ppo=3": "--set: ppo = 3: expected an object with the keys "
     "learning_rate, batch_size, target_kl, adap_kl_ctrl, modules",
-    "ppo.batch_size": '--set: expected KEY.PATH=VALUE, not "ppo.batch_size"',
+    "ppo.batch_size": '--set: expected KEY.PATH=VALUE without spaces, not "ppo.batch_size"',
     'ppo={"batch_size": 2, "batch_size": 4}': '--set: ppo: the key "batch_size" stands twice in one object',
 }
 
@@ -246,7 +246,9 @@ def test_words_that_name_nothing_are_told_in_a_line(tmp_path, capsys, words, tol
 def test_a_flag_that_is_a_setting_is_told_how_to_give_it(capsys):
     parser = FlagParser()
     parser.add_argument("--set", nargs="+")
-    for typed, more in ((["--learning-rate=1e-3"], "; --set KEY=VALUE changes settings"), (["runs/x"], "")):
+    parser.add_argument("--config")
+    setting, file = "; --set KEY=VALUE changes settings", "; --config FILE names a file of settings"
+    for typed, more in (["--lr=1e-3"], setting), (["ppo.lr=1e-3"], setting), (["p/tiny.json"], file), (["runs/x"], ""):
         with pytest.raises(SystemExit, match="2"):
             parser.parse_args(typed)
         assert capsys.readouterr().err == f"error: unrecognized arguments: {typed[0]}{more}\n"

@@ -537,12 +537,6 @@ def test_a_run_that_is_killed_before_its_english_was_read_is_not_finished(tmp_pa
     assert "is finished" in capsys.readouterr().out
 
 
-def test_nothing_to_resume_is_refused(tmp_path, capsys):
-    (tmp_path / "run").mkdir()
-    assert train(tmp_path, "--resume") == 2
-    assert "no checkpoint that verifies" in capsys.readouterr().err
-
-
 def test_a_changed_knob_is_refused_with_the_difference_unless_forced(undisturbed, tmp_path, capsys):
     copy_of(undisturbed / "run", tmp_path, 4)
     assert train(tmp_path, "--resume", "--set", "ppo.gamma=0.5", **ADAPTIVE) == 2
@@ -1157,7 +1151,7 @@ def test_a_player_that_changed_is_not_taken(undisturbed, tmp_path, folder, capsy
     with pytest.raises(ConfigError, match=r"adapter_model\.safetensors: sha256 differs from the manifest's"):
         find_adapter(str(file.parent))
     assert train_ppo.main(["--resume", str(file.parent)]) == 2
-    assert f"error: --resume: no checkpoint that verifies in {file.parent}\n" in capsys.readouterr().err
+    assert f"error: --resume: there is no checkpoint in {file.parent}; " in capsys.readouterr().err
     other = tmp_path / "other"
     other.mkdir()
     assert train(other, "--set", f"model.adapter={file.parent}") == 2
