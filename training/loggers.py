@@ -8,6 +8,7 @@ import netrc
 import os
 import re
 import secrets
+import textwrap
 import urllib.parse
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -146,7 +147,7 @@ def _tensorboard(run_dir: Path, config: Row, step: int | None) -> Sink:
 
     def games(rows: Sequence[Row]) -> None:
         for number, row in enumerate(rows):
-            writer.add_text(f"games/{number}", f"```\n{_as_text(row)}\n```", row.get("step"))
+            writer.add_text(f"games/{number}", _as_code(row), row.get("step"))
 
     return Sink(send, games, lambda code: writer.close(), takes_back=True)
 
@@ -161,7 +162,7 @@ def _trackio(run_dir: Path, config: Row, run_id: str) -> Sink:
                                 auto_log_gpu=False, auto_log_cpu=False)  # fmt: skip
 
     def games(rows: Sequence[Row]) -> None:
-        text = "\n".join(f"```\n{_as_text(row)}\n```" for row in rows)
+        text = "\n\n---\n\n".join(map(_as_code, rows))
         run.log({"games": trackio.Markdown(text)}, step=rows[-1].get("step") if rows else None)
 
     def close(exit_code: int) -> None:
@@ -187,6 +188,11 @@ def _as_text(row: Row) -> str:
     against = f" against {row['opponent']}" if row.get("opponent") else ""
     head = f"{row.get('game')}{against}: {row.get('outcome')}, score {row.get('score')}"
     return f"{head}\n{last}\nplayed: {answers}"
+
+
+def _as_code(row: Row) -> str:
+    """A sample game as Markdown: indented, since a fence would end at the one of a program or of an answer."""
+    return textwrap.indent(_as_text(row), "    ")
 
 
 def _logged_in() -> bool:

@@ -744,7 +744,7 @@ def test_wandb_that_cannot_start_or_is_not_installed(wandb, tmp_path, caplog, mo
 SENT = {"step": 1, "stage": "hard", "score_mean": 0.25, "opponents": {"random": 8}, "text": "x", "kl_ref": None}
 STAGES = {"curriculum": {"stages": [{"name": "easy"}, {"name": "hard"}]}}
 GAME = {"game": "hex", "opponent": "random", "outcome": "finished", "score": 1.0, "step": 3,
-        "turns": [{"user": "a board", "answer": "4", "action": 4, "legal": {4: "x(1,1)"}}]}  # fmt: skip
+        "turns": [{"user": "a board\n```\n![](http://x/)", "answer": "4", "action": 4, "legal": {4: "x(1,1)"}}]}  # fmt: skip
 
 
 def send(names, folder, monkeypatch):
@@ -769,7 +769,10 @@ def test_tensorboard_reads_what_it_was_sent_and_a_resume_takes_back(tmp_path, mo
     assert {"stage_number", "opponents/random"} <= set(found.Tags()["scalars"])
     assert not {"text", "kl_ref"} & set(found.Tags()["scalars"])
     [game] = found.Tensors("games/0/text_summary")
-    assert b"hex against random: finished, score 1.0\na board\nplayed: x(1,1)" in game.tensor_proto.string_val[0]
+    [text] = game.tensor_proto.string_val
+    shown = pytest.importorskip("tensorboard.plugin_util").markdown_to_safe_html(text)
+    told = "hex against random: finished, score 1.0\na board\n```\n![](http://x/)\nplayed: x(1,1)"
+    assert shown == f"<pre><code>{told}\n</code></pre>", "nothing of a game is markup, or loads anything"
 
 
 def test_trackio_reads_what_it_was_sent_in_one_run(tmp_path):
@@ -793,7 +796,7 @@ def test_trackio_reads_what_it_was_sent_in_one_run(tmp_path):
     scores = [(row["step"], row["score_mean"]) for row in told if "score_mean" in row]
     assert scores == [(1, 0.25), (2, 0.5), (3, 0.75)]  # it cannot take a step back: the first stays
     assert told[0].keys() == {"score_mean", "stage_number", "opponents/random", "timestamp", "step"}
-    assert "played: x(1,1)" in told[-1]["games"]["_value"]
+    assert "    ```\n    ![](http://x/)\n    played: x(1,1)" in told[-1]["games"]["_value"]
 
 
 def test_a_logger_that_is_not_installed_is_one_line_and_the_others_go_on(tmp_path, monkeypatch, caplog, wandb):
