@@ -169,7 +169,7 @@ function bars(turn) {
   });
   const value = typeof turn.value === "number" ? html`<p class="note">Value: ${turn.value.toFixed(3)} (what the critic expects; 0 is as usual in this game and seat, in standard deviations)</p>` : "";
   const why = turn.truncated ? "The prompt left no room for an answer, so the game was cut off here." : "This answer was not a legal action.";
-  const lost = turn.action === null ? html`<p class="note loss">${why}</p>` : "";
+  const lost = turn.action === null && (turn.truncated || Object.keys(legal).length) ? html`<p class="note loss">${why}</p>` : "";
   const answer = taken in legal ? html`<p class="note">Answer: <b>${option(taken)}</b> ${share(probs[taken])}</p>` : "";
   return html`${answer}${value}${lost}<div class="scroll"><div class="choice">${rows}</div></div>`;
 }

@@ -691,8 +691,12 @@ def test_a_prompt_that_left_no_room_is_no_illegal_answer(tmp_path):
     write_run(run := tmp_path / "run", steps=9, shown=[])
     turn = {"seat": 0, "user": "Your card: King", "answer": "", "action": None, "legal": {"0": "a"}, "probs": {}}
     row = {"step": 1, "game": "kuhn_poker", "task_id": 0, "outcome": "truncated", "history": None}
-    for cut, told, not_told in ((True, "left no room", "not a legal"), (False, "not a legal", "left no room")):
-        rows = [row | {"turns": [turn | ({"truncated": True} if cut else {})]}]
+    program = turn | {"legal": {}, "answer": "7"}  # which is answered with what it prints, not with an action
+    for answered, told, not_told in (
+        (turn | {"truncated": True}, "left no room", "not a legal"), (turn, "not a legal", "left no room"),
+        (program | {"truncated": True}, "left no room", "not a legal"), (program, ">7<", "not a legal"),
+    ):  # fmt: skip
+        rows = [row | {"turns": [answered]}]
         (run / "episodes.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
         page = visualize.write_report([visualize.load_run(run)], tmp_path / "report.html")
         said = subprocess.run(["node", STUB, page], capture_output=True, text=True, check=True).stdout
