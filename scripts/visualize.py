@@ -43,7 +43,7 @@ from utils import ConfigError, read_file, read_json, write_file
 ASSETS = Path(__file__).resolve().parent / "report"
 MAX_POINTS = 1500  # of a line
 MAX_EPISODES = 200  # of a run on the page: the latest
-MAX_LINES = 100  # of a panel and run
+MAX_LINES = 100  # of a panel and run; so many stage changes too
 MAX_NAME = 40  # characters of the name of a line or stage: charts with longer ones take minutes
 LONGEST = 1e9  # seconds of a run that are shown
 # Okabe and Ito's colour-blind-safe palette (Okabe & Ito 2008, "Color Universal Design"), best on white first.
@@ -110,8 +110,8 @@ class RunData:
 
     @property
     def stages(self) -> list[tuple[float, str]]:
-        """(step, text) of each stage change: the stage entered, and why."""
-        changes = [row for row in self.rows if row.get("stage_change")]
+        """(step, text) of the latest stage changes: the stage entered, and why."""
+        changes = [row for row in self.rows if row.get("stage_change")][-MAX_LINES:]
         keys = (("stage_change", MAX_NAME), ("stage_reason", 5 * MAX_NAME))
         return [(r["step"], ": ".join(cut(str(r[key]), most) for key, most in keys if r.get(key))) for r in changes]
 

@@ -4,7 +4,8 @@ const DASHES = ["", "6 3", "2 3", "8 3 2 3", "14 3", "8 3 2 3 2 3", "2 8", "14 3
 const COLOURS = 7;
 
 const colour = (i) => `var(--c${i % COLOURS})`;
-const escapeText = (s) => String(s).replace(/[&<>"']/g, (c) => `&#${c.charCodeAt(0)};`);
+// Marks that turn text around would reach beyond it: they made 62.5 of a number after a name 5.26.
+const escapeText = (s) => String(s).replace(/[&<>"']|([\u202a-\u202e\u2066-\u2069])/g, (c, turns) => (turns ? "\ufffd" : `&#${c.charCodeAt(0)};`));
 // Only html`...` makes markup. It escapes every value that is not markup itself.
 class Markup { constructor(text) { this.text = text; } }
 const shown = (value) => (value instanceof Markup ? value.text : Array.isArray(value) ? value.map(shown).join("") : escapeText(value ?? ""));

@@ -189,7 +189,7 @@ function showTurn(frame) {
   const turns = view.episode.turns || [], own = frame.turns || [];
   const at = own.length ? own[own.length - 1] : turns.length && view.frame === view.episode.frames.length - 1 ? turns.length - 1 : -1;
   const mover = frame.moves.length ? `To move: ${who(frame.moves[0].player)}` : "The game is over";
-  $("choice-title").textContent = own.length ? "What the model chose from" : mover;
+  put($("choice-title"), own.length ? "What the model chose from" : mover);
   put($("choice"), own.map((i) => [own.length > 1 ? html`<h3>Player ${turns[i].seat}</h3>` : "", bars(turns[i])]));
   const earlier = Math.max(at, ...view.episode.frames.slice(0, view.frame).flatMap((f) => f.turns || []));
   put($("conversation"), earlier < 0 ? html`<p class="note">Nothing said yet.</p>` : conversation(earlier, turns[earlier].seat));
@@ -240,11 +240,11 @@ function startReplay() {
 
 const names = data.runs.map((run) => run.name).join(" · ");
 document.title = `${names}: run report`;
-$("title").textContent = names + (data.seen ? ` · going on, as of ${data.seen}` : "");
+put($("title"), names + (data.seen ? ` · going on, as of ${data.seen}` : ""));
 put($("tiles"), tiles());
 put($("tables"), evaluation());
 const stages = data.runs.flatMap((run) => run.stages.map(([step, text]) => [step, text, data.runs.length > 1 ? `${run.name}: ` : ""]));
-$("curves-note").textContent = `Bold: mean of the last ${data.runs.map((r) => r.window).join(" / ")} steps that have a value, with its 95 % band (Student's t).${stages.length ? ` Dotted: stage changes (${stages.map(([step, text, run]) => `${step}: ${run}${text}`).join(", ")}).` : ""}`;
+put($("curves-note"), `Bold: mean of the last ${data.runs.map((r) => r.window).join(" / ")} steps that have a value, with its 95 % band (Student's t).${stages.length ? ` Dotted: stage changes (${stages.map(([step, text, run]) => `${step}: ${run}${text}`).join(", ")}).` : ""}`);
 const drawn = data.panels.some((panel) => panel.first) ? (panel) => panel.first : () => true;
 for (const panel of data.panels) $(drawn(panel) ? "charts" : "others").append(chart({...panel, stages}));
 $("more").textContent = `${data.panels.filter((panel) => !drawn(panel)).length} more charts`;

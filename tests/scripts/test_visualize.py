@@ -922,12 +922,14 @@ def test_names_and_their_number_are_bounded(tmp_path):
     """Charts of longer or of more ones take minutes, or never end."""
     games = {"score/" + "a" * 10**5: 1.0} | {f"score/b{n}": 1.0 for n in range(1500)}
     rows = [{"step": n, "stage_change": "s" * 10**5, "stage_reason": "r" * 10**5} | games for n in (1, 2)]
+    rows += [{"step": n, "stage_change": "s" * 41, "stage_reason": "r" * 201} for n in range(3, 1500)]
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     run = visualize.load_run(tmp_path)
     lines = visualize.panels([run])[0]["lines"]
     assert len(lines) == visualize.MAX_LINES
     assert max(len(line["label"]) for line in lines) == visualize.MAX_NAME
     assert lines[0]["label"] == f"{'a' * 20}…{'a' * 19}"
+    assert [step for step, _ in run.stages] == [*range(1400, 1500)]
     assert {text.count("…") for _, text in run.stages} == {2}
     assert max(len(text) for _, text in run.stages) == 6 * visualize.MAX_NAME + 2
 
@@ -1126,7 +1128,7 @@ DRAWN = {
 STUB = ROOT / "tests" / "helpers" / "page_stub.js"
 CHARTS = (ROOT / "scripts" / "report" / "charts.js").read_text()
 BOARDS = (ROOT / "scripts" / "report" / "boards.js").read_text()
-EVIL = "<img src=x onerror=alert(1)>"
+EVIL = "<img src=x onerror=alert(1)>\u202e"
 STATES = [  # of the boards that take words out of a position, and of all others
     f"Cards (public player_0 player_1): 0 1 2\nMoney (player_0 player_1): {EVIL}\n"
     f"Pot: {EVIL}\nRound 1 sequence: {EVIL}",
@@ -1169,7 +1171,8 @@ def test_what_others_wrote_is_drawn_as_text(tmp_path, monkeypatch):
     assert len(drawn) > len(games) * len(STATES)
     assert {element for element, tags in drawn if tags.handlers} == set()
     assert set().union(*(tags.tags for _, tags in drawn)) <= DRAWN
-    assert EVIL.replace("<", "&#60;").replace(">", "&#62;") in said
+    assert EVIL.replace("<", "&#60;").replace(">", "&#62;").replace("\u202e", "\ufffd") in said
+    assert "\u202e" not in said, "it would turn around what follows it, such as a number"
     assert "mean share of ceiling, 0 of 1 games" in said
 
 
@@ -1388,6 +1391,12 @@ def test_theme_follows_the_system_and_the_button(page, report):
     assert light != dark
     page.click("#theme")
     assert page.js(colour) == light
+
+
+def test_what_is_printed_is_dark_on_white():
+    """Browsers print the letters of a dark page and leave its ground white."""
+    before, _, _ = (ROOT / "scripts" / "report" / "style.css").read_text().partition("color-scheme: dark;")
+    assert re.search(r"@media screen \{[^{}]*\{\s*$", before)
 
 
 def test_every_panel_is_drawn_and_answers_to_the_mouse(page, report):
