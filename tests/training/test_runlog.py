@@ -744,7 +744,8 @@ def test_wandb_that_cannot_start_or_is_not_installed(wandb, tmp_path, caplog, mo
 SENT = {"step": 1, "stage": "hard", "score_mean": 0.25, "opponents": {"random": 8}, "text": "x", "kl_ref": None}
 STAGES = {"curriculum": {"stages": [{"name": "easy"}, {"name": "hard"}]}}
 GAME = {"game": "hex", "opponent": "random", "outcome": "finished", "score": 1.0, "step": 3,
-        "turns": [{"user": "a board\n```\n![](http://x/)", "answer": "4", "action": 4, "legal": {4: "x(1,1)"}}]}  # fmt: skip
+        "turns": [{"user": "a board\n```\n![](http://x/)", "answer": "4", "action": 4,
+                   "legal": {4: "x(1,1)"}}]}  # fmt: skip
 
 
 def send(names, folder, monkeypatch):
