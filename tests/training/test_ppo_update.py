@@ -439,8 +439,8 @@ def test_a_step_hands_on_what_it_was_told(tmp_path, monkeypatch):
         return collate(episodes, policy, ppo, coef, moments, ranks)
 
     def cut(env, player, tasks):
-        episodes = play(env, player, tasks)
-        ended.extend((e.task.index, e.score if e.task.index % 4 != 1 else None, "only") for e in episodes)
+        episodes, stage = play(env, player, tasks), trainer.curriculum.stage
+        ended.extend((e.task.index, e.score if e.task.index % 4 != 1 else None, stage) for e in episodes)
         return [replace(e, outcome="truncated") if e.task.index % 4 == 1 else e for e in episodes]
 
     monkeypatch.setattr(train_ppo, "collate", recorded)
