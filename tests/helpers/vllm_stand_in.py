@@ -101,7 +101,7 @@ class StandIn:
         routes = [Route("/health", self._health), Route("/v1/models", self._models)]
         for path in ("completions", "load_lora_adapter", "unload_lora_adapter"):
             routes.append(Route(f"/v1/{path}", self._handle, methods=["POST"]))
-        config = uvicorn.Config(Starlette(routes=routes), "127.0.0.1", self.port, log_level="error", lifespan="off")
+        config = uvicorn.Config(Starlette(routes=routes), "127.0.0.1", self.port, log_level="critical", lifespan="off")
         self._server = uvicorn.Server(config)
         threading.Thread(target=self._server.run, daemon=True).start()
         while not self._server.started:
