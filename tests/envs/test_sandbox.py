@@ -88,6 +88,10 @@ def box(request):
         yield made
 
 
+def test_a_crash_leaves_no_core_file(box):
+    assert box.run("import resource\nprint(resource.getrlimit(resource.RLIMIT_CORE))").stdout == "(0, 0)\n"
+
+
 def test_a_program_does_not_learn_the_machines_name(box):
     """What it prints would be another task elsewhere, and the name would be in whatever shows it.
 

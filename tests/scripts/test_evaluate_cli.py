@@ -182,15 +182,15 @@ def test_a_legal_mass_that_rounding_has_put_above_one_is_kept_and_read(checkpoin
     assert table(capsys, "--checkpoint", checkpoint, "--output", str(output)) == whole
 
 
-def test_each_game_has_its_own_legal_mass_and_those_of_many_are_computed_at_once(
-    checkpoint, tmp_path, capsys, monkeypatch
-):
+def test_each_game_has_its_own_legal_mass_and_those_of_many_are_computed_at_once(tmp_path, capsys, monkeypatch):
     """One by one they took four to ten times as long as the games."""
     output, calls, real, seen = tmp_path / "games.jsonl", [], players.ModelPlayer.legal_mass, list[Episode]()
     monkeypatch.setattr(players.ModelPlayer, "legal_mass", lambda self, asked: calls.append(self) or real(self, asked))
     monkeypatch.setattr(arena, "play", lambda *args: [seen.append(e) or e for e in env_wrapper.play(*args)])
-    table(capsys, "--checkpoint", checkpoint, "--output", str(output), games=["leduc_poker"])
+    sets = ("model.use_4bit=false", "model.dtype=float32", "model.device=cpu", "env.prompt=full")
+    table(capsys, "--model", base_model(), "--output", str(output), "--set", *sets, games=["leduc_poker"])
     assert len(calls) == 3, "of 8, 8 and 4 games"
+    assert max(len(s.decisions) for e in seen for s in e.sequences[e.info["seat"]]) > 1, "a sequence is a conversation"
     for row, episode in zip(played(output), seen, strict=True):
         alone = real(calls[0], episode.sequences.get(row["seat"], []))
         assert row["legal_mass"] == (pytest.approx(np.mean(alone), rel=1e-5) if alone else None)
@@ -212,6 +212,15 @@ def test_a_chunk_begins_with_nothing_read(tmp_path, monkeypatch, capsys):
     sets = ("model.use_4bit=false", "model.dtype=float32", "model.device=cpu", "env.prompt=full")
     table(capsys, "--model", base_model(), "--set", *sets, games=["kuhn_poker#0", "leduc_poker#0"], episodes=10)
     assert (before, after) == ([0] * 4, [1] * 4)
+
+
+def test_nor_has_the_opponent_read_anything(monkeypatch):
+    forgot, two = [], [object.__new__(players.ModelPlayer) for _ in range(2)]
+    for number, player in enumerate(two):
+        player.policy = SimpleNamespace(forget=partial(forgot.append, number))
+    monkeypatch.setattr(arena, "play", lambda *args: [])
+    arena._episodes(*(SimpleNamespace(player=player, label=str(id(player)), env=None) for player in two), [])
+    assert forgot == [0, 1]
 
 
 def test_a_row_of_a_file_tells_its_game(checkpoint, tmp_path, capsys, monkeypatch):
@@ -1531,8 +1540,12 @@ def test_a_server_that_is_gone_costs_no_other_player_its_table(serve, tmp_path, 
     assert "m against random" in capsys.readouterr().out
 
 
-def test_a_server_of_games_that_is_gone_is_told_before_it_is_asked_for_each(capsys):
+def test_a_server_of_games_that_is_gone_is_told_before_it_is_asked_for_each(checkpoint, capsys, monkeypatch):
     """Seven seconds a game, thirty at once; a minute a game where nothing even refuses."""
+    with monkeypatch.context() as patch:
+        patch.setattr(arena, "check_server", (asked := []).append)
+        table(capsys, "--checkpoint", checkpoint, games=["leduc_poker"])
+    assert len(asked) == 1, "later it may be away for a moment"
     gone = ("--set", "env.env_mode=url", "env.env_url=http://127.0.0.1:9")
     assert evaluate.main(command("--model", "m", "--base-url", "http://127.0.0.1:9/v1", *gone)) == 2
     line = capsys.readouterr().err.splitlines()[-1]
