@@ -62,7 +62,7 @@ from training.positions import known_states
 from training.process import StopSignal, TrainingError
 from training.ranks import Ranks, SharedError, add_up, means
 from training.state import Checkpointed
-from training.trajectories import Batch, Moments, Trajectory, game_groups, log_ratios, rollout_scores, terminal_rewards
+from training.trajectories import Batch, Moments, Trajectory, game_groups, log_ratios, rewards, rollout_scores
 
 GAPS = ("logprob_gap_mean", "logprob_gap_max")  # |learner's - sampler's| log-probability
 STATS = ("policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction", "legal_mass", "rehearsal_kl",
@@ -143,13 +143,12 @@ def collate(
     kl_M, pull_M = log_ratios(logprobs_M, sequences, policy, kl_coef, ppo.magnet_coef, ranks)
     lengths_S = torch.tensor([len(row.decisions) for row in rows])
     cut_S, last_S = torch.tensor([row.cut for row in rows]), lengths_S.cumsum(0) - 1
-    rewards_S, reward_mean = terminal_rewards([row for row in rows if not row.cut], moments)
-    rewards_M = -kl_coef * kl_M
-    rewards_M[last_S[~cut_S]] += rewards_S
+    rewards_M, worth_M, reward_mean = rewards(rows, moments, ppo.less_luck)
     trained_M = torch.ones_like(kl_M, dtype=torch.bool)
     trained_M[last_S[cut_S]] = False
     bootstrap_S = torch.where(cut_S, values_M[last_S], 0.0)
-    advantages_M, returns_M = advantages(rewards_M, values_M, trained_M, lengths_S, bootstrap_S, ppo)
+    advantages_M, returns_M = advantages(rewards_M - kl_coef * kl_M, values_M, trained_M, lengths_S, bootstrap_S, ppo)
+    advantages_M = torch.where(worth_M.isnan(), advantages_M, returns_M - worth_M)
     group_M = game_groups(rows).repeat_interleave(lengths_S)
     advantages_M[trained_M] = whiten(advantages_M[trained_M], group_M[trained_M])
     advantages_M -= ppo.magnet_coef * pull_M  # magnetic mirror descent, with a magnet that moves

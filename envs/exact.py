@@ -17,7 +17,7 @@ import ctypes
 import logging
 from collections import deque
 from collections.abc import Callable, Sequence
-from functools import lru_cache, wraps
+from functools import cache, lru_cache, wraps
 from graphlib import CycleError, TopologicalSorter
 from typing import Any, NamedTuple
 
@@ -71,7 +71,7 @@ def feasible(pyspiel_game: SpielGame) -> bool:
     kind = pyspiel_game.get_type()
     listed = kind.chance_mode != pyspiel.GameType.ChanceMode.SAMPLED_STOCHASTIC
     described = _is_perfect(pyspiel_game) or kind.provides_information_state_string
-    return is_duel(pyspiel_game) and listed and described and bool(_explore(str(pyspiel_game)))
+    return is_duel(pyspiel_game) and listed and described and _is_small(str(pyspiel_game))
 
 
 def is_duel(pyspiel_game: SpielGame) -> bool:
@@ -150,45 +150,52 @@ def nash_conv(pyspiel_game: SpielGame, table: TabularPolicy) -> float:
     return _value(pyspiel_game, 0, (None, table)) + _value(pyspiel_game, 1, (table, None))
 
 
-def luck(pyspiel_game: SpielGame, history: Sequence[Sequence[int]], seat: int) -> float | None:
-    """Return by how much chance and a uniform random opponent have favoured ``seat``, in the game's own units.
+def luck(game: SpielGame, history: Sequence[Sequence[int]], seat: int) -> tuple[list[float], list[float]] | None:
+    """Return, move by move, how chance and a random opponent favoured ``seat``, and what it stood to get before.
 
-    ``history``: [[player, action], ...], -1 for chance. Each of their moves counts by how much more the position after
-    it is worth than it was in the mean, to a player that is half random and half a best response. In the mean this is
-    0, whoever plays ``seat``: a return less its luck has the same mean, and the less variance the more that player is
-    like this one (AIVAT without the terms of the player's own moves: https://arxiv.org/abs/1612.06915).
+    ``history``: [[player, action], ...], -1 for chance. What a seat stands to get is the mean return, in the game's own
+    units, of a player that is half random and half a best response, from the position with all that is hidden. A move
+    of others favours it by the difference that it makes to that, one of its own by 0. In the mean that is 0, whoever
+    plays: a return less its luck has the same mean, and the less variance the more the player is like this one (AIVAT
+    without the terms of the player's own moves: https://arxiv.org/abs/1612.06915).
 
     None: the seats choose at once, or the game is not ``feasible``.
     """
-    if pyspiel_game.get_type().dynamics != pyspiel.GameType.Dynamics.SEQUENTIAL or not feasible(pyspiel_game):
+    if game.get_type().dynamics != pyspiel.GameType.Dynamics.SEQUENTIAL or not feasible(game):
         return None
-    worth, state, total = _worth_to(pyspiel_game, seat), pyspiel_game.new_initial_state(), 0.0
-    for player, action in history:
-        if player != seat:
-            legal = state.legal_actions()
-            odds = state.chance_outcomes() if player < 0 else [(other, 1 / len(legal)) for other in legal]
-            total += worth(state.child(action)) - sum(p * worth(state.child(other)) for other, p in odds)
-        state = state.child(action)
-    return total
+    look, actions = _look(game, seat), tuple(action for _, action in history)
+    looks = [look(actions[:before]) for before in range(len(actions))]
+    favours = [changes.get(action, 0.0) for (_, changes), action in zip(looks, actions, strict=True)]
+    return favours, [worth for worth, _ in looks]
 
 
 @_once
+def _look(pyspiel_game: SpielGame, seat: int) -> Callable[[tuple[int, ...]], tuple[float, dict[int, float]]]:
+    """Return a function of the actions so far: the position's worth to ``seat``, and how others' moves change it."""
+    worth_of = _worth_to(pyspiel_game, seat)
+
+    @lru_cache(maxsize=2**14)
+    def look(actions: tuple[int, ...]) -> tuple[float, dict[int, float]]:
+        state = pyspiel_game.new_initial_state()
+        for action in actions:
+            state.apply_action(action)
+        worth, legal = worth_of(state), state.legal_actions()
+        others = [] if state.current_player() == seat else legal
+        return worth, {action: worth_of(state.child(action)) - worth for action in others}
+
+    return look
+
+
 def _worth_to(pyspiel_game: SpielGame, seat: int) -> Callable[[State], float]:
     """Return what positions are worth to ``seat`` against a random opponent, if it is half a best response to that."""
-    table, (_, best), known = uniform_table(pyspiel_game), _response(pyspiel_game, seat), dict[str, float]()
+    table, (_, best) = uniform_table(pyspiel_game), _response(pyspiel_game, seat)
     mine = {key: {a: p / 2 + (best.get(key) == a) / 2 for a, p in probs.items()} for key, probs in table.items()}
     tables = [mine if i == seat else table for i in (0, 1)]
     if _is_perfect(pyspiel_game):
         values = _worth(str(pyspiel_game), tables)
         return lambda state: (1, -1)[seat] * values[_position_key(state)]
     policies = [pyspiel.TabularPolicy(_pairs(held)) for held in tables]
-
-    def worth(state: State) -> float:
-        if (history := state.history_str()) not in known:
-            known[history] = pyspiel.expected_returns(state, policies, -1, True)[seat]
-        return known[history]
-
-    return worth
+    return lambda state: pyspiel.expected_returns(state, policies, -1, True)[seat]
 
 
 @_once
@@ -237,6 +244,11 @@ def _distribution(probs: dict[int, float], info: InfoState) -> dict[int, float]:
     if not set(probs) <= set(legal) or min(probs.values(), default=0) < 0 or not abs(total - 1) < 1e-3:
         raise ValueError(f"probabilities {probs} at {info.key!r} are not a distribution over the legal actions {legal}")
     return {action: float(probs.get(action, 0)) / total for action in legal}
+
+
+@cache  # of more games than information states are kept of: a step may play any of them, and asks of each episode
+def _is_small(game_string: str) -> bool:
+    return bool(_explore(game_string))
 
 
 @lru_cache(maxsize=32)

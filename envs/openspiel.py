@@ -25,11 +25,12 @@ import pyspiel
 
 import games
 from config.reader import ConfigError, blaming
+from envs import exact
 from envs.config import EnvConfig
 from envs.opponents import Bot, RandomBot, Stream, make_bot, parse_opponent
 from envs.parser import parse_action
 from envs.prompts import RETRY, full_system, user_message
-from envs.types import Query, Step, Task
+from envs.types import Episode, Query, Step, Task
 from games.base import Game
 
 DISTINCT = 60  # the parameters of our games repeat after at most so many configurations; no more of a user's are read
@@ -182,6 +183,17 @@ def score(pyspiel_game: Any, returns: list[float], seat: int) -> float:
 def opposed(pyspiel_game: Any) -> bool:
     """Return whether two play, of whom one scores what the other lacks (see ``score``): not where they cooperate."""
     return pyspiel_game.num_players() == 2 and pyspiel_game.get_type().utility != pyspiel.GameType.Utility.IDENTICAL
+
+
+def luck(episode: Episode) -> tuple[list[float], list[float]] | None:
+    """Return ``exact.luck`` against random play, as parts of the score and as scores; None: too large a game, say."""
+    if episode.task.opponent != "random" or episode.game not in games.NAMES or not episode.info.get("history"):
+        return None
+    spiel = load_game(episode.task.task_id)
+    if (found := exact.luck(spiel, episode.info["history"], episode.info["seat"])) is None:
+        return None
+    low, width = spiel.min_utility(), spiel.max_utility() - spiel.min_utility()
+    return [favour / width for favour in found[0]], [(worth - low) / width for worth in found[1]]
 
 
 def query_at(task_id: int, state: Any, seat: int, config: EnvConfig) -> Query:

@@ -18,7 +18,7 @@ from env_wrapper import play
 from envs import exact
 from envs.client import one_line
 from envs.config import EnvConfig
-from envs.openspiel import DISTINCT, load_game, opposed, position, query_at, unknown_prompts
+from envs.openspiel import DISTINCT, load_game, luck, opposed, position, query_at, unknown_prompts
 from envs.parser import parse_action
 from envs.types import Action, Episode, Player, PromptTooLongError, Query, Task
 from evaluation import tables
@@ -105,16 +105,7 @@ def outcome(episode: Episode) -> Row:
     given_up = episode.outcome == "forfeited" and not episode.info["own_end"]  # undecided in training
     won = given_up and opposed(load_game(episode.task.task_id))  # not where others play on, nor of who cooperate
     row = {"outcome": episode.outcome, "score": 1.0 if won else episode.score}
-    return row if (luck := _luck(episode)) is None else row | {"luck": luck}
-
-
-def _luck(episode: Episode) -> float | None:
-    """The part of the score that was luck against random play (``exact.luck``); None: the game is too large, say."""
-    if episode.task.opponent != "random" or episode.game not in NAMES or not (history := episode.info.get("history")):
-        return None
-    game = load_game(episode.task.task_id)
-    favour = exact.luck(game, history, episode.info["seat"])
-    return None if favour is None else favour / (game.max_utility() - game.min_utility())
+    return row if (found := luck(episode)) is None else row | {"luck": sum(found[0])}
 
 
 def tell_lost(match: str, rows: Seq[Row]) -> None:

@@ -53,6 +53,7 @@ class PPOConfig:
     rehearsal_coef: float = knob(0.0, min=0)  # on the KL to the base over text that the base wrote itself; 0: none
     state_coef: float = knob(0.0, min=0)  # on telling what OpenSpiel's tensor of the position says, from a prompt's end
     gamma: float = knob(1.0, min=0, max=1)  # discount per decision
+    less_luck: bool = True  # advantages less the luck of deals and random opponents, where known (docs/metrics.md)
     lam: float = knob(0.95, min=0, max=1)  # GAE's lambda, over a seat's own decisions
     adap_kl_ctrl: bool = True  # whether the coefficient follows target
     init_kl_coef: float = knob(0.0, min=0)  # per nat and decision; 0: no KL penalty and no reference pass

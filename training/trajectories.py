@@ -8,6 +8,7 @@ import logging
 import math
 from collections.abc import Sequence as Seq
 from dataclasses import asdict, dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from envs.openspiel import luck
 from envs.types import Decision, Episode, Sequence
 from policy.player import Policy
 from policy.rehearsal import Text
@@ -30,6 +32,7 @@ MAX_GAP = 0.2  # nats: a larger median difference of sampler and learner means t
 IMPORTANCE_CAP = 2.0  # truncated importance sampling, https://doi.org/10.1198/106186008X320456
 MOMENTS_RATE = 0.05  # of the running moments of rewards: about the last 20 steps count
 MOMENTS_GAMES = 8  # games of a step that may replace the moments; fewer change them in proportion
+LEAST_SCALE = 0.05  # of rewards: smaller deviations are not scaled up to 1
 WHITEN_ALONE = 9  # trajectories of a game in a step from which on its advantages are whitened separately
 SAMPLE = 64  # the most sequences of a step that are scored again after its updates; a sixteenth if that is less
 
@@ -58,6 +61,18 @@ class Trajectory:
     def reward(self) -> float:
         """The terminal reward: the seat's score, mapped to [-1, 1]."""
         return 2 * self.episode.info["scores"].get(self.seat, self.episode.score) - 1
+
+    @property
+    def luck(self) -> tuple[list[float], list[float]] | None:
+        """By how much others' moves favoured the seat between a decision and its next one or the end, as a reward.
+
+        And the reward that it stood to get at each decision (``exact.luck``). None: not known.
+        """
+        if (found := luck(self.episode)) is None:
+            return None
+        plies = [decision.ply for decision in self.decisions]
+        favours = [2 * sum(found[0][start:end]) for start, end in pairwise([*plies, None])]
+        return favours, [2 * found[1][ply] - 1 for ply in plies]
 
     @property
     def cut(self) -> bool:
@@ -208,15 +223,30 @@ def standardise(rewards_S: Tensor, keys: list[str], moments: Moments) -> Tensor:
         mean += rate * (float(x.mean()) - mean)
         variance += rate * (float(((x - mean) ** 2).mean()) - variance)
         moments[key] = (updates + 1, mean, variance)
-        out_S[members] = ((x - mean) / max(variance**0.5, 0.05)).to(rewards_S.dtype)
+        out_S[members] = ((x - mean) / max(variance**0.5, LEAST_SCALE)).to(rewards_S.dtype)
     return out_S
 
 
-def terminal_rewards(rows: list[Trajectory], moments: Moments | None) -> tuple[Tensor, float]:
-    """The terminal rewards, standardised if ``moments`` are given, and their mean before that (of none: NaN)."""
-    rewards_S = torch.tensor([row.reward for row in rows])
-    scaled_S = rewards_S if moments is None else standardise(rewards_S, [row.key for row in rows], moments)
-    return scaled_S, float(rewards_S.mean())
+def rewards(rows: list[Trajectory], moments: Moments | None, less_luck: bool) -> tuple[Tensor, Tensor, float]:
+    """Rewards after each decision (M), baselines that are known of them (M, else NaN), and the mean score in [-1, 1].
+
+    A seat is paid its score after its last decision, nothing if the game was cut off, and with ``less_luck`` after each
+    decision less what luck has brought since: that is 0 in the mean, whatever was answered, so returns keep their means
+    and lose variance. The baseline is what the position is worth to a player that is half a best response, in place of
+    the critic: it sees what is hidden, and need not be learnt. If ``moments`` are given, both are standardised by them.
+    """
+    ended = [row for row in rows if not row.cut]
+    scores_S = torch.tensor([row.reward for row in ended])
+    scaled_S = scores_S if moments is None else standardise(scores_S, [row.key for row in ended], moments)
+    scores, paid, worth = iter(scaled_S.tolist()), list[float](), list[float]()
+    for row in rows:
+        _, mean, variance = (moments or {}).get(row.key, (0.0, 0.0, 1.0))
+        scale, decisions = max(variance**0.5, LEAST_SCALE), len(row.decisions)
+        luck, stakes = (row.luck if less_luck else None) or ([0.0] * decisions, [math.nan] * decisions)
+        paid += [-x / scale for x in luck]
+        paid[-1] += 0.0 if row.cut else next(scores)
+        worth += [(x - mean) / scale for x in stakes]
+    return torch.tensor(paid), torch.tensor(worth), float(scores_S.mean())
 
 
 def game_groups(rows: list[Trajectory]) -> Tensor:

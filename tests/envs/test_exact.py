@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pyspiel
 import pytest
-from tables import best_response_table, games_of
+from tables import all_games, best_response_table, games_of
 
 from envs import exact
 
@@ -16,6 +16,12 @@ GOOFSPIEL = "goofspiel(imp_info=True,num_cards={},points_order=descending)"
 GAMES = ["kuhn_poker", "leduc_poker", "tic_tac_toe", "hex(board_size=3)", GOOFSPIEL.format(4), GOOFSPIEL.format(5)]
 ROOT = Path(__file__).parents[2]
 LIARS_DICE = "liars_dice(numdice=1)"
+
+
+def forget():
+    """What is known of games."""
+    exact._is_small.cache_clear()
+    exact._explore.cache_clear()
 
 
 def random_table(game, seed):
@@ -73,6 +79,25 @@ def test_all_luck_is_known_of_a_player_half_way_to_the_best_response(name, seat)
     table = {key: {a: p / 2 + best[key][a] / 2 for a, p in probs.items()} for key, probs in uniform.items()}
     odds, returns, luck = games_of(game, table, seat)
     assert odds @ (returns * luck) == pytest.approx(odds @ luck**2)
+
+
+@pytest.mark.parametrize("seat", [0, 1])
+@pytest.mark.parametrize("name", ["kuhn_poker", "leduc_poker", "nim(pile_sizes=1;2;2)"])
+def test_answers_are_worth_as_much_beside_each_other_less_luck(name, seat):
+    """Which is what training may not change: only what all answers of an information state share may go."""
+    game = pyspiel.load_game(name)
+    sums = {}  # information state -> {answer: [probability, return, return less luck]}
+    for odds, won, luck, history in all_games(game, random_table(game, 3), seat):
+        state = game.new_initial_state()
+        for player, action in history:
+            if player == seat:
+                answers = sums.setdefault(exact.info_key(state, seat), {})
+                answers[action] = answers.get(action, 0) + odds * np.array([1, won, won - luck])
+            state.apply_action(action)
+    for answers in sums.values():
+        raw, less = np.array([[raw / odds, less / odds] for odds, raw, less in answers.values()]).T
+        assert less - less.mean() == pytest.approx(raw - raw.mean(), abs=1e-9)
+    assert any(len(answers) > 1 for answers in sums.values())
 
 
 @pytest.mark.parametrize("name", [GOOFSPIEL.format(4), "connect_four"])
@@ -276,7 +301,7 @@ def test_a_long_game_is_walked_in_little_memory():
 @pytest.mark.slow
 def test_the_usual_four_games_take_seconds():
     """All of them from cold caches, given the lookups."""
-    exact._explore.cache_clear()
+    forget()
     exact._positions.cache_clear()
     start = time.process_time()
     for name in ("leduc_poker", "tic_tac_toe", GOOFSPIEL.format(4), LIARS_DICE):
@@ -293,6 +318,17 @@ def test_positions_that_can_come_again_have_no_exact_values(name):
     assert not exact.feasible(pyspiel.load_game(name))
 
 
+def test_whether_a_game_is_small_enough_is_found_out_once_however_many_are_played(monkeypatch):
+    """Training asks of every game that it has played, of which some runs have sixty kinds."""
+    walked = []
+    monkeypatch.setattr(exact, "_walk", lambda text: walked.append(text) or [])
+    forget()
+    for _ in range(2):
+        assert not any(exact.feasible(pyspiel.load_game(f"nim(pile_sizes=1;{n})")) for n in range(1, 41))
+    forget()
+    assert len(walked) == 40
+
+
 def test_positions_that_their_texts_do_not_tell_apart_have_no_exact_values():
     """The noise of an end depends on the way to it, which the text of nim's positions does not tell."""
     assert not exact.feasible(pyspiel.load_game("add_noise(epsilon=1.,seed=1,game=nim(pile_sizes=2;3))"))
@@ -304,9 +340,9 @@ def test_a_game_whose_seats_have_the_same_information_state_has_no_exact_values(
     shown, kuhn = pyspiel.State.information_state_string, pyspiel.load_game("kuhn_poker")
     with monkeypatch.context() as patched:  # the card without the bets
         patched.setattr(pyspiel.State, "information_state_string", lambda state, seat: shown(state, seat)[:1])
-        exact._explore.cache_clear()
+        forget()
         assert not exact.feasible(kuhn)
-    exact._explore.cache_clear()
+    forget()
     assert exact.feasible(kuhn)
     [told] = caplog.messages
     assert told == "kuhn_poker() has no exact values: ValueError: both seats have the information state '0'"
@@ -407,7 +443,7 @@ def test_a_game_that_pays_on_the_way_has_no_exact_values_where_its_positions_do_
 
 def test_a_game_that_fails_in_a_position_has_no_exact_values_and_the_log_says_why(caplog):
     """This one's text names a game that OpenSpiel does not know."""
-    exact._explore.cache_clear()
+    forget()
     assert not exact.feasible(pyspiel.load_game("restricted_nash_response(game=kuhn_poker())"))
     [told] = caplog.messages
     assert told.startswith("rnr_kuhn_poker(players=2) has no exact values: SpielError: Unknown game 'rnr_kuhn_poker'")

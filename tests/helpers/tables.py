@@ -38,6 +38,11 @@ def _by_history(game, seat, other):
 
 def games_of(game, table, seat):
     """Probability, return and luck of ``seat`` in each game there can be, of a table against random play."""
+    return np.array([row[:3] for row in all_games(game, table, seat)]).T
+
+
+def all_games(game, table, seat):
+    """As ``games_of``, game by game, and the history."""
     uniform = exact.uniform_table(game)
 
     def key(state):
@@ -45,11 +50,12 @@ def games_of(game, table, seat):
 
     def walk(state, history, probability):
         if state.is_terminal():
-            yield probability, state.returns()[seat], exact.luck(game, history, seat)
+            favours, _ = exact.luck(game, history, seat) or ([], [])
+            yield probability, state.returns()[seat], sum(favours), history
             return
         player = state.current_player()
         probs = dict(state.chance_outcomes()) if player < 0 else (table, uniform)[player != seat][key(state)]
         for action, p in probs.items():
             yield from walk(state.child(action), [*history, [player, action]], probability * p)
 
-    return np.array([*walk(game.new_initial_state(), [], 1.0)]).T
+    return walk(game.new_initial_state(), [], 1.0)

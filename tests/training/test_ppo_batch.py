@@ -9,8 +9,10 @@ import pytest
 import torch
 
 from env_wrapper import Decision, Episode, Sequence, Task
+from envs.openspiel import luck
+from games import CONFIGS_PER_GAME, NAMES
 from policy.player import Evaluation
-from train_ppo import LONE, Batch, Trainer, TrainingError, collate
+from train_ppo import LONE, Batch, Trainer, TrainingError, collate, whiten
 from training import metrics
 from training.config import PPOConfig
 from training.metrics import ALIKE, mutual_information, summarise, timing
@@ -175,6 +177,65 @@ def test_explained_variance_by_hand_over_what_is_trained(values, expected):
 
 
 # ------------------------------------------------------------------------------------------ rewards of a game and seat
+
+
+KUHN_POKER = NAMES.index("kuhn_poker") * CONFIGS_PER_GAME
+
+
+def kuhn_game(cards, moves, score, opponent="random", decisions=1):
+    """Seat 0's game of kuhn_poker against random play; 0 is to pass, 1 to bet."""
+    history = [[-1, card] for card in cards] + [[n % 2, move] for n, move in enumerate(moves)]
+    info = {"scores": {0: score}, "seat": 0, "history": history}
+    sequences = {0: [Sequence([1], [Decision(value=0.5, ply=2 + 2 * n) for n in range(decisions)])]}
+    return Episode(Task(KUHN_POKER, 0, opponent), "kuhn_poker", score, "finished", sequences, info)
+
+
+def test_an_opponents_lucky_moves_are_taken_off_where_they_happen_and_a_positions_worth_is_the_baseline():
+    """In chips: a king bets and is called (+2) or not (+1), 1.5 in the mean; a jack bets against a king (-2 or +1)."""
+    games = [kuhn_game((2, 1), (1, 1), 1.0), kuhn_game((2, 1), (1, 0), 0.75), kuhn_game((0, 2), (1, 1), 0.0)]
+    batch = gathered(games)
+    assert batch.returns_M.tolist() == pytest.approx([1.5 / 2, 1.5 / 2, -0.5 / 2])
+    assert batch.reward_mean == pytest.approx((1 + 0.5 - 1) / 3), "of what was scored"
+    king, jack = (2 * luck(game)[1][2] - 1 for game in (games[0], games[2]))
+    called_or_not = (
+        0.75 * 2 - 0.25
+    )  # it answers a bet with three calls in four; betting and waiting are as good for a king
+    assert 2 * king in [pytest.approx(bets * 1.5 + (1 - bets) * (1 + called_or_not) / 2) for bets in (0.25, 0.75)]
+    raw = torch.tensor([0.75 - king, 0.75 - king, -0.25 - jack])
+    torch.testing.assert_close(batch.advantages_M, whiten(raw))
+
+
+def test_luck_between_two_decisions_is_taken_off_after_the_first_and_discounted_as_it_is():
+    """Seat 0 passes with a king, and the other one bets: the pot is larger than in the mean, and then is won."""
+    game = kuhn_game((2, 0), (0, 1, 1), 1.0, decisions=2)
+    bet = 2 * luck(game)[0][3]
+    assert bet == pytest.approx(((0.75 * 2 - 0.25) - 1) / 2 / 2), "half the difference to no bet, in units of 2 chips"
+    assert gathered([game]).returns_M.tolist() == pytest.approx([1 - bet, 1])
+    assert gathered([game], gamma=0.5).returns_M.tolist() == pytest.approx([0.5 - bet, 1])
+
+
+@pytest.mark.parametrize(
+    "knobs", [{"less_luck": False}, {"opponent": "self"}, {"opponent": "mcts:10x1"}, {"told": False}]
+)
+def test_luck_that_is_not_known_or_not_wanted_stays_and_the_critic_is_the_baseline(knobs):
+    """A server that tells no history, an opponent whose odds are not known."""
+    told, opponent = knobs.pop("told", True), knobs.pop("opponent", "random")
+    games = [kuhn_game((2, 1), (1, 1), 1.0, opponent), kuhn_game((0, 1), (1, 0), 0.75, opponent)]
+    for game in games:
+        game.info["history"] *= told
+    batch = gathered(games, **knobs)
+    assert batch.returns_M.tolist() == [1, 0.5]
+    torch.testing.assert_close(batch.advantages_M, whiten(torch.tensor([1 - 0.5, 0.5 - 0.5])))
+
+
+def test_what_is_known_is_standardised_as_the_rewards_are():
+    moments = {"kuhn_poker/0": (100.0, 0.2, 0.25)}
+    games = [kuhn_game((2, 1), (1, 1), 1.0), kuhn_game((0, 2), (1, 1), 0.0)]
+    batch = gathered(games, moments=moments)
+    _, mean, variance = moments["kuhn_poker/0"]
+    assert batch.returns_M.tolist() == pytest.approx([(x - mean) / variance**0.5 for x in (0.75, -0.25)])
+    raw = torch.tensor([x - (2 * luck(game)[1][2] - 1) for x, game in zip((0.75, -0.25), games, strict=True)])
+    torch.testing.assert_close(batch.advantages_M, whiten(raw))
 
 
 def test_rewards_are_standardised_by_the_running_moments_of_their_game_and_seat():
