@@ -88,7 +88,7 @@ class Interpreter:
             os.set_blocking(pipe.fileno(), False)
         self.pending, self.stdout, self.stderr, self.status = b"", bytearray(), bytearray(), ""
         self.open_outputs = {self.process.stdout, self.process.stderr}
-        self.started = self.deadline = self.next_look = 0.0
+        self.started = self.deadline = 0.0
 
     def begin(self, data: bytes, seconds: float = START_S) -> None:
         """Queue ``data`` and start the clock, which ``read`` restarts once the interpreter is locked in."""
@@ -143,17 +143,12 @@ class Interpreter:
 
     def through(self) -> bool:
         """Return whether the program has ended or must end; ``status`` then holds the limit that it passed, if any."""
-        if self.status:
-            return True
-        now = time.monotonic()
-        if now >= self.deadline:
-            self.status = "timeout"
-        elif self.open_outputs and now < self.next_look:
-            return False
-        elif self.exited():
-            self.drain()
-            return True
-        self.next_look = now + TICK_S
+        if not self.status:
+            if time.monotonic() >= self.deadline:
+                self.status = "timeout"
+            elif self.exited():
+                self.drain()
+                return True
         return bool(self.status)
 
     def attend(self) -> None:
