@@ -321,9 +321,7 @@ class OpenSpielEnv:
         if len(legal) == 1:
             return legal[0]
         bot = self._bots[seat]
-        if isinstance(bot, RandomBot):
-            return bot.among(legal)  # faster than ``step``, which asks the game again what is legal
-        return bot.step(self._state)
+        return bot.step(self._state, legal) if isinstance(bot, RandomBot) else bot.step(self._state)
 
     def _next_simultaneous_seat(self) -> int | None:
         """Return the next of the model's seats that has to choose, or None once all have chosen and moved."""

@@ -287,7 +287,7 @@ def test_an_episode_that_failed_refuses_steps(monkeypatch, failing):
     env = new_env()()
     env.reset(Task(task_id("tic_tac_toe"), 0))
     with monkeypatch.context() as broken:
-        broken.setattr(opponents.RandomBot, "among", lambda *_: 1 / 0)
+        broken.setattr(opponents.RandomBot, "step", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             env.step("4") if failing == "step" else env.reset(Task(task_id("hex_small"), 1))
     with pytest.raises(RuntimeError, match="failed"):

@@ -535,16 +535,16 @@ def test_a_server_that_is_not_there_is_told_at_once_with_its_address(tmp_path, c
 def test_an_opponent_that_crashes_or_plays_illegally_costs_the_episode_and_is_no_win(monkeypatch, move):
     from envs.opponents import RandomBot
 
-    real, calls = RandomBot.among, iter(range(10**6))
+    real, calls = RandomBot.step, iter(range(10**6))
 
-    def among(self, legal):
+    def step(self, state, legal):
         if next(calls) != 0:
-            return real(self, legal)
+            return real(self, state, legal)
         if move == "crash":
             raise RuntimeError("no move")
         return move
 
-    monkeypatch.setattr(RandomBot, "among", among)
+    monkeypatch.setattr(RandomBot, "step", step)
     from players import random_player
 
     tasks = [Task(0, seed) for seed in range(4)]
