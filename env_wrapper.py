@@ -186,18 +186,11 @@ class _Ongoing:
         self.episode.info = kept | counted | {"length": len(info["history"])}
 
 
-def is_slow(config: EnvConfig, tasks: Seq[Task]) -> bool:
-    """Return whether a step of the environment is worth a thread: it is remote, runs a program, or searches."""
-    if config.env_mode != "local" or config.env_type != "openspiel":
-        return True
-    return any(parse_opponent(opponent).searches for opponent in {task.opponent for task in tasks})
-
-
 def play(env_config: EnvConfig | dict[str, Any], player: Player, tasks: Seq[Task], first: int = 0) -> list[Episode]:
     """Play the tasks to the end, ``games_at_once`` at a time (0: all), and return their episodes in the same order.
 
-    Each round asks ``player.act`` once for the decisions of all running games. Where environments are slow
-    (``is_slow``), two fixed halves of the tasks alternate: the player answers one while threads step the other.
+    Each round asks ``player.act`` once for the decisions of all running games. Where a step is slow (servers, programs,
+    searches), two fixed halves of the tasks alternate: the player answers one while threads step the other.
     Which queries share a call depends on the tasks alone, never on the clock or the thread count.
     If the player has ``release(episodes)``, it is called with the numbers of the episodes that have ended; the first
     task's is ``first``. If it has ``leave_if_stopped()``, that is called while waiting for threads. An exception of the
@@ -210,7 +203,8 @@ def play(env_config: EnvConfig | dict[str, Any], player: Player, tasks: Seq[Task
     size = config.games_at_once or len(tasks)
     if size < len(tasks):
         return [e for i in range(0, len(tasks), size) for e in play(config, player, tasks[i : i + size], first + i)]
-    slow = is_slow(config, tasks)
+    slow = config.env_mode != "local" or config.env_type != "openspiel"
+    slow = slow or any(parse_opponent(opponent).searches for opponent in {task.opponent for task in tasks})
     runs = [_Ongoing(number, task, config) for number, task in enumerate(tasks, first)]
     halves = [runs[0::2], runs[1::2]] if slow else [runs]
     pool = ThreadPoolExecutor(CALLS_AT_ONCE if config.env_mode != "local" else os.cpu_count()) if slow else None
