@@ -1,7 +1,4 @@
-"""What every environment promises, checked by playing: it is repeatable, strict about answers, scores in [0, 1].
-
-``check_contract`` checks one task; ``check_game`` checks a game, such as those that ``games.custom`` loads.
-"""
+"""What every environment promises, checked by playing: it is repeatable, strict about answers, scores in [0, 1]."""
 
 import functools
 import logging

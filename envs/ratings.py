@@ -53,10 +53,7 @@ def rate(matches: Mapping[tuple[int, int], Sequence[np.ndarray]], players: int, 
 
 
 def _resample(results: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """Return i's wins (RESAMPLES,) in as many units as ``results`` has, drawn from them and a won and a lost one.
-
-    These two are each ``PRIOR`` times as likely as a played one.
-    """
+    """Return i's wins (RESAMPLES,) in as many units as ``results`` has, drawn from them and a won and a lost one."""
     pool, which = np.unique(np.append(results.sum(1), (results.shape[1], 0)), return_inverse=True)
     weights = np.bincount(which, np.append(np.ones(len(results)), (PRIOR, PRIOR)))
     return rng.multinomial(len(results), weights / weights.sum(), RESAMPLES) @ pool  # units that are alike at once

@@ -49,10 +49,7 @@ def give_back() -> None:
 
 
 def trim() -> None:
-    """Give freed memory back to the system: between rollouts and updates, which need it in other pieces.
-
-    Source: https://man7.org/linux/man-pages/man3/malloc_trim.3.html
-    """
+    """Give freed memory back to the system: between rollouts and updates, which need it in other pieces."""
     global _least
     if _libc():
         _libc().malloc_trim(0)

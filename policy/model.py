@@ -337,8 +337,7 @@ def quietly() -> Iterator[None]:
     if bars:
         huggingface_hub.utils.enable_progress_bars()  # transformers disabled these too: 8 GB would come in silence
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", FutureWarning)
+        with warnings.catch_warnings(action="ignore", category=FutureWarning):
             yield
     finally:
         if bars:

@@ -206,13 +206,12 @@ class _Workshop:
             if result.status == "timeout":
                 self.endless.add(row)
             return f"{NO_END} {limit}"
-        if self.rows is None:
-            return Traced(name, shown, row.inputs, result.stdout.strip())
-        again = self.again.run(shown, row.inputs)
-        if limit := _limit_of(again):
-            return f"{NO_END} {limit}"
-        if again.stdout != result.stdout:
-            return "prints something else when it is run again"
+        if self.rows is not None:
+            again = self.again.run(shown, row.inputs)
+            if limit := _limit_of(again):
+                return f"{NO_END} {limit}"
+            if again.stdout != result.stdout:
+                return "prints something else when it is run again"
         return Traced(name, shown, row.inputs, result.stdout.strip())
 
 
