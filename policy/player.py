@@ -41,8 +41,8 @@ HEAD_ROWS = 256  # rows of whole-vocabulary logits in memory at a time, where th
 class Evaluation(NamedTuple):
     """Per decision (M), with gradients: log-probability and entropy in nats (sums over its tokens), value.
 
-    ``legal_mass``, on request: log of the probability, without constraint or temperature, that the answer stays legal,
-    over all its tokens, including the end of the turn and those that left no choice.
+    ``legal_mass``, on request: log of the probability, without constraint, that the answer stays legal, over all its
+    tokens, including the end of the turn and those that left no choice.
     ``evaluate_batch`` alone adds: ``prompts``, hidden states (M, D) at the prompts' last tokens, where values are read;
     and on request ``preferences``, the logits of the chosen tokens less the mean of the allowed ones, and ``spread``,
     half the sum of squares of these differences over the allowed tokens (M each, sums over its choices).
@@ -427,7 +427,7 @@ class Policy(Adapters):
         columns_V, mask_NV = self._allowed(allowed)
 
         def mass(hidden_ND: Tensor, mask_NV: Tensor) -> Tensor:
-            logits_NV = self.lm_head(hidden_ND).float()
+            logits_NV = self.lm_head(hidden_ND).float().div_(self.temperature)
             legal_NV = logits_NV[:, columns_V].masked_fill(~mask_NV, -torch.inf)
             return legal_NV.logsumexp(-1) - logits_NV.logsumexp(-1)
 

@@ -90,7 +90,7 @@ def brute_force(policy, sequence):
         for p in range(d.start - 1, d.stop - 1):
             token, allowed = choices.get(p, (sequence.ids[p + 1], [sequence.ids[p + 1]]))
             assert token == sequence.ids[p + 1]
-            mass += float(logits[p].softmax(-1)[allowed].sum().log()) if allowed else 0.0
+            mass += float((logits[p] / policy.temperature).softmax(-1)[allowed].sum().log()) if allowed else 0.0
             if p in choices:
                 columns = list(range(logits.shape[1])) if allowed is None else allowed
                 logp = (logits[p, columns] / policy.temperature).log_softmax(-1)
