@@ -479,6 +479,8 @@ def test_a_rate_and_a_past_selfs_score_move_a_little_with_each_game():
     fresh = Curriculum(one_stage(), 0)
     fresh.update(task(0), 1.0)
     assert fresh._rates[LEDUC, "random"] == pytest.approx(0.525)
+    fresh.update(task(0), 0.5)  # no success, whatever chips it brought
+    assert fresh._rates[LEDUC, "random"] == pytest.approx(0.525 * 0.95)
 
 
 def test_games_against_any_past_self_teach_learnability_one_rate():
