@@ -94,7 +94,7 @@ def find_checkpoint(
     ``look_only``: neither set anything aside nor log anything. ConfigError: another run would be overwritten, or knobs
     that may not change, games or programs have changed since.
     """
-    _take_folder(run_dir, resume, look_only)
+    _take_folder(run_dir, resume, look_only or resume is not None)  # a resume may still be refused
     if resume is None:
         return None
     path = Path(resume)
@@ -121,6 +121,7 @@ def find_checkpoint(
         raise ConfigError(f"--resume: {path}: {next(iter(changes.values()))}; --force-config goes on")
     if look_only:
         return path
+    _take_folder(run_dir, resume, look_only=False)
     if any(line.startswith("ppo.num_train_steps") for line in changed):
         changed += _moved_with_the_end(saved, resolved)
     changed = [line for line in changed if not line.startswith("run.output_dir")]

@@ -18,8 +18,9 @@ import torch
 from saving import damage, names, save
 
 import utils
-from training.config import SECTIONS
-from training.folder import abandon_after
+from config.reader import ConfigError, config_dict, load_config
+from training.config import DEFAULT_FILES, SECTIONS
+from training.folder import abandon_after, find_checkpoint
 from training.process import lock_run
 from utils import CheckpointError, latest_checkpoint, load_checkpoint, verify_checkpoint
 
@@ -507,6 +508,19 @@ def test_a_run_that_goes_on_from_an_earlier_step_sets_the_later_ones_aside(tmp_p
     assert (tmp_path / "abandoned-000002" / "manifest.json").read_bytes() == first, "the first is still there"
     assert [(tmp_path / f"{name}metrics{n}.jsonl").read_text() for name, n in
             (("abandoned-", ""), ("abandoned-", "-2"), ("", ""))] == ["first", "second", "second"]  # fmt: skip
+
+
+def test_a_resume_that_is_refused_sets_nothing_aside_where_it_was_to_go_on(tmp_path):
+    config = config_dict(load_config(SECTIONS, DEFAULT_FILES))
+    saved = save(tmp_path / "run", 3, documents={"run_config": config})
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "metrics.jsonl").write_text("of a run without a checkpoint")
+    config["ppo"]["gamma"] = 0.5
+    with pytest.raises(ConfigError, match=r"ppo\.gamma: 1\.0 -> 0\.5"):
+        find_checkpoint(tmp_path / "other", str(saved), config, force_config=False)
+    assert names(tmp_path / "other") == ["metrics.jsonl"]
+    assert find_checkpoint(tmp_path / "other", str(saved), config, force_config=True) == saved
+    assert names(tmp_path / "other") == ["abandoned-metrics.jsonl"]
 
 
 # --------------------------------------------------------------------------------------------------------------- layout
