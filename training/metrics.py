@@ -41,8 +41,8 @@ class MetricsLog:
         self._file: IO[bytes] | None = None
         self._waiting = b""
 
-    def truncate_to(self, step: int, may_lack: bool = False) -> int:
-        """Keep the rows up to ``step``; return the step of the last one (0: none). ``may_lack``: without a file, all.
+    def truncate_to(self, step: int, may_lack: bool = False) -> None:
+        """Keep the rows up to ``step``. ``may_lack``: no warning where there is no file.
 
         Lines that are no rows, or out of order, are moved to ``damaged-<name>``; a warning names them, and the steps
         without a row. An incomplete last line, left by a kill, is dropped: its step is repeated.
@@ -69,7 +69,6 @@ class MetricsLog:
         with blaming("run.output_dir: ", OSError):  # fail now if the run cannot append to it
             open(self.path, "ab", opener=open_own).close()
             os.utime(self.path)  # the run goes on: a summary that is newer would say that it has ended
-        return max(kept, default=0)
 
     def append(self, row: Mapping[str, Any]) -> None:
         """Write one row (with an integer ``step``), without forcing it to disk."""
