@@ -65,8 +65,7 @@ def _cache(trunk: Any, rows: int, cached: int) -> Any:
     if not cached:
         return None
     cache, config, weight = DynamicCache(), trunk.config, trunk.embed_tokens.weight
-    head = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    shape = (1, config.num_key_value_heads, cached, head)
+    shape = (1, config.num_key_value_heads, cached, network.head_size(config))
     for layer in range(config.num_hidden_layers):
         kv = torch.randn(shape, device=weight.device, dtype=weight.dtype).expand(rows, -1, -1, -1)
         cache.update(kv, kv, layer)

@@ -30,6 +30,7 @@ log = logging.getLogger(__name__)
 
 LINEARS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 ARCHITECTURES = ("qwen2", "qwen3", "llama")
+FULL = "full_attention"  # the only kind of layer that is computed here
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json")  # a tokenizer has at least one of them
 INDEX = "https://download.pytorch.org/whl/"
 ON_CPU: Any = {"torch_device": "cpu"}  # else PEFT reads a file onto the first GPU, whatever device the model is on
@@ -256,11 +257,11 @@ def load_architecture(config: ModelConfig, **files: str) -> Any:
     check_sizes({key: size for key, size in written.items() if size is not None}, config.model_name)
     with _loading("model_name", config.model_name):
         architecture = AutoConfig.from_pretrained(name, revision=config.revision, trust_remote_code=False, **files)
-    sliding = "sliding_attention" in (getattr(architecture, "layer_types", None) or [])
-    if architecture.model_type not in ARCHITECTURES or sliding:
+    alike = not written.get("per_layer_config") and {*(getattr(architecture, "layer_types", None) or [FULL])} == {FULL}
+    if architecture.model_type not in ARCHITECTURES or not alike:
         raise ConfigError(
             f"model.model_name: architecture {architecture.model_type!r} of {config.model_name} is not supported; "
-            f"allowed: {', '.join(ARCHITECTURES)} without sliding windows"
+            f"allowed: {', '.join(ARCHITECTURES)} without sliding windows or layers that differ"
         )
     quantised = getattr(architecture, "quantization_config", None)
     if quantised and not (config.use_4bit and quantised.get("load_in_4bit")):

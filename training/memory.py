@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 import torch
 
+from config.reader import blaming
 from curriculum import PAST_SIZE, first_tasks
 from policy.cpu_memory import IDLE, KERNEL_BYTES, KERNELS
 from policy.model import LoraConfig, ModelConfig
@@ -59,11 +60,12 @@ class Parameters:
 def count_parameters(lora: LoraConfig, architecture: Any) -> Parameters:
     """Count parameters on the meta device, where tensors take no memory.
 
-    LoRA (https://arxiv.org/abs/2106.09685, section 4.1) adds ``r * (inputs + outputs)`` to a linear layer.
+    LoRA (https://arxiv.org/abs/2106.09685, section 4.1) adds ``r * (inputs + outputs)`` to a linear layer. ConfigError:
+    the library can make no model of this architecture.
     """
     from transformers import AutoModelForCausalLM
 
-    with torch.device("meta"):
+    with torch.device("meta"), blaming("model.model_name: its config.json makes no model: ", Exception):
         base = AutoModelForCausalLM.from_config(architecture, trust_remote_code=False)
     trunk = {n: m for n, m in base.model.named_modules() if isinstance(m, torch.nn.Linear)}
     linears = tuple(m.weight.numel() for m in trunk.values())

@@ -463,9 +463,11 @@ def test_a_tokenizer_of_another_model_is_refused_and_a_word_that_nobody_says_is_
 def test_other_architectures_are_refused(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "gemma", "hidden_size": 64}))
     assert "'gemma'" in refusal(ModelConfig(str(tmp_path)))
-    sliding = {"model_type": "qwen2", "use_sliding_window": True, "max_window_layers": 1, "num_hidden_layers": 2}
-    (tmp_path / "config.json").write_text(json.dumps(sliding))
-    assert "allowed: qwen2, qwen3, llama without sliding windows" in refusal(ModelConfig(str(tmp_path)))
+    for odd in ({"use_sliding_window": True, "max_window_layers": 1}, {"layer_types": ["chunked_attention"] * 2},
+                {"per_layer_config": {"1": {"num_key_value_heads": 1}}}):  # fmt: skip
+        (tmp_path / "config.json").write_text(json.dumps({"model_type": "qwen2", "num_hidden_layers": 2} | odd))
+        said = refusal(ModelConfig(str(tmp_path)))
+        assert "allowed: qwen2, qwen3, llama without sliding windows or layers that differ" in said
     rope = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama", "rope_parameters": rope}))
     assert "rope type 'dynamic'" in refusal(ModelConfig(str(tmp_path)))

@@ -398,6 +398,15 @@ def test_rows_that_no_stage_names_are_neither_checked_nor_evaluated(tmp_path):
     assert drawn == {*range(4), *range(20000000, 20000004)}
 
 
+@pytest.mark.parametrize(("odd", "told"), [({"hidden_act": "none"}, "'none'"), ({"head_dim": None}, "NoneType"),
+                                           ({"pad_token_id": 10**6}, "Padding_idx")])  # fmt: skip
+def test_a_configuration_that_the_library_makes_no_model_of_is_one_line(tmp_path, odd, told):
+    folder = shutil.copytree(base_model(), tmp_path / "odd")
+    (folder / "config.json").write_text(json.dumps(json.loads((folder / "config.json").read_text()) | odd))
+    with pytest.raises(ConfigError, match=f"^model.model_name: its config.json makes no model: .*{told}"):
+        preflight.check(micro_config(tmp_path, model={"model_name": str(folder)}))
+
+
 @pytest.mark.parametrize("check", [preflight.describe, preflight.check])
 def test_more_tokens_than_the_model_reads_are_refused(tmp_path, check):
     config = micro_config(tmp_path, ppo={"max_seq_length": 10**6})
