@@ -8,7 +8,7 @@ import resource
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from itertools import chain
 from pathlib import Path
@@ -25,7 +25,9 @@ SIZES = {  # upper bounds of numbers in a config.json, by which libraries take m
 }  # fmt: skip
 READ = ("config.json", "tokenizer_config.json", "generation_config.json")  # what they hold is looked at
 TEXTS = (".json", ".jinja", ".txt", ".model")  # files that libraries read whole
-REDIRECTS = ("transformers_weights", "configuration_files", "fast_tokenizer_files")  # keys that name files to read
+REDIRECTS = (  # keys that name files to read
+    "transformers_weights", "configuration_files", "fast_tokenizer_files", "gguf_file", "vocab", "merges",
+)  # fmt: skip
 GROWTH = 2**12  # the most characters that a tokenizer may make of one, if each replacement finds what others made
 
 
@@ -84,16 +86,18 @@ def check_growth(tokenizer: Any, name: str) -> None:
                               f"expected at most {GROWTH}")  # fmt: skip
 
 
-def check_weights(architecture: Any, folder: Path | None, name: str) -> None:
-    """Raise ConfigError where a folder's weights are fewer than its configuration names, even in 4 bits each.
+def check_weights(architecture: Any, files: Iterable[Path], name: str, bits: int = 4) -> None:
+    """Raise ConfigError where files hold fewer weights, even in so few bits each, than a configuration names.
 
     Libraries make room for all of them, and fill it with random numbers.
     """
-    held = sum(path.stat().st_size for path in folder.glob("*.safetensors")) if folder else 0
-    layer = 3 * architecture.intermediate_size * architecture.hidden_size
-    named = architecture.vocab_size * architecture.hidden_size + architecture.num_hidden_layers * layer
-    if 0 < 2 * held < named:
-        raise ConfigError(f"model.model_name: {name} holds {held:,} bytes of weights, and its config.json names "
+    held, size = sum(path.stat().st_size for path in files), architecture.hidden_size
+    heads = architecture.num_attention_heads + architecture.num_key_value_heads
+    head = getattr(architecture, "head_dim", None) or size // architecture.num_attention_heads
+    layer = 3 * architecture.intermediate_size + 2 * heads * head
+    named = size * (architecture.vocab_size + architecture.num_hidden_layers * layer)
+    if 0 < 8 * held < bits * named:
+        raise ConfigError(f"model.model_name: {name} holds {held:,} bytes of weights, and its configuration names "
                           f"more than {named:,} numbers")  # fmt: skip
 
 

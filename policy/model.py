@@ -251,7 +251,7 @@ def load_architecture(config: ModelConfig, **files: str) -> Any:
     if not files and Path(name).is_dir() and not (Path(name) / "config.json").exists():
         raise ConfigError(f"model.model_name: {config.model_name} is no model: it has no config.json")
     with _loading("model_name", config.model_name):
-        written = {} if files else PretrainedConfig.get_config_dict(name, revision=config.revision)[0]
+        written = PretrainedConfig.get_config_dict(name, revision=config.revision, **files)[0]
     with blaming("model.model_name: "):
         check_redirects(written, config.model_name)
     check_sizes({key: size for key, size in written.items() if size is not None}, config.model_name)
@@ -354,7 +354,8 @@ def load_model(config: ModelConfig, lora: LoraConfig, seed: int) -> tuple[Any, A
     if device == "cpu":
         cpu_memory.keep_freed()
     tokenizer = load_tokenizer(config)
-    check_weights(load_architecture(config), folder_of(config.model_name), config.model_name)
+    files = folder.glob("*.safetensors") if (folder := folder_of(config.model_name)) else ()
+    check_weights(load_architecture(config), files, config.model_name)
     with quietly():
         base = _load_base(config, device)
         guard_4bit_on_cpu(base)

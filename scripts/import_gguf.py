@@ -20,6 +20,7 @@ if __name__ == "__main__" and signal.getsignal(signal.SIGINT) != signal.SIG_IGN:
 
 from config.flags import FlagParser
 from envs.client import one_line
+from policy.bounded import check_weights
 from policy.model import REPORTED, ModelConfig, load_architecture, quietly, whole
 from training.process import must_be_writable, run_program
 from utils import ConfigError, write_directory
@@ -82,7 +83,7 @@ def load(file: Path, dtype: str) -> tuple[Any, Any]:
     with tempfile.TemporaryDirectory() as folder, quietly():  # alone in it: transformers would read files beside it
         (Path(folder) / file.name).symlink_to(file.resolve())
         try:
-            load_architecture(ModelConfig(folder), gguf_file=file.name)
+            check_weights(load_architecture(ModelConfig(folder), gguf_file=file.name), [file], file.name, bits=1)
             pre = read_pre_tokenizer(Path(folder) / file.name)
             tokenizer = AutoTokenizer.from_pretrained(folder, gguf_file=file.name)
             if pre in DIGITS_APART:  # transformers knows none of these and only splits as GPT-2's does

@@ -146,12 +146,14 @@ MODELS = {
                           ("rope_scaling", {"rope_type": "linear", "factor": 2.0, "partial_rotary_factor": 0.25}))},
     **{f"generation_config.json {data[:5]!r}": written("generation_config.json", data) for data in (b"{", b"[]")},
     "fewer weights than named": edited("config.json", lambda c: c.update(intermediate_size=2**18)),
+    "larger heads than held": edited("config.json", lambda c: c.update(head_dim=2**14)),
     "an index that leads elsewhere": written("model.safetensors.index.json", b'{"weight_map": {"a": "sub/pipe"}}'),
     "an end that is a list": edited("generation_config.json", lambda c: c.update(eos_token_id=[[0]])),
     "a tokenizer that doubles": doubling, "a tokenizer that doubles rare words": rarely,
     "weights somewhere else": elsewhere, "a template without end": huge("additional_chat_templates", "a.jinja"),
     **{key: edited(file, lambda c, k=key: c.update({k: ["sub/x.json"]}))
-       for key, file in (("configuration_files", "config.json"), ("fast_tokenizer_files", "tokenizer_config.json"))},
+       for key, file in (("configuration_files", "config.json"), ("fast_tokenizer_files", "tokenizer_config.json"),
+                         ("gguf_file", "tokenizer_config.json"), ("vocab", "tokenizer_config.json"))},
     **{f"{name} is a {make.__name__}": piped(name, make)
        for name in ("config.json", "tokenizer.json", "model.safetensors") for make in (os.mkfifo, zeros)},
     **{f"{name} {data[:5]!r}": written(name, data) for name in ("config.json", "tokenizer.json")
@@ -184,11 +186,12 @@ QUICK = {
     "rope_scaling {'rope_ty": "partial_rotary_factor 0.25 of ",
     "generation_config.json b'{'": "generation_config.json: is no JSON object",
     "generation_config.json b'[]'": "generation_config.json: is no JSON object",
-    "fewer weights than named": " bytes of weights, and its ",
+    "fewer weights than named": " bytes of weights, and its ", "larger heads than held": " bytes of weights, and its ",
     "an index that leads elsewhere": "expected a file beside it", "an end that is a list": "has the eos_token_id [0]",
     "a tokenizer that doubles": " may make ", "a tokenizer that doubles rare words": " may make 1000000000000 ",
     "weights somewhere else": "transformers_weights of ", "a template without end": "a.jinja",
     "configuration_files": "configuration_files of ", "fast_tokenizer_files": "fast_tokenizer_files of ",
+    "gguf_file": "gguf_file of ", "vocab": "vocab of ",
 }  # fmt: skip
 ALL = [("model_name", name) for name in MODELS] + [("adapter", name) for name in ADAPTERS]
 

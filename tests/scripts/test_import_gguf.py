@@ -160,6 +160,7 @@ def test_a_header_that_does_not_fit_its_tensors_makes_no_model(source, tmp_path,
     for method, value, told in (
         ("block_count", 2, "('blk.2.attn_q.weight': a tensor that has no place in the model)"),
         ("block_count", None, "(lacks llama.block_count)"),
+        ("feed_forward_length", 2**18, " bytes of weights, and its configuration names more than 75,519,488 numbers)"),
         ("layer_norm_rms_eps", None, "(lacks llama.attention.layer_norm_rms_epsilon)"),
         ("layer_norm_rms_eps", float("nan"), numbers),
         ("layer_norm_rms_eps", -1.0, numbers),
@@ -178,6 +179,17 @@ def test_a_header_that_does_not_fit_its_tensors_makes_no_model(source, tmp_path,
         assert line.endswith(told), (method, value, line)
         assert line.startswith(f"error: {tmp_path / 'odd.gguf'}"), line
     assert not (tmp_path / "out").exists()
+
+
+def test_layers_without_number_are_refused_before_a_list_of_them_is_made(source, tmp_path, capsys, monkeypatch):
+    """transformers would name the kind of each: gigabytes for a file of 400 bytes."""
+    monkeypatch.setattr("transformers.AutoConfig.from_pretrained", None)
+    monkeypatch.setattr(
+        gguf.GGUFWriter, "add_block_count", lambda writer, _: writer.add_uint32("qwen2.block_count", 2**31)
+    )
+    write_gguf(tmp_path / "deep.gguf", *source, "qwen2")
+    line = refusal(capsys, tmp_path / "deep.gguf", tmp_path / "out")
+    assert line.endswith(f"(num_hidden_layers 2147483648 of {tmp_path} is none of 1 to 1000)")
 
 
 def test_what_lies_beside_the_file_is_nobody_s_business(source, tmp_path):
