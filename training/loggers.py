@@ -8,6 +8,7 @@ import netrc
 import os
 import re
 import secrets
+import sys
 import textwrap
 import urllib.parse
 from collections import Counter
@@ -124,6 +125,7 @@ def _copied(file: Path, kept: re.Match[bytes]) -> bool:
 def _wandb(run_dir: Path, config: Row, run_id: str, mode: Any) -> Sink:
     import wandb
 
+    sys.argv = redact(sys.argv)  # it keeps the command line, where a secret may stand
     settings = wandb.Settings(init_timeout=20, silent=True)
     project = os.environ.get("WANDB_PROJECT", PROJECT)
     run: Any = wandb.init(mode=mode, dir=str(run_dir), config=dict(config), id=run_id, resume="allow",

@@ -598,6 +598,9 @@ def wandb(monkeypatch, tmp_path):
 
 
 def test_wandb_is_sent_what_was_asked_for_without_secrets(wandb, monkeypatch, tmp_path):
+    """Nor is the command line, which it reads by itself."""
+    monkeypatch.setattr(sys, "argv", ["train_ppo.py", "--set", "env.env_url=http://host/hf_canary"])
+    wandb.init = lambda **options: wandb.started.append(options | {"argv": sys.argv}) or wandb.run
     monkeypatch.setenv("WANDB_API_KEY", "wandb_canary")
     sender = Loggers("auto", tmp_path, {"url": "hf_canary", "key": "wandb_canary"})
     sender.log({"step": 3, "text": "hf_canary"})
@@ -605,6 +608,7 @@ def test_wandb_is_sent_what_was_asked_for_without_secrets(wandb, monkeypatch, tm
     (options,) = wandb.started
     assert (options["mode"], options["project"], options["dir"]) == ("online", "chat-games-ppo", str(tmp_path))
     assert options["config"] == {"url": "[redacted]", "key": "[redacted]"}
+    assert options["argv"] == ["train_ppo.py", "--set", "env.env_url=http://host/[redacted]"]
     assert wandb.run.rows == [(3, {"step": 3, "text": "[redacted]"})]
     assert wandb.run.exit_code == 1
 
