@@ -214,6 +214,8 @@ def _word(text: str, source: str = "--set: ") -> Any:
     except ConfigError as exc:
         if not isinstance(exc.__cause__, json.JSONDecodeError):
             raise
+        if text.startswith(("[", "{")):  # the shell has taken its quotes
+            raise ConfigError(f"{exc}; write it between single quotes") from exc
         return text  # on the command line, strings need no quotes
 
 
@@ -265,7 +267,7 @@ class _Checker:
         hint, limits = _knobs(self.sections[section])[key]
         lists = [kind for kind in (hint, *typing.get_args(hint)) if typing.get_origin(kind) in (list, tuple)]
         several = hint in lists or (isinstance(value, str) and "," in value)  # "a" may stay one string, "a,b" may not
-        if self.source == "--set: " and lists and several and not isinstance(value, list):
+        if self.source == "--set: " and lists and several and not isinstance(value, list | dict):
             value = [_word(item) for item in value.split(",")] if isinstance(value, str) else [value]
         value = self.convert(value, hint, limits, path)
         values[key] = values.get(key, {}) | value if hint == dict[str, Any] else value  # env.trace: key by key

@@ -173,6 +173,12 @@ BROKEN_SETS = {
     ),
     'env.items=[{"name": "a", "weight": -1}]': "--set: env.items[0].weight = -1: expected a number >= 0",
     "env.items=[7]": "--set: env.items[0] = 7: expected an object with the keys name, weight",
+    "env.items.0.weight=2": "--set: env.items = {'0.weight': 2}: "
+    "expected a list of (an object with the keys name, weight)",
+    "env.items=[{name: a}]": '--set: env.items: invalid JSON in line 1, at "name: a}]": '
+    "Expecting property name enclosed in double quotes; write it between single quotes",
+    "env.opponent={random:1}": '--set: env.opponent: invalid JSON in line 1, at "random:1}": '
+    "Expecting property name enclosed in double quotes; write it between single quotes",
     "ppo=3": "--set: ppo = 3: expected an object with the keys "
     "learning_rate, batch_size, target_kl, adap_kl_ctrl, modules",
     "ppo.batch_size": '--set: expected KEY.PATH=VALUE without spaces, not "ppo.batch_size"',
