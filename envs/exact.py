@@ -83,7 +83,7 @@ def information_states(pyspiel_game: SpielGame) -> list[InfoState]:
     """Return all states in which a seat moves, forced moves too, in a fixed order; ValueError: not ``feasible``."""
     if not feasible(pyspiel_game):
         raise ValueError(
-            f"{pyspiel_game} is too large for exact values: allowed are two-player zero-sum games with at most "
+            f"{pyspiel_game} has no exact values: allowed are two-player zero-sum games with at most "
             f"{MAX_HISTORIES} histories of {MAX_MOVES} moves (hidden information) or {MAX_POSITIONS} positions "
             "(perfect information; str(state) has to tell them apart)"
         )

@@ -77,10 +77,10 @@ def check_teacher(spec: str, ranges: Seq[TaskRange], env: EnvConfig) -> None:
     if not (teacher.searches or teacher.solves):
         raise ConfigError(f"--teacher {spec}: does not search; allowed are mcts, ismcts, cfr and perfect")
     for shared in tables(ranges):
-        with suppress(ValueError):
-            if not isinstance(make_bot(shared.game, shared.spiel, teacher, 0, 0), RandomBot):
-                continue
-        raise ConfigError(f"--teacher {spec}: cannot play {shared.game.name}; name others with --set games=...")
+        with blaming("--teacher: "):
+            bot = make_bot(shared.game, shared.spiel, teacher, 0, 0)
+        if isinstance(bot, RandomBot):
+            raise ConfigError(f"--teacher {spec}: cannot search {shared.game.name}; name others with --set games=...")
 
 
 class Teacher:

@@ -367,7 +367,7 @@ def test_what_would_be_ignored_is_refused(tmp_path, capsys, monkeypatch, section
 def test_a_teacher_of_the_first_configuration_alone_is_refused(spec, game):
     [ranges] = pool([game]).values()
     check_teacher(spec, [(ranges[0][0], ranges[0][0])], EnvConfig())
-    with pytest.raises(ConfigError, match=f"--teacher {spec}: cannot play {game}"):
+    with pytest.raises(ConfigError, match=f"--teacher: opponent {spec.partition(':')[0]} cannot play {game}: "):
         check_teacher(spec, ranges, EnvConfig())
 
 
@@ -403,7 +403,7 @@ def test_games_that_the_teacher_lost_to_a_failure_are_counted_and_no_score(tmp_p
 def test_games_are_narrowed_as_in_training(tmp_path, capsys):
     words = ["--config", micro_file(tmp_path), "--output", str(tmp_path / "out")]
     assert main([*words, "--set", "games=2048", "--teacher", "cfr"]) == 2
-    assert "--teacher cfr: cannot play 2048; " in capsys.readouterr().err
+    assert "--teacher: opponent cfr cannot play 2048: " in capsys.readouterr().err
 
 
 def test_how_many_games_are_open_at_once_changes_nothing(tmp_path, monkeypatch):
@@ -422,9 +422,9 @@ def test_how_many_games_are_open_at_once_changes_nothing(tmp_path, monkeypatch):
         ("cfx", KUHN, "--teacher: opponent 'cfx' is not known"),
         ("cfr:0", KUHN, "--teacher: opponent 'cfr:0' is not known"),
         ("random", KUHN, "--teacher random: does not search"),
-        ("cfr", TTT, "--teacher cfr: cannot play tic_tac_toe"),
-        ("perfect", KUHN, "--teacher perfect: cannot play kuhn_poker"),
-        ("mcts", GOOFSPIEL, "--teacher mcts: cannot play goofspiel_small"),
+        ("cfr", TTT, "--teacher: opponent cfr cannot play tic_tac_toe: it hides nothing; use perfect"),
+        ("perfect", KUHN, "--teacher: opponent perfect cannot play kuhn_poker: it hides information"),
+        ("mcts", GOOFSPIEL, "--teacher mcts: cannot search goofspiel_small"),
     ],
 )
 def test_teachers_that_cannot_teach_are_refused(spec, task_id, message):
