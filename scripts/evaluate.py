@@ -94,9 +94,10 @@ class Contest:
         self.names = self._names()
         self.roster.check_model([*self.names, args.opponent or ""])
         self.opponent_name = (args.opponent or ("mcts" if affinetes else "random")).removeprefix("past:")
+        self.roster.check([*self.names, self.opponent_name], self.names)  # before --games, which may be a run's own
         self.rows = self._rows()
-        self.roster.check([*self.names, self.opponent_name], self.names)  # models may take minutes to load
-        self.check([*self.names, self.opponent_name])
+        self.check([*self.names, self.opponent_name])  # models may take minutes to load
+        self._check_ways()
         self.players = [self.roster.contestant(name, self.names) for name in self.names]
         self._check_kind()
 
@@ -143,9 +144,16 @@ class Contest:
             if getattr(self.args, flag):
                 raise ConfigError(f"--{flag}: programs (env.env_type trace) have none")
 
-    def _need_two(self, flag: str, fits: Callable[[Any], bool]) -> None:
-        for game, [(first, _), *_] in self.rows.items():
+    def _check_ways(self) -> None:
+        """Raise ConfigError where ``--ladder`` or ``--exploit`` cannot be done with these players and games."""
+        args, fits = self.args, exact.is_duel  # in other games a player may win from its equal
+        if args.ladder is not None:
+            fits = opposed  # of others, who is named first would be rated
+            if len(self.names) < 2:
+                raise ConfigError(f"--ladder: nobody to play against {self.names[0]}; name others, or --checkpoint")
+        for game, [(first, _), *_] in self.rows.items() if args.exploit or args.ladder is not None else ():
             if not fits(load_game(first)):
+                flag = "--exploit" if args.exploit else "--ladder"
                 raise ConfigError(f"{flag}: {game} is not for two opposed players; choose other --games")
 
     def _with_cells(self, rows: dict[str, list[TaskRange]]) -> dict[str, list[TaskRange]]:
@@ -265,10 +273,7 @@ class Contest:
 
     def ladder(self) -> dict[str, Any]:
         """Play every pair of players and rate them, over all games and in each."""
-        self._need_two("--ladder", opposed)  # of others, who is named first would be rated
         players = self.players
-        if len(players) < 2:
-            raise ConfigError(f"--ladder: nobody to play against {players[0].label}; name others, or --checkpoint")
         pairs = [sorted(pair, key=lambda i: players[i].standing) for pair in combinations(range(len(players)), 2)]
         for a, b in pairs:
             check_match(players[a], players[b])
@@ -289,7 +294,6 @@ class Contest:
 
     def exploit(self) -> dict[str, Any]:
         """Train best responses to each player in each game and play the best: lower bounds of how much it can lose."""
-        self._need_two("--exploit", exact.is_duel)  # in others a player may win from its equal
         report: dict[str, Any] = {"settings": self.settings([]), "tables": []}
         with tempfile.TemporaryDirectory() as held, self.arena([], len(self.players) * len(self.rows)) as arena:
             for i, player in enumerate(self.players):

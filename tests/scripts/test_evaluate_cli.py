@@ -1298,9 +1298,10 @@ def test_a_bot_that_cannot_play_all_configurations_is_refused_before_the_first_g
         check_opponents(CurriculumConfig(stages))
 
 
-def test_one_player_has_no_ladder(checkpoint, capsys):
+def test_one_player_has_no_ladder(checkpoint, capsys, monkeypatch):
+    monkeypatch.setattr(players, "load_policy", lambda config: pytest.fail("weights were loaded"))
     assert evaluate.main(command("--ladder", checkpoint)) == 2
-    assert "error: --ladder: nobody to play against run/checkpoint-000006; name others" in capsys.readouterr().err
+    assert f"error: --ladder: nobody to play against {checkpoint}; name others" in capsys.readouterr().err
 
 
 @pytest.mark.slow
@@ -1778,6 +1779,7 @@ def test_a_best_response_trains_for_200_steps_unless_told(given, steps):
         (["--checkpoint", "random", "--games_at_once", "0"], "--games-at-once: 0: expected at least 1"),
         (["--checkpoint", "random", "--set", "ppo.nothing=1"], "--set: ppo.nothing = 1: no such key"),
         (["--checkpoint", "base"], "base: the base of what?"),
+        (["--checkpoint", "nowhere", "--games", "nim"], "nowhere: no such directory"),  # which might know the game
         (["--checkpoint", "random", "--set", "env.opponent=mcts"], "env.opponent: stages are not played here"),
         *(
             (["--checkpoint", "random", "--set", item], "env.opponent: stages are not played here")
@@ -2116,7 +2118,8 @@ def test_the_configuration_of_a_checkpoint_is_its_own(run, tmp_path):
 
 
 @pytest.mark.parametrize("game", ["blackjack", "hearts"])  # among four even play is not worth 0
-def test_best_responses_are_to_those_who_win_what_another_loses(run, capsys, game):
+def test_best_responses_are_to_those_who_win_what_another_loses(run, capsys, monkeypatch, game):
+    monkeypatch.setattr(players, "load_policy", lambda config: pytest.fail("weights were loaded"))
     assert evaluate.main(command("--checkpoint", str(run), "--exploit", "1", games=[game])) == 2
     assert re.search(f"error: --exploit: {game}(#\\*)? is not for two opposed players", capsys.readouterr().err)
 
