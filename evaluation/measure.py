@@ -157,12 +157,10 @@ def summary(game: str, strata: Seq[Seq[Row]], **exact: Any) -> GameResult:
     masses = [(row["legal_mass"], row["decisions"]) for row in rows if row.get("legal_mass") is not None]
     decisions = sum(n for _, n in masses)
     counts = {kind: sum(row["outcome"] == kind for row in rows) for kind in ("truncated", "failed")}
-    counts["forfeited"] = sum(
-        row["outcome"] == "forfeited" and not row["score"] for row in rows
-    )  # by the player itself
+    own = sum(row["outcome"] == "forfeited" and not row["score"] for row in rows)  # by the player itself
     mass = sum(mass * n for mass, n in masses) / decisions if decisions else None
     return GameResult(game, len(scores), value, low, high, success, draw=draw, loss=loss, legal_mass=mass,
-                      **counts, **exact)  # fmt: skip
+                      forfeited=own, **counts, **exact)  # fmt: skip
 
 
 def _adjusted(strata: Seq[Seq[Row]], units: Seq[np.ndarray], games: Seq[int]) -> dict[str, Any]:

@@ -136,9 +136,7 @@ def finished(output: Path, made_of: dict[str, Any]) -> dict[str, Any] | None:
     report = read_json(output / REPORT)
     if not isinstance(report, dict):
         raise ConfigError(f"--output {output}: its {REPORT} is damaged; choose another directory or delete this one")
-    of = report["made_of"] if isinstance(report.get("made_of"), dict) else {}
-    same = {"base_weights": made_of["base_weights"]} | of == made_of  # older reports do not tell
-    interrupted = report.get("interrupted")
+    same, interrupted = report.get("made_of") == made_of, report.get("interrupted")
     if interrupted and (same or [path.name for path in output.iterdir()] == [REPORT]):
         return None  # of another merge only if that wrote nothing else
     if same and not interrupted and _is_whole(report, output):

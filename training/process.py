@@ -83,14 +83,11 @@ def log_into(run_dir: Path) -> None:
 
 def say_how_to_go_on(program: str, run_dir: str, processes: int, stream: IO[str]) -> None:
     """Print the command that resumes the run, if it has a checkpoint."""
-    try:
-        if not any(Path(run_dir).glob("checkpoint-*")):
-            return
-    except OSError:  # of a name that is too long, say
-        return
     launcher = f"-m torch.distributed.run --standalone --nproc_per_node={processes}" if processes > 1 else ""
     words = [sys.executable, *launcher.split(), program, "--resume", str(Path(run_dir))]
-    print(f"go on with: {_from_here(words)}", file=stream)
+    with contextlib.suppress(OSError):  # of a name that is too long, say
+        if any(Path(run_dir).glob("checkpoint-*")):
+            print(f"go on with: {_from_here(words)}", file=stream)
 
 
 def _from_here(words: Sequence[str]) -> str:

@@ -157,9 +157,7 @@ def _card_data(about: Published) -> Any:
 def _example(config: SimpleNamespace) -> dict[str, str]:
     """Python literals of the first position of the run's first game: ``messages``, and ``legal`` actions or ""."""
     env, first = replace(config.env, env_mode="local"), first_tasks(config.curriculum, config.env.env_type)[0]
-    if (
-        env.env_type == "trace" and env.trace.get("source", "generator") != "generator"
-    ):  # programs of one's own are not published
+    if env.env_type == "trace" and env.trace.get("source", "generator") != "generator":  # one's own are not published
         env, first = replace(env, trace={}), 0
     step = make_env(env).reset(Task(first, seed=0))
     contents = [("system", step.info["system"]), ("user", step.text)]
