@@ -1118,14 +1118,6 @@ def test_a_server_is_on_the_default_ladder_under_its_own_name():
     assert "base" not in evaluate.Contest._names(contest)
 
 
-@pytest.mark.parametrize("flags", [["--ladder", "base", "random"], ["--strength", "--checkpoint", "base"]])
-def test_programs_have_no_opponents(flags, capsys):
-    stages = 'curriculum.stages=[{"name": "sums", "games": [[0, 9]]}]'
-    trace = ["--model", base_model(), "--set", "env.env_type=trace", "env.answer_mode=free", stages]
-    assert evaluate.main([*flags, *trace]) == 2
-    assert "error: env.env_type trace: programs have no opponents" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize("held", ['{"step": 1}\n', "notes", "[1]", '{"settings": {"editor.tabSize": 4}}'])
 def test_tables_replace_tables_alone(tmp_path, capsys, held):
     file = tmp_path / "metrics.jsonl"
@@ -1232,6 +1224,8 @@ def test_a_checkpoint_that_its_run_deletes_meanwhile_is_told_so(run, tmp_path, c
         (["--compare", "base", "random"], "random: does not play the games of env.env_type trace"),
         (["--checkpoint", "base", "--opponent", "mcts"], "--opponent: programs (env.env_type trace) have none"),
         (["--checkpoint", "base", "--exact"], "--exact: programs (env.env_type trace) have none"),
+        (["--ladder", "base", "random"], "env.env_type trace: programs have no opponents"),
+        (["--strength", "--checkpoint", "base"], "env.env_type trace: programs have no opponents"),
     ],
 )
 def test_programs_are_not_compared_with_board_games(players, told, capsys):
@@ -1392,6 +1386,13 @@ def serve(monkeypatch):
         yield start
 
 
+QUERY = env_wrapper.Query(0, 0, [{"role": "user", "content": "?"}], {0: "a", 1: "b"}, (0, 0, 0, 1))
+
+
+def of_content(content, **more):
+    return json.dumps({"choices": [{"message": {"content": content}, **more}]}).encode()
+
+
 def first_legal(body, number):
     """The first of the actions listed in the last question, in words."""
     listed = re.findall(r"^(\d+) -> ", body["messages"][-1]["content"], re.MULTILINE)
@@ -1425,58 +1426,41 @@ def test_answers_that_cannot_be_read_forfeit_after_three_attempts(serve, tmp_pat
     assert "attempt 2 of 3" in server.requests[-1]["messages"][-1]["content"]
 
 
-@pytest.mark.parametrize("content", [None, "", " \n"])
-def test_empty_answers_are_told_of_once(serve, caplog, content):
-    choice = {"message": {"content": content}, "finish_reason": "length"}
-    server = serve(lambda body, number: (200, json.dumps({"choices": [choice]}).encode()))
-    query = env_wrapper.Query(0, 0, [{"role": "user", "content": "?"}], {0: "a", 1: "b"}, (0, 0, 0, 1))
-    player = ChatPlayer(server.url, "m", 1.0, 4, 0)
-    assert not any(action.error for action in player.act([query] * 16))
-    [told] = caplog.messages
-    assert "an empty answer (finish_reason: length) counts as illegal" in told
-    assert "needs more than ppo.max_new_tokens (4)" in told
-
-
-def test_answers_that_are_cut_off_are_told_of_once(serve, caplog):
+@pytest.mark.parametrize(("content", "told"), [
+    *((empty, "an empty answer (finish_reason: length) counts as illegal;") for empty in (None, "", " \n")),
+    ("<think>\nOkay", "an answer that was cut off is read as far as it goes (finish_reason: length);"),
+])  # fmt: skip
+def test_empty_answers_and_those_that_are_cut_off_are_told_of_once(serve, caplog, content, told):
     """A model that thinks aloud forfeits every game where there is no room for it: nobody could see why."""
-    choice = {"message": {"content": "<think>\nOkay, let me see"}, "finish_reason": "length"}
-    server = serve(lambda body, number: (200, json.dumps({"choices": [choice]}).encode()))
-    query = env_wrapper.Query(0, 0, [{"role": "user", "content": "?"}], {0: "a", 1: "b"}, (0, 0, 0, 1))
-    ChatPlayer(server.url, "m", 1.0, 4, 0).act([query] * 16)
-    [told] = caplog.messages
-    assert "an answer that was cut off" in told
-    assert "(finish_reason: length); a model that thinks first needs more than ppo.max_new_tokens (4)" in told
+    server = serve(lambda body, number: (200, of_content(content, finish_reason="length")))
+    actions = ChatPlayer(server.url, "m", 1.0, 4, 0).act([QUERY] * 16)
+    assert not any(action.error for action in actions)
+    [line] = caplog.messages
+    assert line.endswith(f"{told} a model that thinks first needs more than ppo.max_new_tokens (4)")
 
 
-@pytest.mark.parametrize(
-    "choice",
-    [
-        {"message": {"content": "1"}, "finish_reason": "abort"},
-        {"message": {"content": ""}, "finish_reason": "error"},
-        *({"message": {"content": odd}, "finish_reason": "stop"} for odd in ({}, [], False, 0)),
-    ],
-)
-def test_an_answer_that_the_server_broke_off_is_asked_for_again_not_counted(serve, choice):
-    broken = json.dumps({"choices": [choice]}).encode()
+@pytest.mark.parametrize(("content", "reason"), [
+    ("1", "abort"), ("", "error"), *((odd, "stop") for odd in ({}, [], False, 0)),
+])  # fmt: skip
+def test_an_answer_that_the_server_broke_off_is_asked_for_again_not_counted(serve, content, reason):
+    broken = of_content(content, finish_reason=reason)
     server = serve(lambda body, number: (200, broken) if number % 4 else (200, "0"))
-    query = env_wrapper.Query(0, 0, [{"role": "user", "content": "?"}], {0: "a", 1: "b"}, (0, 0, 0, 1))
     player = ChatPlayer(server.url, "m", 1.0, 4, 0)
-    assert "not the answer of an OpenAI-compatible server" in player.act([query])[0].error
-    assert player.act([query])[0].text == "0"
+    assert "not the answer of an OpenAI-compatible server" in player.act([QUERY])[0].error
+    assert player.act([QUERY])[0].text == "0"
     assert len({request["seed"] for request in server.requests}) == 3  # one and the same may be broken off for ever
 
 
 def test_a_server_that_is_asked_too_often_is_waited_for_and_that_is_told(serve, caplog, monkeypatch):
     """Limits are often per minute; half a minute of attempts ended the evaluation."""
     server = serve(lambda body, number: (429, "slow down") if number < 30 else (200, "1"))
-    query = env_wrapper.Query(0, 0, [{"role": "user", "content": "?"}], {0: "a", 1: "b"}, (0, 0, 0, 1))
     player = ChatPlayer(server.url, "m", 1.0, 4, 0)
-    assert player.act([query])[0].text == "1"
+    assert player.act([QUERY])[0].text == "1"
     assert [line.partition(": ")[2] for line in caplog.messages] == ["HTTP 429; it is asked again for up to 300 s"]
     monkeypatch.setattr(players, "LIMIT_SECONDS", 0.2)
     server.answer = lambda body, number: (429, "slow down")
     with pytest.raises(players.ProgramError, match=r"HTTP 429: slow down|no answer within"):
-        player.act([query])
+        player.act([QUERY])
 
 
 def test_a_server_that_writes_slowly_is_waited_for_and_that_is_told_once(serve, caplog, monkeypatch):
@@ -1490,13 +1474,13 @@ def test_a_server_that_writes_slowly_is_waited_for_and_that_is_told_once(serve, 
             time.sleep(0.15)
         return 200, "1"
 
-    server, query = serve(answer), env_wrapper.Query(0, 0, [{"role": "user", "content": "?"}], {1: "b"}, (0, 0, 0, 1))
-    assert [action.text for action in ChatPlayer(server.url, "m", 1.0, 4, 0).act([query] * 5)] == ["1"] * 5
+    server = serve(answer)
+    assert [action.text for action in ChatPlayer(server.url, "m", 1.0, 4, 0).act([QUERY] * 5)] == ["1"] * 5
     assert len(server.requests) == 5
     assert [line.partition(": ")[2] for line in caplog.messages] == [
         "no answer for 0.2 s; an answer is waited for up to 1800 s"
     ]
-    ChatPlayer(serve(lambda body, number: (200, "1")).url, "m", 1.0, 4, 0).act([query])
+    ChatPlayer(serve(lambda body, number: (200, "1")).url, "m", 1.0, 4, 0).act([QUERY])
     time.sleep(0.3)
     assert len(caplog.messages) == 1
 
@@ -1505,8 +1489,7 @@ def test_a_server_that_writes_slowly_is_waited_for_and_that_is_told_once(serve, 
 @pytest.mark.parametrize("failures", [2, 3])
 def test_a_server_that_stumbles_is_asked_again_and_that_is_told_once_if_it_lasts(serve, status, failures, caplog):
     server = serve(lambda body, number: (status, "busy") if number <= failures else (200, "1"))
-    query = env_wrapper.Query(0, 0, [{"role": "user", "content": "?"}], {0: "a", 1: "b"}, (0, 0, 0, 1))
-    assert ChatPlayer(server.url, "m", 1.0, 4, 0).act([query])[0].text == "1"
+    assert ChatPlayer(server.url, "m", 1.0, 4, 0).act([QUERY])[0].text == "1"
     assert len(server.requests) == failures + 1
     told = [f"{server.url}/chat/completions: HTTP {status}; it is asked again for "] * (failures == 3)
     assert [line.partition("for ")[0] + "for " for line in caplog.messages] == told
@@ -1610,18 +1593,15 @@ def test_an_odd_answer_of_a_server_is_asked_for_again_and_costs_its_game_alone(s
     assert kuhn["episodes"] >= 18
 
 
-def of_content(content, **more):
-    return json.dumps({"choices": [{"message": {"content": content}, **more}]}).encode()
-
-
 def test_an_answer_without_end_is_read_as_far_as_it_is_kept(serve, monkeypatch, caplog):
     """It was taken for no answer, and its game for one that failed: those that a model rambles in were left out."""
     monkeypatch.setattr(players, "MAX_CHARACTERS", 9)
-    server = serve(lambda body, number: (200, of_content("1 or maybe not")))
-    query = env_wrapper.Query(0, 0, [{"role": "user", "content": "?"}], {0: "a", 1: "b"}, (0, 0, 0, 1))
-    [action] = ChatPlayer(server.url, "m", 1.0, None, 0).act([query])
-    assert (action.text, action.error) == ("1 or mayb", "")
-    assert "(finish_reason: 9 characters)" in caplog.text
+    for content, told in (("1 or mayb", ""), ("1 or maybe not", "(finish_reason: 9 characters)")):
+        server = serve(lambda body, number, content=content: (200, of_content(content)))
+        [action] = ChatPlayer(server.url, "m", 1.0, None, 0).act([QUERY])
+        assert (action.text, action.error) == ("1 or mayb", "")
+        assert told in caplog.text
+        assert bool(told) == bool(caplog.text)
 
 
 def test_half_a_character_is_no_end_of_an_evaluation(serve, tmp_path):
@@ -1641,8 +1621,7 @@ def test_half_a_character_is_no_end_of_an_evaluation(serve, tmp_path):
 def test_a_failure_in_an_answer_of_status_200_is_waited_for(serve, error, monkeypatch):
     server = serve(lambda body, number: (200, json.dumps({"error": error}).encode() if number < 5 else b"")
                    if number < 5 else (200, "1"))  # fmt: skip
-    query = env_wrapper.Query(0, 0, [{"role": "user", "content": "?"}], {0: "a", 1: "b"}, (0, 0, 0, 1))
-    [action] = ChatPlayer(server.url, "m", 1.0, 4, 0).act([query])
+    [action] = ChatPlayer(server.url, "m", 1.0, 4, 0).act([QUERY])
     assert (action.text, action.error) == ("1", "")
 
 
@@ -1885,8 +1864,6 @@ def test_an_opponent_of_stages_is_refused_in_a_file_too(tmp_path, capsys):
 
 
 def test_a_damaged_checkpoint_or_a_folder_that_is_none_is_refused(run, checkpoint, tmp_path, capsys):
-    import shutil
-
     copy = tmp_path / "copy" / "checkpoint-000006"
     shutil.copytree(checkpoint, copy)
     (copy / "adapter_model.safetensors").write_bytes(b"broken")
@@ -2122,12 +2099,3 @@ def test_best_responses_are_to_those_who_win_what_another_loses(run, capsys, mon
     monkeypatch.setattr(players, "load_policy", lambda config: pytest.fail("weights were loaded"))
     assert evaluate.main(command("--checkpoint", str(run), "--exploit", "1", games=[game])) == 2
     assert re.search(f"error: --exploit: {game}(#\\*)? is not for two opposed players", capsys.readouterr().err)
-
-
-def test_an_answer_longer_than_any_is_cut(monkeypatch):
-    player, query = ChatPlayer("http://127.0.0.1:1", "a model", 1.0, 8, 0), env_wrapper.Query(0, 0, [], {}, (0,))
-    for length in (players.MAX_CHARACTERS, players.MAX_CHARACTERS + 1):
-        body = json.dumps({"choices": [{"message": {"content": "3" * length}}]})
-        monkeypatch.setattr(player._client, "call", lambda *_, body=body: (200, body))
-        action = player._answer(query)
-        assert (len(action.text), action.error) == (players.MAX_CHARACTERS, "")

@@ -620,17 +620,13 @@ def test_what_games_have_read_takes_no_room_while_weights_are_merged(tmp_path, m
         merge.write_merged(policy, tmp_path, tmp_path / "out", "float32")
 
 
-def test_a_card_holds_no_folder_of_programs(tmp_path):
+def test_a_card_holds_no_addresses_and_no_folders(tmp_path):
     config = micro_config(tmp_path)
     config.env = replace(config.env, trace={"source": str(tmp_path), "partial_credit": True})
-    assert publish.public_config(config)["env"]["trace"] == {"source": tmp_path.name, "partial_credit": True}
-
-
-def test_a_card_holds_no_addresses_and_no_folder_of_games(tmp_path):
-    config = micro_config(tmp_path)
-    private = dict.fromkeys(("env_url", "env_image", "vllm_base_url", "games_path"), "canary")
-    vars(config.env).update(private)
-    assert "canary" not in json.dumps(publish.public_config(config))
+    vars(config.env).update(dict.fromkeys(("env_url", "env_image", "vllm_base_url", "games_path"), "canary"))
+    shown = publish.public_config(config)
+    assert "canary" not in json.dumps(shown)
+    assert shown["env"]["trace"] == {"source": tmp_path.name, "partial_credit": True}
 
 
 @pytest.mark.parametrize(("mean", "passes"), [(0.19, True), (0.21, False)])
@@ -915,11 +911,6 @@ def test_a_summary_without_games_and_a_card_in_another_encoding(run_plain, tmp_p
     assert "README.md: is not UTF-8 text: " in capsys.readouterr().err.splitlines()[-1]
 
 
-def test_another_merge_in_the_folder_is_kept(run_plain, merged_4bit, capsys):
-    assert merge_in(merged_4bit, run_plain) == 2
-    assert "holds another merge" in capsys.readouterr().err
-
-
 def test_a_base_of_the_repository_is_no_name_on_the_hub_from_elsewhere(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("policy.model.ROOT", tmp_path / "house")
@@ -927,22 +918,6 @@ def test_a_base_of_the_repository_is_no_name_on_the_hub_from_elsewhere(tmp_path,
     monkeypatch.setattr(publish, "hf_hub_download", lambda *_, **__: pytest.fail("asked the Hub"))
     assert publish.public_name("models/mine") == "mine"
     assert publish.licence_of("models/mine") is None
-
-
-@pytest.mark.parametrize("spoil", [
-    lambda folder: (folder / "config.json").unlink(),
-    lambda folder: (folder / "config.json").write_text((folder / "config.json").read_text().replace("{", "{ ", 1)),
-    lambda folder: (folder / "tokenizer.json").write_text("{}"),
-    lambda folder: shutil.copy(folder / "model.safetensors", folder / "model-2.safetensors"),
-])  # fmt: skip
-def test_a_merge_is_whole_with_all_its_files_only(run_4bit, merged_4bit, tmp_path, capsys, spoil):
-    shutil.copytree(merged_4bit, tmp_path / "out")
-    (tmp_path / "out" / "notes.txt").write_text("mine")
-    (tmp_path / "out" / ".cache").mkdir()
-    assert merge_in(tmp_path / "out", run_4bit) == 0
-    spoil(tmp_path / "out")
-    assert merge_in(tmp_path / "out", run_4bit) == 2
-    assert "holds another merge, or this one with other files" in capsys.readouterr().err
 
 
 def cut(folder):
@@ -958,22 +933,29 @@ def without(key):
     return damage
 
 
+OTHERS = "holds another merge, or this one with other files than it wrote"
 DAMAGE = {
-    "cut": cut, "gone": lambda folder: (folder / "model.safetensors").unlink(), "no proof": without("proof"),
-    "no object": lambda folder: (folder / merge.REPORT).write_text("[]"),
+    "cut": (cut, OTHERS), "gone": (lambda folder: (folder / "model.safetensors").unlink(), OTHERS),
+    "no proof": (without("proof"), OTHERS),
+    "no object": (lambda folder: (folder / merge.REPORT).write_text("[]"), "its merge_report.json is damaged"),
+    "no configuration": (lambda folder: (folder / "config.json").unlink(), OTHERS),
+    "a space": (lambda folder: (folder / "config.json").write_text(f" {(folder / 'config.json').read_text()}"), OTHERS),
+    "another tokenizer": (lambda folder: (folder / "tokenizer.json").write_text("{}"), OTHERS),
+    "more": (lambda folder: shutil.copy(folder / "model.safetensors", folder / "model-2.safetensors"), OTHERS),
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE)
-def test_a_merge_that_has_changed_since_is_not_passed(run_4bit, merged_4bit, tmp_path, capsys, damage):
+@pytest.mark.parametrize(("damage", "told"), DAMAGE.values(), ids=DAMAGE)
+def test_a_merge_that_has_changed_since_is_not_passed(run_4bit, merged_4bit, tmp_path, capsys, damage, told):
     shutil.copytree(merged_4bit, tmp_path / "out")
+    (tmp_path / "out" / "notes.txt").write_text("mine")
+    (tmp_path / "out" / ".cache").mkdir()
     assert merge_in(tmp_path / "out", run_4bit) == 0
     assert "holds this merge already" in capsys.readouterr().out
     damage(tmp_path / "out")
     assert merge_in(tmp_path / "out", run_4bit) == 2
     [line] = capsys.readouterr().err.splitlines()
-    assert line.startswith(f"error: --output {tmp_path / 'out'}: ")
-    assert "choose another directory or delete this one" in line
+    assert line == f"error: --output {tmp_path / 'out'}: {told}; choose another directory or delete this one"
 
 
 @pytest.mark.parametrize("name", ["checkpoint-000006", "final"])

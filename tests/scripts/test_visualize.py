@@ -145,6 +145,13 @@ def embedded(page):
     return json.loads(text.split('id="data">')[1].split("</script>")[0])
 
 
+def drawn_on_the_page(run, episodes):
+    """What the page's script draws of a run with these episodes: [element, markup], in order."""
+    (run / "episodes.jsonl").write_text("".join(json.dumps(row) + "\n" for row in episodes))
+    page = visualize.write_report([visualize.load_run(run)], run / "report.html")
+    return json.loads(subprocess.run(["node", STUB, page], capture_output=True, text=True, check=True).stdout)
+
+
 def png_size(path):
     head = path.read_bytes()[:24]
     assert head[:8] == b"\x89PNG\r\n\x1a\n"
@@ -181,10 +188,7 @@ def test_words_are_not_drawn_as_a_position(tmp_path):
     row = {"step": 1, "game": "kuhn_poker", "task_id": 0, "outcome": "failed", "history": None, "turns": []}
     turn = {"seat": 0, "user": "Your card: King", "answer": "0", "action": 0, "legal": {"0": "a"}, "probs": {}}
     rows = [row, row | {"turns": [turn]}, row | {"turns": [turn | {"state": "0 1 pb"}]}]
-    (run / "episodes.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    page = visualize.write_report([visualize.load_run(run)], tmp_path / "report.html")
-    said = subprocess.run(["node", STUB, page], capture_output=True, text=True, check=True).stdout
-    boards = [*dict.fromkeys(markup for element, markup in json.loads(said) if element == "board")]
+    boards = [*dict.fromkeys(markup for element, markup in drawn_on_the_page(run, rows) if element == "board")]
     assert len(boards) == 3
     assert boards[:2] == ["<pre>Nothing was asked: the game failed.</pre>", "<pre>Your card: King</pre>"]
     assert all("cards" in board for board in boards[2:])
@@ -656,9 +660,7 @@ def test_turns_that_the_model_no_longer_read_are_told_from_those_it_did(tmp_path
     turn = {"seat": 0, "answer": "0", "action": 0, "legal": {"0": "a"}, "probs": {}}
     turns = [turn | {"user": f"question {i}"} | ({} if past is None else {"past": min(i, past)}) for i in range(3)]
     row = {"step": 1, "game": "trace", "task_id": 0, "outcome": "finished", "history": None, "turns": turns}
-    (run / "episodes.jsonl").write_text(json.dumps(row) + "\n")
-    page = visualize.write_report([visualize.load_run(run)], tmp_path / "report.html")
-    said = json.loads(subprocess.run(["node", STUB, page], capture_output=True, text=True, check=True).stdout)
+    said = drawn_on_the_page(run, [row])
     last = next(m for element, m in reversed(said) if element == "conversation" and "question 2" in m)
     before = last.partition("no longer shown to the model")[0] if "no longer shown" in last else ""
     assert [f"question {i}" in before for i in range(3)] == [i < shown_of_old for i in range(3)]
@@ -673,9 +675,7 @@ def test_the_page_tells_each_number_and_move_as_what_it_is(tmp_path):
     row = {"step": 1, "game": "tic_tac_toe", "task_id": games.NAMES.index("tic_tac_toe") * games.CONFIGS_PER_GAME,
            "opponent": "mcts:5x1", "score": 1.0, "outcome": "finished", "seat": 1, "returns": [-1, 1],
            "history": [[0, 0], [1, 4]], "turns": [turn]}  # fmt: skip
-    (run / "episodes.jsonl").write_text(json.dumps(row) + "\n")
-    page = visualize.write_report([visualize.load_run(run)], tmp_path / "report.html")
-    said = json.loads(subprocess.run(["node", STUB, page], capture_output=True, text=True, check=True).stdout)
+    said = drawn_on_the_page(run, [row])
     told = {name: " ".join(re.sub("<[^>]*>", " ", text).split()) for name, text in said if text.strip()}
     assert told["moves"] == "mcts:5x1 (0) x(0,0) model (1) o(1,1) end"
     assert told["outcome"] == "won · returns -1 / 1 · the model is Player 1"
@@ -696,10 +696,7 @@ def test_a_prompt_that_left_no_room_is_no_illegal_answer(tmp_path):
         (turn | {"truncated": True}, "left no room", "not a legal"), (turn, "not a legal", "left no room"),
         (program | {"truncated": True}, "left no room", "not a legal"), (program, ">7<", "not a legal"),
     ):  # fmt: skip
-        rows = [row | {"turns": [answered]}]
-        (run / "episodes.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-        page = visualize.write_report([visualize.load_run(run)], tmp_path / "report.html")
-        said = subprocess.run(["node", STUB, page], capture_output=True, text=True, check=True).stdout
+        said = "".join(markup for _, markup in drawn_on_the_page(run, [row | {"turns": [answered]}]))
         assert told in said
         assert not_told not in said
 
@@ -1223,11 +1220,8 @@ def test_only_bids_are_drawn_as_bids(tmp_path, game, state, bids):
     turn = {"seat": 0, "user": "", "answer": "0", "action": 0, "value": 0.0, "legal": {"0": "a"}, "probs": {"0": 1.0}}
     row = {"step": 1, "game": game, "task_id": 0, "seed": 0, "opponent": "random", "score": 1.0, "outcome": "finished",
            "seat": 0, "returns": [1, -1], "turns": [turn | {"system": "", "state": state}]}  # fmt: skip
-    (run / "episodes.jsonl").write_text(json.dumps(row) + "\n")
-    page = visualize.write_report([visualize.load_run(run)], tmp_path / "report.html")
-    said = subprocess.run(["node", STUB, page], capture_output=True, text=True, check=True).stdout
     spans = re.compile(r'<span class="text">(.*?)</span>')
-    [drawn] = {text for _, markup in json.loads(said) for text in spans.findall(markup)}
+    [drawn] = {text for _, markup in drawn_on_the_page(run, [row]) for text in spans.findall(markup)}
     assert drawn == bids
 
 
