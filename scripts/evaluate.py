@@ -407,8 +407,6 @@ def _check_how(parser: argparse.ArgumentParser, args: argparse.Namespace) -> Non
         parser.error("--exploit: responses learn against sampled play, and are measured against it; leave out --greedy")
     if args.base_url and not is_address(args.base_url):  # it would be taken for a player's name
         parser.error(f"--base-url: {NO_ADDRESS}")
-    if args.base_url and not args.model:
-        parser.error("--base-url: --model must name the model that the server is to be asked for")
 
 
 def _check_files(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:

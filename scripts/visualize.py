@@ -173,8 +173,7 @@ def _opponent_shares(rows: list[dict[str, Any]]) -> None:
                 mix["past" if name.startswith("past:") else name] += n  # there may be a hundred past selves
     for mix in mixes:
         games.update(mix)
-    most = {name for name, _ in games.most_common(MAX_LINES)}
-    names = [name for name in games if name in most]
+    names = [name for name, _ in games.most_common(MAX_LINES)]
     for row, mix in zip(rows, mixes, strict=True):
         if mix and len(names) > 1:
             row |= {f"opponent/{name}": mix.get(name, 0) / sum(mix.values()) for name in names}

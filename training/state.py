@@ -39,8 +39,7 @@ from utils import CheckpointError, latest_checkpoint, load_checkpoint, redact
 
 log = logging.getLogger(__name__)
 
-# Knobs of ``env`` and ``ppo`` that change how the model is prompted, in evaluations too. A user's games have a digest.
-PLAY = {  # section -> keys: with others the same weights are another player, or play another game
+PLAY = {  # section -> keys: with others the same weights are another player, or play another game; games have a digest
     "env": [key for key in PLAYED_BY if key != "games_path"] + ["env_mode"],
     "ppo": ["temperature", "max_seq_length", "max_new_tokens"],
     "model": ["use_4bit", "use_nested_quant", "dtype"],

@@ -1,6 +1,5 @@
 """Broken configurations at the command line: exit code 2 and one line that names what, where and what is allowed."""
 
-import fcntl
 import json
 import logging
 import os
@@ -166,11 +165,6 @@ def test_adapter_that_is_not_there(refused, tmp_path):
     assert line == f"model.adapter: there is no folder {tmp_path / 'nope'}; if it was moved: --set model.adapter=FOLDER"
 
 
-def test_prompts_that_cannot_fit(refused, tmp_path):
-    file = micro_file(tmp_path, ppo={"max_seq_length": 64}, env={"prompt": "full"})
-    assert refused("--config", file, "--dry-run").startswith("ppo.max_seq_length = 64: the first prompt and answer of ")
-
-
 def test_nothing_to_resume(refused, tmp_path, capsys):
     (tmp_path / "run").mkdir()
     line = refused("--config", micro_file(tmp_path), "--output-dir", tmp_path / "run", "--resume")
@@ -195,22 +189,6 @@ def test_run_that_would_be_overwritten(refused, tmp_path):
     (tmp_path / "run" / "checkpoint-000001").mkdir(parents=True)
     line = refused("--config", micro_file(tmp_path), "--output-dir", tmp_path / "run")
     assert line.startswith(f"run.output_dir: {tmp_path / 'run'} holds checkpoints; --resume goes on")
-
-
-def test_folder_that_cannot_be_written(refused, tmp_path):
-    (tmp_path / "file").touch()
-    line = refused("--config", micro_file(tmp_path), "--output-dir", tmp_path / "file" / "run")
-    assert line == f"{tmp_path / 'file' / 'run'}: cannot be written: Not a directory"
-
-
-def test_folder_in_use(refused, tmp_path):
-    (tmp_path / "run").mkdir()
-    with (tmp_path / "run" / ".lock").open("w") as lock:
-        lock.write("1234")
-        lock.flush()
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        line = refused("--config", micro_file(tmp_path), "--output-dir", tmp_path / "run")
-    assert line == f"{tmp_path / 'run'}: in use by another run (process 1234)"
 
 
 def cpu_seconds(*command):

@@ -149,12 +149,7 @@ def loss_reference(columns, weight, ppo):
 
 
 COLUMNS = st.integers(1, 8).flatmap(lambda n: arrays(np.float64, (7, n), elements=st.floats(-1, 1)))
-CLIPS = st.builds(
-    PPOConfig,
-    cliprange=st.floats(0.05, 0.5),
-    vf_coef=st.floats(0, 1),
-    entropy_coef=st.floats(0, 0.5),
-)
+CLIPS = st.builds(PPOConfig, cliprange=st.floats(0.05, 0.5), vf_coef=st.floats(0, 1), entropy_coef=st.floats(0, 0.5))
 
 
 @given(COLUMNS, CLIPS, st.data())

@@ -176,10 +176,7 @@ def test_curves_are_drawn_of_the_finished_run_and_the_time_it_took(tmp_path, dra
     monkeypatch.setattr(drawing, "run", run)
     assert train(tmp_path, "--set", "ppo.num_train_steps=1") == 0
     [command] = drawing.commands
-    assert [*map(str, command[1:])] == [
-        str(ROOT / "scripts" / "visualize.py"),
-        f"--run={tmp_path / 'run'}",
-    ]
+    assert [*map(str, command[1:])] == [str(ROOT / "scripts" / "visualize.py"), f"--run={tmp_path / 'run'}"]
     shown = capsys.readouterr().out
     assert "mean share of the best-response ceiling" in shown
     assert str(tmp_path / "run" / "checkpoint-000001") in shown
