@@ -80,15 +80,29 @@ MUTANTS = {
                ".get(min(self.episode.sequences), self.episode.score)"),
     ],
     BATCH + "a_score_is_mapped_to_minus_one_to_one_and_paid_after_the_last_decision": [
-        Mutant("reward after the first decision", TRAIN,
-               "rewards_M[last_S[~cut_S]] +=", "rewards_M[(last_S - lengths_S + 1)[~cut_S]] +="),
+        Mutant("reward after the first decision", STEP, "paid[-1] +=", "paid[-decisions] +="),
     ],
     BATCH + "in_a_batch_the_moments_are_kept_apart_by_seat_and_the_reported_reward_is_the_games": [
         Mutant("rewards of both seats mixed", STEP,
                'return f"{self.episode.game}/{self.seat}"', 'return f"{self.episode.game}"'),
     ],
+    BATCH + "an_opponents_lucky_moves_are_taken_off_where_they_happen_and_a_positions_worth_is_the_baseline": [
+        Mutant("luck: rewarded", STEP, "[-x / scale for x in luck]", "[x / scale for x in luck]"),
+        Mutant("luck: the critic stays the baseline", TRAIN,
+               "torch.where(worth_M.isnan(), advantages_M, returns_M - worth_M)", "advantages_M"),
+    ],
+    BATCH + "luck_between_two_decisions_is_taken_off_after_the_first_and_discounted_as_it_is": [
+        Mutant("luck: that of later decisions twice", STEP, "sum(found[0][start:end])", "sum(found[0][start:])"),
+    ],
+    BATCH + "what_is_known_is_standardised_as_the_rewards_are": [
+        Mutant("luck: not standardised", STEP, "[-x / scale for x in luck]", "[-x for x in luck]"),
+        Mutant("luck: another scale of baselines", STEP, "[(x - mean) / scale for x", "[x - mean for x"),
+    ],
+    "tests/envs/test_exact.py::test_answers_are_worth_as_much_beside_each_other_less_luck": [
+        Mutant("luck: one's own moves", "envs/exact.py", "[] if state.current_player() == seat else legal", "legal"),
+    ],
     BATCH + "the_kl_penalty_is_paid_decision_by_decision": [
-        Mutant("KL penalty: rewarded", TRAIN, "rewards_M = -kl_coef * kl_M", "rewards_M = kl_coef * kl_M"),
+        Mutant("KL penalty: rewarded", TRAIN, "rewards_M - kl_coef * kl_M", "rewards_M + kl_coef * kl_M"),
     ],
     PPO + "adaptive_kl_by_hand": [
         Mutant("KL penalty: adapted backwards", STEP, "kl / ppo.target - 1", "1 - kl / ppo.target"),
@@ -297,8 +311,7 @@ MUTANTS = {
                "> max(MAX_FAILED_SHARE * games, games > 1)", "> games"),
     ],
     FAULTS + "games_that_do_not_fit_are_counted_and_the_run_goes_on": [
-        Mutant("games that were cut off must have scores", TRAIN,
-               "[row for row in rows if not row.cut]", "rows"),
+        Mutant("games that were cut off must have scores", STEP, "[row for row in rows if not row.cut]", "rows"),
     ],
     FAULTS + "training_does_not_need_wandb": [
         Mutant("wandb ends the run", LOGGERS, "        except Exception as exc:", "        except KeyError as exc:"),

@@ -179,63 +179,81 @@ def test_explained_variance_by_hand_over_what_is_trained(values, expected):
 # ------------------------------------------------------------------------------------------ rewards of a game and seat
 
 
-KUHN_POKER = NAMES.index("kuhn_poker") * CONFIGS_PER_GAME
+KUHN_POKER, TIC_TAC_TOE = (NAMES.index(name) * CONFIGS_PER_GAME for name in ("kuhn_poker", "tic_tac_toe"))
 
 
-def kuhn_game(cards, moves, score, opponent="random", decisions=1):
-    """Seat 0's game of kuhn_poker against random play; 0 is to pass, 1 to bet."""
-    history = [[-1, card] for card in cards] + [[n % 2, move] for n, move in enumerate(moves)]
+def known_game(history, score, task_id=KUHN_POKER, opponent="random"):
+    """Seat 0's game against random play, whose history is known."""
+    decisions = [Decision(value=0.5, ply=ply) for ply, (player, _) in enumerate(history) if player == 0]
     info = {"scores": {0: score}, "seat": 0, "history": history}
-    sequences = {0: [Sequence([1], [Decision(value=0.5, ply=2 + 2 * n) for n in range(decisions)])]}
-    return Episode(Task(KUHN_POKER, 0, opponent), "kuhn_poker", score, "finished", sequences, info)
+    name = NAMES[task_id // CONFIGS_PER_GAME]
+    return Episode(Task(task_id, 0, opponent), name, score, "finished", {0: [Sequence([1], decisions)]}, info)
+
+
+def kuhn_games(**others):
+    """In chips, by card: a king bets and is called (+2) or not (+1), a jack and a queen bet against a king (-2, +1)."""
+    cards, scores = ((2, 1), (2, 1), (0, 2), (1, 2)), (1.0, 0.75, 0.0, 0.75)
+    return [known_game([[-1, mine], [-1, other], [0, 1], [1, int(score in (0, 1))]], score, **others)
+            for (mine, other), score in zip(cards, scores, strict=True)]  # fmt: skip
 
 
 def test_an_opponents_lucky_moves_are_taken_off_where_they_happen_and_a_positions_worth_is_the_baseline():
-    """In chips: a king bets and is called (+2) or not (+1), 1.5 in the mean; a jack bets against a king (-2 or +1)."""
-    games = [kuhn_game((2, 1), (1, 1), 1.0), kuhn_game((2, 1), (1, 0), 0.75), kuhn_game((0, 2), (1, 1), 0.0)]
+    """A bet of a king brings 1.5 chips in the mean, any other one here -0.5."""
+    games = kuhn_games()
     batch = gathered(games)
-    assert batch.returns_M.tolist() == pytest.approx([1.5 / 2, 1.5 / 2, -0.5 / 2])
-    assert batch.reward_mean == pytest.approx((1 + 0.5 - 1) / 3), "of what was scored"
-    king, jack = (2 * luck(game)[1][2] - 1 for game in (games[0], games[2]))
+    means = torch.tensor([1.5, 1.5, -0.5, -0.5]) / 2
+    torch.testing.assert_close(batch.returns_M, means)
+    assert batch.reward_mean == pytest.approx((1 + 0.5 - 1 + 0.5) / 4), "of what was scored"
+    worth = torch.tensor([2 * luck(game)[1][2] - 1 for game in games])
     called_or_not = (
         0.75 * 2 - 0.25
     )  # it answers a bet with three calls in four; betting and waiting are as good for a king
-    assert 2 * king in [pytest.approx(bets * 1.5 + (1 - bets) * (1 + called_or_not) / 2) for bets in (0.25, 0.75)]
-    raw = torch.tensor([0.75 - king, 0.75 - king, -0.25 - jack])
-    torch.testing.assert_close(batch.advantages_M, whiten(raw))
+    assert 2 * worth[0] in [pytest.approx(bets * 1.5 + (1 - bets) * (1 + called_or_not) / 2) for bets in (0.25, 0.75)]
+    assert len({*worth.tolist()}) == 3
+    torch.testing.assert_close(batch.advantages_M, whiten(means - worth))
 
 
 def test_luck_between_two_decisions_is_taken_off_after_the_first_and_discounted_as_it_is():
-    """Seat 0 passes with a king, and the other one bets: the pot is larger than in the mean, and then is won."""
-    game = kuhn_game((2, 0), (0, 1, 1), 1.0, decisions=2)
+    """In kuhn_poker seat 0 passes with a king, and the other one bets: the pot is larger than in the mean."""
+    game = known_game([[-1, 2], [-1, 0], [0, 0], [1, 1], [0, 1]], 1.0)
     bet = 2 * luck(game)[0][3]
     assert bet == pytest.approx(((0.75 * 2 - 0.25) - 1) / 2 / 2), "half the difference to no bet, in units of 2 chips"
     assert gathered([game]).returns_M.tolist() == pytest.approx([1 - bet, 1])
-    assert gathered([game], gamma=0.5).returns_M.tolist() == pytest.approx([0.5 - bet, 1])
+    board = known_game([[0, 4], [1, 1], [0, 0], [1, 2], [0, 8]], 1.0, TIC_TAC_TOE)  # seat 1 lets the diagonal be
+    first, second = (2 * luck(board)[0][ply] for ply in (1, 3))
+    assert min(first, second) > 0.005
+    assert gathered([board]).returns_M.tolist() == pytest.approx([1 - second - first, 1 - second, 1])
+    assert gathered([board], gamma=0.5).returns_M.tolist() == pytest.approx(
+        [0.25 - second / 2 - first, 0.5 - second, 1]
+    )
 
 
 @pytest.mark.parametrize(
     "knobs", [{"less_luck": False}, {"opponent": "self"}, {"opponent": "mcts:10x1"}, {"told": False}]
 )
 def test_luck_that_is_not_known_or_not_wanted_stays_and_the_critic_is_the_baseline(knobs):
-    """A server that tells no history, an opponent whose odds are not known."""
-    told, opponent = knobs.pop("told", True), knobs.pop("opponent", "random")
-    games = [kuhn_game((2, 1), (1, 1), 1.0, opponent), kuhn_game((0, 1), (1, 0), 0.75, opponent)]
+    """An opponent whose odds are not known, a server that tells no history."""
+    told = knobs.pop("told", True)
+    games = kuhn_games(opponent=knobs.pop("opponent", "random"))
     for game in games:
         game.info["history"] *= told
     batch = gathered(games, **knobs)
-    assert batch.returns_M.tolist() == [1, 0.5]
-    torch.testing.assert_close(batch.advantages_M, whiten(torch.tensor([1 - 0.5, 0.5 - 0.5])))
+    assert batch.returns_M.tolist() == [1, 0.5, -1, 0.5]
+    torch.testing.assert_close(batch.advantages_M, whiten(batch.returns_M - 0.5))
 
 
 def test_what_is_known_is_standardised_as_the_rewards_are():
     moments = {"kuhn_poker/0": (100.0, 0.2, 0.25)}
-    games = [kuhn_game((2, 1), (1, 1), 1.0), kuhn_game((0, 2), (1, 1), 0.0)]
+    games = kuhn_games()
     batch = gathered(games, moments=moments)
     _, mean, variance = moments["kuhn_poker/0"]
-    assert batch.returns_M.tolist() == pytest.approx([(x - mean) / variance**0.5 for x in (0.75, -0.25)])
-    raw = torch.tensor([x - (2 * luck(game)[1][2] - 1) for x, game in zip((0.75, -0.25), games, strict=True)])
-    torch.testing.assert_close(batch.advantages_M, whiten(raw))
+    means, worth = torch.tensor([0.75, 0.75, -0.25, -0.25]), torch.tensor([2 * luck(game)[1][2] - 1 for game in games])
+    scaled_S, luck_S = (
+        (torch.tensor([1, 0.5, -1, 0.5]) - mean) / variance**0.5,
+        torch.tensor([0.25, -0.25, -0.75, 0.75]),
+    )
+    torch.testing.assert_close(batch.returns_M, scaled_S - luck_S / variance**0.5)
+    torch.testing.assert_close(batch.advantages_M, whiten(means - worth))
 
 
 def test_rewards_are_standardised_by_the_running_moments_of_their_game_and_seat():
