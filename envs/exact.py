@@ -174,7 +174,7 @@ def _look(pyspiel_game: SpielGame, seat: int) -> Callable[[tuple[int, ...]], tup
     """Return a function of the actions so far: the position's worth to ``seat``, and how others' moves change it."""
     worth_of = _worth_to(pyspiel_game, seat)
 
-    @lru_cache(maxsize=2**14)
+    @lru_cache(maxsize=2**12)
     def look(actions: tuple[int, ...]) -> tuple[float, dict[int, float]]:
         state = pyspiel_game.new_initial_state()
         for action in actions:
