@@ -109,16 +109,17 @@ def turn_gae(
     return advantages_ST, torch.where(mask_ST, advantages_ST + values_ST, 0.0)
 
 
-def whiten(x_M: Tensor, groups_M: Tensor | None = None) -> Tensor:
-    """Shift and scale to mean 0 and standard deviation 1 (population), per group; group -1 by the statistics of all."""
+def whiten(x_M: Tensor, groups_M: Tensor | None = None, noisy_M: Tensor | None = None) -> Tensor:
+    """Shift and scale to mean 0 and deviation 1 (population; that of ``noisy_M`` if larger), per group; -1: as all."""
     if not len(x_M):
         return x_M
     if x_M.std(correction=0) <= 1e-6 * x_M.abs().max().clamp(min=10):  # rounding errors must not be amplified
         return torch.zeros_like(x_M)
-    out_M = (x_M - x_M.mean()) / (x_M.std(correction=0) + 1e-8)
+    noisy_M = x_M if noisy_M is None else noisy_M
+    out_M = (x_M - x_M.mean()) / (torch.maximum(x_M.std(correction=0), noisy_M.std(correction=0)) + 1e-8)
     for group in [] if groups_M is None else groups_M.unique():
         if group >= 0:
-            out_M[groups_M == group] = whiten(x_M[groups_M == group])
+            out_M[groups_M == group] = whiten(x_M[groups_M == group], None, noisy_M[groups_M == group])
     return out_M
 
 
@@ -143,14 +144,15 @@ def collate(
     kl_M, pull_M = log_ratios(logprobs_M, sequences, policy, kl_coef, ppo.magnet_coef, ranks)
     lengths_S = torch.tensor([len(row.decisions) for row in rows])
     cut_S, last_S = torch.tensor([row.cut for row in rows]), lengths_S.cumsum(0) - 1
-    rewards_M, worth_M, reward_mean = rewards(rows, moments, ppo.less_luck)
-    trained_M = torch.ones_like(kl_M, dtype=torch.bool)
-    trained_M[last_S[cut_S]] = False
+    rewards_M, luck_M, worth_M, reward_mean = rewards(rows, moments, ppo.less_luck)
+    rewards_M -= kl_coef * kl_M
+    trained_M = torch.ones_like(kl_M, dtype=torch.bool).index_fill(0, last_S[cut_S], False)
     bootstrap_S = torch.where(cut_S, values_M[last_S], 0.0)
-    advantages_M, returns_M = advantages(rewards_M - kl_coef * kl_M, values_M, trained_M, lengths_S, bootstrap_S, ppo)
+    lucky_M, _ = advantages(rewards_M, values_M, trained_M, lengths_S, bootstrap_S, ppo)
+    advantages_M, returns_M = advantages(rewards_M - luck_M, values_M, trained_M, lengths_S, bootstrap_S, ppo)
     advantages_M = torch.where(worth_M.isnan(), advantages_M, returns_M - worth_M)
     group_M = game_groups(rows).repeat_interleave(lengths_S)
-    advantages_M[trained_M] = whiten(advantages_M[trained_M], group_M[trained_M])
+    advantages_M[trained_M] = whiten(advantages_M[trained_M], group_M[trained_M], lucky_M[trained_M])
     advantages_M -= ppo.magnet_coef * pull_M  # magnetic mirror descent, with a magnet that moves
     return Batch(
         sequences=sequences,

@@ -227,26 +227,26 @@ def standardise(rewards_S: Tensor, keys: list[str], moments: Moments) -> Tensor:
     return out_S
 
 
-def rewards(rows: list[Trajectory], moments: Moments | None, less_luck: bool) -> tuple[Tensor, Tensor, float]:
-    """Rewards after each decision (M), baselines that are known of them (M, else NaN), and the mean score in [-1, 1].
+def rewards(rows: list[Trajectory], moments: Moments | None, less_luck: bool) -> tuple[Tensor, Tensor, Tensor, float]:
+    """Rewards after each decision, the luck in them, baselines that are known (M each), and the mean score in [-1, 1].
 
-    A seat is paid its score after its last decision, nothing if the game was cut off, and with ``less_luck`` after each
-    decision less what luck has brought since: that is 0 in the mean, whatever was answered, so returns keep their means
-    and lose variance. The baseline is what the position is worth to a player that is half a best response, in place of
-    the critic: it sees what is hidden, and need not be learnt. If ``moments`` are given, both are standardised by them.
+    A seat is paid its score after its last decision, nothing if the game was cut off. Luck is 0 in the mean, whatever
+    was answered: returns without it keep their means and lose variance. The baseline is what the position is worth to a
+    player that is half a best response: it sees what is hidden, and need not be learnt. Not known, or not wanted
+    (``less_luck``), they are 0 and NaN. If ``moments`` are given, all are standardised by them.
     """
     ended = [row for row in rows if not row.cut]
     scores_S = torch.tensor([row.reward for row in ended])
     scaled_S = scores_S if moments is None else standardise(scores_S, [row.key for row in ended], moments)
-    scores, paid, worth = iter(scaled_S.tolist()), list[float](), list[float]()
+    scores, paid, taken, worth = iter(scaled_S.tolist()), list[float](), list[float](), list[float]()
     for row in rows:
         _, mean, variance = (moments or {}).get(row.key, (0.0, 0.0, 1.0))
         scale, decisions = max(variance**0.5, LEAST_SCALE), len(row.decisions)
         luck, stakes = (row.luck if less_luck else None) or ([0.0] * decisions, [math.nan] * decisions)
-        paid += [-x / scale for x in luck]
-        paid[-1] += 0.0 if row.cut else next(scores)
+        paid += [0.0] * (decisions - 1) + [0.0 if row.cut else next(scores)]
+        taken += [x / scale for x in luck]
         worth += [(x - mean) / scale for x in stakes]
-    return torch.tensor(paid), torch.tensor(worth), float(scores_S.mean())
+    return torch.tensor(paid), torch.tensor(taken), torch.tensor(worth), float(scores_S.mean())
 
 
 def game_groups(rows: list[Trajectory]) -> Tensor:

@@ -64,9 +64,9 @@ MUTANTS = {
     ],
     BATCH + "advantages_are_whitened_per_game_without_what_is_not_trained": [
         Mutant("whitening: over all games", TRAIN,
-               "whiten(advantages_M[trained_M], group_M[trained_M])", "whiten(advantages_M[trained_M])"),
+               "whiten(advantages_M[trained_M], group_M[trained_M],", "whiten(advantages_M[trained_M], None,"),
         Mutant("whitening: none", TRAIN,
-               "whiten(advantages_M[trained_M], group_M[trained_M])", "advantages_M[trained_M]"),
+               "= whiten(advantages_M[trained_M],", "= (lambda x_M, *_: x_M)(advantages_M[trained_M],"),
     ],
     BATCH + "an_end_is_final_but_a_cut_off_game_is_worth_what_was_expected": [
         Mutant("bootstrap through termination", TRAIN,
@@ -80,14 +80,17 @@ MUTANTS = {
                ".get(min(self.episode.sequences), self.episode.score)"),
     ],
     BATCH + "a_score_is_mapped_to_minus_one_to_one_and_paid_after_the_last_decision": [
-        Mutant("reward after the first decision", STEP, "paid[-1] +=", "paid[-decisions] +="),
+        Mutant("reward after the first decision", STEP,
+               "[0.0] * (decisions - 1) + [0.0 if row.cut else next(scores)]",
+               "[0.0 if row.cut else next(scores)] + [0.0] * (decisions - 1)"),
     ],
     BATCH + "in_a_batch_the_moments_are_kept_apart_by_seat_and_the_reported_reward_is_the_games": [
         Mutant("rewards of both seats mixed", STEP,
                'return f"{self.episode.game}/{self.seat}"', 'return f"{self.episode.game}"'),
     ],
     BATCH + "an_opponents_lucky_moves_are_taken_off_where_they_happen_and_a_positions_worth_is_the_baseline": [
-        Mutant("luck: rewarded", STEP, "[-x / scale for x in luck]", "[x / scale for x in luck]"),
+        Mutant("luck: rewarded", TRAIN, "rewards_M - luck_M", "rewards_M + luck_M"),
+        Mutant("luck: what is left is scaled up", TRAIN, ", lucky_M[trained_M])", ")"),
         Mutant("luck: the critic stays the baseline", TRAIN,
                "torch.where(worth_M.isnan(), advantages_M, returns_M - worth_M)", "advantages_M"),
     ],
@@ -95,14 +98,14 @@ MUTANTS = {
         Mutant("luck: that of later decisions twice", STEP, "sum(found[0][start:end])", "sum(found[0][start:])"),
     ],
     BATCH + "what_is_known_is_standardised_as_the_rewards_are": [
-        Mutant("luck: not standardised", STEP, "[-x / scale for x in luck]", "[-x for x in luck]"),
+        Mutant("luck: not standardised", STEP, "[x / scale for x in luck]", "[*luck]"),
         Mutant("luck: another scale of baselines", STEP, "[(x - mean) / scale for x", "[x - mean for x"),
     ],
     "tests/envs/test_exact.py::test_answers_are_worth_as_much_beside_each_other_less_luck": [
         Mutant("luck: one's own moves", "envs/exact.py", "[] if state.current_player() == seat else legal", "legal"),
     ],
     BATCH + "the_kl_penalty_is_paid_decision_by_decision": [
-        Mutant("KL penalty: rewarded", TRAIN, "rewards_M - kl_coef * kl_M", "rewards_M + kl_coef * kl_M"),
+        Mutant("KL penalty: rewarded", TRAIN, "rewards_M -= kl_coef * kl_M", "rewards_M += kl_coef * kl_M"),
     ],
     PPO + "adaptive_kl_by_hand": [
         Mutant("KL penalty: adapted backwards", STEP, "kl / ppo.target - 1", "1 - kl / ppo.target"),

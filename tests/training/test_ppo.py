@@ -103,6 +103,7 @@ def test_equal_values_whiten_to_zero():
             x = torch.full((count,), value)
             x[1::2] = torch.nextafter(x[1::2], torch.tensor(9.0))
             assert not whiten(x).any(), (count, value)
+    assert whiten(t64(1, 2, 4), None, t64(5, 5, 5)).tolist() == whiten(t64(1, 2, 4)).tolist(), "never scaled up by less"
     assert whiten(torch.zeros(0), torch.zeros(0)).tolist() == []
 
 

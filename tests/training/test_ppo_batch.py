@@ -210,7 +210,11 @@ def test_an_opponents_lucky_moves_are_taken_off_where_they_happen_and_a_position
     )  # it answers a bet with three calls in four; betting and waiting are as good for a king
     assert 2 * worth[0] in [pytest.approx(bets * 1.5 + (1 - bets) * (1 + called_or_not) / 2) for bets in (0.25, 0.75)]
     assert len({*worth.tolist()}) == 3
-    torch.testing.assert_close(batch.advantages_M, whiten(means - worth))
+    lucky = torch.tensor([1, 0.5, -1, 0.5]) - 0.5  # less the critic
+    assert lucky.std() > 2 * (means - worth).std()
+    torch.testing.assert_close(batch.advantages_M, whiten(means - worth, None, lucky))
+    kept = batch.advantages_M.std(correction=0) / whiten(lucky).std(correction=0)
+    assert kept == pytest.approx(float((means - worth).std() / lucky.std()), rel=1e-3), "noise is gone, not scaled up"
 
 
 def test_luck_between_two_decisions_is_taken_off_after_the_first_and_discounted_as_it_is():
@@ -253,7 +257,7 @@ def test_what_is_known_is_standardised_as_the_rewards_are():
         torch.tensor([0.25, -0.25, -0.75, 0.75]),
     )
     torch.testing.assert_close(batch.returns_M, scaled_S - luck_S / variance**0.5)
-    torch.testing.assert_close(batch.advantages_M, whiten(means - worth))
+    torch.testing.assert_close(batch.advantages_M, whiten((means - worth) / variance**0.5, None, scaled_S - 0.5))
 
 
 def test_rewards_are_standardised_by_the_running_moments_of_their_game_and_seat():
