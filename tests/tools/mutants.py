@@ -73,7 +73,7 @@ MUTANTS = {
                "torch.where(cut_S, values_M[last_S], 0.0)", "values_M[last_S]"),
         Mutant("no bootstrap after truncation", TRAIN,
                "torch.where(cut_S, values_M[last_S], 0.0)", "torch.zeros(len(rows))"),
-        Mutant("the decision that was cut off is trained", TRAIN, "trained_M[last_S[cut_S]] = False", "pass"),
+        Mutant("the decision that was cut off is trained", TRAIN, "last_S[cut_S], False)", "last_S[cut_S], True)"),
     ],
     BATCH + "in_self_play_each_seat_is_paid_its_own_score": [
         Mutant("another seat's reward", STEP, ".get(self.seat, self.episode.score)",
