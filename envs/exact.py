@@ -151,21 +151,21 @@ def nash_conv(pyspiel_game: SpielGame, table: TabularPolicy) -> float:
 
 
 def luck(game: SpielGame, history: Sequence[Sequence[int]], seat: int) -> tuple[list[float], list[float]] | None:
-    """Return, move by move, how chance and a random opponent favoured ``seat``, and what it stood to get before.
+    """Return by how much each move of chance and a random opponent favoured ``seat``, and what it stood to get.
 
-    ``history``: [[player, action], ...], -1 for chance. What a seat stands to get is the mean return, in the game's own
-    units, of a player that is half random and half a best response, from the position with all that is hidden. A move
-    of others favours it by the difference that it makes to that, one of its own by 0. In the mean that is 0, whoever
-    plays: a return less its luck has the same mean, and the less variance the more the player is like this one (AIVAT
-    without the terms of the player's own moves: https://arxiv.org/abs/1612.06915).
+    ``history``: [[player, action], ...], -1 for chance. What a seat stands to get, before each move and at the end, is
+    the mean return, in the game's own units, of a player that is half random and half a best response, from there on
+    with all that is hidden. A move of others favours it by the difference that it makes to that, one of its own by 0.
+    In the mean that is 0, whoever plays: a return less its luck has the same mean, and the less variance the more the
+    player is like this one (AIVAT without the terms of the player's own moves: https://arxiv.org/abs/1612.06915).
 
     None: the seats choose at once, or the game is not ``feasible``.
     """
     if game.get_type().dynamics != pyspiel.GameType.Dynamics.SEQUENTIAL or not feasible(game):
         return None
     look, actions = _look(game, seat), tuple(action for _, action in history)
-    looks = [look(actions[:before]) for before in range(len(actions))]
-    favours = [changes.get(action, 0.0) for (_, changes), action in zip(looks, actions, strict=True)]
+    looks = [look(actions[:before]) for before in range(len(actions) + 1)]
+    favours = [changes.get(action, 0.0) for (_, changes), action in zip(looks, actions, strict=False)]
     return favours, [worth for worth, _ in looks]
 
 

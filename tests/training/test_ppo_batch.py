@@ -185,7 +185,7 @@ KUHN_POKER, TIC_TAC_TOE = (NAMES.index(name) * CONFIGS_PER_GAME for name in ("ku
 def known_game(history, score, task_id=KUHN_POKER, opponent="random"):
     """Seat 0's game against random play, whose history is known."""
     decisions = [Decision(value=0.5, ply=ply) for ply, (player, _) in enumerate(history) if player == 0]
-    info = {"scores": {0: score}, "seat": 0, "history": history}
+    info = {"scores": {0: score}, "seat": 0, "history": history, "n_decisions": {0: len(decisions)}}
     name = NAMES[task_id // CONFIGS_PER_GAME]
     return Episode(Task(task_id, 0, opponent), name, score, "finished", {0: [Sequence([1], decisions)]}, info)
 
@@ -244,6 +244,18 @@ def test_luck_that_is_not_known_or_not_wanted_stays_and_the_critic_is_the_baseli
     batch = gathered(games, **knobs)
     assert batch.returns_M.tolist() == [1, 0.5, -1, 0.5]
     torch.testing.assert_close(batch.advantages_M, whiten(batch.returns_M - 0.5))
+
+
+def test_luck_is_taken_off_a_game_that_is_given_up_and_not_off_one_whose_moves_are_told_at_its_end():
+    """A player that could keep its luck by an illegal answer would learn to give one."""
+    moves = [[-1, 2], [-1, 0], [0, 0], [1, 1]]
+    lost = known_game([*moves, [0, 1]], 0.0)
+    given_up = replace(lost, info=lost.info | {"history": moves}, outcome="forfeited")
+    bet = 2 * luck(given_up)[0][3]
+    assert gathered([given_up]).returns_M.tolist() == pytest.approx([-1 - bet, -1])
+    at_the_end = known_game([*moves, [0, 1]], 1.0)  # what a server plays: nobody was told a move before
+    at_the_end.sequences[0] = [Sequence([1], [Decision(value=0.5), Decision(value=0.5)])]
+    assert gathered([at_the_end]).returns_M.tolist() == [1, 1]
 
 
 def test_what_is_known_is_standardised_as_the_rewards_are():
