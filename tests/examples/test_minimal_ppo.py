@@ -23,11 +23,12 @@ KEY = (3, 1)
 
 @pytest.fixture
 def ppo(tmp_path):
-    """The example's settings as the trainer's."""
+    """The example's settings as the trainer's; the example leaves luck in."""
     return replace(
         micro_config(tmp_path).ppo, cliprange=example.CLIP, vf_coef=example.VALUE_COEF, gamma=example.GAMMA,
         lam=example.LAMBDA, max_grad_norm=example.MAX_GRAD_NORM, entropy_coef=example.ENTROPY_COEF, batch_size=48,
         mini_batch_size=16, ppo_epochs=2, init_kl_coef=0.0, target_kl=None, recompute_logprobs=False,
+        less_luck=False,
     )  # fmt: skip
 
 

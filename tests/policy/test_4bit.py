@@ -14,7 +14,7 @@ from scripts.make_tiny_model import make_model
 from training.config import PPOConfig
 
 BOTH = pytest.mark.parametrize("architecture", ["qwen2", "qwen3"])
-PPO = PPOConfig(learning_rate=1e-3, batch_size=24, mini_batch_size=12, ppo_epochs=1)
+PPO = PPOConfig(learning_rate=1e-3, batch_size=24, mini_batch_size=12, ppo_epochs=1, less_luck=False)
 FOUR_BITS = {"use_4bit": True, "dtype": "bfloat16"}
 
 

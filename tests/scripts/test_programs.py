@@ -78,7 +78,7 @@ def test_an_interrupt_once_they_are_loaded_is_a_line_unless_it_is_ignored(handle
 
 @pytest.mark.parametrize(
     ("name", "others"),
-    [("train_ppo", []), ("scripts.evaluate", ["--checkpoint", "base"]), ("scripts.warmstart", ["--output", "x"])],
+    [("train_ppo", []), ("scripts.evaluate", ["--checkpoint", "random"]), ("scripts.warmstart", ["--output", "x"])],
 )
 def test_settings_are_given_one_by_one_or_together(name, others, capsys):
     program = importlib.import_module(name)

@@ -21,7 +21,9 @@ def goes_on_after_the_end(rewards_M, values_M, trained_M, lengths_S, bootstrap_S
 
 
 def trains_the_next_one(rewards_M, values_M, trained_M, *rest):
-    trained_M.copy_(trained_M.roll(1))
+    if not hasattr(trained_M, "shifted"):  # advantages are computed with luck and without, from one mask
+        trained_M.copy_(trained_M.roll(1))
+        trained_M.shifted = True
     return advantages(rewards_M, values_M, trained_M, *rest)
 
 
