@@ -246,13 +246,17 @@ def test_luck_that_is_not_known_or_not_wanted_stays_and_the_critic_is_the_baseli
     torch.testing.assert_close(batch.advantages_M, whiten(batch.returns_M - 0.5))
 
 
-def test_luck_is_taken_off_a_game_that_is_given_up_and_not_off_one_whose_moves_are_told_at_its_end():
+def test_luck_is_taken_off_a_game_that_is_given_up_or_cut_off_and_not_off_one_whose_moves_are_told_at_its_end():
     """A player that could keep its luck by an illegal answer would learn to give one."""
     moves = [[-1, 2], [-1, 0], [0, 0], [1, 1]]
     lost = known_game([*moves, [0, 1]], 0.0)
     given_up = replace(lost, info=lost.info | {"history": moves}, outcome="forfeited")
     bet = 2 * luck(given_up)[0][3]
     assert gathered([given_up]).returns_M.tolist() == pytest.approx([-1 - bet, -1])
+    board = known_game([[0, 4], [1, 1], [0, 0], [1, 2]], 0.0, TIC_TAC_TOE)
+    first = 2 * luck(board)[0][1]
+    cut = replace(board, outcome="truncated", info=board.info | {"n_decisions": {0: 3}})  # the third did not fit
+    assert gathered([cut, given_up]).returns_M[0].item() == pytest.approx(0.5 - first)
     at_the_end = known_game([*moves, [0, 1]], 1.0)  # what a server plays: nobody was told a move before
     at_the_end.sequences[0] = [Sequence([1], [Decision(value=0.5), Decision(value=0.5)])]
     assert gathered([at_the_end]).returns_M.tolist() == [1, 1]
