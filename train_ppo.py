@@ -16,7 +16,6 @@ import io
 import json
 import math
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -29,8 +28,8 @@ from typing import Any
 
 os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")  # torch reads it on import
 sys.path.insert(0, str(Path(__file__).resolve().parent))  # not there with PYTHONSAFEPATH
-if __name__ == "__main__" and signal.getsignal(signal.SIGINT) != signal.SIG_IGN:
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # while libraries load: Ctrl-C is no traceback (``setup_logging``)
+if __name__ == "__main__":
+    import config.start  # noqa: F401, before libraries load
 
 import numpy as np
 import torch

@@ -1,1 +1,1 @@
-"""JSON configuration, presets, and ``reader``, which lays them over frozen dataclasses."""
+"""JSON configuration, presets, and ``reader``, which lays them over frozen dataclasses; how programs ``start``."""

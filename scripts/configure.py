@@ -12,7 +12,6 @@ import argparse
 import json
 import math
 import os
-import signal
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -21,8 +20,8 @@ from types import SimpleNamespace
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-if __name__ == "__main__" and signal.getsignal(signal.SIGINT) != signal.SIG_IGN:
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # while libraries load: Ctrl-C is no traceback (``setup_logging``)
+if __name__ == "__main__":
+    import config.start  # noqa: F401, before libraries load
 
 import torch
 from rich.console import Console

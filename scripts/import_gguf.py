@@ -8,15 +8,14 @@ The weights are dequantised and written as safetensors, with tokenizer, chat tem
 
 import argparse
 import re
-import signal
 import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-if __name__ == "__main__" and signal.getsignal(signal.SIGINT) != signal.SIG_IGN:
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # while libraries load: Ctrl-C is no traceback (``setup_logging``)
+if __name__ == "__main__":
+    import config.start  # noqa: F401, before libraries load
 
 from config.flags import FlagParser
 from envs.client import one_line

@@ -18,6 +18,8 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+if __name__ == "__main__":
+    import config.start  # noqa: F401, before libraries load
 
 from config.flags import FlagParser
 from env_wrapper import play

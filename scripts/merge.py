@@ -13,7 +13,6 @@ import contextlib
 import gc
 import hashlib
 import json
-import signal
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -22,8 +21,8 @@ from types import SimpleNamespace
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-if __name__ == "__main__" and signal.getsignal(signal.SIGINT) != signal.SIG_IGN:
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # while libraries load: Ctrl-C is no traceback (``setup_logging``)
+if __name__ == "__main__":
+    import config.start  # noqa: F401, before libraries load
 
 import torch
 

@@ -23,8 +23,8 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-if __name__ == "__main__" and signal.getsignal(signal.SIGINT) != signal.SIG_IGN:
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # while libraries load: Ctrl-C is no traceback (``setup_logging``)
+if __name__ == "__main__":
+    import config.start  # noqa: F401, before libraries load
 
 import uvicorn
 from starlette.applications import Starlette

@@ -29,6 +29,8 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+if __name__ == "__main__":
+    import config.start  # noqa: F401, before libraries load
 
 from config.flags import FlagParser
 from config.reader import MOST_LEVELS, blaming, deeper_than, make

@@ -19,7 +19,6 @@ import argparse
 import json
 import math
 import os
-import signal
 import sys
 from collections.abc import Sequence as Seq
 from contextlib import closing, suppress
@@ -31,8 +30,8 @@ from types import SimpleNamespace
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")  # torch reads it when it is imported
-if __name__ == "__main__" and signal.getsignal(signal.SIGINT) != signal.SIG_IGN:
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # while libraries load: Ctrl-C is no traceback (``setup_logging``)
+if __name__ == "__main__":
+    import config.start  # noqa: F401, before libraries load
 
 import numpy as np
 import torch

@@ -43,6 +43,21 @@ def test_a_program_finds_its_modules_where_python_does_not_look_beside_it(name, 
     assert (done.returncode, done.stderr) == (0, "")
 
 
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_a_python_without_the_libraries_is_told_where_they_are(name):
+    """As of a shell in which .venv was not activated."""
+    command = [sys.executable, "-S", str(ROOT / f"{name.replace('.', '/')}.py"), "--help"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+    assert f"source {ROOT}/.venv/bin/activate" in done.stderr
+
+
+def test_an_old_python_is_told():
+    code = "import sys; sys.version_info = (3, 10, 12); import config.start"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert (done.returncode, done.stderr.partition(f" of {sys.executable}, ")[0]) == (2, "error: this is Python 3.10")
+
+
 @pytest.mark.parametrize(
     "name",
     ["train_ppo", *(pytest.param(f"scripts.{name}", marks=pytest.mark.slow)
