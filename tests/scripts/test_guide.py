@@ -126,6 +126,14 @@ def test_the_guides_table_of_games_is_that_of_the_code():
     assert re.findall(r"(\d+) (\w+)", "".join(rows)) == [(str(i), name) for i, name in enumerate(NAMES)]
 
 
+def test_checkpoints_that_pages_name_are_some_that_make_train_leaves():
+    ppo = json.loads((ROOT / "config" / "presets" / "tiny.json").read_text())["ppo"]
+    text = "".join((ROOT / page).read_text() for page in (*PAGES, "docs/checkpoints.md"))
+    named = {int(step) for step in re.findall(r"(?:runs/tiny-seed0|RUN)/checkpoint-(\d+)", text)}
+    assert named
+    assert named <= {*range(0, ppo["num_train_steps"] + 1, ppo["save_freq"])}
+
+
 def test_symptoms_are_read_off_metrics_that_exist():
     table = (ROOT / "docs" / "guide.md").read_text().partition("| symptom |")[2].partition("\n\n")[0]
     metrics = (ROOT / "docs" / "metrics.md").read_text()
