@@ -23,7 +23,7 @@ from envs.trace import programs_digest
 from envs.trace.sandbox import SandboxError
 from envs.types import Action, Player, PromptTooLongError, Query
 from policy import load_policy
-from policy.model import LoraConfig, ModelConfig, identity
+from policy.model import LoraConfig, ModelConfig, folder_of, identity
 from training.config import DEFAULT_FILES, SECTIONS, load_sections
 from training.process import ProgramError, at_least
 from utils import ConfigError, check_base, fingerprint, in_threads, latest_checkpoint, uniform, verify_checkpoint
@@ -287,7 +287,8 @@ class Roster:
         """The configuration of a checkpoint's run; None: the default files, with ``model`` where there is one."""
         files = DEFAULT_FILES if name is None else [run_config_file(_folder(name))]
         sets = [f"model.model_name={json.dumps(self.model)}"] if name is None and self.model else []
-        if name is None and self.model and (Path(self.model).expanduser() / "merge_report.json").is_file():
+        merged = folder_of(self.model) if name is None and self.model else None
+        if merged and (merged / "merge_report.json").is_file():
             sets.append("model.use_4bit=false")  # merging took 4 bits away: put in 4 bits again, it would be another
         config = self._load(files, [], ROOM, sets, skip_unknown_sections=True)
         own = load_config({"model": ModelConfig}, [*files, *self.files], skip_unknown_sections=True)["model"].adapter

@@ -251,13 +251,14 @@ def test_a_file_of_an_earlier_checkpoint_says_so(run, tmp_path, capsys):
     assert told in capsys.readouterr().err
 
 
-def test_a_merged_model_is_not_put_in_4_bits_again(tmp_path):
+def test_a_merged_model_is_not_put_in_4_bits_again(tmp_path, monkeypatch):
     """Nor does the adapter that a run began with keep its configuration from being used."""
+    monkeypatch.setattr("policy.model.ROOT", tmp_path)  # where models lie, wherever the program is started
     (tmp_path / "merged").mkdir()
     (tmp_path / "merged" / "merge_report.json").write_text("{}")
     file = tmp_path / "run_config.json"
     file.write_text(json.dumps({"model": {"use_4bit": False, "adapter": "runs/warm"}}))
-    for name, expected in ((tmp_path / "merged", False), (tmp_path / "base", True)):
+    for name, expected in ((tmp_path / "merged", False), ("merged", False), ("base", True), ("~unheard-of/m", True)):
         assert Roster([], [], 0, False, str(name)).config(None).model.use_4bit == expected
     again = Roster([], ["model.use_4bit=true"], 0, False, str(tmp_path / "merged"))
     assert again.config(None).model.use_4bit
