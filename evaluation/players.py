@@ -256,7 +256,7 @@ class Roster:
                 bot = Contestant(name, {"bot": name})
                 found = bot if is_bot(name) else self._base(checkpoints) if name == "base" else self._server(name)
             taken = self._has_label(found.label)
-            self._known[name] = replace(found, label=f"{found.label}@{name}") if taken else found
+            self._known[name] = replace(found, label=_label(f"{found.label}@{name}")) if taken else found
         return self._known[name]
 
     def check_model(self, names: Sequence[str]) -> None:

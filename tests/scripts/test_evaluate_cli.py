@@ -36,6 +36,7 @@ from curriculum import CurriculumConfig, Stage
 from env_wrapper import EnvConfig, Episode, Task
 from envs import client, exact
 from envs.openspiel import OpenSpielEnv, load_game, position, query_at
+from envs.opponents import parse_opponent
 from evaluation import arena, players
 from evaluation.arena import match_scores
 from evaluation.measure import exact_table, paired_tasks, table_values
@@ -1104,11 +1105,16 @@ def test_players_of_folders_with_one_name_are_told_apart(checkpoint, tmp_path):
 
 
 def test_a_player_has_its_checkpoints_name_however_it_is_named(checkpoint, tmp_path, monkeypatch):
-    (tmp_path / "best").symlink_to(checkpoint)
+    links = [tmp_path / "best", tmp_path / "the best"]
+    for link in links:
+        link.symlink_to(checkpoint)
     monkeypatch.chdir(checkpoint)
     roster, folder = Roster([], [], 0, False, None), Path(checkpoint).resolve()
-    labels = [roster.contestant(name).label for name in (".", str(tmp_path / "best"))]
-    assert labels == [f"{folder.parent.name}/{folder.name}", str(folder)]
+    found = [roster.contestant(name) for name in (".", *map(str, links))]
+    assert [player.label for player in found] == [
+        f"{folder.parent.name}/{folder.name}", str(folder), f"{folder}@{tmp_path}/the_best"
+    ]  # fmt: skip
+    assert parse_opponent(found[2].opponent).adapter == found[2].label
 
 
 def test_a_server_is_on_the_default_ladder_under_its_own_name():
