@@ -1920,6 +1920,7 @@ def test_opponents_that_servers_cannot_play_are_refused_before_the_first_game(ru
         ("--checkpoint", checkpoint, "--opponent", "base"),
         ("--ladder", "random", checkpoint, "cfr:5"),
         ("--checkpoint", checkpoint, "--strength"),
+        ("--checkpoint", checkpoint, "--exploit", "1"),
     ):
         assert evaluate.main(command(*asked, *server, games=["kuhn_poker"])) == 2
         error = capsys.readouterr().err
