@@ -175,10 +175,9 @@ def play_bot(spec: str, task: Task) -> Episode:
 def match_scores(rows: Sequence[Row]) -> np.ndarray:
     """The scores of a match, a row a pair of games. Pairs with a failed game are left out.
 
-    A game is drawn if either player's prompt no longer fitted, and won if the opponent forfeited.
+    A game is drawn if either player's prompt no longer fitted.
     """
     ended = [0.5 if row["outcome"] == "truncated" else row["score"] for row in rows]
-    ended = [1.0 if row["outcome"] == "forfeited" and row["score"] else s for row, s in zip(rows, ended, strict=True)]
     scores = np.array(ended, dtype=float).reshape(-1, 2)  # None, of a failed game, becomes NaN
     scores = scores[~np.isnan(scores).any(axis=1)]
     if not len(scores):

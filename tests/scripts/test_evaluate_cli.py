@@ -851,11 +851,6 @@ def test_a_game_that_always_fails_costs_no_other_its_table(words, checkpoint, tm
     assert "leduc_poker" in found.read_text()
 
 
-def test_who_forfeits_loses_in_a_ladder_whoever_is_named_first():
-    forfeited = [{"outcome": "forfeited", "score": score} for score in (0.0, 0.5)]  # by the player, by the opponent
-    assert match_scores(forfeited).tolist() == [[0.0, 1.0]]
-
-
 def test_a_ladder_is_of_games_in_which_one_scores_what_the_other_lacks(monkeypatch, capsys):
     """Who cooperate score alike, and the one named second was rated by what the first one lacked."""
     words = command("--ladder", "random", "mcts:2x1", games=["kuhn_poker"], episodes=2)
