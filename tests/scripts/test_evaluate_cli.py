@@ -1666,11 +1666,11 @@ def test_a_refusal_that_only_speaks_of_a_context_is_no_lost_game(serve, tmp_path
 
 
 def test_a_server_can_be_the_opponent(serve, checkpoint, tmp_path):
-    server = serve(lambda body, number: (200, body["messages"][-1]["content"].split("\n")[-1][0]))
+    """One that gives no legal answer, so that it shows who was asked for whom: in kuhn_poker both seats move."""
+    server = serve(lambda body, number: (200, "none"))
     args = ("--checkpoint", checkpoint, "--model", "m", "--opponent", server.url)
-    result = report(tmp_path, *args, games=["kuhn_poker"])
-    assert result["tables"][0]["opponent"] == "m"
-    assert server.requests
+    [found] = report(tmp_path, *args, games=["kuhn_poker"])["tables"]
+    assert (found["opponent"], found["results"][0]["value"]) == ("m", 1.0)
 
 
 @pytest.mark.parametrize("server_first", [False, True])
