@@ -355,12 +355,13 @@ def test_a_best_response_is_drawn_to_nothing_but_winning():
 def test_a_best_response_has_ppos_surrogate_since_its_opponent_does_not_change(
     tmp_path, monkeypatch, players, expected
 ):
+    """And no alarms, which tell of a collapse and slow down what runs into one."""
     seen = []
-    monkeypatch.setattr(exploit, "_train", lambda own, *_: seen.append(own.ppo.cliprange) or 0.5)
+    monkeypatch.setattr(exploit, "_train", lambda own, *_: seen.append((own.ppo.cliprange, own.ppo.alarms)) or 0.5)
     config = micro_config(tmp_path, ppo={"cliprange": players})
     args = argparse.Namespace(exploit=2, exploit_steps=1, seed=0)
     exploit.best_response(config, tmp_path, [(0, 0)], args, tmp_path, None)
-    assert seen == [expected] * 2
+    assert seen == [(expected, "off")] * 2
 
 
 def test_best_responses_have_seeds_of_their_own_also_after_the_last_seed_that_is_allowed(tmp_path, monkeypatch):
