@@ -187,10 +187,13 @@ def opposed(pyspiel_game: Any) -> bool:
 
 def luck(episode: Episode) -> tuple[list[float], list[float]] | None:
     """Return ``exact.luck`` against random play, as parts of the score and as scores; None: too large a game, say."""
-    if episode.task.opponent != "random" or episode.game not in games.NAMES or not episode.info.get("history"):
+    info = episode.info
+    if episode.task.opponent != "random" or episode.game not in games.NAMES or info.get("history") is None:
         return None
-    spiel = load_game(episode.task.task_id)
-    if (found := exact.luck(spiel, episode.info["history"], episode.info["seat"])) is None:
+    spiel, history, seat = load_game(episode.task.task_id), info["history"], info["seat"]
+    if not history and (sum(info["n_decisions"].values()), spiel.new_initial_state().current_player()) != (1, seat):
+        return None  # a server has not told it; otherwise the first answer of all ended the game
+    if (found := exact.luck(spiel, history, seat)) is None:
         return None
     low, width = spiel.min_utility(), spiel.max_utility() - spiel.min_utility()
     return [favour / width for favour in found[0]], [(worth - low) / width for worth in found[1]]

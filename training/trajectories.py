@@ -66,12 +66,11 @@ class Trajectory:
     def luck(self) -> tuple[list[float], list[float]] | None:
         """By how much others' moves favoured the seat between a decision and its next one or the end, as a reward.
 
-        And the reward that it stood to get at each decision (``exact.luck``). None: not known, or told by a server when
-        the game was over, so that nobody knows after which moves the decisions were made.
+        And the reward that it stood to get at each decision (``exact.luck``). None: not known.
         """
-        found, plies = luck(self.episode), [decision.ply for decision in self.decisions]
-        if found is None or len({*plies}) + self.cut < self.episode.info["n_decisions"][self.seat]:
+        if (found := luck(self.episode)) is None:
             return None
+        plies = [decision.ply for decision in self.decisions]
         favours = [2 * sum(found[0][start:end]) for start, end in pairwise([*plies, None])]
         return favours, [2 * found[1][ply] - 1 for ply in plies]
 

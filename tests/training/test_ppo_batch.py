@@ -16,7 +16,7 @@ from train_ppo import LONE, Batch, Trainer, TrainingError, collate, whiten
 from training import metrics
 from training.config import PPOConfig
 from training.metrics import ALIKE, mutual_information, summarise, timing
-from training.trajectories import standardise
+from training.trajectories import LEAST_SCALE, Trajectory, standardise
 
 
 class Recorded:
@@ -246,7 +246,7 @@ def test_luck_that_is_not_known_or_not_wanted_stays_and_the_critic_is_the_baseli
     torch.testing.assert_close(batch.advantages_M, whiten(batch.returns_M - 0.5))
 
 
-def test_luck_is_taken_off_a_game_that_is_given_up_or_cut_off_and_not_off_one_whose_moves_are_told_at_its_end():
+def test_luck_is_taken_off_a_game_that_is_given_up_or_cut_off():
     """A player that could keep its luck by an illegal answer would learn to give one."""
     moves = [[-1, 2], [-1, 0], [0, 0], [1, 1]]
     lost = known_game([*moves, [0, 1]], 0.0)
@@ -257,9 +257,19 @@ def test_luck_is_taken_off_a_game_that_is_given_up_or_cut_off_and_not_off_one_wh
     first = 2 * luck(board)[0][1]
     cut = replace(board, outcome="truncated", info=board.info | {"n_decisions": {0: 3}})  # the third did not fit
     assert gathered([cut, given_up]).returns_M[0].item() == pytest.approx(0.5 - first)
-    at_the_end = known_game([*moves, [0, 1]], 1.0)  # what a server plays: nobody was told a move before
-    at_the_end.sequences[0] = [Sequence([1], [Decision(value=0.5), Decision(value=0.5)])]
-    assert gathered([at_the_end]).returns_M.tolist() == [1, 1]
+
+
+def test_a_game_given_up_before_any_move_has_the_baseline_of_its_others():
+    """With the critic's it taught to give up, wherever that was above the position's worth."""
+    board = known_game([[0, 4], [1, 1], [0, 0], [1, 2], [0, 8]], 1.0, TIC_TAC_TOE)
+    info = board.info | {"history": [], "n_decisions": {0: 1}}
+    given_up = replace(board, score=0.0, outcome="forfeited", info=info, sequences={0: [Sequence([1], [Decision()])]})
+    others, alone = Trajectory(0, board, 0).luck, Trajectory(0, given_up, 0).luck
+    assert others is not None
+    assert alone == ([0], others[1][:1])
+    for moves, known in (({0: 2}, TIC_TAC_TOE), ({0: 1}, KUHN_POKER)):  # what a server has not told
+        untold = replace(given_up, task=Task(known), info=info | {"n_decisions": moves})
+        assert Trajectory(0, untold, 0).luck is None
 
 
 def test_what_is_known_is_standardised_as_the_rewards_are():
@@ -273,6 +283,8 @@ def test_what_is_known_is_standardised_as_the_rewards_are():
         torch.tensor([0.25, -0.25, -0.75, 0.75]),
     )
     torch.testing.assert_close(batch.returns_M, scaled_S - luck_S / variance**0.5)
+    alike = gathered(games[:1] * 4, moments={"kuhn_poker/0": (100.0, 1.0, 0.0)})
+    torch.testing.assert_close(alike.returns_M, -luck_S[[0] * 4] / LEAST_SCALE)
     torch.testing.assert_close(batch.advantages_M, whiten((means - worth) / variance**0.5, None, scaled_S - 0.5))
 
 
