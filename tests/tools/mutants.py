@@ -62,6 +62,10 @@ MUTANTS = {
     PPO + "whitening_is_the_standard_score_of_the_population": [
         Mutant("whitening: not centred", TRAIN, "(x_M - x_M.mean()) /", "x_M /"),
     ],
+    PPO + "groups_are_whitened_alone_and_the_others_by_all": [
+        Mutant("luck: what is left in a game is scaled up", TRAIN,
+               "group], None, noisy_M[groups_M == group])", "group])"),
+    ],
     BATCH + "advantages_are_whitened_per_game_without_what_is_not_trained": [
         Mutant("whitening: over all games", TRAIN,
                "whiten(advantages_M[trained_M], group_M[trained_M],", "whiten(advantages_M[trained_M], None,"),

@@ -124,6 +124,11 @@ def test_groups_are_whitened_alone_and_the_others_by_all():
     for members in (group == 2, group == 0):
         expected[members] = (x[members] - x[members].mean()) / x[members].std()
     np.testing.assert_allclose(got, expected[mixed], atol=1e-6)
+    times = np.array([2.0, 3.0, 4.0])[group]  # as noisy, by group; -1: the last
+    noisier = whiten(*map(torch.from_numpy, (x[mixed], group[mixed], (x * times)[mixed]))).numpy()
+    expected[group >= 0] /= times[group >= 0]
+    expected[group < 0] *= x.std() / (x * times).std()
+    np.testing.assert_allclose(noisier, expected[mixed], atol=1e-6)
 
 
 # -------------------------------------------------------------------------------------------------------- loss
