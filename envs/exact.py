@@ -116,8 +116,8 @@ def uniform_table(pyspiel_game: SpielGame) -> TabularPolicy:
     return {key: dict.fromkeys(actions, 1 / len(actions)) for key, actions in legal.items()}
 
 
-def value_against_random(pyspiel_game: SpielGame, table: TabularPolicy | None) -> tuple[float, float]:
-    """Return a policy's (None: a best response's) expected return against uniform random, in seat 0 and in seat 1."""
+def value_against_random(pyspiel_game: SpielGame, table: TabularPolicy) -> tuple[float, float]:
+    """Return a policy's expected return against uniform random, in seat 0 and in seat 1."""
     uniform = uniform_table(pyspiel_game)
     return _value(pyspiel_game, 0, (table, uniform)), _value(pyspiel_game, 1, (uniform, table))
 

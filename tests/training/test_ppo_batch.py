@@ -232,16 +232,10 @@ def test_luck_between_two_decisions_is_taken_off_after_the_first_and_discounted_
     )
 
 
-@pytest.mark.parametrize(
-    "knobs", [{"less_luck": False}, {"opponent": "self"}, {"opponent": "mcts:10x1"}, {"told": False}]
-)
+@pytest.mark.parametrize("knobs", [{"less_luck": False}, {"opponent": "self"}, {"opponent": "mcts:10x1"}])
 def test_luck_that_is_not_known_or_not_wanted_stays_and_the_critic_is_the_baseline(knobs):
-    """An opponent whose odds are not known, a server that tells no history."""
-    told = knobs.pop("told", True)
-    games = kuhn_games(opponent=knobs.pop("opponent", "random"))
-    for game in games:
-        game.info["history"] *= told
-    batch = gathered(games, **knobs)
+    """Of an opponent the odds are not known."""
+    batch = gathered(kuhn_games(opponent=knobs.pop("opponent", "random")), **knobs)
     assert batch.returns_M.tolist() == [1, 0.5, -1, 0.5]
     torch.testing.assert_close(batch.advantages_M, whiten(batch.returns_M - 0.5))
 
