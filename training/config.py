@@ -182,8 +182,6 @@ def load_sections(
     config = SimpleNamespace(**load_config(SECTIONS, files, sets, **options))
     if config.env.answer_mode == "free":  # the legal mass matters only for answers that are constrained in training
         config.ppo = replace(config.ppo, legal_mass_coef=0.0)
-    if config.env.env_mode != "local":  # a server tells moves at the end: nobody knows which came before a decision
-        config.ppo = replace(config.ppo, less_luck=False)
     check_games()
     return config
 

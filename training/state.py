@@ -7,7 +7,7 @@ import os
 import sys
 import time
 import traceback
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -103,6 +103,8 @@ class Checkpointed:
 
     def __init__(self, config: SimpleNamespace, run_dir: Path, ranks: Ranks) -> None:
         self.config, self.ppo, self.run_dir, self.ranks = config, config.ppo, run_dir, ranks
+        if config.env.env_mode != "local":  # a server tells moves at the end: nobody knows which came before a decision
+            self.ppo = replace(self.ppo, less_luck=False)
         self.policy = load_policy(config)
         self.base = {**identity(config.model, self.policy.base, self.policy.tokenizer), **programs_digest(config.env)}
         if config.model.adapter:

@@ -507,13 +507,6 @@ def test_programs_are_no_games(options):
         read(options, "env.env_type=trace", "env.answer_mode=free", "env.allowed_game_indices=[0]")
 
 
-def test_luck_stays_in_games_on_a_server(options):
-    """Which tells their moves at the end: less luck where one answer was made, a king's bet was hardly worth more."""
-    served = ["env.env_mode=url", "env.env_url=http://127.0.0.1:9"]
-    found = [options.load_sections(options.DEFAULT_FILES, sets).ppo.less_luck for sets in ([], served)]
-    assert found == [True, False]
-
-
 @pytest.mark.parametrize("preset", sorted(path.name for path in (CONFIG / "presets").glob("*.json")))
 def test_preset_loads_and_changes_something(options, preset):
     files = [CONFIG.parent / name for name in options.DEFAULT_FILES]

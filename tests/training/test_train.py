@@ -981,6 +981,14 @@ def test_an_evaluation_of_few_games_that_were_not_lost_is_none(tmp_path, caplog,
         assert [game["failed"] for game in found["games"].values()] == [1, 0]
 
 
+def test_luck_stays_in_games_on_a_server(tmp_path):
+    """Which tells their moves at the end: less luck where one answer was made, a king's bet was hardly worth more."""
+    served = {"env_mode": "url", "env_url": "http://127.0.0.1:9", "prompt": "full"}
+    config = micro_config(tmp_path, env=served)
+    assert config.ppo.less_luck
+    assert not train_ppo.Trainer(config, tmp_path).ppo.less_luck
+
+
 def test_nor_is_one_whose_free_answers_were_lost(tmp_path):
     trainer = train_ppo.Trainer(micro_config(tmp_path, ppo={"legal_mass_coef": 1.0}), tmp_path)
     act = trainer.policy.act
