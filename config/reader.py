@@ -23,6 +23,7 @@ from typing import Any, TypeGuard
 from config import synonyms
 
 log = logging.getLogger(__name__)
+PRESETS = Path(__file__).resolve().parent / "presets"
 MOST_BYTES = 2**26  # in a file of settings or state
 MOST_LEVELS = 100  # of nested lists and objects: deeper ones break recursive functions
 LARGEST = 2**53  # integer: larger ones are not all exact in floating point
@@ -81,7 +82,7 @@ def load_config(
     """
     layers: list[tuple[_Checker, dict[str, Any]]] = []
     for file in files:
-        file, data = file if isinstance(file, tuple) else (file, read_json(file))
+        file, data = file if isinstance(file, tuple) else (file, _read_settings(file))
         if skip_unknown_sections and isinstance(data, dict):
             data = {name: part for name, part in data.items() if name in sections}
         layers.append(_Checker(f"{file}: ", sections).placed(data))
@@ -96,6 +97,16 @@ def load_config(
                     checker.lay(values, path, value)
         found[section] = _Checker("", sections).make(cls, values, section)
     return found
+
+
+def _read_settings(file: str | Path) -> Any:
+    try:
+        return read_json(file)
+    except ConfigError as error:
+        preset = PRESETS / f"{Path(file).name.removesuffix('.json')}.json"
+        if not isinstance(error.__cause__, FileNotFoundError) or preset not in PRESETS.iterdir():
+            raise
+        raise ConfigError(f"{error}; the preset is {preset}") from error
 
 
 def make(cls: type, data: Any, path: str) -> Any:

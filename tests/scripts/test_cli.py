@@ -144,6 +144,9 @@ def test_broken_file(refused, tmp_path, text):
 def test_missing_file(refused, tmp_path):
     missing = tmp_path / "missing.json"
     assert refused("--config", missing) == f"{missing}: cannot be read: No such file or directory"
+    for name, preset in (("tiny", "tiny"), ("qwen2.5-3b", "qwen2.5-3b"), (tmp_path / "12gb.json", "12gb")):
+        known = ROOT / "config" / "presets" / f"{preset}.json"
+        assert refused("--config", name) == f"{name}: cannot be read: No such file or directory; the preset is {known}"
 
 
 def test_negative_seed(refused):
