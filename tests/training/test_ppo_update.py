@@ -427,10 +427,16 @@ def test_a_step_hands_on_what_it_was_told(tmp_path, monkeypatch):
     """The fading bonus to the update, the KL to the reference (not to the average) to its coefficient, that and the
     moments of rewards to the next step, and to the curriculum every game but those that were cut off."""
     knobs = {"entropy_coef": 0.5, "entropy_final": 0.2, "num_train_steps": 5, "magnet_coef": 0.1, "init_kl_coef": 0.01}
-    trainer = Trainer(micro_config(tmp_path, ppo=knobs), tmp_path)
+    trainer = Trainer(micro_config(tmp_path, ppo=knobs, run={"seed": 7}), tmp_path)
     seen, told, scored, collated, ended = [], [], [], [], []
-    real = ppo_update
-    monkeypatch.setattr(train_ppo, "ppo_update", lambda *args: seen.append(args[3].entropy_coef) or real(*args))
+    real, keys = ppo_update, []
+
+    def update(*args):
+        seen.append(args[3].entropy_coef)
+        keys.append(args[4])
+        return real(*args)
+
+    monkeypatch.setattr(train_ppo, "ppo_update", update)
     monkeypatch.setattr(trajectories, "adapt_kl_coef", lambda coef, *args: told.append(args[:2]) or 2 * coef)
     monkeypatch.setattr(trainer.curriculum, "update", lambda task, *args: scored.append((task.index, *args)))
 
@@ -450,6 +456,7 @@ def test_a_step_hands_on_what_it_was_told(tmp_path, monkeypatch):
         rows.append(trainer.step(StopSignal()))
         moments.append(dict(trainer.state.moments))
     assert seen == pytest.approx([0.5, 0.4, 0.3])
+    assert keys == [(7, 0), (7, 1), (7, 2)], "of the shuffles"
     assert told == [(row["kl_ref"], row["decisions"]) for row in rows]
     assert told[2][0] not in (0, rows[2]["kl_average"])
     assert [coef for coef, _ in collated] == pytest.approx([0.01, 0.02, 0.04])

@@ -461,6 +461,19 @@ def test_sums_reach_every_tensor_in_its_shape(monkeypatch):
     assert [t.tolist() for t in tensors] == [[[2, 2, 2], [2, 2, 2]], 10, [0, 2, 4, 6]]
 
 
+def test_what_another_process_has_reached_moves_here_too_and_what_none_has_stays(monkeypatch):
+    """A gradient of zero would not do: momentum would still move the weights, as it does not where one trains alone."""
+    place = Ranks(0, 2)
+    mine, theirs, nobodys = (torch.nn.Parameter(torch.zeros(2)) for _ in range(3))
+    mine.grad, loss, sums = torch.ones(2), torch.tensor(1.0), {"decisions": 3.0, "ratio_max": 0.5}
+    other = torch.tensor([0.0, 0, 5, 6, 0, 0, 0, 1, 0, 2, 4])  # gradients, which were reached, loss, decisions
+    monkeypatch.setattr(ranks.torch.distributed, "all_reduce", lambda flat: flat.add_(other))
+    monkeypatch.setattr(place, "gather", lambda mine: [*mine, 0.75])
+    place.add_up_gradients([mine, theirs, nobodys], loss, sums)
+    assert (mine.grad.tolist(), theirs.grad.tolist(), nobodys.grad) == ([1, 1], [5, 6], None)
+    assert (float(loss), {name: float(x) for name, x in sums.items()}) == (3, {"decisions": 7, "ratio_max": 0.75})
+
+
 def test_a_process_without_a_share_of_a_minibatch_adds_nothing(tmp_path):
     """More processes than sequences: the preset of the documents has minibatches of two."""
     config = micro_config(tmp_path)

@@ -21,13 +21,14 @@ from types import SimpleNamespace
 
 import pytest
 
+from envs.types import InterruptedRolloutError
 from training import loggers
 from training.console import Console, progress_line
 from training.folder import set_aside
 from training.loggers import Loggers
 from training.metrics import MetricsLog
-from training.process import TOGETHER, StopSignal, lock_run, say_how_to_go_on
-from utils import ConfigError
+from training.process import TOGETHER, StoppablePlayer, StopSignal, lock_run, say_how_to_go_on
+from utils import CheckpointError, ConfigError
 
 ROOT = Path(__file__).parents[2]
 
@@ -49,6 +50,9 @@ def test_resuming_leaves_no_duplicate_and_no_gap(tmp_path):
     for step in range(1, 8):
         log.append({"step": step, "reward": step / 3})
     assert [row["step"] for row in rows(log.path)] == list(range(1, 8))  # each row is on its way without a close
+    os.utime(log.path, (1, 1))
+    log.truncate_to(7)
+    assert log.path.stat().st_mtime > 1, "a summary that is newer would say that the run has ended"
     log.truncate_to(5)
     for step in range(6, 9):
         log.append({"step": step, "reward": step / 3})
@@ -169,6 +173,35 @@ def test_rows_are_strict_json_without_secrets(tmp_path, monkeypatch):
     assert rows(log.path) == [{"step": 1, "kl": None, "nested": {"x": [None, 1.5]}, "text": "by [redacted]"}]
 
 
+class FullDisk(io.FileIO):
+    """A file that takes ``left`` more bytes."""
+
+    left = 5
+
+    def write(self, data):
+        if not self.left:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        taken = super().write(data[: self.left])
+        self.left -= taken
+        return taken
+
+
+def test_rows_that_a_full_disk_does_not_take_are_written_later(tmp_path, caplog):
+    """One is cut in its middle. A checkpoint, after which none may be missing, has to wait."""
+    log = MetricsLog(tmp_path / "metrics.jsonl")
+    log._file = disk = FullDisk(log.path, "a")
+    for step in (1, 2):
+        log.append({"step": step})
+    with pytest.raises(CheckpointError, match="No space left on device"):
+        log.sync()
+    disk.left = 1000
+    log.append({"step": 3})
+    log.close()
+    assert rows(log.path) == [{"step": step} for step in (1, 2, 3)]
+    [told] = caplog.messages
+    assert "metrics.jsonl cannot be written, its rows wait in memory: " in told
+
+
 # ---------------------------------------------------------------------------------------------------------------- lock
 
 
@@ -219,6 +252,7 @@ def test_a_killed_process_leaves_no_lock(tmp_path):
         lock_run(tmp_path)
     child.kill()
     child.communicate()
+    (tmp_path / ".lock").write_text("9" * 20)  # a longer number than ours
     lock_run(tmp_path).close()
     assert (tmp_path / ".lock").read_text() == f"{os.getpid()}\n"
 
@@ -344,6 +378,16 @@ def test_a_closed_terminal_does_not_end_what_ignores_it():
     loop.send_signal(signal.SIGHUP)
     loop.send_signal(signal.SIGTERM)
     assert loop.communicate(timeout=60)[0] == f"stopping {int(signal.SIGTERM)}\nleft\n"
+
+
+def test_a_player_is_asked_nothing_once_a_signal_has_come():
+    """Least of all for the probabilities in all positions of a game, which may take minutes."""
+    player = StoppablePlayer(SimpleNamespace(act=list, action_probs=list), stop := StopSignal())
+    assert player.act([1]) == player.action_probs([1]) == [1]
+    stop.received = signal.SIGTERM
+    for ask in (player.act, player.action_probs):
+        with pytest.raises(InterruptedRolloutError):
+            ask([1])
 
 
 def test_handlers_are_put_back():
@@ -542,12 +586,16 @@ def test_logs_and_tracebacks_hold_no_secret():
             raise RuntimeError("hf_canary")
         except RuntimeError:
             logging.getLogger("x").exception("caught")
+        def fails():
+            raise process.ProgramError("hf_canary")
+        process.run_program(fails)
         raise ValueError("hf_canary")
     """
     child = python(code, env={**os.environ, "HF_TOKEN": "hf_canary"})
     error = child.communicate(timeout=60)[1]
     assert "WARNING: token [redacted]\n" in error
     assert "RuntimeError: [redacted]" in error
+    assert "\nerror: [redacted]\n" in error
     assert error.endswith("ValueError: [redacted]\n")
     assert "canary" not in error.replace('"hf_canary"', "")  # the quoted one is this test's own source line
 

@@ -8,9 +8,11 @@ import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from functools import partial
 from importlib import metadata
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -469,6 +471,14 @@ def test_a_disk_that_fails_for_a_moment_costs_this_save_alone(tmp_path, monkeypa
     write = partial(save, tmp_path, 1) if broken == "glob" else partial(utils.need_space, tmp_path, 1)
     with pytest.raises(utils.CheckpointError, match="Stale file handle"):
         write()
+
+
+def test_a_disk_that_tells_no_size_is_not_full(tmp_path, monkeypatch):
+    """Virtual ones say 0 of 0 bytes."""
+    for total, full in ((0, False), (10**9, True)):
+        monkeypatch.setattr(shutil, "disk_usage", lambda _, total=total: SimpleNamespace(total=total, free=0))
+        with pytest.raises(utils.CheckpointError) if full else nullcontext():
+            utils.need_space(tmp_path, 1)
 
 
 def test_nothing_is_deleted_where_nothing_verifies(tmp_path):
