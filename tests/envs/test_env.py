@@ -448,6 +448,22 @@ def test_bots_of_our_own_draw_numbers_that_dealt_no_card(spec, seat):
     assert [bot._stream.uniform() for _ in range(5)] == [rng.random_sample() for _ in range(5)]
 
 
+@pytest.mark.parametrize("seat", [0, 1])
+def test_rollouts_of_each_game_and_seat_draw_numbers_of_their_own(seat, monkeypatch):
+    """Those of the engine, and in gin rummy, which has dead ends, ours."""
+    real, seeds = pyspiel.RandomRolloutEvaluator, []
+    monkeypatch.setattr(pyspiel, "RandomRolloutEvaluator", lambda n, seed: seeds.append(seed) or real(n, seed))
+    kuhn, gin = (task_id(*variant) for variant in (("kuhn_poker", 0), ("gin_rummy", 3)))
+    bots: list[Any] = [
+        make_bot(games.decode_task_id(tid)[0], openspiel.load_game(tid), parse_opponent(spec), seat, 40)
+        for tid, spec in ((kuhn, "mcts:9x1"), (kuhn, "ismcts:9x1"), (gin, "ismcts:9x1"), (gin, "mcts:9x1"))
+    ]
+    assert seeds == [40 + 5 + seat] * 3
+    streams = bots[2]._safe_leaf._stream, bots[3].evaluator._stream
+    assert [stream.uniform() for stream in streams] == [np.random.RandomState(40 + 5 + seat).random_sample()] * 2
+    assert bots[3]._random_state.random_sample() == np.random.RandomState(40 + 6 + seat).random_sample()
+
+
 @pytest.mark.parametrize(("opponent", "rollouts"), [("mcts", 50), ("mcts_light", 5)])
 def test_the_default_budget_is_the_games(opponent, rollouts, monkeypatch):
     built = []

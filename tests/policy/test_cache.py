@@ -93,6 +93,8 @@ def test_many_go_on_from_one_beginning_without_touching_each_other(qwen2):
     longest = [[*ids, 7] for ids in longer]
     hidden_ND, _ = qwen2.reader.read([Read(ids, kv, False) for ids, kv in zip(longest, ahead, strict=True)])
     assert_close(hidden_ND, qwen2.reader.read([Read(ids, None, False) for ids in longest])[0], atol=1e-5, rtol=0)
+    _, [_, kept] = qwen2.reader.read([Read(start, None, False), Read(start, None, True)])
+    assert len(kept.path) == 20, "of equal ones whoever asks for it"
 
 
 @torch.no_grad()

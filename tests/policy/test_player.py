@@ -5,7 +5,9 @@ import itertools
 import json
 import math
 import os
+import resource
 import shutil
+import signal
 from dataclasses import replace
 from typing import Any
 
@@ -530,7 +532,10 @@ def test_adapters_leave_no_trace(qwen2, tmp_path):
     assert any(expected.values())
     before = qwen2.evaluate_decisions([a.sequence for a in qwen2.act(MIXED)])
     qwen2.save(tmp_path)
+    limits = resource.getrlimit(resource.RLIMIT_AS), signal.getsignal(signal.SIGALRM)
     qwen2.add_adapter("past", tmp_path)
+    assert (resource.getrlimit(resource.RLIMIT_AS), signal.getsignal(signal.SIGALRM)) == limits
+    assert signal.getitimer(signal.ITIMER_REAL) == (0, 0)
     assert {n: f for n, f in flags(qwen2).items() if ".past." not in n} == expected
     expected = flags(qwen2)
     assert not any(flag for name, flag in expected.items() if ".past." in name)
