@@ -329,6 +329,9 @@ def test_a_server_that_misses_its_first_retry_is_tried_again(monkeypatch):
     assert server.retry_at < time.monotonic() + 60
     asyncio.run(server.load("one", Path("one"), 1, 1.0))
     assert not server.out
+    answers += [(0, "lost"), (200, {"data": [{"id": "two"}]}), (200, ""), (200, "")]  # on its way back: it is loaded
+    asyncio.run(server.load("two", Path("two"), 2, 1.0))
+    assert (server.out, server.version) == (False, 2)
 
 
 # -- what a server must be able to do ----------------------------------------------------------------------------
@@ -659,10 +662,18 @@ def test_one_question_that_a_server_cannot_answer_fails_its_game_alone(policy, s
     assert {e.outcome for e in episodes if e not in failed} == {"finished"}
 
 
-@pytest.mark.parametrize("odd", [{"prompt_token_ids": [1, 2]}, {"finish_reason": "abort"}])
-def test_an_answer_to_another_question_or_one_that_was_given_up_is_asked_again(policy, server, odd, tmp_path):
+@pytest.mark.parametrize(
+    ("mode", "odd"),
+    [
+        ("constrained", {"prompt_token_ids": [1, 2]}),
+        ("constrained", {"finish_reason": "abort"}),
+        ("free", {"token_ids": [0, 10**6]}),  # which the model has no place for
+        ("free", {"logprobs": {"token_logprobs": [-7.0, 0.5]}}),
+    ],
+)
+def test_an_answer_to_another_question_or_one_that_was_given_up_is_asked_again(policies, server, mode, odd, tmp_path):
     """A proxy that gives one answer twice, or to the wrong caller: it is legal here, but nobody sampled it here."""
-    seen = []
+    policy, seen = policies[mode], []
 
     def another(path, body):
         if path != "completions":
@@ -674,9 +685,9 @@ def test_an_answer_to_another_question_or_one_that_was_given_up_is_asked_again(p
 
     server.faulty = another
     with engine_of(policy, tmp_path, server) as engine:
-        [only] = games(engine, TASKS[:1])
-    assert only.outcome == "finished"
-    assert decisions([only])[0].logprob > -7
+        [only] = games(engine, TASKS[:1], mode=mode)
+    assert only.outcome == "finished" if mode == "constrained" else only.outcome != "failed"
+    assert -7 not in decisions([only])[0].token_logprobs
     assert seen[0] != seen[1]
 
 
@@ -721,8 +732,19 @@ def test_a_server_that_fails_now_and_then_is_told_once_a_step(policy, server, tm
             engine.publish(version)
             for task in TASKS[:2]:
                 assert {e.outcome for e in games(engine, [task])} == {"finished"}
+        assert engine.servers[0].pause == 0.02, "it has answered since"
     assert next(calls) > 12
     assert [told.partition(": {")[0] for told in caplog.messages] == [f"{server.url}: HTTP 500"] * 2
+
+
+def test_a_question_waits_as_long_as_it_may_however_many_come_before_it(policy, server, tmp_path, monkeypatch):
+    """Those that have to queue are asked when the time of the first is over. A second passes with each look at it."""
+    monkeypatch.setattr("policy.vllm_player.CALLS_AT_ONCE", 1)
+    monkeypatch.setattr("policy.vllm_player.time", SimpleNamespace(monotonic=itertools.count().__next__))
+    said = [{"role": "system", "content": "a"}, {"role": "user", "content": "b"}]
+    with engine_of(policy, tmp_path, server) as engine:
+        actions = engine.act([Query(n, 0, said, {1: "x", 2: "y"}, (n, 0, 0, 1)) for n in range(15)])
+    assert [action.error for action in actions] == [""] * 15
 
 
 @pytest.mark.parametrize("status", [429, 503])
