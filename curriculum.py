@@ -31,7 +31,7 @@ FORGIVEN_AFTER = 2  # consecutive successes that remove a task from the failure 
 RATE_STEP = 0.05  # of the moving success rate behind learnability: about the last 20 games count
 CHANGING = "self", "past"  # opponents that change with the policy
 PAST_SIZE = 5  # past selves that are kept; the one beaten most makes room
-LEAST = 1e-9  # weight of a game or opponent; the largest is its reciprocal
+LEAST, MOST = 1e-9, 1e9  # weight of a game or opponent
 PAST_STEP = 0.01  # of the moving mean score against each past self: about the last 100 games count
 
 # First keys of the random streams, so that no two purposes share numbers.
@@ -62,8 +62,8 @@ class Stage:
         if not self.mixture:
             raise ValueError("opponent: a mixture needs opponents")
         for name, weights in (("games", self.games), ("opponent", self.mixture)):
-            if isinstance(weights, dict) and not all(LEAST <= weight <= 1 / LEAST for weight in weights.values()):
-                raise ValueError(f"{name}: weights are numbers from {LEAST:g} to {1 / LEAST:g}")
+            if isinstance(weights, dict) and not all(LEAST <= weight <= MOST for weight in weights.values()):
+                raise ValueError(f"{name}: weights are numbers from {LEAST:g} to {MOST:g}")
         for spec in [*self.mixture, *([self.gate_opponent] if self.gate_opponent else [])]:
             if spec.startswith("past:"):
                 raise ValueError(f"opponent {spec!r}: past alone is allowed, which is chosen among them")

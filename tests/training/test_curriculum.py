@@ -287,6 +287,8 @@ def test_a_stage_is_not_left_on_a_lucky_game_of_a_rare_kind(won, passes):
             rate = won if task.task_id // games.CONFIGS_PER_GAME == rare else 0.9
             curriculum.update(task, float(rng.random() < rate))
         assert (curriculum.stage.name == "second") == passes
+    rarest = Curriculum(one_stage(games={"tic_tac_toe": 1e9, "hex_small": 1e-9}), 0)
+    assert rarest._window.maxlen == curriculum_module.LONGEST, "of a kind that never comes"
 
 
 def test_only_games_against_the_gate_opponent_count():
