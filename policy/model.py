@@ -452,7 +452,7 @@ def _put_adapter_on(base: Any, config: ModelConfig, lora: LoraConfig) -> Any:
 
 
 def identity(config: ModelConfig, base: Any, tokenizer: Any) -> dict[str, str | None]:
-    """What a run's adapter belongs to: names, and digests of weights, tokenizer, initial adapter and games.
+    """What a run's adapter belongs to: names, and digests of weights, tokenizer and games.
 
     In a local folder all weights are hashed (0.75 s of CPU per GB); a model on the Hub is identified by its commit.
     """
@@ -461,17 +461,16 @@ def identity(config: ModelConfig, base: Any, tokenizer: Any) -> dict[str, str | 
     return {
         "model": config.model_name, "revision": config.revision, "tokenizer": sha256(words.encode()).hexdigest(),
         "weights": weights_digest(config.model_name) or commit, "games": own_digest(),
-        **({"adapter": _digest(_adapter_folder(config.adapter))} if config.adapter else {}),
     }  # fmt: skip
 
 
-def _adapter_folder(name: str) -> str:
-    """The folder of an adapter, of one on the Hub that of the files which were loaded."""
+def adapter_digest(name: str) -> str:
+    """Digest of the weights of an adapter that was loaded from a folder or from the Hub."""
     from huggingface_hub import try_to_load_from_cache
 
     local = Path(os.path.expanduser(name)).is_dir()
     cached = None if local else try_to_load_from_cache(name, "adapter_model.safetensors")
-    return str(Path(cached).parent) if isinstance(cached, str) else name
+    return _digest(str(Path(cached).parent) if isinstance(cached, str) else name)
 
 
 def weights_digest(name: str) -> str:

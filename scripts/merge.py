@@ -294,6 +294,8 @@ def run(args: argparse.Namespace) -> None:
         step = read_json(made).get("step")  # a resumed run replaces ``final`` before it evaluates it
         summary = summary if summary.get("steps", step) == step else None
     evaluated = {} if summary is None else publish.evaluated(summary, file, adapter.name)
+    with blaming(f"{(warm := adapter / WARM_START)}: is no record of a warm start: ", (LookupError, TypeError)):
+        teacher = printable(str(read_json(warm)["teacher"])) if warm.is_file() else None
     if args.adapter_only:
         copy_adapter(adapter, base, args.output)
     else:
@@ -301,8 +303,6 @@ def run(args: argparse.Namespace) -> None:
         judge(report, args)
     licence, config.model = publish.licence_of(base.model_name, base.revision), base
     name = args.push or args.output.resolve().name
-    with blaming(f"{(warm := adapter / WARM_START)}: ", LookupError, TypeError):
-        teacher = printable(str(read_json(warm)["teacher"])) if warm.is_file() else None
     about = publish.Published(name, base.model_name, licence, config, adapter.name, summary, evaluated, report, teacher,
                               [item.partition("=")[0].strip() for item in args.set], own)  # fmt: skip
     finish(about, args)

@@ -22,7 +22,7 @@ from curriculum import Curriculum, evaluated
 from envs.client import is_number
 from envs.config import PLAYED_BY
 from envs.trace import programs_digest
-from policy.model import identity
+from policy.model import adapter_digest, identity
 from policy.player import load_policy
 from policy.vllm_player import Engine
 from training import alarms
@@ -108,6 +108,7 @@ class Checkpointed:
         self.policy = load_policy(config)
         self.base = {**identity(config.model, self.policy.base, self.policy.tokenizer), **programs_digest(config.env)}
         if config.model.adapter:
+            self.base["adapter"] = adapter_digest(config.model.adapter)
             utils.check_base(os.path.expanduser(config.model.adapter), self.base, refuse=False)
         if self.ppo.state_coef:
             self.policy.learn_states(state_shapes(config.curriculum))

@@ -22,6 +22,7 @@ from curriculum import CurriculumConfig, Stage
 from envs.config import EnvConfig
 from envs.types import Episode
 from evaluation import measure as evaluation
+from evaluation.players import Roster
 from scripts import merge
 from scripts.export import proof, publish
 from training.process import ProgramError
@@ -814,6 +815,8 @@ def final_of(run, folder):
     ("../summary.json", b'{"games": {"hex": {"before": 0, "after": "x", "interval": [0, 1], "episodes": 1, '
                         b'"exact_after": 0, "ceiling": 1, "share": 1}}}', "summary.json: is no summary of a run"),
     ("adapter_config.json", b"", "adapter_config.json: "),
+    ("warmstart.json", b"[]", "warmstart.json: is no record of a warm start"),
+    ("warmstart.json", b"{}", "warmstart.json: is no record of a warm start: 'teacher'"),
 ])  # fmt: skip
 def test_damaged_files_beside_an_adapter_are_told_in_one_line(run_plain, tmp_path, capsys, name, content, told):
     final = final_of(run_plain, tmp_path)
@@ -826,6 +829,16 @@ def test_damaged_files_beside_an_adapter_are_told_in_one_line(run_plain, tmp_pat
     assert told in error
     assert error.count("\n") == 1
     assert not (tmp_path / "out").exists()
+
+
+def test_a_run_whose_warm_start_is_gone_is_played_and_merged(run_plain, tmp_path):
+    """As on another machine: it is only where training began."""
+    final = final_of(run_plain, tmp_path)
+    config = read_json(final / "run_config.json")
+    config["model"]["adapter"] = str(tmp_path / "other" / "machine" / "warm")
+    (final / "run_config.json").write_text(json.dumps(config))
+    assert Roster([], [], 0, False, None).contestant(str(final)).label == "run/final"
+    assert merge_in(tmp_path / "out", final) == 0
 
 
 @pytest.mark.parametrize(("steps", "told"), [(3, False), (6, True)])
