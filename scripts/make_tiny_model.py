@@ -106,7 +106,7 @@ def main(argv: list[str] | None = None) -> int:
     add("output", type=Path, nargs="?", default=Path("models/tiny"))
     add("--hidden", type=at_least(8, 2**14), default=64, help="hidden size, a multiple of 8 (default %(default)s)")
     add("--layers", type=at_least(1, 1000), default=2, help="default %(default)s")
-    add("--vocab", type=at_least(300), default=1024, help="tokens at most (default %(default)s; the texts give 529)")
+    add("--vocab", type=at_least(300, 2**20), default=1024, help="at most (default %(default)s; the texts give 529)")
     add("--init-range", type=at_least(0.0, 10.0), default=0.2, help="default %(default)s")
     add("--architecture", choices=("qwen2", "qwen3", "llama"), default="qwen2", help="default %(default)s")
     add("--seed", type=at_least(0, 2**31 - 1), default=2, help="of the weights (default 2: plays about as chance)")

@@ -706,6 +706,12 @@ def test_a_base_is_made_anew_when_the_texts_it_reads_change(tmp_path, monkeypatc
     assert (before / "model.safetensors").is_file()
 
 
+def test_room_for_tokens_without_number_is_not_asked_for(tmp_path, capsys):
+    with pytest.raises(SystemExit, match="2"):
+        make_tiny_model.main([str(tmp_path / "base"), "--vocab", str(2**31 - 1)])
+    assert capsys.readouterr().err.endswith(": expected at least 300 and at most 1048576\n")
+
+
 def test_a_base_that_cannot_be_made_anew_leaves_the_one_that_was_there(tmp_path, monkeypatch, capsys):
     words = [str(tmp_path / "base"), "--layers", "1", "--hidden", "16"]
     assert make_tiny_model.main(words) == 0
