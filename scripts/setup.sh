@@ -61,6 +61,8 @@ install() {
         check_disk 8
         advise_cpu
     fi
+    # Packages are of no version until all of them are; those of an earlier requirements.txt are being replaced.
+    find .venv -maxdepth 1 -name '*.installed' \( -path "$stamp" -o ! -newer requirements.txt \) -delete
     # First and alone: resolved together with the rest, pip may choose and download another build of torch.
     # An old pip takes twice as long for the rest. Where none is newer, it will do.
     "${pip[@]}" --upgrade "pip>=25" || true

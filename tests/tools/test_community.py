@@ -74,6 +74,25 @@ def test_setting_up_minds_what_it_was_told(tmp_path, variables, free_gb, told, c
     assert ("to save them, start again with" in done.stdout) == advised
 
 
+@pytest.mark.parametrize("broken_off", [False, True])
+def test_going_back_to_requirements_of_before_installs_them_again(tmp_path, broken_off):
+    """Their stamp was still there, and the newer packages stayed."""
+    (tmp_path / "scripts").mkdir()
+    (tmp_path / ".venv/bin").mkdir(parents=True)
+    python, file, log = tmp_path / ".venv/bin/python", tmp_path / "requirements.txt", tmp_path / "log"
+    shutil.copy(house.ROOT / "scripts/setup.sh", tmp_path / "scripts")
+    python.write_text('#!/bin/sh\ncase "$*" in *"pip install"*torch==*) cat requirements.txt >>log; exit $FAIL;; esac')
+    python.chmod(0o755)
+    (tmp_path / "requirements-dev.txt").write_text("")
+    steps = [("torch==1", "", 0), ("torch==2", "requirements-dev.txt", int(broken_off)), ("torch==1", "", 0)]
+    for pinned, of, fail in steps:
+        file.write_text(f"{pinned}\n")
+        words = ["bash", "scripts/setup.sh", *[of] * bool(of)]
+        done = subprocess.run(words, cwd=tmp_path, env=os.environ | {"FAIL": str(fail)}, capture_output=True, text=True)
+        assert done.returncode == fail, done.stderr
+    assert log.read_text().split() == ["torch==1", "torch==2", "torch==1"]
+
+
 def test_a_python_that_is_not_there_is_not_replaced(tmp_path):
     (tmp_path / "scripts").mkdir()
     for name in ("scripts/setup.sh", "requirements.txt"):
