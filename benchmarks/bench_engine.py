@@ -8,7 +8,6 @@ bound on rollouts however fast the GPUs behind are. Adapters have the tensors of
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
 import multiprocessing
@@ -25,11 +24,12 @@ import torch
 from safetensors.torch import save_file
 from transformers import AutoTokenizer
 
-from benchmarks.common import Row, table, write
+from benchmarks.common import Row, parser, table, write
 from envs.config import EnvConfig
 from envs.types import Query
 from policy.chat import ChatFormat
 from policy.vllm_player import Engine
+from training.process import at_least, run_program
 from utils import write_directory
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -99,10 +99,9 @@ def adapter_seconds(folder: Path, repeats: int = 3) -> float:
 
 def main(argv: list[str] | None = None) -> int:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--answers", type=int, default=2000)
-    parser.add_argument("--json", type=Path)
-    args = parser.parse_args(argv)
+    add = (flags := parser(__doc__)).add_argument
+    add("--answers", type=at_least(1), default=2000)
+    args = flags.parse_args(argv)
     tokenizer = AutoTokenizer.from_pretrained(ROOT / "models" / "tiny")
     policy: Any = SimpleNamespace(
         chat=ChatFormat(tokenizer), tokenizer=tokenizer, constrained=False, greedy=False, temperature=1.0, seed=0,
@@ -126,4 +125,4 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_program(main))

@@ -7,17 +7,17 @@ moves on bare ``pyspiel`` states, asking only what play itself needs: whose turn
 outcomes, the returns. ``pyspiel_share`` is the second time over the first.
 """
 
-import argparse
 import sys
 import time
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks.common import write
+from benchmarks.common import parser, write
 from envs.config import EnvConfig
 from envs.openspiel import OpenSpielEnv, load_game
 from envs.types import Task
+from training.process import at_least, run_program
 
 WORKLOADS = {
     "leduc_poker": 200_000_000,
@@ -86,11 +86,10 @@ def measure(name, task_id, prompt, seconds):
 
 
 def main(argv=None):
-    parser = argparse.ArgumentParser(description="Speed of the OpenSpiel environments alone.")
-    parser.add_argument("--seconds", type=float, default=2.0, help="per workload")
-    parser.add_argument("--prompt", choices=("full", "compact"), default="full")
-    parser.add_argument("--json", type=Path, help="write the rows here too")
-    args = parser.parse_args(argv)
+    add = (flags := parser(__doc__)).add_argument
+    add("--seconds", type=at_least(0.1), default=2.0, help="per workload")
+    add("--prompt", choices=("full", "compact"), default="full")
+    args = flags.parse_args(argv)
     rows = []
     for name, task_id in WORKLOADS.items():
         row = measure(name, task_id, args.prompt, args.seconds)
@@ -104,4 +103,4 @@ def main(argv=None):
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(run_program(main))

@@ -11,7 +11,6 @@ of its time is attention, whose work grows with the square of the length. One th
 
 from __future__ import annotations
 
-import argparse
 import sys
 import tempfile
 from dataclasses import replace
@@ -21,12 +20,13 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.bench_train import make_trainer, measure
-from benchmarks.common import Clock, Row, table, write
+from benchmarks.common import Clock, Row, parser, table, write
 from benchmarks.gpu_models import SHAPES, config_of
 from benchmarks.recorded import Games, play_recorded
 from envs.types import Task
 from games import CONFIGS_PER_GAME, NAMES
 from train_ppo import Trainer, collate, ppo_update
+from training.process import at_least, run_program
 from utils import uniform
 
 GAMES_PER_BATCH = 64
@@ -88,10 +88,9 @@ def turn_row(trainer: Trainer, turns: int, digits: int, count: int, steps: int) 
 
 def main(argv: list[str] | None = None) -> int:
     """Measure; print rows and ratios."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=2)
-    parser.add_argument("--json", type=Path)
-    args = parser.parse_args(argv)
+    add = (flags := parser(__doc__)).add_argument
+    add("--steps", type=at_least(1), default=2)
+    args = flags.parse_args(argv)
     by_batch = batch_rows(args.steps)
     print(table(by_batch), "\n", flush=True)
     ratios = {"ms a decision, 8x the games over 1x": by_batch[-1]["ms_a_decision"] / by_batch[0]["ms_a_decision"]}
@@ -114,4 +113,4 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_program(main))

@@ -23,8 +23,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parent / "peers"))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.common import Row, table, write
+from config.flags import FlagParser
 from evaluation.measure import evaluate
+from games import NAMES
 from policy import load_policy
+from training.process import at_least, run_program
 
 PEERS = Path(__file__).resolve().parent / "peers"
 LEARNERS = {"ours": "ours_learning.py", "trl 1.16 GRPO": "trl116_learning.py"}
@@ -71,14 +74,15 @@ def draw(found: dict[str, list[Row]], game: str, path: Path) -> None:
 
 def main(argv: list[str] | None = None) -> int:
     """Train where a learner's folder is not there yet, grade, draw."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--game", default="kuhn_poker")
-    parser.add_argument("--seconds", type=int, default=600)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--pace", type=float, nargs=2, default=(9.5, 0.25), metavar=("OURS", "TRL"),
+    flags = FlagParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add = flags.add_argument
+    add("--game", choices=NAMES, metavar="GAME", default="kuhn_poker")
+    add("--seconds", type=at_least(1), default=600)
+    add("--seed", type=at_least(0), default=0)
+    add("--pace", type=float, nargs=2, default=(9.5, 0.25), metavar=("OURS", "TRL"),
                         help="steps a minute")  # fmt: skip
-    parser.add_argument("--folder", type=Path, default=Path("out/learning"))
-    args = parser.parse_args(argv)
+    add("--folder", type=Path, default=Path("out/learning"))
+    args = flags.parse_args(argv)
     found, what = {}, f"{args.game}-seed{args.seed}-{args.seconds}s"
     for (name, script), pace in zip(LEARNERS.items(), args.pace, strict=True):
         folder = args.folder.resolve() / f"{script.removesuffix('_learning.py')}-{what}"
@@ -97,4 +101,4 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_program(main))

@@ -10,7 +10,6 @@ of the rows. CPU seconds of the process, one thread.
 
 from __future__ import annotations
 
-import argparse
 import sys
 import tempfile
 from pathlib import Path
@@ -21,9 +20,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import train_ppo
 from benchmarks.bench_train import PRESET, make_trainer, timed
-from benchmarks.common import Clock, Row, table, write
+from benchmarks.common import Clock, Row, parser, table, write
 from benchmarks.limit import Call, bare_seconds, recorded_calls
-from training.process import StopSignal
+from training.process import StopSignal, at_least, run_program
 
 REAL = [
     "model.dtype=bfloat16", "model.tokens_per_batch=4096", "ppo.batch_size=8", "ppo.mini_batch_size=8",
@@ -64,12 +63,11 @@ def measure(trainer: train_ppo.Trainer, stop: StopSignal) -> list[Row]:
 
 def main(argv: list[str] | None = None) -> int:
     """Measure; print rows and ratios (of the sums over all steps)."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", metavar="FOLDER")
-    parser.add_argument("--steps", type=int, default=3)
-    parser.add_argument("--set", nargs="+", action="extend", default=[], metavar="KEY=VALUE")
-    parser.add_argument("--json", type=Path)
-    args = parser.parse_args(argv)
+    add = (flags := parser(__doc__)).add_argument
+    add("--model", metavar="FOLDER")
+    add("--steps", type=at_least(1), default=3)
+    add("--set", nargs="+", default=[], metavar="KEY=VALUE")
+    args = flags.parse_args(argv)
     sets = ([f"model.model_name={args.model}", *REAL] if args.model else []) + args.set
     rows: list[Row] = []
     with tempfile.TemporaryDirectory() as folder, StopSignal() as stop:
@@ -88,4 +86,4 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_program(main))

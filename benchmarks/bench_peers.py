@@ -12,7 +12,6 @@ reward; with w2, trl0114 and trl112's kind of trainer read every turn's history 
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import subprocess
@@ -22,7 +21,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks.common import Row, table, write
+from benchmarks.common import Row, parser, table, write
+from training.process import ProgramError, at_least, run_program
 
 PEERS = Path(__file__).resolve().parent / "peers"
 
@@ -71,25 +71,24 @@ def run(python: str, script: str, workload: str) -> Row:
     """One process; its line of results.
 
     Raises:
-        RuntimeError: it failed; with the last line of its error output.
+        ProgramError: it failed; with the last line of its error output.
     """
     env = os.environ | {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
     done = subprocess.run([python, script, workload], cwd=PEERS, env=env, capture_output=True, text=True)
     lines = [line for line in done.stdout.splitlines() if line.startswith("RESULT ")]
     if done.returncode or not lines:
-        raise RuntimeError(f"{script} {workload}: {(done.stderr.strip() or 'no result').splitlines()[-1]}")
+        raise ProgramError(f"{script} {workload}: {(done.stderr.strip() or 'no result').splitlines()[-1]}")
     return json.loads(lines[-1].removeprefix("RESULT "))
 
 
 def main(argv: list[str] | None = None) -> int:
     """Run ours and the peers; print rows and ratios."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--workloads", nargs="+", choices=("w1", "w2", "w3"), default=["w1", "w2", "w3"])
-    parser.add_argument("--peers", nargs="+", choices=tuple(KNOWN), default=["floor"])
-    parser.add_argument("--repeat", type=int, default=2)
-    parser.add_argument("--venvs", type=Path, default=Path("out/venvs"))
-    parser.add_argument("--json", type=Path)
-    args = parser.parse_args(argv)
+    add = (flags := parser(__doc__)).add_argument
+    add("--workloads", nargs="+", action="store", choices=("w1", "w2", "w3"), default=["w1", "w2", "w3"])
+    add("--peers", nargs="+", action="store", choices=tuple(KNOWN), default=["floor"])
+    add("--repeat", type=at_least(1), default=2)
+    add("--venvs", type=Path, default=Path("out/venvs"))
+    args = flags.parse_args(argv)
     scripts: dict[str, tuple[str, str, tuple[str, ...]]] = {"ours": (sys.executable, "ours.py", ("w1", "w2", "w3"))}
     for name in args.peers:
         peer = KNOWN[name]
@@ -117,4 +116,4 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_program(main))

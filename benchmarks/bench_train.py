@@ -9,7 +9,6 @@ with is computed once, or by each of them.
 
 from __future__ import annotations
 
-import argparse
 import sys
 import tempfile
 import time
@@ -23,10 +22,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import torch
 
 import train_ppo
-from benchmarks.common import Clock, Row, table, write
+from benchmarks.common import Clock, Row, parser, table, write
 from policy import network, tree
 from training.config import parse_args, read_config
-from training.process import StopSignal, rest_collector
+from training.process import StopSignal, at_least, rest_collector, run_program
 
 PRESET = "config/presets/tiny.json"
 FULL = [
@@ -88,12 +87,11 @@ def nothing_shared(rows: Sequence[tree.Row]) -> Iterator[tuple[int, int]]:
 
 def main(argv: list[str] | None = None) -> int:
     """Measure; print rows and ratios."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=4)
-    parser.add_argument("--full", action="store_true")
-    parser.add_argument("--set", nargs="+", action="extend", default=[], metavar="KEY=VALUE")
-    parser.add_argument("--json", type=Path)
-    args = parser.parse_args(argv)
+    add = (flags := parser(__doc__)).add_argument
+    add("--steps", type=at_least(1), default=4)
+    add("--full", action="store_true")
+    add("--set", nargs="+", default=[], metavar="KEY=VALUE")
+    args = flags.parse_args(argv)
     ratios: dict[str, float] = {}
     if args.full:
         rows = [measure("full prompts", args.steps, FULL + args.set)]
@@ -111,4 +109,4 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_program(main))

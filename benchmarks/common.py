@@ -1,7 +1,8 @@
-"""What the benchmarks share: clocks, tables, the JSON file, and the machine they ran on."""
+"""What the benchmarks share: command lines, clocks, tables, the JSON file, and the machine they ran on."""
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import platform
@@ -12,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+
+from config.flags import FlagParser
 
 Row = dict[str, Any]
 
@@ -53,6 +56,13 @@ def _shown(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:.3g}" if abs(value) < 1 else f"{value:,.2f}"
     return str(value)
+
+
+def parser(doc: str | None) -> FlagParser:
+    """A command line with ``--json``."""
+    made = FlagParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    made.add_argument("--json", type=Path, help="write the rows here too")
+    return made
 
 
 def machine() -> dict[str, Any]:

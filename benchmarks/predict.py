@@ -12,7 +12,6 @@ took here, less its own operations.
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 import sys
@@ -33,7 +32,7 @@ import numpy as np
 import torch
 
 import train_ppo
-from benchmarks.common import Clock, Row, table, write
+from benchmarks.common import Clock, Row, parser, table, write
 from benchmarks.gpu_models import SHAPES
 from benchmarks.gpu_models import config_of as architecture_of
 from benchmarks.operations import Counter, Op, aten, gpu_kernels, trunk_of
@@ -48,7 +47,7 @@ from scripts.make_tiny_model import make_model
 from training import memory, preflight
 from training.config import parse_args, read_config
 from training.memory import count_parameters
-from training.process import StopSignal, rest_collector
+from training.process import StopSignal, rest_collector, run_program
 
 
 def counted_in(layers: int, passes: Seq[Pass], config: SimpleNamespace, architecture: Any) -> list[Op]:
@@ -409,11 +408,10 @@ SMOL = ["model.dtype=bfloat16", "ppo.batch_size=32", "ppo.mini_batch_size=8"]
 
 def main(argv: list[str] | None = None) -> int:
     """Print one of the two tables."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--check", nargs="+", choices=("tiny", "smol"), default=[], help="predicted and measured here")
-    parser.add_argument("--set", nargs="+", action="extend", default=[], metavar="KEY=VALUE")
-    parser.add_argument("--json", type=Path)
-    args = parser.parse_args(argv)
+    add = (flags := parser(__doc__)).add_argument
+    add("--check", nargs="+", choices=("tiny", "smol"), default=[], help="predicted and measured here")
+    add("--set", nargs="+", default=[], metavar="KEY=VALUE")
+    args = flags.parse_args(argv)
     if args.check:
         rows = [
             check_row(f"config/presets/{name}.json", [*(SMOL if name == "smol" else []), *args.set])
@@ -428,4 +426,4 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_program(main))

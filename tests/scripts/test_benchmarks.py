@@ -2,6 +2,7 @@
 
 import json
 import os
+import runpy
 import subprocess
 import sys
 from dataclasses import replace
@@ -37,6 +38,26 @@ def written(path):
     assert set(result) == {"workload", "rows", "ratios"}
     assert result["rows"]
     return result
+
+
+@pytest.mark.parametrize(("name", "words", "told"), [
+    ("bench_env", ["--seconds", "nan"], "argument --seconds: nan: expected at least 0.1"),
+    ("bench_engine", ["--answers", "0"], "argument --answers: 0: expected at least 1"),
+    ("bench_growth", ["--steps", "x"], "argument --steps: x: expected a whole number"),
+    ("bench_learning", ["--game", "ches"], "argument --game: invalid choice: 'ches'"),
+    ("bench_limit", ["--model", "./nothing"], "model.model_name: there is no folder nothing"),
+    ("bench_peers", ["--workloads", "w4"], "argument --workloads: invalid choice: 'w4'"),
+    ("bench_train", ["--set", "nope=1"], "--set: nope = 1: no such key"),
+    ("predict", ["--set", "nope=1"], "--set: nope = 1: no such key"),
+])  # fmt: skip
+def test_a_wrong_command_is_a_line(monkeypatch, capsys, name, words, told):
+    monkeypatch.setattr(sys, "argv", [name, *words])
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_path(str(ROOT / "benchmarks" / f"{name}.py"), run_name="__main__")
+    assert ended.value.code == 2
+    error = capsys.readouterr().err
+    assert error.startswith(f"error: {told}")
+    assert error.count("\n") == 1
 
 
 @pytest.mark.parametrize("name", GAMES)
