@@ -16,7 +16,7 @@ import pytest
 import torch
 from saving import damages, flip
 from serving import SERVE
-from tiny import KUHN, base_model, micro_file
+from tiny import KUHN, base_model, micro_file, tiny_policy
 from tiny_runs import (
     ADAPTIVE,
     FEW_TEXTS,
@@ -631,3 +631,13 @@ def test_a_base_that_changed_under_a_checkpoint_is_refused_unless_forced(tmp_pat
     assert train(tmp_path, "--resume", "--force-config", **sections) == 0
     assert f"WARNING: {tmp_path / 'run' / 'checkpoint-000001'}: {told}" in capsys.readouterr().err
     assert (tmp_path / "run" / "checkpoint-000002").exists()
+
+
+def test_a_starting_adapter_that_changed_under_a_checkpoint_is_refused(tmp_path, capsys):
+    sections = SMALL | {"model": {"adapter": str(tmp_path / "warm")}, "ppo": {"num_train_steps": 2}}
+    tiny_policy(tmp_path, seed=1).save(tmp_path / "warm")
+    assert train(tmp_path, **sections) == 0
+    shutil.rmtree(tmp_path / "run" / "checkpoint-000002")
+    tiny_policy(tmp_path, seed=2).save(tmp_path / "warm")
+    assert train(tmp_path, "--resume", **sections) == 2
+    assert "not those that it was trained with; --force-config goes on" in capsys.readouterr().err
