@@ -147,6 +147,8 @@ def test_missing_file(refused, tmp_path):
     for name, preset in (("tiny", "tiny"), ("qwen2.5-3b", "qwen2.5-3b"), (tmp_path / "12gb.json", "12gb")):
         known = ROOT / "config" / "presets" / f"{preset}.json"
         assert refused("--config", name) == f"{name}: cannot be read: No such file or directory; the preset is {known}"
+    (tmp_path / "12gb.json").write_text("{")  # which is there, and no preset's fault
+    assert "the preset is" not in refused("--config", tmp_path / "12gb.json")
 
 
 def test_negative_seed(refused):
