@@ -74,21 +74,25 @@ def test_setting_up_minds_what_it_was_told(tmp_path, variables, free_gb, told, c
     assert ("to save them, start again with" in done.stdout) == advised
 
 
-@pytest.mark.parametrize("broken_off", [False, True])
-def test_going_back_to_requirements_of_before_installs_them_again(tmp_path, broken_off):
+@pytest.mark.parametrize(("changed", "asked", "broken_off"), [
+    ("requirements.txt", [[], ["requirements-dev.txt"], []], False),
+    ("requirements.txt", [[], ["requirements-dev.txt"], []], True),
+    ("requirements-dev.txt", [["requirements-dev.txt"]] * 3, True),
+])  # fmt: skip
+def test_going_back_to_requirements_of_before_installs_them_again(tmp_path, changed, asked, broken_off):
     """Their stamp was still there, and the newer packages stayed."""
     (tmp_path / "scripts").mkdir()
     (tmp_path / ".venv/bin").mkdir(parents=True)
-    python, file, log = tmp_path / ".venv/bin/python", tmp_path / "requirements.txt", tmp_path / "log"
+    python, log = tmp_path / ".venv/bin/python", tmp_path / "log"
     shutil.copy(house.ROOT / "scripts/setup.sh", tmp_path / "scripts")
-    python.write_text('#!/bin/sh\ncase "$*" in *"pip install"*torch==*) cat requirements.txt >>log; exit $FAIL;; esac')
+    python.write_text(f'#!/bin/sh\ncase "$*" in *"pip install"*torch==*) cat {changed} >>log; exit $FAIL;; esac')
     python.chmod(0o755)
-    (tmp_path / "requirements-dev.txt").write_text("")
-    steps = [("torch==1", "", 0), ("torch==2", "requirements-dev.txt", int(broken_off)), ("torch==1", "", 0)]
-    for pinned, of, fail in steps:
-        file.write_text(f"{pinned}\n")
-        words = ["bash", "scripts/setup.sh", *[of] * bool(of)]
-        done = subprocess.run(words, cwd=tmp_path, env=os.environ | {"FAIL": str(fail)}, capture_output=True, text=True)
+    for name in ("requirements.txt", "requirements-dev.txt"):
+        (tmp_path / name).write_text("torch==0\n")
+    for pinned, words, fail in zip(("torch==1", "torch==2", "torch==1"), asked, (0, int(broken_off), 0), strict=True):
+        (tmp_path / changed).write_text(f"{pinned}\n")
+        command, env = ["bash", "scripts/setup.sh", *words], os.environ | {"FAIL": str(fail)}
+        done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True)
         assert done.returncode == fail, done.stderr
     assert log.read_text().split() == ["torch==1", "torch==2", "torch==1"]
 
