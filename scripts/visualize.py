@@ -13,6 +13,7 @@ import argparse
 import fcntl
 import io
 import json
+import logging
 import math
 import os
 import sys
@@ -22,7 +23,7 @@ from base64 import b64encode
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import cached_property
+from functools import cache, cached_property
 from hashlib import sha256
 from itertools import chain
 from pathlib import Path
@@ -42,6 +43,7 @@ from training.metrics import MOST_BYTES, finite
 from training.process import ProgramError, at_least, must_be_writable, rest_collector, run_program
 from utils import ConfigError, read_file, read_json, write_file
 
+log = logging.getLogger(__name__)
 ASSETS = Path(__file__).resolve().parent / "report"
 MAX_POINTS = 1500  # of a line
 MAX_EPISODES = 200  # of a run on the page: the latest
@@ -145,7 +147,10 @@ def load_run(directory: Path) -> RunData:
             raise ConfigError(f"{file}: not a JSON object")
     config = {name: part for name, part in config.items() if isinstance(part, dict)}
     if path := config.get("env", {}).get("games_path"):  # registers its custom games, for the replay
-        make(EnvConfig, {"games_path": path}, f"{files[0]}: env")
+        try:
+            make(EnvConfig, {"games_path": path}, f"{files[0]}: env")
+        except ConfigError as error:
+            _warn_once(str(error))
     if is_number(summary.get("steps")) and summary["steps"] < rows[-1]["step"]:  # written before the run was resumed
         summary = {"outdated": summary["steps"]}
     games, english = summary.get("games", {}), summary.get("english") or {}
@@ -163,6 +168,12 @@ def load_runs(directories: Sequence[Path]) -> list[RunData]:
     candidates = [["/".join(path[-n:]) for path in parts] for n in range(1, max(map(len, parts)) + 1)]
     names = next((names for names in candidates if len({*names}) == len({*parts})), candidates[-1])
     return [replace(load_run(directory), name=name) for directory, name in zip(directories, names, strict=True)]
+
+
+@cache
+def _warn_once(text: str) -> None:
+    """Log a warning that a page which is written every few seconds would repeat."""
+    log.warning("%s", text)
 
 
 def _opponent_shares(rows: list[dict[str, Any]]) -> None:
@@ -370,6 +381,10 @@ def write_report(runs: Sequence[RunData], path: Path, again: float = 0) -> Path:
     """Write the page: one file with assets and data. It loads nothing, except itself every ``again`` seconds."""
     from scripts.report.replay import replayable
 
+    shown = [[replayable(episode) for episode in run.episodes] for run in runs]
+    for run, episodes in zip(runs, shown, strict=True):
+        if lost := [f"step {row.get('step')}, {row.get('game')}: {row['lost']}" for row in episodes if "lost" in row]:
+            _warn_once(f"{run.name}: {len(lost)} of {len(episodes)} games are shown turn by turn: {lost[0]}")
     data = {
         "panels": panels(runs),
         "seen": time.strftime("%H:%M:%S") if again else "",
@@ -385,9 +400,9 @@ def write_report(runs: Sequence[RunData], path: Path, again: float = 0) -> Path:
                 "summary": run.summary,
                 "games": [*run.summary.get("games", {})],  # in a script, the name 2048 would come first
                 "last": run.rows[-1],
-                "episodes": [replayable(episode) for episode in run.episodes],
+                "episodes": episodes,
             }
-            for run in runs
+            for run, episodes in zip(runs, shown, strict=True)
         ],
     }
     page = (ASSETS / "page.html").read_text(encoding="utf-8")

@@ -203,7 +203,8 @@ function show(index) {
   const frame = frames[view.frame], before = view.frame ? frames[view.frame - 1].state : null, [word, tone] = verdict(view.episode);
   const returns = Array.isArray(view.episode.returns) ? ` · returns ${view.episode.returns.map((v) => short(v)).join(" / ")}` : "";
   const seat = (view.episode.seat ?? null) === null ? "" : ` · the model is Player ${view.episode.seat}`;
-  const error = view.episode.error ? ` · ${view.episode.error}` : "";
+  const trouble = view.episode.error ?? (view.episode.lost ? `turn by turn, as it cannot be replayed: ${view.episode.lost}` : "");
+  const error = trouble ? ` · ${trouble}` : "";
   put($("outcome"), html`<span class="${tone}">${word}</span>${returns + seat + error}`);
   put($("board"), frame.words ? html`<pre>${frame.state}</pre>` : drawPosition(view.episode.game, frame.text ?? frame.state, before));
   $("moves").querySelector(".now")?.classList.remove("now");

@@ -33,27 +33,34 @@ def frames(episode: dict[str, Any]) -> list[dict[str, Any]]:
 def replayable(episode: dict[str, Any]) -> dict[str, Any]:
     """The episode with ``frames`` for its history, each with ``turns``: the indices of the turns answered in it.
 
-    ``words``: a frame's state is a text of other kind than positions of its game.
-    ConfigError: not a row of an episode, or the history does not fit the game of its task id.
+    ``words``: a frame's state is a text of other kind than positions of its game. Without a board game, or with one
+    that failed or cannot be replayed, there is a frame for each turn; ``lost`` then tells why it cannot be.
+    ConfigError: not a row of an episode.
     """
+    row, place = {**episode}, f"episode of {episode.get('game')} at step {episode.get('step')}"
+    history, turns = row.pop("history", None), episode.get("turns", [])
     try:
-        turns, at = episode.get("turns", []), 0
-        if not episode.get("history"):  # no board game, or one that failed: a frame for each turn
-            shown = [
-                {"state": t.get("state", t.get("user", "")), "words": "state" not in t, "moves": [], "turns": [i]}
-                for i, t in enumerate(turns)
-            ]
-            told = f"Nothing was asked: the game {episode.get('outcome')}."
-            nothing = {"state": told, "words": True, "moves": [], "turns": []}
-            return {**episode, "frames": shown or [nothing]}
-        shown = frames(episode)
-        for frame in shown:
-            frame["turns"] = _answered(turns, at, frame)
-            at += len(frame["turns"])
-    except (AttributeError, LookupError, TypeError, ValueError, RuntimeError) as error:  # the last are pyspiel's
-        place = f"episode of {episode.get('game')} at step {episode.get('step')}"
-        raise ConfigError(f"{place}: cannot replay: {(str(error).strip() or repr(error)).splitlines()[0]}") from error
-    return {**{key: value for key, value in episode.items() if key != "history"}, "frames": shown}
+        row["frames"] = [
+            {"state": t.get("state", t.get("user", "")), "words": "state" not in t, "moves": [], "turns": [i]}
+            for i, t in enumerate(turns)
+        ]
+    except (AttributeError, TypeError) as error:
+        raise ConfigError(f"{place}: its turns must be a list of objects") from error
+    try:
+        row["frames"] = _with_turns(frames(episode), turns) if history else row["frames"]
+    except (LookupError, TypeError, ValueError, RuntimeError) as error:  # pyspiel's too, and a game that is not known
+        row["lost"] = (str(error).strip() or repr(error)).splitlines()[0]
+    told = f"Nothing was asked: the game {episode.get('outcome')}."
+    row["frames"] = row["frames"] or [{"state": told, "words": True, "moves": [], "turns": []}]
+    return row
+
+
+def _with_turns(shown: list[dict[str, Any]], turns: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    at = 0
+    for frame in shown:
+        frame["turns"] = _answered(turns, at, frame)
+        at += len(frame["turns"])
+    return shown
 
 
 def _answered(turns: list[dict[str, Any]], start: int, frame: dict[str, Any]) -> list[int]:

@@ -449,6 +449,14 @@ def test_a_run_keeps_its_games_and_every_program_finds_them(tmp_path, forget, mo
     episode = json.loads(page.partition('id="data">')[2].partition("</script>")[0])["runs"][0]["episodes"][0]
     assert episode["frames"][0]["text"] == "Pile 1: 3 tokens\nPile 2: 4 tokens\nPile 3: 5 tokens"
     assert re.fullmatch(r"pile:\d, take:\d;", episode["frames"][0]["moves"][0]["name"])
+    (own / "nim.py").unlink()
+    forget()
+    assert visualize.main(["--run", run]) == 0  # all but the replays
+    lines = capsys.readouterr().err.splitlines()
+    assert re.search(r"^WARNING: .*run_config.json: env: games_path: ", lines[0])
+    assert re.fullmatch(r"WARNING: run: (\d+) of \1 games are shown turn by turn: step 2, nim: .*", lines[1])
+    write(own, nim=NIM)
+    forget()
     with running_server("--run", run) as url:
         told = httpx.post(f"{url}/reset", json={"task_id": 2_800_000_001, "seed": 0, "opponent": "random"}).json()
     assert "Pile 1: 1 tokens" in told["result"]["observation"]
@@ -500,8 +508,10 @@ def test_what_is_no_path_in_a_runs_configuration_is_one_line(tmp_path, capsys):
     (tmp_path / "metrics.jsonl").write_text('{"step": 1}\n')
     for wrong, told in ((1, "= 1: expected a string"), ("x", "is not allowed: a path from / or ~ on, not in /proc")):
         (tmp_path / "run_config.json").write_text(json.dumps({"env": {"games_path": wrong}}))
-        assert visualize.main(["--run", str(tmp_path)]) == 2
-        assert capsys.readouterr().err.splitlines()[-1].endswith(told)
+        assert visualize.main(["--run", str(tmp_path)]) == 0  # only replays need these games
+        [line] = capsys.readouterr().err.splitlines()
+        assert line.startswith("WARNING: ")
+        assert line.endswith(told)
 
 
 NUMPY = COUNT

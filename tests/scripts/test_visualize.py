@@ -345,15 +345,30 @@ def test_a_move_is_checked_before_anybody_names_it():
         next(replay(load_game(8 * games.CONFIGS_PER_GAME), [[-1, 2**30]]))
 
 
-def test_a_history_that_is_not_of_this_game_is_refused():
+def test_a_history_that_cannot_be_replayed_here_is_shown_turn_by_turn(tmp_path, capsys):
+    """It is damaged, or of a game of one's own that is gone; the rest of the report is worth as much as ever."""
     episode = play("tic_tac_toe", seed=4)
-    for wrong in ([1, episode["history"][0][1]], [0, episode["history"][1][1]], [1, 99]):
-        broken = {**episode, "history": [episode["history"][0], wrong]}
-        with pytest.raises(ValueError, match="episode of tic_tac_toe at step 0: cannot replay: "):
-            replayable(broken)
-    moved = {**episode, "task_id": episode["task_id"] + games.CONFIGS_PER_GAME}  # a game of one's own came before it
-    with pytest.raises(ValueError, match=f"cannot replay: task {moved['task_id']} is of \\w+ here"):
-        replayable(moved)
+    at, states = episode["history"][0], [turn["state"] for turn in episode["turns"]]
+    ids = {"task_id": (moved := episode["task_id"] + games.CONFIGS_PER_GAME)}, {"task_id": 2**40}, {"task_id": None}
+    histories = [at, [1, at[1]]], [at, [0, 99]], [[0]], 5, [5]
+    wrong = [{**episode, **part} for part in (*ids, *({"history": moves} for moves in histories))]
+    for row in wrong:
+        shown = replayable(row)
+        assert shown["lost"]
+        assert [frame["state"] for frame in shown["frames"]] == states
+        assert [frame["turns"] for frame in shown["frames"]] == [[i] for i in range(len(states))]
+    assert re.fullmatch(rf"task {moved} is of \w+ here", replayable(wrong[0])["lost"])
+    assert "lost" not in replayable(episode)
+
+    write_run(run := tmp_path / "run", steps=9, shown=[])
+    (run / "episodes.jsonl").write_text("".join(json.dumps(row) + "\n" for row in (wrong[0], episode, wrong[1])))
+    assert visualize.main(["--run", str(run)]) == 0
+    [line] = capsys.readouterr().err.splitlines()
+    assert (
+        line
+        == f"WARNING: run: 2 of 3 games are shown turn by turn: step 0, tic_tac_toe: {replayable(wrong[0])['lost']}"
+    )
+    assert ["lost" in row for row in embedded(run / "report.html")["runs"][0]["episodes"]] == [True, False, True]
 
 
 # --- Command -----------------------------------------------------------------------------------------------------
@@ -1267,9 +1282,11 @@ def test_no_script_but_the_pages_own_may_run(tmp_path):
         ({"summary.json": '{"english": [1]}'}, "summary.json: english must be an object, its answers a list of lists"),
         ({"summary.json": '{"english": {"answers": [3]}}'}, "summary.json: english must be an object, its answers a"),
         ({"run_config.json": "3"}, "run_config.json: not a JSON object"),
-        ({"episodes.jsonl": '{"game": "hex", "turns": [1]}\n'}, "episode of hex at step None: cannot replay"),
-        ({"episodes.jsonl": '{"game": "hex", "history": [[0]]}\n'}, "episode of hex at step None: cannot replay"),
-        ({"episodes.jsonl": '{"game": "hex", "history": [[0, 1]]}\n'}, "episode of hex at step None: cannot replay"),
+        (
+            {"episodes.jsonl": '{"game": "hex", "turns": [1]}\n'},
+            "episode of hex at step None: its turns must be a list",
+        ),
+        ({"episodes.jsonl": '{"game": "hex", "turns": 1}\n'}, "episode of hex at step None: its turns must be a list"),
     ],
 )
 def test_bad_input_is_one_line_and_exit_2(tmp_path, capsys, files, message):
