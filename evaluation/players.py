@@ -31,6 +31,11 @@ from utils import ConfigError, check_base, fingerprint, in_threads, latest_check
 log = logging.getLogger(__name__)
 
 WEIGHTS = "adapter_model.safetensors"
+MERGE_REPORT = "merge_report.json"  # beside a merged model: what it was made of, how it played, what it differs by
+AS_PLAYED = {
+    "env": ("env_type", "prompt", "answer_mode", "history_turns", "protocol"),
+    "ppo": ("temperature", "max_seq_length", "max_new_tokens"),
+}
 WARM_START = "warmstart.json"  # beside an adapter that was taught, not trained by PPO: who taught it
 BOTS = ("random", "mcts", "mcts_light", "ismcts", "perfect", "cfr")
 PLAYERS = ("a checkpoint, a run, base, a bot (random, mcts, mcts_light, mcts:SIMSxROLLOUTS, ismcts, perfect, cfr) or "
@@ -285,16 +290,26 @@ class Roster:
 
     def config(self, name: str | None) -> SimpleNamespace:
         """The configuration of a checkpoint's run; None: the default files, with ``model`` where there is one."""
-        files = DEFAULT_FILES if name is None else [run_config_file(_folder(name))]
+        files = self._files_of_model() if name is None else [run_config_file(_folder(name))]
         sets = [f"model.model_name={json.dumps(self.model)}"] if name is None and self.model else []
-        merged = folder_of(self.model) if name is None and self.model else None
-        if merged and (merged / "merge_report.json").is_file():
+        if len(files) > len(DEFAULT_FILES):
             sets.append("model.use_4bit=false")  # merging took 4 bits away: put in 4 bits again, it would be another
         config = self._load(files, [], ROOM, sets, skip_unknown_sections=True)
         own = load_config({"model": ModelConfig}, [*files, *self.files], skip_unknown_sections=True)["model"].adapter
         if config.model.adapter not in (own, None):
             raise ConfigError(f"model.adapter = {config.model.adapter!r}: nobody plays with it; name it as a player")
         return config
+
+    def _files_of_model(self) -> list[Any]:
+        """The default files; beside a merged model's, what its report says of how it was trained to play."""
+        folder = folder_of(self.model) if self.model else None
+        if folder is None or not (report := folder / MERGE_REPORT).is_file():
+            return [*DEFAULT_FILES]
+        with blaming(f"{report}: is no report of a merge: ", (AttributeError, TypeError)):
+            told = read_json(report).get("played", {})  # a stranger's may say anything, such as where games are scored
+            played = {part: told.get(part, {}).items() for part in AS_PLAYED}
+        layer = {part: {key: x for key, x in items if key in AS_PLAYED[part]} for part, items in played.items()}
+        return [*DEFAULT_FILES, (str(report), layer)]
 
     def _load(
         self, files: Sequence[Any], over: list[Any], ppo: dict[str, int], sets: Sequence[str] = (), **options: bool
@@ -351,7 +366,7 @@ class Roster:
         assert self.model
         # Conversations on a server take no memory here, for which the default plays few games at a time.
         many = "--base-url", {"env": {"games_at_once": 0}}
-        config = self._load(DEFAULT_FILES, [many], {"max_new_tokens": UNLIMITED})
+        config = self._load(self._files_of_model(), [many], {"max_new_tokens": UNLIMITED})
         temperature, most = 0.0 if self.greedy else config.ppo.temperature, config.ppo.max_new_tokens
         player = ChatPlayer(address, self.model, temperature, None if most == UNLIMITED else most, self.seed)
         origin = player.settings | {"url": address} | _programs(config)
@@ -396,7 +411,12 @@ def player_flags(parser: argparse.ArgumentParser, seed: int | None = 0) -> None:
 
 
 def _limits(config: SimpleNamespace) -> dict[str, Any]:
-    return {key: getattr(config.ppo, key) for key in ("temperature", "max_seq_length", "max_new_tokens")}
+    return {key: getattr(config.ppo, key) for key in AS_PLAYED["ppo"]}
+
+
+def as_played(config: SimpleNamespace) -> dict[str, dict[str, Any]]:
+    """How a run's player is asked and answers, for the report beside its merged model: all that only the run knows."""
+    return {part: {key: getattr(getattr(config, part), key) for key in keys} for part, keys in AS_PLAYED.items()}
 
 
 def _origin(config: SimpleNamespace, adapter: str | None) -> dict[str, Any]:

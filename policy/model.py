@@ -105,8 +105,10 @@ def why_no_cuda() -> str:
 def device_of(config: ModelConfig) -> str:
     """The device to use; a 4-bit base runs on a CPU only where ``model.device`` says so.
 
-    ConfigError: bitsandbytes or a CUDA device is needed and missing, or the device does not support the dtype.
+    ConfigError: bitsandbytes or a CUDA device is needed and missing, the device does not support the dtype, or no
+    device would help, since there is no such model.
     """
+    _located(config.model_name, ask_hub=False)
     if config.use_4bit and importlib.util.find_spec("bitsandbytes") is None:
         raise ConfigError(
             f"model.use_4bit: {config.model_name} in 4 bits needs bitsandbytes, which is not installed: "
@@ -157,7 +159,7 @@ def folder_of(name: str) -> Path | None:
     return next((folder for folder in (path, ROOT / path) if folder.is_dir()), None)
 
 
-def _located(name: str) -> str:
+def _located(name: str, ask_hub: bool = True) -> str:
     """The folder of a base model, wherever the program was started, or its name on the Hub; ConfigError: neither."""
     if folder := folder_of(name):
         adapter = (folder / "adapter_config.json").exists()
@@ -171,7 +173,8 @@ def _located(name: str) -> str:
         tiny, smol = "scripts/make_tiny_model.py makes a tiny one", "make models/smollm2-135m/config.json fetches it"
         way = smol if Path(name).name == "smollm2-135m" else tiny
         raise ConfigError(f"model.model_name: there is no folder {Path(name)} ({way})")
-    hub_problem()
+    if ask_hub:
+        hub_problem()
     return name
 
 

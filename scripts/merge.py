@@ -30,7 +30,7 @@ from config.flags import FlagParser
 from config.reader import ConfigError, blaming, printable, read_json, read_text
 from curriculum import first_tasks
 from envs.trace import check_config
-from evaluation.players import WARM_START, WEIGHTS, find_adapter, run_config_file
+from evaluation.players import MERGE_REPORT, WARM_START, WEIGHTS, as_played, find_adapter, run_config_file
 from policy import load_policy
 from policy.model import ON_CPU, LoraConfig, ModelConfig, identity, load_architecture, quietly, weights_digest
 from scripts.export import publish
@@ -40,7 +40,7 @@ from training.memory import count_parameters
 from training.process import ProgramError, at_least, must_be_writable, run_program
 from utils import CheckpointError, check_base, fingerprint, naming, need_space, share, stays_in, sweep, write_file
 
-REPORT, SETTINGS = "merge_report.json", "adapter_config.json"
+SETTINGS = "adapter_config.json"
 ROUNDING = {"float32": 1e-4, "float16": 0.01, "bfloat16": 0.02}  # nats a decision, allowed for arithmetic alone
 # Servers sample by a model's generation_config.json, where bases leave out unlikely tokens.
 AS_TRAINED: dict[str, Any] = {"do_sample": True, "top_p": 1.0, "top_k": 0, "min_p": None, "repetition_penalty": 1.0}
@@ -129,14 +129,15 @@ def finished(output: Path, made_of: dict[str, Any]) -> dict[str, Any] | None:
 
     ConfigError: ``output`` holds something else.
     """
-    if not (output / REPORT).is_file():
+    if not (output / MERGE_REPORT).is_file():
         _must_be_empty(output)
         return None
-    report = read_json(output / REPORT)
+    report = read_json(output / MERGE_REPORT)
     if not isinstance(report, dict):
-        raise ConfigError(f"--output {output}: its {REPORT} is damaged; choose another directory or delete this one")
+        damaged = f"its {MERGE_REPORT} is damaged; choose another directory or delete this one"
+        raise ConfigError(f"--output {output}: {damaged}")
     same, interrupted = report.get("made_of") == made_of, report.get("interrupted")
-    if interrupted and (same or [path.name for path in output.iterdir()] == [REPORT]):
+    if interrupted and (same or [path.name for path in output.iterdir()] == [MERGE_REPORT]):
         return None  # of another merge only if that wrote nothing else
     if same and not interrupted and _is_whole(report, output):
         return report
@@ -146,8 +147,8 @@ def finished(output: Path, made_of: dict[str, Any]) -> dict[str, Any] | None:
 
 def _files(output: Path) -> dict[str, Any]:
     """Size and SHA-256 of the merged model's files: weights, configuration and tokenizer."""
-    files = [path for path in sorted(output.iterdir()) if path.is_file() and path.name not in (REPORT, "README.md")]
-    return {path.name: fingerprint(path) for path in files}
+    files = [path for path in sorted(output.iterdir()) if path.is_file()]
+    return {path.name: fingerprint(path) for path in files if path.name not in (MERGE_REPORT, "README.md")}
 
 
 def _is_whole(report: dict[str, Any], output: Path) -> bool:
@@ -233,10 +234,10 @@ def make_merge(adapter: Path, config: SimpleNamespace, args: argparse.Namespace)
     with blaming("--output ", CheckpointError):
         need_space(args.output, weights * getattr(torch, dtype).itemsize)
     begun = {"made_of": made_of, "interrupted": True}  # stands until the merge is complete
-    write_file(args.output / REPORT, json.dumps(begun).encode())
-    report = {"made_of": made_of} | merge(config, adapter, args.output, dtype, args.deals)
+    write_file(args.output / MERGE_REPORT, json.dumps(begun).encode())
+    report = {"made_of": made_of, "played": as_played(config)} | merge(config, adapter, args.output, dtype, args.deals)
     report["files"] = _files(args.output)
-    write_file(args.output / REPORT, json.dumps(report, indent=1).encode())
+    write_file(args.output / MERGE_REPORT, json.dumps(report, indent=1).encode())
     return report
 
 

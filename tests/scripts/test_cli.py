@@ -160,6 +160,7 @@ def test_model_folder_that_is_not_there(refused, tmp_path):
     line = refused("--config", file, "--output-dir", tmp_path / "run")
     assert line == "model.model_name: there is no folder models/nope (scripts/make_tiny_model.py makes a tiny one)"
     assert line == refused("--config", file, "--dry-run")
+    assert line == refused("--config", file, "--set", "model.use_4bit=true")  # which no device would help
     line = refused("--dry-run", "--set", "model.model_name=/nowhere/smollm2-135m", "model.use_4bit=false")
     assert line.endswith("there is no folder /nowhere/smollm2-135m (make models/smollm2-135m/config.json fetches it)")
 

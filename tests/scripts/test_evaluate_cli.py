@@ -266,6 +266,35 @@ def test_a_merged_model_is_not_put_in_4_bits_again(tmp_path, monkeypatch):
     assert Roster([str(file)], [], 0, False, "m").config(None).model.adapter == "runs/warm"
 
 
+def test_a_merged_model_plays_as_its_report_says(tmp_path):
+    """Who has the folder alone could not know; and no report says more than that."""
+    report = tmp_path / "merge_report.json"
+    played = {
+        "env": {"prompt": "compact", "history_turns": 0, "answer_mode": "free", "games_path": "/nowhere"},
+        "ppo": {"temperature": 0.5, "max_new_tokens": 9, "batch_size": 3},
+        "model": {"model_name": "other"},
+    }
+    report.write_text(json.dumps({"played": played}))
+    usual = Roster([], [], 0, False, "base").config(None)
+    config = Roster([], [], 0, False, str(tmp_path)).config(None)
+    assert vars(config.env) == vars(usual.env) | {"prompt": "compact", "history_turns": 0, "answer_mode": "free"}
+    assert (config.ppo.temperature, config.ppo.max_new_tokens) == (0.5, 9)
+    assert config.ppo.batch_size == usual.ppo.batch_size
+    assert config.model.model_name == str(tmp_path)
+    asked = Roster([], [], 0, False, str(tmp_path)).contestant("http://127.0.0.1:1/v1")
+    assert asked.env.prompt == "compact"
+    assert asked.origin["temperature"] == 0.5
+    wished = Roster([], ["env.prompt=full"], 0, False, str(tmp_path)).config(None)
+    assert wished.env.prompt == "full"
+    public = Roster([], [], 0, False, str(tmp_path), public=True).config(None)
+    assert (public.env.prompt, public.env.protocol, public.ppo.max_new_tokens) == ("full", "affinetes", 1024)
+    for wrong, told in (([1], "is no report of a merge"), ({"played": {"env": [1]}}, "is no report of a merge"),
+                        ({"played": {"env": {"prompt": 1}}}, "env.prompt = 1")):  # fmt: skip
+        report.write_text(json.dumps(wrong))
+        with pytest.raises(ConfigError, match=f"{re.escape(str(report))}: {told}"):
+            Roster([], [], 0, False, str(tmp_path)).config(None)
+
+
 def test_a_file_of_other_settings_or_with_damage_is_refused(checkpoint, tmp_path, capsys):
     output = tmp_path / "games.jsonl"
     args = ("--checkpoint", checkpoint, "--output", str(output))

@@ -135,7 +135,7 @@ def test_a_checkpoint_loads_with_plain_libraries(run_plain):
 
 
 def test_the_report_proves_it(merged_4bit):
-    report = read_json(merged_4bit / merge.REPORT)
+    report = read_json(merged_4bit / merge.MERGE_REPORT)
     found = report["proof"]
     assert found["mean_difference"] < 0.1 * found["effect"]
     assert found["mean_difference"] <= found["max_difference"]
@@ -143,6 +143,7 @@ def test_the_report_proves_it(merged_4bit):
     assert found["deals"] == 8
     assert found["identical_moves"] > 0.8
     assert report["made_of"]["dequantised"]
+    assert report["played"]["env"]["prompt"] == Roster([], [], 0, False, str(merged_4bit)).config(None).env.prompt
 
 
 def test_a_folder_called_tilde_is_read_where_it_was_written(run_plain, tmp_path, monkeypatch):
@@ -197,7 +198,7 @@ def test_a_merged_model_is_sampled_as_it_was_trained(tmp_path):
 def test_weights_may_be_saved_more_finely(run_plain, tmp_path):
     assert merge_in(tmp_path / "a", run_plain) == 0
     assert merge_in(tmp_path / "b", run_plain, "--dtype", "bfloat16") == 0
-    fine, coarse = (read_json(tmp_path / name / merge.REPORT) for name in "ab")
+    fine, coarse = (read_json(tmp_path / name / merge.MERGE_REPORT) for name in "ab")
     assert fine["proof"]["max_difference"] < 1e-5
     assert fine["proof"]["identical_moves"] == 1.0
     assert 1e-4 < coarse["proof"]["mean_difference"] < 0.02
@@ -218,7 +219,7 @@ def test_a_merge_that_loses_the_adapter_fails(run_plain, tmp_path, monkeypatch, 
     assert "error: " in error
     assert "the merged model is not the one that was trained: log-probabilities differ by" in error
     assert not (tmp_path / "out" / "README.md").exists()
-    found = read_json(tmp_path / "out" / merge.REPORT)["proof"]
+    found = read_json(tmp_path / "out" / merge.MERGE_REPORT)["proof"]
     assert found["mean_difference"] == pytest.approx(found["effect"], rel=1e-3)
 
 
@@ -939,9 +940,9 @@ def cut(folder):
 
 def without(key):
     def damage(folder):
-        report = read_json(folder / merge.REPORT)
+        report = read_json(folder / merge.MERGE_REPORT)
         del report[key]
-        (folder / merge.REPORT).write_text(json.dumps(report))
+        (folder / merge.MERGE_REPORT).write_text(json.dumps(report))
 
     return damage
 
@@ -950,7 +951,7 @@ OTHERS = "holds another merge, or this one with other files than it wrote"
 DAMAGE = {
     "cut": (cut, OTHERS), "gone": (lambda folder: (folder / "model.safetensors").unlink(), OTHERS),
     "no proof": (without("proof"), OTHERS),
-    "no object": (lambda folder: (folder / merge.REPORT).write_text("[]"), "its merge_report.json is damaged"),
+    "no object": (lambda folder: (folder / merge.MERGE_REPORT).write_text("[]"), "its merge_report.json is damaged"),
     "no configuration": (lambda folder: (folder / "config.json").unlink(), OTHERS),
     "a space": (lambda folder: (folder / "config.json").write_text(f" {(folder / 'config.json').read_text()}"), OTHERS),
     "another tokenizer": (lambda folder: (folder / "tokenizer.json").write_text("{}"), OTHERS),
@@ -992,7 +993,7 @@ def test_a_merge_that_was_interrupted_is_made_again_by_the_same_command(run_plai
         assert merge_in(tmp_path / "out", run_plain) == 130
     assert (tmp_path / "out" / "model.safetensors").is_file()
     assert merge_in(tmp_path / "out", run_plain) == 0
-    assert read_json(tmp_path / "out" / merge.REPORT)["proof"]["identical_moves"] == 1.0
+    assert read_json(tmp_path / "out" / merge.MERGE_REPORT)["proof"]["identical_moves"] == 1.0
     assert "holds this merge already" not in capsys.readouterr().out
 
 
