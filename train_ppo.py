@@ -23,7 +23,6 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")  # torch reads it on import
@@ -48,10 +47,10 @@ from evaluation.measure import GameResult, Progress, evaluate, mean_grade, recor
 from policy.attention import in_fixed_order
 from policy.model import device_of
 from policy.player import Policy
-from policy.rehearsal import Rehearsal, divergence
+from policy.rehearsal import divergence
 from training import alarms, preflight, process, trajectories
 from training.about import begin, end, headline
-from training.config import SECTIONS, PPOConfig, RunConfig, parse_args, read_config  # noqa: F401, public names
+from training.config import SECTIONS, PPOConfig, RunConfig, decay, parse_args, read_config  # noqa: F401, public
 from training.console import Console
 from training.folder import find_checkpoint, is_finished
 from training.loggers import Loggers
@@ -59,16 +58,20 @@ from training.memory import with_less_memory
 from training.metrics import summarise, timing
 from training.positions import known_states
 from training.process import StopSignal, TrainingError
-from training.ranks import Ranks, SharedError, add_up, means
+from training.ranks import LONE, Ranks, SharedError, add_up, means
 from training.state import Checkpointed
 from training.trajectories import Batch, Moments, Trajectory, game_groups, log_ratios, rewards, rollout_scores
 
 GAPS = ("logprob_gap_mean", "logprob_gap_max")  # |learner's - sampler's| log-probability
 STATS = ("policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction", "legal_mass", "rehearsal_kl",
-         "state_loss", "ratio_max", *GAPS)  # fmt: skip
-OPTIONAL = {"legal_mass": "legal_mass_coef", "rehearsal_kl": "rehearsal_coef", "state_loss": "state_coef"}
+         "state_loss", "misfit", "ratio_max", *GAPS)  # fmt: skip
+OPTIONAL = {
+    "legal_mass": "legal_mass_coef",
+    "rehearsal_kl": "rehearsal_coef",
+    "state_loss": "state_coef",
+    "misfit": "sweep",
+}
 UNCLIPPED = "state_head."  # its gradient would dominate the norm, and Adam does not depend on its scale
-LONE = Ranks()
 Key = tuple[int, ...]  # of a stream of random numbers
 MOST_EMPTY = 100  # times that a step plays its games until one of them holds a decision
 NEURD_CAP = 4.0  # of the weight 1 / p of an answer: what is rarer moves no further
@@ -266,6 +269,9 @@ def _backward(
         if ppo.state_coef:
             nats = (weights_M * policy.state_head(new.prompts, [batch.states[i] for i in at_M.tolist()])).sum()
             loss, stats["state_loss"] = loss + ppo.state_coef * nats, nats.detach()
+        if batch.targets_M is not None:  # in place of advantages
+            misfit = ((new.logprobs - batch.targets_M[at_M]) ** 2).sum() / 2
+            loss, stats["misfit"] = loss + misfit, misfit.detach()
         loss = loss / count.clamp(min=1e-8)
         loss.backward()
         loss_sum += loss.detach()
@@ -325,21 +331,11 @@ def ppo_update(
     return stats | means(totals) | means({name: first.get(name, 0.0) for name in (*GAPS, "decisions")})
 
 
-def decay(ppo: PPOConfig, step: int, final: float) -> float:
-    """Linear decay from 1 at the first step (0) to ``final`` at the last."""
-    return 1 - (1 - final) * step / max(ppo.num_train_steps - 1, 1)
-
-
 # -------------------------------------------------------------------------------------------------------- one step
 
 
 class Trainer(Checkpointed):
     """A training run, with a method for each part of a step; its objects and checkpoints are in training/state.py."""
-
-    def __init__(self, config: SimpleNamespace, run_dir: Path, ranks: Ranks = LONE) -> None:
-        super().__init__(config, run_dir, ranks)
-        self.exact = preflight.exact_tasks(config, self.policy.chat)
-        self.rehearsal = Rehearsal(self.policy, config.run.seed)
 
     def step(self, stop: StopSignal) -> dict[str, Any]:
         """Draw tasks, play them (more if others end all of them first), update, and return the row of metrics."""
@@ -358,7 +354,10 @@ class Trainer(Checkpointed):
             played = time.perf_counter()
 
             moments = dict(state.moments)
-            batch = collate(valid, self.policy, ppo, state.kl_coef, moments, self.ranks)
+            if ppo.sweep:
+                batch = self.sweeps.batch(tasks, replace(ppo, entropy_coef=self.entropy_coef), self.ranks)
+            else:
+                batch = collate(valid, self.policy, ppo, state.kl_coef, moments, self.ranks)
             batch.texts = texts
             self.midway = True
             stats = self.update(batch)
@@ -385,12 +384,11 @@ class Trainer(Checkpointed):
         return row
 
     def update(self, batch: Batch) -> dict[str, float]:
-        """Run PPO with the step's learning rate and entropy bonus."""
-        step = self.state.step
-        rate = self.ppo.learning_rate * decay(self.ppo, step, self.ppo.lr_final)
+        """Run PPO with the step's learning rate and entropy bonus, which targets hold already."""
+        rate = self.ppo.learning_rate * decay(self.ppo, self.state.step, self.ppo.lr_final)
         self.optimizer.param_groups[0]["lr"] = rate * self.state.lr_scale
-        ppo = replace(self.ppo, entropy_coef=self.ppo.entropy_coef * decay(self.ppo, step, self.ppo.entropy_final))
-        key = (self.config.run.seed, step)
+        ppo = replace(self.ppo, entropy_coef=self.entropy_coef if batch.targets_M is None else 0.0)
+        key = (self.config.run.seed, self.state.step)
         return ppo_update(self.policy, self.optimizer, batch, ppo, key, self.state.bad_updates, self.ranks)
 
     def without_failed(self, episodes: list[Episode]) -> list[Episode]:

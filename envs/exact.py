@@ -21,6 +21,7 @@ from functools import cache, lru_cache, wraps
 from graphlib import CycleError, TopologicalSorter
 from typing import Any, NamedTuple
 
+import numpy as np
 import pyspiel
 
 MAX_HISTORIES = 200_000  # decision and chance nodes of a game with hidden information (liars_dice with 1 die: 147,463)
@@ -148,6 +149,77 @@ def nash_conv(pyspiel_game: SpielGame, table: TabularPolicy) -> float:
     information_states(pyspiel_game)
     # Nothing is taken off, since the values of the table itself sum to 0.
     return _value(pyspiel_game, 0, (None, table)) + _value(pyspiel_game, 1, (table, None))
+
+
+def answer_values(pyspiel_game: SpielGame, table: TabularPolicy) -> dict[str, dict[int, float]]:
+    """Return what each answer in each information state is worth to its seat, in the game's own units.
+
+    That is the seat's mean return if it gives this answer there and all seats play the table otherwise: its
+    counterfactual value (Zinkevich et al. 2007, "Regret Minimization in Games with Incomplete Information", section 3)
+    over the odds that chance and the others come there. 0 where they never do.
+    """
+    values: dict[str, dict[int, float]] = {info.key: {} for info in information_states(pyspiel_game)}
+    if _is_perfect(pyspiel_game):
+        worth = _worth(str(pyspiel_game), (table, table))
+        for key, node in _positions(str(pyspiel_game)).items():
+            if key in values:
+                sign = (1, -1)[node.state.current_player()]
+                values[key] = {
+                    a: float(sign * worth[child]) for a, child in zip(node.actions, node.children, strict=True)
+                }
+        return values
+    tree = _tree(pyspiel_game)
+    odds_N = np.array([table[key][action] for key, action in tree.answers] + [0.0])[tree.answer_N]
+    odds_N = np.where(tree.answer_N < 0, tree.chance_N, odds_N)
+    others_SN, worth_N = np.ones((2, len(odds_N))), tree.returns_N.copy()  # odds of all moves so far but the seat's own
+    for level in tree.levels:
+        for seat, others_N in enumerate(others_SN):
+            own = tree.seat_N[level] == seat
+            others_N[level] = others_N[tree.parent_N[level]] * np.where(own, 1.0, odds_N[level])
+    for level in reversed(tree.levels):
+        worth_N += np.bincount(tree.parent_N[level], odds_N[level] * worth_N[level], len(worth_N))
+    given = np.nonzero(tree.answer_N >= 0)[0]
+    answer_E, seat_E = tree.answer_N[given], tree.seat_N[given]
+    weight_E, sign_E = others_SN[seat_E, tree.parent_N[given]], np.where(seat_E == 0, 1.0, -1.0)
+    sums, weights = np.bincount(answer_E, weight_E * sign_E * worth_N[given]), np.bincount(answer_E, weight_E)
+    for (key, action), total, count in zip(tree.answers, sums.tolist(), weights.tolist(), strict=True):
+        values[key][action] = total / count if count else 0.0
+    return values
+
+
+class Tree(NamedTuple):
+    """The N histories of a game that hides something, the root first; what is said of each is of the move before it."""
+
+    levels: list[slice]  # of histories of equal length, the root's not
+    parent_N: Any
+    seat_N: Any  # -1: chance
+    answer_N: Any  # index into ``answers``; -1: chance
+    chance_N: Any  # its odds; 0: a seat's
+    returns_N: Any  # of seat 0, where the game has ended
+    answers: list[tuple[str, int]]  # (key of the information state, action)
+
+
+@_once
+def _tree(pyspiel_game: SpielGame) -> Tree:
+    start = pyspiel.load_game_as_turn_based(str(pyspiel_game)).new_initial_state()
+    level, levels, rows = [start], list[slice](), [(0, -1, -1, 0.0, start.returns()[0] if start.is_terminal() else 0.0)]
+    numbers: dict[tuple[str, int], int] = {}
+    first = 0
+    while level:
+        below = list[State]()
+        for parent, state in enumerate(level, first):
+            seat, moves = state.current_player(), [(a, 0.0) for a in state.legal_actions()]
+            key = "" if seat < 0 else _information_state(state, seat)
+            for action, odds in state.chance_outcomes() if state.is_chance_node() else moves:
+                child = state.child(action)
+                number = -1 if seat < 0 else numbers.setdefault((key, action), len(numbers))
+                rows.append((parent, seat, number, odds, child.returns()[0] if child.is_terminal() else 0.0))
+                below.append(child)
+        first += len(level)
+        levels.append(slice(first, first + len(below)))
+        level = below
+    parent_N, seat_N, answer_N, chance_N, returns_N = (np.array(column) for column in zip(*rows, strict=True))
+    return Tree(levels[:-1], parent_N, seat_N, answer_N, chance_N, returns_N, list(numbers))
 
 
 def luck(game: SpielGame, history: Sequence[Sequence[int]], seat: int) -> tuple[list[float], list[float]] | None:

@@ -81,7 +81,7 @@ PANELS = (
     Panel("KL coefficient", ("kl_coef",)),
     Panel("Clip fraction", ("clip_fraction",), "share of decisions"),
     Panel("Largest change of a probability", ("ratio_max",), "|new / old - 1|"),
-    Panel("Losses", ("policy_loss", "value_loss")),
+    Panel("Losses", ("policy_loss", "value_loss", "misfit")),
     Panel("Minibatches skipped", ("skipped",), "not finite, per step"),
     Panel("Gradient norm", ("grad_norm",)),
     Panel("Legal mass", ("legal_mass",), "unrestricted probability of legal answers"),

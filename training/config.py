@@ -48,6 +48,7 @@ class PPOConfig:
     entropy_coef: float = knob(0.05, min=0)  # weight of the entropy bonus, per nat (NeuRD: of the logits' spread)
     entropy_final: float = knob(1.0, min=0, max=1)  # share of it left at the last step (linear decay)
     magnet_coef: float = knob(0.0, min=0)  # on the KL to the adapter's own moving average, for self-play; 0: none
+    sweep: float = knob(0.0, min=0)  # step of mirror descent in all positions of small self-play games; 0: plays games
     legal_mass_coef: float = knob(0.1, min=0)  # weight of -log P(legal answer) where nothing constrains it
     context_grad: bool = True  # gradients also through what comes before an answer; false: only through its own tokens
     rehearsal_coef: float = knob(0.0, min=0)  # on the KL to the base over text that the base wrote itself; 0: none
@@ -184,6 +185,20 @@ def load_sections(
         config.ppo = replace(config.ppo, legal_mass_coef=0.0)
     check_games()
     return config
+
+
+def check_sections(config: SimpleNamespace) -> None:
+    """Raise ConfigError for knobs of ``ppo`` that need another ``env``."""
+    if config.ppo.state_coef and (config.env.env_type, config.env.env_mode) != ("openspiel", "local"):
+        raise ConfigError("ppo.state_coef: only positions of games that are played here are known; 0 elsewhere")
+    if config.ppo.cliprange is None and config.env.answer_mode != "constrained":
+        raise ConfigError("ppo.cliprange = null: NeuRD needs to know which answers are legal, which "
+                          f"env.answer_mode = {config.env.answer_mode!r} does not say: expected a number")  # fmt: skip
+
+
+def decay(ppo: PPOConfig, step: int, final: float) -> float:
+    """Linear decay from 1 at the first step (0) to ``final`` at the last."""
+    return 1 - (1 - final) * step / max(ppo.num_train_steps - 1, 1)
 
 
 def checkpoint_in(place: Path) -> Path:

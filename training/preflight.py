@@ -41,10 +41,12 @@ from policy.model import LoraConfig, check_adapter, device_of, ends_of, load_arc
 from policy.state_head import StateHead
 from policy.vllm_server import check_servers
 from training import memory
+from training.config import check_sections
 from training.console import duration
 from training.folder import find_checkpoint
 from training.memory import GB, Parameters, checkpoint_bytes, count_parameters
 from training.positions import state_shapes
+from training.sweep import check_sweep
 from training.token_counts import Prompts, count_tokens, evaluation_work
 from utils import CheckpointError, load_checkpoint, need_space, redact
 
@@ -356,11 +358,8 @@ def check(
                               f"in it: expected {', '.join(stage.mixture)}")  # fmt: skip
     if config.env.env_type == "trace":
         _check_programs(config)
-    if config.ppo.state_coef and (config.env.env_type, config.env.env_mode) != ("openspiel", "local"):
-        raise ConfigError("ppo.state_coef: only positions of games that are played here are known; 0 elsewhere")
-    if config.ppo.cliprange is None and config.env.answer_mode != "constrained":
-        raise ConfigError("ppo.cliprange = null: NeuRD needs to know which answers are legal, which "
-                          f"env.answer_mode = {config.env.answer_mode!r} does not say: expected a number")  # fmt: skip
+    check_sections(config)
+    check_sweep(config)
     if config.env.env_mode != "local":
         check_server(config.env)
     check_adapter(config.model)

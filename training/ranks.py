@@ -192,3 +192,6 @@ class Ranks:
         """Leave the process group, so that the processes end without warnings."""
         if self.world > 1:
             torch.distributed.destroy_process_group()
+
+
+LONE = Ranks()

@@ -24,16 +24,19 @@ from envs.config import PLAYED_BY
 from envs.trace import programs_digest
 from policy.model import adapter_digest, identity
 from policy.player import load_policy
+from policy.rehearsal import Rehearsal
 from policy.vllm_player import Engine
 from training import alarms
-from training.config import past_every
+from training.config import decay, past_every
 from training.folder import METRICS, abandon_after, changed_parts, set_aside
 from training.loggers import Loggers
 from training.memory import checkpoint_bytes
 from training.metrics import MetricsLog, finite
 from training.positions import state_shapes
+from training.preflight import exact_tasks
 from training.process import StoppablePlayer, StopSignal, check_lock
-from training.ranks import Ranks
+from training.ranks import LONE, Ranks
+from training.sweep import Sweeps
 from training.trajectories import Moments
 from utils import CheckpointError, latest_checkpoint, load_checkpoint, redact
 
@@ -101,7 +104,7 @@ class Checkpointed:
     saved_at = 0.0  # by time.monotonic
     scored: tuple[int, float | None] = (0, None)  # the step last evaluated or loaded, and its score
 
-    def __init__(self, config: SimpleNamespace, run_dir: Path, ranks: Ranks) -> None:
+    def __init__(self, config: SimpleNamespace, run_dir: Path, ranks: Ranks = LONE) -> None:
         self.config, self.ppo, self.run_dir, self.ranks = config, config.ppo, run_dir, ranks
         if config.env.env_mode != "local":  # a server tells moves at the end: nobody knows which came before a decision
             self.ppo = replace(self.ppo, less_luck=False)
@@ -119,6 +122,14 @@ class Checkpointed:
         self.state = TrainerState(kl_coef=self.ppo.init_kl_coef, tokens_per_batch=self.policy.tokens_per_batch)
         self.metrics = MetricsLog(run_dir / METRICS)
         self.engine = Engine(self.policy, config.env, run_dir) if config.env.use_vllm else None
+        self.exact = exact_tasks(config, self.policy.chat)
+        self.rehearsal = Rehearsal(self.policy, config.run.seed)
+        self.sweeps = Sweeps(self.policy, config.env)
+
+    @property
+    def entropy_coef(self) -> float:
+        """The entropy bonus of the next step."""
+        return self.ppo.entropy_coef * decay(self.ppo, self.state.step, self.ppo.entropy_final)
 
     # -- who plays -----------------------------------------------------------------------------------------------
 

@@ -103,6 +103,7 @@ class Batch:
     gap_M: Tensor | None = None  # |learner's - sampler's| log-probability before the update, if both are known
     states: Seq[State] = ()  # information state of each decision, with ``ppo.state_coef``
     texts: Seq[Text] = ()  # rehearsed in each update
+    targets_M: Tensor | None = None  # log-probabilities to move to, with ``ppo.sweep``
 
     def __post_init__(self) -> None:
         ends = np.cumsum([len(sequence.decisions) for sequence in self.sequences])
@@ -121,10 +122,14 @@ class Batch:
 
         ``legal_mass``: also the probability that an unconstrained answer would be legal, if answers are constrained.
         """
-        sample = self.sequences[: min(SAMPLE, -(-len(self.sequences) // 16))]
+        some = min(SAMPLE, -(-len(self.sequences) // 16))
+        sample = self.sequences[:some] if self.targets_M is None else self.sequences
         new = ranks.score(policy, sample, legal_mass=legal_mass and policy.constrained)
         log_ratio_M = new.logprobs - self.old_logprobs_M[: len(new.logprobs)].cpu()
-        stats = {"update_kl": float((log_ratio_M.exp() - 1 - log_ratio_M).mean())}  # k3, as in the loss
+        kl_M = log_ratio_M.exp() - 1 - log_ratio_M  # k3, as in the loss
+        if self.targets_M is not None:  # all answers, not those that the policy drew
+            kl_M = kl_M * (weights_M := self.weights_M[: len(kl_M)].cpu()) / weights_M.mean()
+        stats = {"update_kl": float(kl_M.mean())}
         return stats if new.legal_mass is None else stats | {"legal_mass": float(new.legal_mass.exp().mean())}
 
     def summary(self) -> dict[str, Any]:

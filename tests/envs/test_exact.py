@@ -56,6 +56,59 @@ def test_ceilings_are_the_known_ones_and_are_attained(name, ceiling):
     assert exact.value_against_random(game, table) == pytest.approx(best, abs=1e-12)
 
 
+def worth_by_hand(game, table):
+    """What each answer is worth, by walking all histories and asking OpenSpiel for the value of what follows."""
+    turns, sums, weights = pyspiel.load_game_as_turn_based(str(game)), {}, {}
+    policy = pyspiel.TabularPolicy({key: list(probs.items()) for key, probs in table.items()})
+
+    def walk(state, odds):
+        if state.is_chance_node():
+            for action, p in state.chance_outcomes():
+                walk(state.child(action), [o * p for o in odds])
+        elif not state.is_terminal():
+            seat = state.current_player()
+            key = exact.info_key(state, seat) if "Current player" in str(next(iter(table))) else None
+            key = key if key in table else pyspiel.State.information_state_string(state, seat)
+            for action, p in table[key].items():
+                child = state.child(action)
+                found = (
+                    child.returns() if child.is_terminal() else pyspiel.expected_returns(child, [policy] * 2, -1, True)
+                )
+                sums[key, action] = sums.get((key, action), 0) + odds[1 - seat] * found[seat]
+                weights[key, action] = weights.get((key, action), 0) + odds[1 - seat]
+                walk(child, [o * (p if i == seat else 1) for i, o in enumerate(odds)])
+
+    walk(turns.new_initial_state(), [1.0, 1.0])  # odds of chance and of the moves of each seat
+    return {key: total / weights[key] for key, total in sums.items()}
+
+
+@pytest.mark.parametrize("name", ["kuhn_poker", GOOFSPIEL.format(3)])
+def test_what_answers_are_worth_is_what_openspiel_says_of_what_follows(name):
+    game = pyspiel.load_game(name)
+    table = random_table(game, 3)
+    found = {(key, a): v for key, values in exact.answer_values(game, table).items() for a, v in values.items()}
+    assert found == pytest.approx(worth_by_hand(game, table), abs=1e-9)
+
+
+@pytest.mark.parametrize("name", ["kuhn_poker", "leduc_poker", "tic_tac_toe", GOOFSPIEL.format(4)])
+def test_no_answer_of_an_equilibrium_is_worth_more_than_those_it_gives(name):
+    game = pyspiel.load_game(name)
+    perfect = name == "tic_tac_toe"
+    table = exact.perfect_table(game) if perfect else exact.equilibrium_table(game, 2000)
+    values = exact.answer_values(game, table)
+    assert values.keys() == {info.key for info in exact.information_states(game)}
+    gains = [
+        max(values[key].values()) - sum(p * values[key][a] for a, p in probs.items()) for key, probs in table.items()
+    ]
+    assert min(gains) > -1e-9
+    reached = sorted(gains)[: len(gains) // 2]  # elsewhere an equilibrium may play anything
+    assert max(gains if perfect else reached) < 0.05
+    uniform = exact.uniform_table(game)
+    best = exact.best_response_values(game)
+    root = exact.answer_values(game, uniform)
+    assert max(map(max, (v.values() for v in root.values() if v))) >= max(best) - 1e-9
+
+
 @pytest.mark.parametrize("seat", [0, 1])
 @pytest.mark.parametrize(("name", "left"), [("kuhn_poker", 0.4), ("leduc_poker", 0.45), ("nim(pile_sizes=1;2;2)", 0.8)])
 def test_luck_is_nothing_in_the_mean_whoever_plays_and_is_much_of_the_variance(name, left, seat):

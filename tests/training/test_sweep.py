@@ -1,0 +1,157 @@
+"""Learning from whole games: what targets are made of, that the update reaches them, and where it is refused."""
+
+import json
+from collections import defaultdict
+
+import pytest
+import torch
+from tiny import KUHN, LEDUC, micro_config, micro_file, tiny_policy
+from tiny_runs import final_bytes, rows, train
+
+import train_ppo
+from env_wrapper import Task
+from envs import exact
+from envs.openspiel import load_game
+from evaluation.measure import exact_table
+from games import CONFIGS_PER_GAME, NAMES
+from training.ranks import LONE
+from training.sweep import LEAST, Sweeps
+
+ALONE = [{"name": "self-play", "games": [[KUHN, KUHN]], "opponent": "self"}]
+SWEEP = {"sweep": 1.0, "init_kl_coef": 0.0, "magnet_coef": 0.1, "entropy_coef": 0.05, "batch_size": 2,
+         "mini_batch_size": 2, "ppo_epochs": 4, "target_kl": None, "max_grad_norm": 100.0}  # fmt: skip
+GOOFSPIEL = NAMES.index("goofspiel_small") * CONFIGS_PER_GAME
+
+
+def swept(folder, task_ids=(KUHN,), **ppo):
+    """A policy, the knobs, and the batch of these games."""
+    policy = tiny_policy(folder, ppo=SWEEP | ppo)
+    config = micro_config(folder, ppo=SWEEP | ppo)
+    if ppo.get("follows"):
+        policy.follow(1)
+    return policy, config, Sweeps(policy, config.env).batch([Task(t) for t in task_ids], config.ppo, LONE)
+
+
+def by_position(batch):
+    """(Prompt, then answers) -> indices of its answers."""
+    places = defaultdict(list)
+    for i, sequence in enumerate(batch.sequences):
+        places[tuple(sequence.ids[: sequence.decisions[0].start])].append(i)
+    return places
+
+
+@pytest.mark.parametrize("task_id", [KUHN, LEDUC, GOOFSPIEL])
+def test_all_answers_in_all_positions_are_there_with_their_probabilities(tmp_path, task_id):
+    policy, config, batch = swept(tmp_path, [task_id])
+    table = exact_table(policy, config.env, task_id)
+    choices = [probs for probs in table.values() if len(probs) > 1]
+    assert len(batch.sequences) == sum(map(len, choices))
+    assert sorted(batch.old_logprobs_M.exp().tolist()) == pytest.approx(
+        sorted(p for probs in choices for p in probs.values()), abs=1e-5
+    )
+    assert torch.equal(batch.weights_M, batch.old_logprobs_M.exp())
+    for weights_A in batch.weights_M.split([*map(len, choices)]):
+        assert float(weights_A.sum()) == pytest.approx(1, abs=1e-5)
+    assert all(sequence.decisions[0].stop == len(sequence.ids) for sequence in batch.sequences)
+
+
+def test_targets_are_a_step_of_mirror_descent(tmp_path):
+    policy, config, batch = swept(tmp_path, entropy_coef=0.3, sweep=0.7, magnet_coef=0.0)
+    table = exact_table(policy, config.env, KUHN)
+    values = exact.answer_values(load_game(KUHN), table)
+    expected = []
+    for key, probs in table.items():
+        p = torch.tensor([*probs.values()])
+        worth = torch.tensor([*values[key].values()]) / 2  # kuhn_poker pays up to 2 chips
+        aim = (p.log() + 0.7 * (worth - 0.3 * p.log())).log_softmax(0)
+        expected += zip(p.log().tolist(), aim.tolist(), [float((p * worth).sum())] * len(p), strict=True)
+    found = zip(batch.old_logprobs_M.tolist(), batch.targets_M.tolist(), batch.returns_M.tolist(), strict=True)
+    for one, other in zip(sorted(found), sorted(expected), strict=True):
+        assert one == pytest.approx(other, abs=1e-5)
+
+
+def test_the_magnet_pulls_to_the_moving_average(tmp_path):
+    policy = tiny_policy(tmp_path, ppo=SWEEP)
+    config, tasks = micro_config(tmp_path, ppo=SWEEP | {"entropy_coef": 0.0, "magnet_coef": 0.5}), [Task(KUHN)]
+    sweeps = Sweeps(policy, config.env)
+    alone = sweeps.batch(tasks, config.ppo, LONE)
+    policy.follow(1)
+    average = alone.old_logprobs_M
+    with torch.no_grad():
+        for parameter in policy.trainable().values():
+            parameter.add_(0.05 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1)))
+    moved = sweeps.batch(tasks, config.ppo, LONE)
+    gap = moved.old_logprobs_M - average
+    assert gap.abs().max() > 0.01
+    free = sweeps.batch(tasks, micro_config(tmp_path, ppo=SWEEP | {"entropy_coef": 0.0, "magnet_coef": 0.0}).ppo, LONE)
+    for at in by_position(moved).values():
+        pulled = (free.targets_M[at] - 0.5 * gap[at]).log_softmax(0)
+        assert moved.targets_M[at].tolist() == pytest.approx(pulled.tolist(), abs=1e-5)
+    assert moved.kl_average == pytest.approx(float((moved.weights_M * gap).sum() / moved.weights_M.sum()), abs=1e-6)
+    assert free.kl_average == 0
+
+
+def test_nothing_is_asked_to_be_rarer_than_the_limit(tmp_path):
+    *_, batch = swept(tmp_path, sweep=1e4, entropy_coef=0.0)
+    assert float(batch.targets_M.min()) == LEAST
+    assert all(float(batch.targets_M[at].max()) > -0.1 for at in by_position(batch).values())
+
+
+def test_the_update_moves_log_probabilities_to_their_targets(tmp_path):
+    policy, config, batch = swept(tmp_path, ppo_epochs=60, vf_coef=0.0, learning_rate=3e-3)
+    optimizer = torch.optim.AdamW(policy.trainable().values(), lr=3e-3, weight_decay=0.0)
+    stats = train_ppo.ppo_update(policy, optimizer, batch, config.ppo, (0,))
+    assert stats["updates"] == 60
+    first = float(((batch.old_logprobs_M - batch.targets_M) ** 2).sum() / 2 / batch.weights_M.sum())
+    after = Sweeps(policy, config.env).batch([Task(KUHN)], config.ppo, LONE).old_logprobs_M
+    left = float(((after - batch.targets_M) ** 2).sum() / 2 / batch.weights_M.sum())
+    assert left < 0.02 * first
+    assert stats["misfit"] < first
+    kl = float((batch.weights_M * (batch.old_logprobs_M - after)).sum() / batch.weights_M.sum())
+    assert batch.moved(policy, False, LONE)["update_kl"] == pytest.approx(kl, rel=1e-3)
+
+
+def test_a_run_comes_near_an_equilibrium_and_goes_on_exactly(tmp_path):
+    knobs = SWEEP | {
+        "num_train_steps": 40,
+        "learning_rate": 5e-3,
+        "lr_final": 0.1,
+        "entropy_final": 0.1,
+        "save_freq": 20,
+    }
+    knobs |= {"eval_exact": "always", "eval_games": 2, "ppo_epochs": 8}
+    for name in ("whole", "cut"):
+        (tmp_path / name).mkdir()
+    assert train(tmp_path / "whole", ppo=knobs, curriculum={"stages": ALONE}) == 0
+    game = json.loads((tmp_path / "whole" / "run" / "summary.json").read_text())["games"]["kuhn_poker"]
+    assert game["nash_conv_before"] > 0.5
+    assert game["nash_conv"] < 0.1
+    found = rows(tmp_path / "whole")
+    assert [row["games"] for row in found] == [2] * 40
+    assert {row["decisions"] for row in found} == {24}
+    assert found[-1].keys() >= {"misfit", "kl_average", "update_kl", "entropy"}
+    assert train(tmp_path / "cut", "--set", "ppo.num_train_steps=40", ppo=knobs, curriculum={"stages": ALONE}) == 0
+    again = ["--resume", str(tmp_path / "cut" / "run" / "checkpoint-000020")]
+    assert train_ppo.main(again) == 0
+    assert final_bytes(tmp_path / "cut", 40) == final_bytes(tmp_path / "whole", 40)
+
+
+@pytest.mark.parametrize(
+    ("sections", "told"),
+    [
+        ({"curriculum": {"stages": [ALONE[0] | {"opponent": "random"}]}}, "expected the opponent self in every stage"),
+        ({"curriculum": {"stages": [ALONE[0] | {"opponent": {"self": 1, "past": 1}}]}}, "expected the opponent self"),
+        ({"curriculum": {"stages": [ALONE[0] | {"games": ["connect_four"]}]}}, "connect_four has no exact values"),
+        ({"curriculum": {"stages": [ALONE[0] | {"games": ["tic_tac_toe"]}]}, "env": {"history_turns": "all"}},
+         "positions of tic_tac_toe() show the turns before"),
+        ({"env": {"answer_mode": "free"}}, "only for games that are played here, with answers that are constrained"),
+        ({"ppo": {"init_kl_coef": 0.1}}, "ppo.init_kl_coef: does nothing with ppo.sweep"),
+        ({"ppo": {"state_coef": 0.1}}, "ppo.state_coef: does nothing with ppo.sweep"),
+        ({"ppo": {"max_seq_length": 17}, "curriculum": {"stages": [ALONE[0] | {"games": ["leduc_poker"]}]}},
+         "ppo.max_seq_length = 17: a position is longer"),
+    ],
+)  # fmt: skip
+def test_what_does_not_suit_it_is_refused_in_one_line(tmp_path, capsys, sections, told):
+    given = {"curriculum": {"stages": ALONE}} | sections | {"ppo": SWEEP | sections.get("ppo", {})}
+    assert train_ppo.main(["--config", micro_file(tmp_path, **given), "--output-dir", str(tmp_path / "run")]) == 2
+    assert told in capsys.readouterr().err.splitlines()[-1]
