@@ -132,6 +132,8 @@ def estimate(
 
     games = ppo.mini_batch_size * ppo.gradient_accumulation_steps
     tokens = max(p.micro_batch(games, model.tokens_per_batch) for p in played)
+    if ppo.sweep:  # not of games: all positions, of which there may be many
+        tokens = model.tokens_per_batch
     answers = tokens * max(p.answer * len(p.asked) / max(p.read, 1) for p in measured.values())
     choices, columns = answers, len("0123456789.")
     if ppo.legal_mass_coef > 0:

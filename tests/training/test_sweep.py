@@ -2,6 +2,7 @@
 
 import json
 from collections import defaultdict
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -14,6 +15,8 @@ from envs import exact
 from envs.openspiel import load_game
 from evaluation.measure import exact_table
 from games import CONFIGS_PER_GAME, NAMES
+from scripts.exploit import train as exploit
+from training import memory, preflight
 from training.ranks import LONE
 from training.sweep import LEAST, Sweeps
 
@@ -134,6 +137,28 @@ def test_a_run_comes_near_an_equilibrium_and_goes_on_exactly(tmp_path):
     again = ["--resume", str(tmp_path / "cut" / "run" / "checkpoint-000020")]
     assert train_ppo.main(again) == 0
     assert final_bytes(tmp_path / "cut", 40) == final_bytes(tmp_path / "whole", 40)
+
+
+def test_a_best_response_to_such_a_player_is_trained_by_games(tmp_path, monkeypatch):
+    begun = []
+    monkeypatch.setattr(exploit, "_train", lambda config, *_: begun.append(config.ppo) or 0.5)
+    args = SimpleNamespace(exploit=1, exploit_steps=5, seed=0)
+    for sweep in (1.0, 0.0):
+        config = micro_config(tmp_path, ppo=SWEEP | {"sweep": sweep})
+        exploit.best_response(config, tmp_path, [(KUHN, KUHN)], args, tmp_path / "out", None)
+    swept, usual = begun
+    assert (swept.sweep, swept.batch_size, swept.mini_batch_size, swept.ppo_epochs) == (0, 512, 64, 1)
+    assert (usual.sweep, usual.batch_size, usual.mini_batch_size, usual.ppo_epochs) == (0, 2, 2, 4)
+
+
+def test_memory_is_counted_of_whole_passes(tmp_path):
+    parts = []
+    for sweep in (1.0, 0.0):
+        config = micro_config(tmp_path, ppo=SWEEP | {"sweep": sweep}, curriculum={"stages": ALONE})
+        architecture, parameters, chat = preflight.look(config)
+        measured = preflight.measure_prompts(config, chat)
+        parts.append(memory.estimate(config, parameters, architecture, measured)["update: layers"])
+    assert parts[0] > 50 * parts[1] > 0
 
 
 @pytest.mark.parametrize(
