@@ -79,13 +79,17 @@ def worth_by_hand(game, table):
                 walk(child, [o * (p if i == seat else 1) for i, o in enumerate(odds)])
 
     walk(turns.new_initial_state(), [1.0, 1.0])  # odds of chance and of the moves of each seat
-    return {key: total / weights[key] for key, total in sums.items()}
+    return {key: total / weights[key] if weights[key] else 0.0 for key, total in sums.items()}
 
 
+@pytest.mark.parametrize("never", [False, True])
 @pytest.mark.parametrize("name", ["kuhn_poker", GOOFSPIEL.format(3)])
-def test_what_answers_are_worth_is_what_openspiel_says_of_what_follows(name):
+def test_what_answers_are_worth_is_what_openspiel_says_of_what_follows(name, never):
+    """``never``: some answers are never given, by the seat itself or by the other."""
     game = pyspiel.load_game(name)
     table = random_table(game, 3)
+    if never:
+        table = {k: p if i % 2 else {a: float(a == max(p)) for a in p} for i, (k, p) in enumerate(table.items())}
     found = {(key, a): v for key, values in exact.answer_values(game, table).items() for a, v in values.items()}
     assert found == pytest.approx(worth_by_hand(game, table), abs=1e-9)
 

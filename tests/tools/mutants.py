@@ -31,6 +31,7 @@ STEP, STATE, PROCESS, LOGGERS = (f"training/{name}.py" for name in ("trajectorie
 PPO, BATCH = "tests/training/test_ppo.py::test_", "tests/training/test_ppo_batch.py::test_"
 MODEL, UPDATE = "tests/policy/test_model.py::test_", "tests/training/test_ppo_update.py::test_"
 POSITIONS, KNEW = "tests/training/test_positions.py::test_", "training/positions.py"
+SWEEPS, SWEEP, EXACT = "tests/training/test_sweep.py::test_", "training/sweep.py", "envs/exact.py"
 TURNS = "policy/conversations.py"
 REHEARSE, REHEARSAL = "policy/rehearsal.py", "tests/policy/test_rehearsal.py::test_"
 RUN, FAULTS = "tests/training/test_train.py::test_", "tests/faults/test_train_faults.py::test_"
@@ -58,6 +59,28 @@ MUTANTS = {
     PPO + "gae_at_the_ends_of_gamma_and_lambda": [
         Mutant("GAE: returns are the advantages", TRAIN,
                "torch.where(mask_ST, advantages_ST + values_ST, 0.0)", "torch.where(mask_ST, advantages_ST, 0.0)"),
+    ],
+    SWEEPS + "targets_are_a_step_of_mirror_descent": [
+        Mutant("sweep: the entropy bonus is a penalty", SWEEP,
+               "worth_M - ppo.entropy_coef *", "worth_M + ppo.entropy_coef *"),
+        Mutant("sweep: targets are no probabilities", SWEEP, "part.log_softmax(0) for part", "part for part"),
+        Mutant("sweep: worth in the game's units", SWEEP, "- low - high) / (high - low)", "- low - high) / 2"),
+    ],
+    SWEEPS + "the_magnet_pulls_to_the_moving_average": [
+        Mutant("sweep: the magnet pushes", SWEEP, "- ppo.magnet_coef * pull_M", "+ ppo.magnet_coef * pull_M"),
+    ],
+    SWEEPS + "the_update_moves_log_probabilities_to_their_targets": [
+        Mutant("sweep: half of each error", TRAIN, "(new.logprobs - batch.targets_M[at_M])",
+               "(new.logprobs / 2 - batch.targets_M[at_M])"),
+    ],
+    SWEEPS + "the_bonus_is_in_the_targets_and_counts_once": [
+        Mutant("sweep: the bonus counts twice", TRAIN, "if batch.targets_M is None else 0.0", "if True else 0.0"),
+    ],
+    "tests/envs/test_exact.py::test_what_answers_are_worth_is_what_openspiel_says_of_what_follows": [
+        Mutant("exact: own moves in the odds of the others", EXACT,
+               "np.where(own, 1.0, odds_N[level])", "odds_N[level]"),
+        Mutant("exact: seat 1 is paid as seat 0", EXACT, "np.where(seat_E == 0, 1.0, -1.0)", "np.ones(len(seat_E))"),
+        Mutant("exact: not a mean", EXACT, "total / count if count else 0.0", "total"),
     ],
     PPO + "whitening_is_the_standard_score_of_the_population": [
         Mutant("whitening: not centred", TRAIN, "(x_M - x_M.mean()) /", "x_M /"),

@@ -2,6 +2,7 @@
 
 import json
 from collections import defaultdict
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -112,6 +113,16 @@ def test_the_update_moves_log_probabilities_to_their_targets(tmp_path):
     assert stats["misfit"] < first
     kl = float((batch.weights_M * (batch.old_logprobs_M - after)).sum() / batch.weights_M.sum())
     assert batch.moved(policy, False, LONE)["update_kl"] == pytest.approx(kl, rel=1e-3)
+
+
+def test_the_bonus_is_in_the_targets_and_counts_once(tmp_path, monkeypatch):
+    *_, batch = swept(tmp_path)
+    coefs = []
+    monkeypatch.setattr(train_ppo, "ppo_update", lambda _, __, batch, ppo, *more: coefs.append(ppo.entropy_coef))
+    trainer = train_ppo.Trainer(micro_config(tmp_path, ppo=SWEEP | {"entropy_coef": 0.5}), tmp_path / "run")
+    for targets_M in (batch.targets_M, None):
+        trainer.update(replace(batch, targets_M=targets_M))
+    assert coefs == [0.0, 0.5]
 
 
 def test_a_run_comes_near_an_equilibrium_and_goes_on_exactly(tmp_path):
