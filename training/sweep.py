@@ -38,21 +38,17 @@ def check_sweep(config: SimpleNamespace) -> None:
     if not ppo.sweep:
         return
     if (env.env_type, env.env_mode, env.answer_mode, env.use_vllm) != ("openspiel", "local", "constrained", False):
-        raise ConfigError(
-            "ppo.sweep: only for games that are played here, with answers that are constrained; 0 elsewhere"
-        )
+        raise ConfigError("ppo.sweep: only for games that are played here with constrained answers; 0 elsewhere")
     if config.curriculum.opponents != {"self"}:
         raise ConfigError("ppo.sweep: only for games against oneself: expected the opponent self in every stage")
     for name in ("init_kl_coef", "state_coef"):
         if getattr(ppo, name):
-            raise ConfigError(
-                f"ppo.{name}: does nothing with ppo.sweep, which plays no games to learn from; expected 0"
-            )
+            raise ConfigError(f"ppo.{name}: does nothing with ppo.sweep, which learns from no games; expected 0")
     ranges = [*chain.from_iterable(pool([item for stage in config.curriculum.stages for item in stage.games]).values())]
     for shared in tables(ranges):
         if not exact.feasible(shared.spiel):
-            raise ConfigError(f"ppo.sweep: {shared.game.name} has no exact values: expected a small game of two "
-                              "opposed seats")  # fmt: skip
+            told = "has no exact values: expected small games; in curriculum.stages NAME#0 is a first variant"
+            raise ConfigError(f"ppo.sweep: {shared.systems['compact']} {told}")
     for first, _ in ranges:
         if why := unknown_prompts(first, env):
             raise ConfigError(f"ppo.sweep: positions of {load_game(first)} {why}")

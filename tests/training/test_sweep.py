@@ -180,7 +180,7 @@ def test_memory_is_counted_of_whole_passes(tmp_path):
         ({"curriculum": {"stages": [ALONE[0] | {"games": ["connect_four"]}]}}, "connect_four has no exact values"),
         ({"curriculum": {"stages": [ALONE[0] | {"games": ["tic_tac_toe"]}]}, "env": {"history_turns": "all"}},
          "positions of tic_tac_toe() show the turns before"),
-        ({"env": {"answer_mode": "free"}}, "only for games that are played here, with answers that are constrained"),
+        ({"env": {"answer_mode": "free"}}, "only for games that are played here with constrained answers"),
         ({"ppo": {"init_kl_coef": 0.1}}, "ppo.init_kl_coef: does nothing with ppo.sweep"),
         ({"ppo": {"state_coef": 0.1}}, "ppo.state_coef: does nothing with ppo.sweep"),
         ({"ppo": {"max_seq_length": 17}, "curriculum": {"stages": [ALONE[0] | {"games": ["leduc_poker"]}]}},
