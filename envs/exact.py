@@ -168,7 +168,7 @@ def answer_values(pyspiel_game: SpielGame, table: TabularPolicy) -> dict[str, di
                     a: float(sign * worth[child]) for a, child in zip(node.actions, node.children, strict=True)
                 }
         return values
-    tree = _tree(pyspiel_game)
+    tree = _histories(pyspiel_game)
     odds_N = np.array([table[key][action] for key, action in tree.answers] + [0.0])[tree.answer_N]
     odds_N = np.where(tree.answer_N < 0, tree.chance_N, odds_N)
     others_SN, worth_N = np.ones((2, len(odds_N))), tree.returns_N.copy()  # odds of all moves so far but the seat's own
@@ -187,7 +187,7 @@ def answer_values(pyspiel_game: SpielGame, table: TabularPolicy) -> dict[str, di
     return values
 
 
-class Tree(NamedTuple):
+class Histories(NamedTuple):
     """The N histories of a game that hides something, the root first; what is said of each is of the move before it."""
 
     levels: list[slice]  # of histories of equal length, the root's not
@@ -200,7 +200,7 @@ class Tree(NamedTuple):
 
 
 @_once
-def _tree(pyspiel_game: SpielGame) -> Tree:
+def _histories(pyspiel_game: SpielGame) -> Histories:
     start = pyspiel.load_game_as_turn_based(str(pyspiel_game)).new_initial_state()
     level, levels, rows = [start], list[slice](), [(0, -1, -1, 0.0, start.returns()[0] if start.is_terminal() else 0.0)]
     numbers: dict[tuple[str, int], int] = {}
@@ -219,7 +219,7 @@ def _tree(pyspiel_game: SpielGame) -> Tree:
         levels.append(slice(first, first + len(below)))
         level = below
     parent_N, seat_N, answer_N, chance_N, returns_N = (np.array(column) for column in zip(*rows, strict=True))
-    return Tree(levels[:-1], parent_N, seat_N, answer_N, chance_N, returns_N, list(numbers))
+    return Histories(levels[:-1], parent_N, seat_N, answer_N, chance_N, returns_N, list(numbers))
 
 
 def luck(game: SpielGame, history: Sequence[Sequence[int]], seat: int) -> tuple[list[float], list[float]] | None:

@@ -111,9 +111,9 @@ def estimate(
     A rollout holds keys and values of all conversations, the spare slots of ``policy.cache.Store``, one layer's keys
     and values while the store grows, and one layer's activations; tokens are counted in a step of each stage, played at
     random. An evaluation holds as much per game. The update runs the fullest micro-batch of those games: first the
-    backward pass of the output layer, with what all layers keep, then that of each layer in turn. Without
-    ``context_grad``, rollout and update hold keys and values of all the step's tokens, and a micro-batch computes only
-    the answers. On a CPU up to half of the largest turn stays when freed.
+    backward pass of the output layer, with what all layers keep, then that of each layer in turn; a full one with
+    ``sweep``, which updates all positions. Without ``context_grad``, rollout and update hold keys and values of all the
+    step's tokens, and a micro-batch computes only the answers. On a CPU half of the largest turn may stay when freed.
     """
     model, ppo, layers = config.model, config.ppo, architecture.num_hidden_layers
     size = getattr(torch, model.dtype).itemsize
@@ -131,9 +131,7 @@ def estimate(
                    + min(scale * p.at_work, model.tokens_per_batch) * layer for p in played)  # fmt: skip
 
     games = ppo.mini_batch_size * ppo.gradient_accumulation_steps
-    tokens = max(p.micro_batch(games, model.tokens_per_batch) for p in played)
-    if ppo.sweep:  # not of games: all positions, of which there may be many
-        tokens = model.tokens_per_batch
+    tokens = model.tokens_per_batch if ppo.sweep else max(p.micro_batch(games, model.tokens_per_batch) for p in played)
     answers = tokens * max(p.answer * len(p.asked) / max(p.read, 1) for p in measured.values())
     choices, columns = answers, len("0123456789.")
     if ppo.legal_mass_coef > 0:

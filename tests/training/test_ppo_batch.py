@@ -441,7 +441,8 @@ def test_a_sixteenth_of_a_step_is_read_again_after_its_updates(sequences, read):
         mass_M = torch.tensor([0.1, 0.4]).repeat(len(seen)).log() if legal_mass else None
         return Evaluation(moved_M - torch.arange(2.0 * len(seen)) / 64, moved_M, moved_M, mass_M)
 
-    batch = SimpleNamespace(sequences=[None] * sequences, old_logprobs_M=-torch.arange(2.0 * sequences) / 64)
+    old_M = -torch.arange(2.0 * sequences) / 64
+    batch = SimpleNamespace(sequences=[None] * sequences, old_logprobs_M=old_M, targets_M=None)
     kl = {"update_kl": pytest.approx((1 - math.log(2) + math.log(2) - 0.5) / 2)}
     for constrained in (True, False):
         policy = SimpleNamespace(constrained=constrained, evaluate_decisions=evaluate_decisions)
