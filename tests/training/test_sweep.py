@@ -125,6 +125,28 @@ def test_the_bonus_is_in_the_targets_and_counts_once(tmp_path, monkeypatch):
     assert coefs == [0.0, 0.5]
 
 
+def test_the_bonus_of_the_targets_falls_with_the_steps(tmp_path, monkeypatch):
+    coefs, batch = [], Sweeps.batch
+    monkeypatch.setattr(
+        Sweeps, "batch", lambda self, tasks, ppo, *m: coefs.append(ppo.entropy_coef) or batch(self, tasks, ppo, *m)
+    )
+    knobs = SWEEP | {"entropy_coef": 0.5, "entropy_final": 0.2, "num_train_steps": 3, "ppo_epochs": 1}
+    assert train(tmp_path, ppo=knobs, curriculum={"stages": ALONE}) == 0
+    assert coefs == pytest.approx([0.5, 0.3, 0.1])
+
+
+def test_each_game_is_a_unit_with_values_of_its_own(tmp_path):
+    *_, both = swept(tmp_path, [LEDUC, KUHN, LEDUC])
+    alone = [swept(tmp_path, [task_id])[2] for task_id in (KUHN, LEDUC)]
+    sizes = [len(batch.sequences) for batch in alone]
+    units = [both.unit.count(n) for n in (0, 1)]
+    assert sorted(units) == sorted(sizes)
+    parts = alone if units == sizes else alone[::-1]
+    for name in ("targets_M", "returns_M", "old_logprobs_M"):
+        found = torch.cat([getattr(batch, name) for batch in parts])
+        assert torch.allclose(getattr(both, name), found, atol=1e-4), name
+
+
 def test_a_run_comes_near_an_equilibrium_and_goes_on_exactly(tmp_path):
     knobs = SWEEP | {
         "num_train_steps": 40,
