@@ -70,8 +70,9 @@ class Sweeps:
         self._known: dict[str, Positions] = {}  # by the game's text
 
     def batch(self, tasks: Seq[Task], ppo: PPOConfig, ranks: Ranks) -> Batch:
-        """All positions of the games of these tasks: a unit for each game, and targets for the update.
+        """All positions of the games of these tasks, and targets for the update.
 
+        They are dealt out into ``ppo.batch_size`` units, so that minibatches have positions from everywhere.
         Weights are the policy's probabilities, so that statistics are means over positions of what it does there.
         ConfigError: a conversation does not fit into ``ppo.max_seq_length``.
         """
@@ -91,7 +92,7 @@ class Sweeps:
         weights_M, device = read.logprobs.exp(), self.policy.device
         return Batch(
             sequences=sequences,
-            unit=[n for n, size in enumerate(sizes) for _ in range(size)],
+            unit=[n % ppo.batch_size for n, size in enumerate(choices) for _ in range(size)],
             old_logprobs_M=read.logprobs.to(device),
             values_M=read.values.to(device),
             advantages_M=torch.zeros_like(weights_M, device=device),  # the targets take the surrogate's place

@@ -91,7 +91,7 @@ class Batch:
     """The decisions of a step, seat by seat; sequence i holds those of ``spans[i]``."""
 
     sequences: list[Sequence]
-    unit: list[int]  # index of the game that each sequence belongs to: minibatches consist of whole games
+    unit: list[int]  # of each sequence: its game (``ppo.sweep``: share of positions), which minibatches do not cut
     old_logprobs_M: Tensor  # under the policy that played, see ``rollout_scores``
     values_M: Tensor  # of the same policy
     advantages_M: Tensor  # whitened, less the magnet's pull
@@ -111,7 +111,7 @@ class Batch:
 
     @property
     def games(self) -> list[list[int]]:
-        """Indices of the sequences of each game."""
+        """Indices of the sequences of each unit."""
         games: dict[int, list[int]] = {}
         for i, unit in enumerate(self.unit):
             games.setdefault(unit, []).append(i)

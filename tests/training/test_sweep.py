@@ -135,16 +135,25 @@ def test_the_bonus_of_the_targets_falls_with_the_steps(tmp_path, monkeypatch):
     assert coefs == pytest.approx([0.5, 0.3, 0.1])
 
 
-def test_each_game_is_a_unit_with_values_of_its_own(tmp_path):
+def test_each_game_has_values_of_its_own(tmp_path):
     *_, both = swept(tmp_path, [LEDUC, KUHN, LEDUC])
-    alone = [swept(tmp_path, [task_id])[2] for task_id in (KUHN, LEDUC)]
-    sizes = [len(batch.sequences) for batch in alone]
-    units = [both.unit.count(n) for n in (0, 1)]
-    assert sorted(units) == sorted(sizes)
-    parts = alone if units == sizes else alone[::-1]
+    alone = [swept(tmp_path, [task_id])[2] for task_id in sorted((KUHN, LEDUC))]
     for name in ("targets_M", "returns_M", "old_logprobs_M"):
-        found = torch.cat([getattr(batch, name) for batch in parts])
+        found = torch.cat([getattr(batch, name) for batch in alone])
         assert torch.allclose(getattr(both, name), found, atol=1e-4), name
+
+
+@pytest.mark.parametrize(("size", "updates"), [(8, 1), (2, 4), (1, 8)])
+def test_minibatches_hold_their_share_of_whole_positions(tmp_path, size, updates):
+    policy, config, batch = swept(tmp_path, [LEDUC], batch_size=8, mini_batch_size=size, ppo_epochs=3)
+    places = by_position(batch).values()
+    units = [{batch.unit[i] for i in at} for at in places]
+    assert all(len(unit) == 1 for unit in units)
+    counts = [units.count({n}) for n in range(8)]
+    assert sum(counts) == len(places)
+    assert max(counts) - min(counts) <= 1
+    optimizer = torch.optim.AdamW(policy.trainable().values(), lr=1e-4)
+    assert train_ppo.ppo_update(policy, optimizer, batch, config.ppo, (0,))["updates"] == 3 * updates
 
 
 def test_a_run_comes_near_an_equilibrium_and_goes_on_exactly(tmp_path):
