@@ -44,6 +44,13 @@ def _once(solve: Callable[..., Any]) -> Callable[..., Any]:
     return wraps(solve)(lambda game, *more: kept(str(game), *more))
 
 
+class Known:
+    """How an opponent plays whose every answer is known; not a plain table, since caches need it to have a hash."""
+
+    def __init__(self, table: TabularPolicy) -> None:
+        self.table = table
+
+
 class InfoState(NamedTuple):
     """One information state: ``state`` is one of its histories, as it occurs in play, with ``seat`` to move.
 
@@ -130,9 +137,9 @@ def best_response_values(pyspiel_game: SpielGame) -> tuple[float, float]:
 
 
 @_once
-def _response(pyspiel_game: SpielGame, seat: int) -> tuple[float, dict[str, int]]:
-    """Return the expected return of a best response to uniform random in ``seat``, and its answers."""
-    text, table = str(pyspiel_game), uniform_table(pyspiel_game)
+def _response(pyspiel_game: SpielGame, seat: int, opponent: Known | None = None) -> tuple[float, dict[str, int]]:
+    """Return the expected return of a best response in ``seat``, and its answers; None: to uniform random."""
+    text, table = str(pyspiel_game), opponent.table if opponent else uniform_table(pyspiel_game)
     if _is_perfect(pyspiel_game):
         worth, pick = _worth(text, [None if i == seat else table for i in (0, 1)]), (max, min)[seat]
         nodes = [(key, p) for key, p in _positions(text).items() if p.state.current_player() == seat]
@@ -222,8 +229,10 @@ def _histories(pyspiel_game: SpielGame) -> Histories:
     return Histories(levels[:-1], parent_N, seat_N, answer_N, chance_N, returns_N, list(numbers))
 
 
-def luck(game: SpielGame, history: Sequence[Sequence[int]], seat: int) -> tuple[list[float], list[float]] | None:
-    """Return by how much each move of chance and a random opponent favoured ``seat``, and what it stood to get.
+def luck(
+    game: SpielGame, history: Sequence[Sequence[int]], seat: int, opponent: Known | None = None
+) -> tuple[list[float], list[float]] | None:
+    """Return by how much each move of chance and the opponent (None: random) favoured ``seat``, and what it could get.
 
     ``history``: [[player, action], ...], -1 for chance. What a seat stands to get, before each move and at the end, is
     the mean return, in the game's own units, of a player that is half random and half a best response, from there on
@@ -235,16 +244,18 @@ def luck(game: SpielGame, history: Sequence[Sequence[int]], seat: int) -> tuple[
     """
     if game.get_type().dynamics != pyspiel.GameType.Dynamics.SEQUENTIAL or not feasible(game):
         return None
-    look, actions = _look(game, seat), tuple(action for _, action in history)
+    look, actions = _look(game, seat, opponent), tuple(action for _, action in history)
     looks = [look(actions[:before]) for before in range(len(actions) + 1)]
     favours = [changes.get(action, 0.0) for (_, changes), action in zip(looks, actions, strict=False)]
     return favours, [worth for worth, _ in looks]
 
 
 @_once
-def _look(pyspiel_game: SpielGame, seat: int) -> Callable[[tuple[int, ...]], tuple[float, dict[int, float]]]:
+def _look(
+    pyspiel_game: SpielGame, seat: int, opponent: Known | None
+) -> Callable[[tuple[int, ...]], tuple[float, dict[int, float]]]:
     """Return a function of the actions so far: the position's worth to ``seat``, and how others' moves change it."""
-    worth_of = _worth_to(pyspiel_game, seat)
+    worth_of = _worth_to(pyspiel_game, seat, opponent)
 
     @lru_cache(maxsize=2**12)
     def look(actions: tuple[int, ...]) -> tuple[float, dict[int, float]]:
@@ -258,11 +269,11 @@ def _look(pyspiel_game: SpielGame, seat: int) -> Callable[[tuple[int, ...]], tup
     return look
 
 
-def _worth_to(pyspiel_game: SpielGame, seat: int) -> Callable[[State], float]:
-    """Return what positions are worth to ``seat`` against a random opponent, if it is half a best response to that."""
-    table, (_, best) = uniform_table(pyspiel_game), _response(pyspiel_game, seat)
+def _worth_to(pyspiel_game: SpielGame, seat: int, opponent: Known | None) -> Callable[[State], float]:
+    """Return what positions are worth to ``seat`` against the opponent, if it is half a best response to that."""
+    table, (_, best) = uniform_table(pyspiel_game), _response(pyspiel_game, seat, opponent)
     mine = {key: {a: p / 2 + (best.get(key) == a) / 2 for a, p in probs.items()} for key, probs in table.items()}
-    tables = [mine if i == seat else table for i in (0, 1)]
+    tables = [mine if i == seat else opponent.table if opponent else table for i in (0, 1)]
     if _is_perfect(pyspiel_game):
         values = _worth(str(pyspiel_game), tables)
         return lambda state: (1, -1)[seat] * values[_position_key(state)]

@@ -38,6 +38,7 @@ CHANCE = int(pyspiel.PlayerId.CHANCE)
 SIMULTANEOUS = int(pyspiel.PlayerId.SIMULTANEOUS)
 INVALID = pyspiel.INVALID_ACTION
 
+KNOWN: dict[str, exact.Known] = {}  # opponents besides random whose every answer is known, by name
 ATTEMPTS = 3  # answers to a decision before the episode is forfeited, as in the public environment
 
 
@@ -186,14 +187,16 @@ def opposed(pyspiel_game: Any) -> bool:
 
 
 def luck(episode: Episode) -> tuple[list[float], list[float]] | None:
-    """Return ``exact.luck`` against random play, as parts of the score and as scores; None: too large a game, say."""
-    info = episode.info
-    if episode.task.opponent != "random" or episode.game not in games.NAMES or info.get("history") is None:
+    """Return ``exact.luck``, as parts of the score and as scores; None: too large a game or another opponent."""
+    info, known = episode.info, KNOWN.get(episode.task.opponent)
+    if (episode.task.opponent != "random" and known is None) or episode.game not in games.NAMES:
+        return None
+    if info.get("history") is None:
         return None
     spiel, history, seat = load_game(episode.task.task_id), info["history"], info["seat"]
     if not history and (sum(info["n_decisions"].values()), spiel.new_initial_state().current_player()) != (1, seat):
         return None  # a server has not told it; otherwise the first answer of all ended the game
-    if (found := exact.luck(spiel, history, seat)) is None:
+    if (found := exact.luck(spiel, history, seat, known)) is None:
         return None
     low, width = spiel.min_utility(), spiel.max_utility() - spiel.min_utility()
     return [favour / width for favour in found[0]], [(worth - low) / width for worth in found[1]]

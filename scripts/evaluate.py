@@ -24,7 +24,7 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from itertools import combinations, product
@@ -319,10 +319,11 @@ class Contest:
 
     def _exploited(self, arena: Arena, player: Contestant, game: str) -> dict[str, Any]:
         """The result of the best response in one game, with the training score of every response."""
-        from scripts.exploit.train import best_response
+        from scripts.exploit.train import best_response, known
 
         config, ranges, frozen = self.roster.config(player.folder), self.rows[game], find_adapter(str(player.folder))
-        with tempfile.TemporaryDirectory() as folder:
+        exactly = known(player, ranges, arena.console.progress) if self.args.exact else nullcontext()
+        with tempfile.TemporaryDirectory() as folder, exactly:
             best, scores = best_response(config, frozen, ranges, self.args, Path(folder), arena.console)
             answer = self.roster.contestant(str(best), self.names)
             # Named by its weights: --output may hold games of one that another machine has trained differently.

@@ -140,6 +140,22 @@ def test_all_luck_is_known_of_a_player_half_way_to_the_best_response(name, seat)
 
 @pytest.mark.parametrize("seat", [0, 1])
 @pytest.mark.parametrize("name", ["kuhn_poker", "leduc_poker", "nim(pile_sizes=1;2;2)"])
+def test_luck_against_a_known_player_is_that_of_its_own_moves(name, seat):
+    game = pyspiel.load_game(name)
+    opponent, mine = exact.Known(random_table(game, 7)), random_table(game, 3)
+    odds, _, luck = games_of(game, mine, seat, opponent)
+    assert odds @ luck == pytest.approx(0, abs=1e-12)
+    _, best = exact._response(game, seat, opponent)
+    uniform = exact.uniform_table(game)
+    mine = {key: {a: p / 2 + (best.get(key) == a) / 2 for a, p in probs.items()} for key, probs in uniform.items()}
+    odds, returns, luck = games_of(game, mine, seat, opponent)
+    assert odds @ (returns * luck) == pytest.approx(odds @ luck**2)
+    other = exact.Known(random_table(game, 8))  # told apart, though the game and the seat are the same
+    assert games_of(game, mine, seat, other)[2] != pytest.approx(luck)
+
+
+@pytest.mark.parametrize("seat", [0, 1])
+@pytest.mark.parametrize("name", ["kuhn_poker", "leduc_poker", "nim(pile_sizes=1;2;2)"])
 def test_answers_are_worth_as_much_beside_each_other_less_luck(name, seat):
     """Which is what training may not change: only what all answers of an information state share may go."""
     game = pyspiel.load_game(name)

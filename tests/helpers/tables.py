@@ -36,25 +36,25 @@ def _by_history(game, seat, other):
     return response.get_best_response_actions()
 
 
-def games_of(game, table, seat):
-    """Probability, return and luck of ``seat`` in each game there can be, of a table against random play."""
-    return np.array([row[:3] for row in all_games(game, table, seat)]).T
+def games_of(game, table, seat, opponent=None):
+    """Probability, return and luck of ``seat`` in each game there can be, of a table against another or random play."""
+    return np.array([row[:3] for row in all_games(game, table, seat, opponent)]).T
 
 
-def all_games(game, table, seat):
+def all_games(game, table, seat, opponent=None):
     """As ``games_of``, game by game, and the history."""
-    uniform = exact.uniform_table(game)
+    other = opponent.table if opponent else exact.uniform_table(game)
 
     def key(state):
         return exact.info_key(state, state.current_player())
 
     def walk(state, history, probability):
         if state.is_terminal():
-            favours, _ = exact.luck(game, history, seat) or ([], [])
+            favours, _ = exact.luck(game, history, seat, opponent) or ([], [])
             yield probability, state.returns()[seat], sum(favours), history
             return
         player = state.current_player()
-        probs = dict(state.chance_outcomes()) if player < 0 else (table, uniform)[player != seat][key(state)]
+        probs = dict(state.chance_outcomes()) if player < 0 else (table, other)[player != seat][key(state)]
         for action, p in probs.items():
             yield from walk(state.child(action), [*history, [player, action]], probability * p)
 

@@ -15,7 +15,7 @@ import sys
 import threading
 import time
 import weakref
-from dataclasses import fields
+from dataclasses import fields, replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -26,7 +26,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from serving import http_server, said
-from tiny import KUHN, LEDUC, base_model, micro_config
+from tiny import KUHN, LEDUC, base_model, micro_config, tiny_policy
 from tiny_runs import ROOT, STEPS, undisturbed_run
 
 import env_wrapper
@@ -34,7 +34,7 @@ import train_ppo
 import utils
 from curriculum import CurriculumConfig, Stage
 from env_wrapper import EnvConfig, Episode, Task
-from envs import client, exact
+from envs import client, exact, openspiel
 from envs.openspiel import OpenSpielEnv, load_game, position, query_at
 from envs.opponents import parse_opponent
 from evaluation import arena, players
@@ -391,6 +391,36 @@ def test_a_best_response_has_ppos_surrogate_since_its_opponent_does_not_change(
     args = argparse.Namespace(exploit=2, exploit_steps=1, seed=0)
     exploit.best_response(config, tmp_path, [(0, 0)], args, tmp_path, None)
     assert seen == [(expected, "off")] * 2
+
+
+@pytest.mark.parametrize(
+    ("games", "answers", "told"),
+    [([(KUHN, KUHN + 3)], "constrained", True), ([(KUHN, KUHN)], "free", False), ([(0, 0)], "constrained", False),
+     ([(KUHN, KUHN), (LEDUC, LEDUC)], "constrained", False)],
+)  # fmt: skip
+def test_how_the_frozen_player_answers_is_known_while_responses_are_trained(tmp_path, games, answers, told):
+    """In one small game, as it samples there."""
+    env = replace(micro_config(tmp_path).env, answer_mode=answers)
+    player = SimpleNamespace(player=tiny_policy(tmp_path), env=env)
+    with contextlib.suppress(ZeroDivisionError), exploit.known(player, games, lambda *_: None):
+        found = [(name, known.table) for name, known in openspiel.KNOWN.items()]
+        assert found == ([("past:frozen", exact_table(player.player, env, KUHN))] if told else [])
+        raise ZeroDivisionError
+    assert not openspiel.KNOWN
+
+
+@pytest.mark.parametrize("exactly", [True, False])
+def test_responses_learn_from_games_less_luck_where_exact_values_are_asked_for(run, monkeypatch, capsys, exactly):
+    seen = []
+
+    def begun(*_):
+        seen.append([*openspiel.KNOWN])
+        raise ConfigError("enough")
+
+    monkeypatch.setattr(exploit, "best_response", begun)
+    flags = ["--exact"] if exactly else []
+    table(capsys, "--checkpoint", str(run), "--games", "kuhn_poker", "--exploit", "1", *flags, code=2)
+    assert seen == [["past:frozen"] if exactly else []]
 
 
 def test_best_responses_have_seeds_of_their_own_also_after_the_last_seed_that_is_allowed(tmp_path, monkeypatch):

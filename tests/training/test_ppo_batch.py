@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from env_wrapper import Decision, Episode, Sequence, Task
-from envs.openspiel import luck
+from envs import exact, openspiel
+from envs.openspiel import load_game, luck
 from games import CONFIGS_PER_GAME, NAMES
 from policy.player import Evaluation
 from train_ppo import LONE, Batch, Trainer, TrainingError, collate, whiten
@@ -215,6 +216,19 @@ def test_an_opponents_lucky_moves_are_taken_off_where_they_happen_and_a_position
     torch.testing.assert_close(batch.advantages_M, whiten(means - worth, None, lucky))
     kept = batch.advantages_M.std(correction=0) / whiten(lucky).std(correction=0)
     assert kept == pytest.approx(float((means - worth).std() / lucky.std()), rel=1e-3), "noise is gone, not scaled up"
+
+
+def test_luck_against_a_past_self_is_known_where_it_is_told_how_that_one_plays(monkeypatch):
+    """One that never calls: that it folds is no luck then, only the cards are."""
+    game = known_game([[-1, 2], [-1, 0], [0, 1], [1, 0]], 0.75, opponent="past:frozen")
+    assert luck(game) is None
+    folds = {
+        key: {a: float(a == 0) for a in probs} for key, probs in exact.uniform_table(load_game(KUHN_POKER)).items()
+    }
+    monkeypatch.setitem(openspiel.KNOWN, "past:frozen", exact.Known(folds))
+    favours, _ = luck(game)
+    assert favours[3] == 0
+    assert luck(known_game([[-1, 2], [-1, 0], [0, 1], [1, 0]], 0.75))[0][3] < 0, "random play calls half the time"
 
 
 def test_luck_between_two_decisions_is_taken_off_after_the_first_and_discounted_as_it_is():
