@@ -128,6 +128,13 @@ MUTANTS = {
         Mutant("luck: not standardised", STEP, "[x / scale for x in luck]", "[*luck]"),
         Mutant("luck: another scale of baselines", STEP, "[(x - mean) / scale for x", "[x - mean for x"),
     ],
+    SWEEPS + "minibatches_hold_their_share_of_whole_positions": [
+        Mutant("sweep: all positions in one unit", SWEEP, "n % ppo.batch_size for", "0 * n for"),
+    ],
+    "tests/envs/test_exact.py::test_luck_against_a_known_player_is_that_of_its_own_moves": [
+        Mutant("luck: a known player plays at random", EXACT,
+               "opponent.table if opponent else table for", "table for"),
+    ],
     "tests/envs/test_exact.py::test_answers_are_worth_as_much_beside_each_other_less_luck": [
         Mutant("luck: one's own moves", "envs/exact.py", "[] if state.current_player() == seat else legal", "legal"),
     ],
