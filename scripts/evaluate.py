@@ -312,7 +312,8 @@ class Contest:
                 print(f"best of {self.args.exploit} responses to {player.label}, {self.args.exploit_steps} steps each; "
                       f"{exactly}trained: score of each in its last steps")  # fmt: skip
                 lines = [{"game": r["game"], "games": r["episodes"], "won from it": r["value"],
-                          "95 %": between(r["low"], r["high"]), "exact": r["exploitability"],
+                          "95 %": between(r["low"], r["high"]),
+                          "less luck": less_luck(r["adjusted"], r["adjusted_interval"]), "exact": r["exploitability"],
                           "trained": " ".join(f"{score:.3f}" for score in r["trained"])} for r in results]  # fmt: skip
                 print(columns(lines, self.style, **{"won from it": VALUE}, exact=VALUE), end="\n\n")
         return report
@@ -323,13 +324,14 @@ class Contest:
 
         config, ranges, frozen = self.roster.config(player.folder), self.rows[game], find_adapter(str(player.folder))
         exactly = known(player, ranges, arena.console.progress) if self.args.exact else nullcontext()
-        with tempfile.TemporaryDirectory() as folder, exactly:
-            best, scores = best_response(config, frozen, ranges, self.args, Path(folder), arena.console)
-            answer = self.roster.contestant(str(best), self.names)
+        with exactly:
+            with tempfile.TemporaryDirectory() as folder:
+                best, scores = best_response(config, frozen, ranges, self.args, Path(folder), arena.console)
+                answer = self.roster.contestant(str(best), self.names)
             # Named by its weights: --output may hold games of one that another machine has trained differently.
             answer = replace(answer, label=f"response_to_{player.label}@{answer.origin['adapter'][:8]}")
             answer.player.greedy = True  # a best response need not vary
-        [(_, rows)] = self.play(arena, answer, player, [game])
+            [(_, rows)] = self.play(arena, answer, player, [game])
         gain = self._exact(player, rows).get("nash_conv")  # summed over both seats, in the game's own units
         most = None if gain is None else measure.mean_value(load_game(rows[0]["task_id"]), (gain, 0.0))
         return summary(game, [rows]).row | {"trained": scores, "exploitability": most}

@@ -401,26 +401,25 @@ def test_a_best_response_has_ppos_surrogate_since_its_opponent_does_not_change(
 def test_how_the_frozen_player_answers_is_known_while_responses_are_trained(tmp_path, games, answers, told):
     """In one small game, as it samples there."""
     env = replace(micro_config(tmp_path).env, answer_mode=answers)
-    player = SimpleNamespace(player=tiny_policy(tmp_path), env=env)
+    player = SimpleNamespace(player=tiny_policy(tmp_path), env=env, opponent="past:it")
     with contextlib.suppress(ZeroDivisionError), exploit.known(player, games, lambda *_: None):
         found = [(name, known.table) for name, known in openspiel.KNOWN.items()]
-        assert found == ([("past:frozen", exact_table(player.player, env, KUHN))] if told else [])
+        table = exact_table(player.player, env, KUHN)
+        assert found == ([("past:frozen", table), ("past:it", table)] if told else [])
         raise ZeroDivisionError
     assert not openspiel.KNOWN
 
 
 @pytest.mark.parametrize("exactly", [True, False])
-def test_responses_learn_from_games_less_luck_where_exact_values_are_asked_for(run, monkeypatch, capsys, exactly):
+def test_responses_learn_and_are_measured_less_luck_where_exact_values_are_asked_for(
+    tmp_path, run, monkeypatch, exactly
+):
     seen = []
-
-    def begun(*_):
-        seen.append([*openspiel.KNOWN])
-        raise ConfigError("enough")
-
-    monkeypatch.setattr(exploit, "best_response", begun)
-    flags = ["--exact"] if exactly else []
-    table(capsys, "--checkpoint", str(run), "--games", "kuhn_poker", "--exploit", "1", *flags, code=2)
-    assert seen == [["past:frozen"] if exactly else []]
+    monkeypatch.setattr(exploit, "best_response", lambda *_: seen.append([*openspiel.KNOWN]) or (run, [0.5]))
+    args = ("--checkpoint", str(run), "--exploit", "1", *(["--exact"] if exactly else []))
+    [table] = report(tmp_path, *args, games=["kuhn_poker"], episodes=40)["tables"]
+    assert seen == [["past:frozen", "past:run/checkpoint-000006"] if exactly else []]
+    assert [result["adjusted"] is not None for result in table["results"]] == [exactly]
 
 
 def test_best_responses_have_seeds_of_their_own_also_after_the_last_seed_that_is_allowed(tmp_path, monkeypatch):
