@@ -2024,7 +2024,8 @@ def test_a_best_response_wins_from_a_frozen_player_no_more_than_the_exact_one(tm
     assert against == {"past:frozen"}
     told = capsys.readouterr()
     assert "20 steps each; exact: the best there is; trained: " in told.out
-    assert "best response 1/2: steps: 0 of 20\n" in told.err  # from where the time left is counted
+    assert "evaluation: states of kuhn_poker: 0 of 12\n" in told.err
+    assert re.search(r"best response 1/2: steps: \d+ of 20, 0m0\ds left\n", told.err)
 
 
 def test_the_exact_value_beside_a_best_response_is_on_its_scale(run, tmp_path, monkeypatch):
