@@ -189,9 +189,8 @@ def opposed(pyspiel_game: Any) -> bool:
 def luck(episode: Episode) -> tuple[list[float], list[float]] | None:
     """Return ``exact.luck``, as parts of the score and as scores; None: too large a game or another opponent."""
     info, known = episode.info, KNOWN.get(episode.task.opponent)
-    if (episode.task.opponent != "random" and known is None) or episode.game not in games.NAMES:
-        return None
-    if info.get("history") is None:
+    odds_known = known is not None or episode.task.opponent == "random"
+    if not odds_known or episode.game not in games.NAMES or info.get("history") is None:
         return None
     spiel, history, seat = load_game(episode.task.task_id), info["history"], info["seat"]
     if not history and (sum(info["n_decisions"].values()), spiel.new_initial_state().current_player()) != (1, seat):

@@ -412,7 +412,7 @@ def test_how_the_frozen_player_answers_is_known_while_responses_are_trained(tmp_
 
 @pytest.mark.parametrize("exactly", [True, False])
 def test_responses_learn_and_are_measured_less_luck_where_exact_values_are_asked_for(
-    tmp_path, run, monkeypatch, exactly
+    tmp_path, run, monkeypatch, capsys, exactly
 ):
     seen = []
     monkeypatch.setattr(exploit, "best_response", lambda *_: seen.append([*openspiel.KNOWN]) or (run, [0.5]))
@@ -420,6 +420,7 @@ def test_responses_learn_and_are_measured_less_luck_where_exact_values_are_asked
     [table] = report(tmp_path, *args, games=["kuhn_poker"], episodes=40)["tables"]
     assert seen == [["past:frozen", "past:run/checkpoint-000006"] if exactly else []]
     assert [result["adjusted"] is not None for result in table["results"]] == [exactly]
+    assert ("less luck" in capsys.readouterr().out) == exactly
 
 
 def test_best_responses_have_seeds_of_their_own_also_after_the_last_seed_that_is_allowed(tmp_path, monkeypatch):

@@ -152,6 +152,8 @@ def test_minibatches_hold_their_share_of_whole_positions(tmp_path, size, updates
     counts = [units.count({n}) for n in range(8)]
     assert sum(counts) == len(places)
     assert max(counts) - min(counts) <= 1
+    beside = [set[int]().union(*units[i : i + 8]) for i in range(len(units) - 7)]
+    assert all(len(found) == 8 for found in beside), "positions beside each other are much alike"
     optimizer = torch.optim.AdamW(policy.trainable().values(), lr=1e-4)
     assert train_ppo.ppo_update(policy, optimizer, batch, config.ppo, (0,))["updates"] == 3 * updates
 
