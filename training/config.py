@@ -7,6 +7,7 @@ scripts can read a run's configuration without importing the trainer.
 
 import argparse
 import json
+import logging
 import math
 import os
 import re
@@ -30,6 +31,8 @@ from policy.model import LoraConfig, ModelConfig
 from training.loggers import NAMES as LOGGERS
 from training.process import ROOT, lock_run
 from utils import CheckpointError, checkpoints_in, latest_checkpoint, load_checkpoint
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -188,7 +191,9 @@ def load_sections(
 
 
 def check_sections(config: SimpleNamespace) -> None:
-    """Raise ConfigError for knobs of ``ppo`` that need another ``env``."""
+    """Raise ConfigError for knobs of ``ppo`` that need another ``env``; an address nobody will call gets a line."""
+    if config.env.env_url and config.env.env_mode != "url":
+        logger.warning("env.env_url: no game is played there with env.env_mode=%s", config.env.env_mode)
     if config.ppo.state_coef and (config.env.env_type, config.env.env_mode) != ("openspiel", "local"):
         raise ConfigError("ppo.state_coef: only positions of games that are played here are known; 0 elsewhere")
     if config.ppo.cliprange is None and config.env.answer_mode != "constrained":

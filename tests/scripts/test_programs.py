@@ -52,10 +52,19 @@ def test_a_python_without_the_libraries_is_told_where_they_are(name):
     assert f"source {ROOT}/.venv/bin/activate" in done.stderr
 
 
-def test_an_old_python_is_told():
-    code = "import sys; sys.version_info = (3, 10, 12); import config.start"
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
-    assert (done.returncode, done.stderr.partition(f" of {sys.executable}, ")[0]) == (2, "error: this is Python 3.10")
+@pytest.mark.parametrize(
+    ("cause", "told"),
+    [
+        ("sys.version_info = (3, 10, 12)", "error: this is Python 3.10 of {}, too old: source "),
+        ("sys.modules['peft'] = None", ", without peft: source "),  # as of an installation that was interrupted
+    ],
+)
+def test_an_old_python_and_an_unfinished_installation_are_told(cause, told):
+    done = subprocess.run(
+        [sys.executable, "-c", f"import sys; {cause}; import config.start"], cwd=ROOT, capture_output=True, text=True
+    )
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert told.format(sys.executable) in done.stderr
 
 
 @pytest.mark.parametrize(

@@ -707,6 +707,15 @@ def test_searches_of_a_server_are_not_told_at_this_machines_speed(tmp_path, monk
     assert ("search, estimated" in preflight.describe(config)) == (mode == "local")
 
 
+def test_an_address_that_no_game_is_played_at_is_told(tmp_path, caplog):
+    config = micro_config(tmp_path)
+    preflight.check(config)
+    assert caplog.messages == []
+    config.env = replace(config.env, env_url="http://127.0.0.1:9")
+    preflight.check(config)
+    assert caplog.messages == ["env.env_url: no game is played there with env.env_mode=local"]
+
+
 def test_positions_that_no_game_tells_cannot_be_learnt(tmp_path, monkeypatch):
     """It trained nothing, and its loss of 0 said that everything was read."""
     config = micro_config(tmp_path, ppo={"state_coef": 0.1})
