@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from config.reader import printable
+from config.reader import PRESETS, printable
 
 # Synonymous flags: a program declares one of a group, which its help shows, and accepts the others. A second name of
 # another flag, as train_ppo.py's --checkpoint-dir is of --output-dir, stands for no group.
@@ -87,6 +87,8 @@ class FlagParser(argparse.ArgumentParser):
         word, flags = words.split(" ")[0], self._option_string_actions
         if kind == "unrecognized arguments" and "--config" in flags and word.endswith(".json"):
             message += "; --config FILE names a file of settings"
+        elif kind == "unrecognized arguments" and "--config" in flags and PRESETS / f"{word}.json" in PRESETS.iterdir():
+            message += f"; --config {PRESETS / f'{word}.json'} is the preset"
         elif kind == "unrecognized arguments" and "--set" in flags and (word.startswith("--") or "=" in word):
             message += "; --set KEY=VALUE changes settings"
         self.exit(2, f"error: {one_line(message)}\n")

@@ -103,10 +103,11 @@ def _read_settings(file: str | Path) -> Any:
     try:
         return read_json(file)
     except ConfigError as error:
-        preset = PRESETS / f"{Path(file).name.removesuffix('.json')}.json"
-        if not isinstance(error.__cause__, FileNotFoundError) or preset not in PRESETS.iterdir():
+        known, name = {preset.stem: preset for preset in PRESETS.iterdir()}, Path(file).name.removesuffix(".json")
+        near = [name] if name in known else difflib.get_close_matches(name, known, 1)
+        if not isinstance(error.__cause__, FileNotFoundError) or not near:
             raise
-        raise ConfigError(f"{error}; the preset is {preset}") from error
+        raise ConfigError(f"{error}; the {'nearest ' * (near[0] != name)}preset is {known[near[0]]}") from error
 
 
 def make(cls: type, data: Any, path: str) -> Any:
@@ -212,7 +213,8 @@ def deeper_than(value: Any, depth: int) -> bool:
 def _parse_set(item: str) -> Any:
     key, equals, text = item.partition("=")
     if not equals:
-        raise ConfigError(f"--set: expected KEY.PATH=VALUE without spaces, not {_show(item)}")
+        hint = "" if "." in item else "; a list is written a,b"
+        raise ConfigError(f"--set: expected KEY.PATH=VALUE without spaces, not {_show(item)}{hint}")
     value = _word(text, f"--set: {_name(key)}: ")
     for part in reversed(key.strip().split(".", 2)):  # no knob lies deeper
         value = {part: value}
@@ -280,6 +282,8 @@ class _Checker:
         several = hint in lists or (isinstance(value, str) and "," in value)  # "a" may stay one string, "a,b" may not
         if self.source == "--set: " and lists and several and not isinstance(value, list | dict):
             value = [_word(item) for item in value.split(",")] if isinstance(value, str) else [value]
+        if self.source == "--set: " and type(value) is int and hint in (str, str | None) and not limits.get("choices"):
+            value = str(value)  # the name of a folder, or a revision, may be all digits
         value = self.convert(value, hint, limits, path)
         values[key] = values.get(key, {}) | value if hint == dict[str, Any] else value  # env.trace: key by key
 

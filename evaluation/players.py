@@ -288,13 +288,16 @@ class Roster:
     def _has_label(self, label: str) -> bool:
         return any(other.label == label for other in self._known.values())
 
-    def config(self, name: str | None) -> SimpleNamespace:
-        """The configuration of a checkpoint's run; None: the default files, with ``model`` where there is one."""
+    def config(self, name: str | None, over: Sequence[Any] = ()) -> SimpleNamespace:
+        """The configuration of a checkpoint's run; None: the default files, with ``model`` where there is one.
+
+        ``over`` are more files, which only ``sets`` win over.
+        """
         files = self._files_of_model() if name is None else [run_config_file(_folder(name))]
         sets = [f"model.model_name={json.dumps(self.model)}"] if name is None and self.model else []
         if len(files) > len(DEFAULT_FILES):
             sets.append("model.use_4bit=false")  # merging took 4 bits away: put in 4 bits again, it would be another
-        config = self._load(files, [], ROOM, sets, skip_unknown_sections=True)
+        config = self._load(files, [], ROOM, sets, over, skip_unknown_sections=True)
         own = load_config({"model": ModelConfig}, [*files, *self.files], skip_unknown_sections=True)["model"].adapter
         if config.model.adapter not in (own, None):
             raise ConfigError(f"model.adapter = {config.model.adapter!r}: nobody plays with it; name it as a player")
@@ -312,13 +315,14 @@ class Roster:
         return [*DEFAULT_FILES, (str(report), layer)]
 
     def _load(
-        self, files: Sequence[Any], over: list[Any], ppo: dict[str, int], sets: Sequence[str] = (), **options: bool
-    ) -> SimpleNamespace:
-        """``files`` and those of runs; ``over`` them, and the public environment's settings; then the user's own."""
+        self, files: Sequence[Any], over: list[Any], ppo: dict[str, int], sets: Sequence[str] = (),
+        last: Sequence[Any] = (), **options: bool
+    ) -> SimpleNamespace:  # fmt: skip
+        """``files`` and those of runs; ``over`` them, and the public environment's; then the user's own; ``last``."""
         runs = [file for file in self.files if is_of_a_run(file)]
         asked = [("--protocol affinetes", {"env": AFFINETES, "ppo": ppo})] if self.public else []
         own = [file for file in self.files if file not in runs]
-        config = load_sections([*files, *runs, *over, *asked, *own], [*sets, *self.sets], **options)
+        config = load_sections([*files, *runs, *over, *asked, *own, *last], [*sets, *self.sets], **options)
         for key, value in AFFINETES.items() if self.public else ():
             if (other := getattr(config.env, key)) != value:
                 raise ConfigError(f"--protocol affinetes: env.{key} = {other!r}: expected {value!r}")

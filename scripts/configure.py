@@ -166,7 +166,8 @@ def ask(
         words = given or default.split()
         if typed:
             console.print(hint, style="dim")
-            words = Prompt.ask(question, default=default, console=console).replace(",", " ").split()
+            answer = Prompt.ask(question, default=default, console=console)
+            words = [answer] if flag == "model" else answer.replace(",", " ").split()  # folders may have blanks
         words = list(dict.fromkeys(words))
         setattr(args, flag, words)
         try:

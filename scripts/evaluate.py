@@ -169,7 +169,7 @@ class Contest:
         return redact({
             "players": [p.origin | {"label": p.label, "env": vars(p.env)} for p in [*self.players, *opponents]],
             "games": self.rows, "num_episodes": args.episodes,
-            **({"exploit": args.exploit, "exploit_steps": args.exploit_steps,
+            **({"exploit": args.exploit, "exploit_steps": args.exploit_steps, "exact": args.exact,
                 "config": [read_json(file) for file in args.config]} if args.exploit else {}),
             "own_games": own_digest(), "seed": args.seed, "greedy": args.greedy, "protocol": args.protocol,
             "set": args.set, "games_at_once": args.games_at_once}, words=False)  # fmt: skip
@@ -320,9 +320,11 @@ class Contest:
 
     def _exploited(self, arena: Arena, player: Contestant, game: str) -> dict[str, Any]:
         """The result of the best response in one game, with the training score of every response."""
-        from scripts.exploit.train import best_response, known
+        from scripts.exploit.train import best_response, how_to_respond, known
 
-        config, ranges, frozen = self.roster.config(player.folder), self.rows[game], find_adapter(str(player.folder))
+        changed = how_to_respond(self.roster.config(player.folder).ppo)
+        config, ranges = self.roster.config(player.folder, [changed]), self.rows[game]
+        frozen = find_adapter(str(player.folder))
         exactly = known(player, ranges, arena.console.progress) if self.args.exact else nullcontext()
         with exactly:
             with tempfile.TemporaryDirectory() as folder:
@@ -428,7 +430,7 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     add = parser.add_argument
     add("--checkpoint", nargs="+", default=[], metavar="PLAYER", help="whom to evaluate")
     how = parser.add_mutually_exclusive_group().add_argument  # one of them would silently win
-    how("--compare", nargs=2, action="extend", metavar="PLAYER", help="evaluate both and test the difference")
+    how("--compare", nargs="+", metavar="PLAYER", help="evaluate two and test the difference")
     how("--ladder", nargs="*", action="extend", metavar="PLAYER",
         help=f"round robin; default: --checkpoint, with one also base, and {', '.join(LADDER_BOTS)}")  # fmt: skip
     how("--exploit", type=at_least(1, 1000), metavar="N", help="train N best responses, play the best: a lower bound")
@@ -452,8 +454,8 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         parser.error("--strength names opponents itself: leave out --opponent and --exact")
     if not (args.checkpoint or args.compare or args.ladder is not None or args.model):
         parser.error("nobody to evaluate: name a --checkpoint or a --model, or use --compare or --ladder")
-    if args.compare and len(args.compare) > 2:
-        parser.error(f"--compare: {len(args.compare)} players: expected two, in one --compare")
+    if args.compare and len(args.compare) != 2:
+        parser.error(f"--compare: expected two players, in one --compare, not {len(args.compare)}")
     if args.episodes % 2:
         parser.error(f"--episodes {args.episodes}: an even number, half of them for each seat")
     if args.exploit and (args.base_url or not (args.checkpoint and all(map(is_path, args.checkpoint)))):

@@ -29,7 +29,7 @@ from envs.config import EnvConfig
 from games import NAMES, find
 from policy.model import LoraConfig, ModelConfig
 from training.loggers import NAMES as LOGGERS
-from training.process import ROOT, lock_run
+from training.process import ROOT, at_least, lock_run
 from utils import CheckpointError, checkpoints_in, latest_checkpoint, load_checkpoint
 
 logger = logging.getLogger(__name__)
@@ -127,7 +127,7 @@ def parse_args(argv: Sequence[str] | None, doc: str | None) -> argparse.Namespac
         help="a run's folder or one of its checkpoints; without it, the run in --output-dir")  # fmt: skip
     add("--force-config", action="store_true", help="resume although the configuration has changed")
     add("--output-dir", "--checkpoint-dir", "--output", metavar="DIR", help="where the run is written")
-    add("--seed", type=int, help="of deals, sampling and shuffling")
+    add("--seed", type=at_least(0), help="of deals, sampling and shuffling")
     add("--dry-run", action="store_true", help="check and describe everything, load no weights")
     add("--no-wandb", action="store_true", help="send nothing anywhere: run.logger=none")
     return parser.parse_args(argv)

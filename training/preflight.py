@@ -140,16 +140,20 @@ def check_card(config: SimpleNamespace, parameters: Parameters) -> None:
         )
 
 
-def check_lora(config: SimpleNamespace, resumed: bool = False) -> None:
-    """Raise ConfigError if ``model.adapter``, a folder, was made with another ``lora``, for its own would be trained.
+def check_lora(config: SimpleNamespace, resume: str | None = None) -> None:
+    """Raise ConfigError if the checkpoint ``resume``, or ``model.adapter``, a folder, was made with another ``lora``.
 
-    A resumed run trains it already, so it is only warned.
+    That of ``model.adapter`` would be trained instead. A resumed run trains it already, so it is only warned.
     """
+    if resume and config.model.adapter is None:
+        differ = [line for line in _other_lora(config, resume) if not line.startswith("lora.lora_alpha")]
+        if differ:  # in more than alpha, which changes no shape
+            raise ConfigError(f"{'; '.join(differ)}; expected the same")
     if config.model.adapter is None or not Path(os.path.expanduser(config.model.adapter)).is_dir():
         return
     with blaming("model.adapter: ", ConfigError):
         differ = _other_lora(config, config.model.adapter)
-    if differ and not resumed:
+    if differ and not resume:
         raise ConfigError(f"{'; '.join(differ)}; expected the same")
     for line in differ:
         log.warning("%s, which is trained", line)
@@ -363,7 +367,7 @@ def check(
     if config.env.env_mode != "local":
         check_server(config.env)
     check_adapter(config.model)
-    check_lora(config, bool(resume))
+    check_lora(config, resume)
     if config.curriculum.failure_replay_prob and not any(s.gate for s in config.curriculum.stages):
         log.warning("curriculum.failure_replay_prob: nothing is replayed, as no stage has an opponent that counts")
     if dry_run:
@@ -419,9 +423,6 @@ def _check_run_folder(config: SimpleNamespace, resume: str | None, force: bool) 
         head = StateHead(1, state_shapes(config.curriculum), torch.device("meta"))
         if head.state_dict().keys() != saved.tensors("state_head").keys():
             raise ConfigError(f"ppo.state_coef: {path} learnt positions of other games; expected the same games, or 0")
-    differ = [] if config.model.adapter else _other_lora(config, str(path))
-    if differ := [line for line in differ if not line.startswith("lora.lora_alpha")]:  # which changes no shape
-        raise ConfigError(f"{'; '.join(differ)}; expected the same")
 
 
 def describe(config: SimpleNamespace) -> str:

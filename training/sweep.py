@@ -20,7 +20,7 @@ from config.reader import ConfigError
 from curriculum import pool
 from envs import exact
 from envs.config import EnvConfig
-from envs.openspiel import load_game, query_at, tables, unknown_prompts
+from envs.openspiel import load_game, query_at, table, tables, unknown_prompts
 from envs.types import Query, Sequence, Task
 from policy.chat import END
 from policy.conversations import Conversations
@@ -44,6 +44,8 @@ def check_sweep(config: SimpleNamespace) -> None:
     for name in ("init_kl_coef", "state_coef"):
         if getattr(ppo, name):
             raise ConfigError(f"ppo.{name}: does nothing with ppo.sweep, which learns from no games; expected 0")
+    if not ppo.context_grad:
+        raise ConfigError("ppo.context_grad = false: with ppo.sweep no games were played that read it; expected true")
     ranges = [*chain.from_iterable(pool([item for stage in config.curriculum.stages for item in stage.games]).values())]
     for shared in tables(ranges):
         if not exact.feasible(shared.spiel):
@@ -67,7 +69,7 @@ class Sweeps:
 
     def __init__(self, policy: Policy, env: EnvConfig) -> None:
         self.policy, self.env = policy, env
-        self._known: dict[str, Positions] = {}  # by the game's text
+        self._known: dict[tuple[str, str], Positions] = {}  # by the game's name, and OpenSpiel's text of the variant
 
     def batch(self, tasks: Seq[Task], ppo: PPOConfig, ranks: Ranks) -> Batch:
         """All positions of the games of these tasks, and targets for the update.
@@ -76,8 +78,11 @@ class Sweeps:
         Weights are the policy's probabilities, so that statistics are means over positions of what it does there.
         ConfigError: a conversation does not fit into ``ppo.max_seq_length``.
         """
-        ids = {str(load_game(task.task_id)): task.task_id for task in sorted(tasks, key=lambda task: task.task_id)}
-        games = {text: self._positions(text, task_id) for text, task_id in ids.items()}
+        ids: dict[tuple[str, str], int] = {}
+        for task in sorted(tasks, key=lambda task: task.task_id):
+            found = table(task.task_id)
+            ids[found.game.name, str(found.spiel)] = task.task_id
+        games = {key: self._positions(key, task_id) for key, task_id in ids.items()}
         sequences = [sequence for found in games.values() for sequence in found.sequences]
         read = ranks.score(self.policy, sequences)
         pull_M = torch.zeros_like(read.logprobs)
@@ -104,13 +109,13 @@ class Sweeps:
             targets_M=torch.cat([part.log_softmax(0) for part in targets]).clamp(min=LEAST).to(device),
         )
 
-    def _positions(self, text: str, task_id: int) -> Positions:
-        if text not in self._known:
+    def _positions(self, game: tuple[str, str], task_id: int) -> Positions:
+        if game not in self._known:
             infos = [i for i in exact.information_states(load_game(task_id)) if len(i.state.legal_actions(i.seat)) > 1]
             queries = [query_at(task_id, info.state, info.seat, self.env) for info in infos]
             sequences = [self._answered(query, action) for query in queries for action in query.legal]
-            self._known[text] = Positions([i.key for i in infos], [[*query.legal] for query in queries], sequences)
-        return self._known[text]
+            self._known[game] = Positions([i.key for i in infos], [[*query.legal] for query in queries], sequences)
+        return self._known[game]
 
     def _answered(self, query: Query, action: int) -> Sequence:
         conversations, tokens = Conversations(self.policy.chat), self.policy.chat.answers_of(f"{action}{END}")

@@ -127,10 +127,15 @@ class Batch:
         new = ranks.score(policy, sample, legal_mass=legal_mass and policy.constrained)
         log_ratio_M = new.logprobs - self.old_logprobs_M[: len(new.logprobs)].cpu()
         kl_M = log_ratio_M.exp() - 1 - log_ratio_M  # k3, as in the loss
+        weights_M = torch.ones_like(kl_M)
         if self.targets_M is not None:  # all answers, not those that the policy drew
-            kl_M = kl_M * (weights_M := self.weights_M[: len(kl_M)].cpu()) / weights_M.mean()
-        stats = {"update_kl": float(kl_M.mean())}
-        return stats if new.legal_mass is None else stats | {"legal_mass": float(new.legal_mass.exp().mean())}
+            weights_M = (weights_M := self.weights_M.cpu()) / weights_M.mean()
+        stats = {"update_kl": float((kl_M * weights_M).mean())}
+        return (
+            stats
+            if new.legal_mass is None
+            else stats | {"legal_mass": float((new.legal_mass.exp() * weights_M).mean())}
+        )
 
     def summary(self) -> dict[str, Any]:
         """Metrics of the batch; the explained variance is that of the returns by the rollout's values."""
@@ -145,11 +150,16 @@ class Batch:
 
     def dump(self, path: Path, step: int, episodes: Seq[Episode]) -> None:
         """Write the data of updates that were not finite, for debugging; failures are logged, as the run is ending."""
-        tasks = [{"task_id": e.task.task_id, "seed": e.task.seed, "opponent": e.task.opponent} for e in episodes]
-        rows = [{"task": tasks[unit], "ids": sequence.ids, "decisions": [asdict(d) for d in sequence.decisions],
+        rows = [{"ids": sequence.ids, "decisions": [asdict(d) for d in sequence.decisions],
                  "advantages": self.advantages_M[span].tolist(), "returns": self.returns_M[span].tolist(),
                  "old_logprobs": self.old_logprobs_M[span].tolist()}
-                for unit, sequence, span in zip(self.unit, self.sequences, self.spans, strict=True)]  # fmt: skip
+                for sequence, span in zip(self.sequences, self.spans, strict=True)]  # fmt: skip
+        for row, unit, span in zip(rows, self.unit, self.spans, strict=True):
+            if self.targets_M is None:
+                task = episodes[unit].task
+                row["task"] = {"task_id": task.task_id, "seed": task.seed, "opponent": task.opponent}
+            else:  # of positions, not of games
+                row["targets"] = self.targets_M[span].tolist()
         try:
             write_file(path, json.dumps({"step": step, "sequences": rows}).encode())
         except CheckpointError as error:

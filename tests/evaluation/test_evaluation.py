@@ -1143,6 +1143,15 @@ def test_a_game_whose_prompt_no_longer_fits_is_recorded_to_there():
     assert len(rows[0]["turns"]) > 1
 
 
+def test_the_luck_of_a_game_is_that_of_all_its_moves_the_deal_included():
+    moves = [[-1, 2], [-1, 0], [0, 1], [1, 1]]
+    favours, _ = exact.luck(load_game(KUHN), moves, 0)
+    assert min(favours[0], favours[3]) > 0.4, "a king that is called"
+    info = {"seat": 0, "history": moves, "n_decisions": {0: 1}, "own_end": True}
+    found = measure.outcome(Episode(Task(KUHN, 0), "kuhn_poker", 1.0, "finished", info=info))
+    assert found["luck"] == pytest.approx(sum(favours) / 4), "chips from -2 to 2 as a score from 0 to 1"
+
+
 @pytest.mark.parametrize(("name", "own", "score"), [
     ("kuhn_poker", True, 0.0), ("kuhn_poker", False, 1.0), ("hearts", True, 0.0), ("hearts", False, 0.5),
     ("tiny_hanabi", True, 0.0), ("tiny_hanabi", False, 0.5), ("matrix_pd", False, 1.0),

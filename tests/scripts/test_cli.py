@@ -147,12 +147,16 @@ def test_missing_file(refused, tmp_path):
     for name, preset in (("tiny", "tiny"), ("qwen2.5-3b", "qwen2.5-3b"), (tmp_path / "12gb.json", "12gb")):
         known = ROOT / "config" / "presets" / f"{preset}.json"
         assert refused("--config", name) == f"{name}: cannot be read: No such file or directory; the preset is {known}"
+    near = ROOT / "config" / "presets" / "tiny.json"
+    assert refused("--config", "tinny.json").endswith(f"No such file or directory; the nearest preset is {near}")
     (tmp_path / "12gb.json").write_text("{")  # which is there, and no preset's fault
     assert "the preset is" not in refused("--config", tmp_path / "12gb.json")
 
 
-def test_negative_seed(refused):
-    assert refused("--seed", "-1") == "--set: run.seed = -1: expected an integer >= 0 and <= 2147483647"
+def test_negative_seed(capsys):
+    with pytest.raises(SystemExit, match="2"):
+        train_ppo.main(["--seed", "-1"])
+    assert capsys.readouterr().err == "error: argument --seed: -1: expected at least 0 and at most 2147483647\n"
 
 
 def test_model_folder_that_is_not_there(refused, tmp_path):

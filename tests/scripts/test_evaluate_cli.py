@@ -423,6 +423,27 @@ def test_responses_learn_and_are_measured_less_luck_where_exact_values_are_asked
     assert ("less luck" in capsys.readouterr().out) == exactly
 
 
+def test_responses_are_trained_as_responses_but_for_what_is_set(tmp_path, run, monkeypatch):
+    """Each of these had been overwritten without a word; a file that the player is asked with says nothing of them."""
+    seen = []
+    monkeypatch.setattr(exploit, "_train", lambda own, *_: seen.append(own.ppo) or 0.5)
+    (tmp_path / "own.json").write_text('{"ppo": {"entropy_final": 1, "gamma": 0.5}}')
+    words = [
+        "--checkpoint",
+        str(run),
+        "--exploit",
+        "1",
+        "--games",
+        "kuhn_poker",
+        "--config",
+        str(tmp_path / "own.json"),
+    ]
+    with contextlib.suppress(ConfigError):  # nothing was trained that could be played
+        evaluate.Contest(evaluate.arguments([*words, "--set", "ppo.entropy_coef=0.7", "lr_final=0.9"])).exploit()
+    [ppo] = seen
+    assert (ppo.entropy_coef, ppo.lr_final, ppo.entropy_final, ppo.gamma) == (0.7, 0.9, 0.05, 0.5)
+
+
 def test_best_responses_have_seeds_of_their_own_also_after_the_last_seed_that_is_allowed(tmp_path, monkeypatch):
     seen = []
     monkeypatch.setattr(exploit, "_train", lambda own, *_: seen.append(own.run.seed) or 0.5)
@@ -1854,7 +1875,7 @@ def test_a_best_response_trains_for_200_steps_unless_told(given, steps):
             for player in (["--model", "x"], ["--checkpoint", "random"])
         ),
         (["--model", "./nowhere", "--set", "model.use_4bit=false", "model.dtype=float32"], "there is no folder"),
-        (["--compare", "random"], "expected 2 arguments"),
+        (["--compare", "random"], "--compare: expected two players, in one --compare, not 1"),
         (["--checkpoint", "random", "--set", "env.env_mode=url", "env.env_url=http://x"], "random: bots play here"),
         (["--ladder", "random", "mcts:2x1", "--games", "hearts"], "--ladder: hearts#* is not for two opposed"),
         (["--checkpoint", "random", "--output", "new/"], "--output: new/: is a folder; expected a file"),
@@ -1885,7 +1906,7 @@ def test_a_best_response_trains_for_200_steps_unless_told(given, steps):
         (["--checkpoint", "config", "--exploit", "1", "--greedy"], "--exploit: responses learn against sampled play"),
         (["--model", "models/tiny", "--exploit", "1"], "--exploit: needs --checkpoint with runs"),
         (["--checkpoint", "config", "mcts", "--exploit", "1"], "--exploit: needs --checkpoint with runs"),
-        (["--compare", "random", "mcts", "--compare", "mcts", "ismcts"], "--compare: 4 players: expected two, in one"),
+        (["--compare", "random", "mcts", "--compare", "mcts", "ismcts"], "two players, in one --compare, not 4"),
         (["--checkpoint", "random", "--exploit-steps", "9"], "--exploit-steps 9: nothing is trained without --exploit"),
         (["--ladder", "random", "mcts:2x1", "--opponent", "random"], "leave out --opponent, and of --ladder --exact"),
         (["--checkpoint", "random", "--episodes", "many"], "--episodes: many: expected a whole number"),
@@ -2094,7 +2115,8 @@ def test_games_of_other_best_responses_are_not_taken_for_these(run, tmp_path):
     assert settings("--exploit", "1") == settings("--exploit", "1")
     (tmp_path / "slow.json").write_text('{"ppo": {"learning_rate": 1e-9}}')
     slow = settings("--exploit", "1", "--config", str(tmp_path / "slow.json"))
-    others = (settings(), settings("--exploit", "2"), settings("--exploit", "1", "--exploit-steps", "30"), slow)
+    others = (settings(), settings("--exploit", "2"), settings("--exploit", "1", "--exploit-steps", "30"),
+              settings("--exploit", "1", "--exact"), slow)  # fmt: skip
     assert settings("--exploit", "1") not in others
 
 
@@ -2111,13 +2133,14 @@ def test_of_several_responses_the_one_that_scored_best_while_learning_is_played(
     scores, trained = iter([0.4, 0.9, 0.6]), []
     monkeypatch.setattr(exploit, "_train", lambda config, *args: trained.append(config) or next(scores))
     args = evaluate.arguments(["--checkpoint", str(run), "--exploit", "3"])
-    config = Roster([], [], 0, False, None).config(str(run))
+    roster = Roster([], [], 0, False, None)
+    config = roster.config(str(run), [exploit.how_to_respond(roster.config(str(run)).ppo)])
     config.env = dataclasses.replace(config.env, use_vllm=True, vllm_base_url=["http://127.0.0.1:1"])
     config.model = dataclasses.replace(config.model, adapter="runs/warm")
     best, found = exploit.best_response(config, run, [(KUHN, KUHN)], args, tmp_path, Console(1))
     assert (best, found) == (tmp_path / "1" / "final", [0.4, 0.9, 0.6])
     assert not any(mine.env.use_vllm for mine in trained)  # servers hold another player's weights
-    assert (config.ppo.context_grad, {mine.ppo.context_grad for mine in trained}) == (False, {True})
+    assert (roster.config(str(run)).ppo.context_grad, {mine.ppo.context_grad for mine in trained}) == (False, {True})
     assert len({mine.run.seed for mine in trained}) == 3
     assert {mine.model.adapter for mine in trained} == {None}
 

@@ -77,6 +77,16 @@ def test_a_value_out_of_range_is_corrected_by_later_layers(tmp_path):
         load_config(SECTIONS, [second], ["ppo.batch_size=0"])
 
 
+def test_text_of_digits_is_text_where_text_is_wanted(options):
+    """As a year that names a folder, or seven digits that begin a revision."""
+    config = load_config(options.SECTIONS, options.DEFAULT_FILES, ["run.output_dir=2026", "model.revision=7064982"])
+    assert (config["run"].output_dir, config["model"].revision) == ("2026", "7064982")
+    with pytest.raises(ConfigError, match=r"env.env_mode = 3: expected one of"):
+        load_config(options.SECTIONS, options.DEFAULT_FILES, ["env.env_mode=3"])
+    with pytest.raises(ConfigError, match=r"model.use_4bit = 1: expected true or false"):
+        load_config(options.SECTIONS, options.DEFAULT_FILES, ["model.use_4bit=1"])
+
+
 READ_AS = {
     "lr=1": ("ppo.learning_rate", 1.0),
     "ppo.lr=1": ("ppo.learning_rate", 1.0),
@@ -182,6 +192,7 @@ BROKEN_SETS = {
     "ppo=3": "--set: ppo = 3: expected an object with the keys "
     "learning_rate, batch_size, target_kl, adap_kl_ctrl, modules",
     "ppo.batch_size": '--set: expected KEY.PATH=VALUE without spaces, not "ppo.batch_size"',
+    "tic_tac_toe": '--set: expected KEY.PATH=VALUE without spaces, not "tic_tac_toe"; a list is written a,b',
     'ppo={"batch_size": 2, "batch_size": 4}': '--set: ppo: the key "batch_size" stands twice in one object',
 }
 
@@ -254,7 +265,11 @@ def test_a_flag_that_is_a_setting_is_told_how_to_give_it(capsys):
     parser.add_argument("--set", nargs="+")
     parser.add_argument("--config")
     setting, file = "; --set KEY=VALUE changes settings", "; --config FILE names a file of settings"
-    for typed, more in (["--lr=1e-3"], setting), (["ppo.lr=1e-3"], setting), (["p/tiny.json"], file), (["runs/x"], ""):
+    preset = f"; --config {CONFIG / 'presets' / 'tiny.json'} is the preset"
+    for typed, more in [
+        (["--lr=1e-3"], setting), (["ppo.lr=1e-3"], setting), (["p/tiny.json"], file), (["tiny"], preset),
+        (["runs/x"], ""),
+    ]:  # fmt: skip
         with pytest.raises(SystemExit, match="2"):
             parser.parse_args(typed)
         assert capsys.readouterr().err == f"error: unrecognized arguments: {typed[0]}{more}\n"

@@ -231,6 +231,16 @@ def test_luck_against_a_past_self_is_known_where_it_is_told_how_that_one_plays(m
     assert luck(known_game([[-1, 2], [-1, 0], [0, 1], [1, 0]], 0.75))[0][3] < 0, "random play calls half the time"
 
 
+def test_a_position_against_somebody_known_is_worth_it_in_units_of_games_against_past_selves(monkeypatch):
+    table = exact.uniform_table(load_game(KUHN_POKER))
+    monkeypatch.setitem(openspiel.KNOWN, "past:frozen", exact.Known(table))
+    others = {"kuhn_poker/0": (100.0, 0.9, 4.0)}  # of games against random play
+    same = [gathered(kuhn_games(opponent=opponent), moments=others | {key: (100.0, 0.2, 0.25)})
+            for opponent, key in (("past:frozen", "kuhn_poker/0/past"), ("random", "kuhn_poker/0"))]  # fmt: skip
+    for name in ("returns_M", "advantages_M"):
+        torch.testing.assert_close(getattr(same[0], name), getattr(same[1], name))
+
+
 def test_luck_between_two_decisions_is_taken_off_after_the_first_and_discounted_as_it_is():
     """In kuhn_poker seat 0 passes with a king, and the other one bets: the pot is larger than in the mean."""
     game = known_game([[-1, 2], [-1, 0], [0, 0], [1, 1], [0, 1]], 1.0)

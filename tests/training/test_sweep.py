@@ -10,9 +10,10 @@ import torch
 from tiny import KUHN, LEDUC, micro_config, micro_file, tiny_policy
 from tiny_runs import final_bytes, rows, train
 
+import games
 import train_ppo
 from env_wrapper import Task
-from envs import exact
+from envs import exact, openspiel
 from envs.openspiel import load_game
 from evaluation.measure import exact_table
 from games import CONFIGS_PER_GAME, NAMES
@@ -115,6 +116,51 @@ def test_the_update_moves_log_probabilities_to_their_targets(tmp_path):
     assert batch.moved(policy, False, LONE)["update_kl"] == pytest.approx(kl, rel=1e-3)
 
 
+def test_the_legal_mass_is_that_of_positions_not_of_answers(tmp_path):
+    """In each an unconstrained answer has one, however many legal answers there are and whatever they are."""
+    policy, _, batch = swept(tmp_path, [KUHN, LEDUC])
+    mass_M = LONE.score(policy, batch.sequences, legal_mass=True).legal_mass.exp()
+    places = by_position(batch).values()
+    mean = sum(float((batch.weights_M[at] * mass_M[at]).sum()) for at in places) / len(places)
+    assert abs(mean / float(mass_M.mean()) - 1) > 0.02
+    assert batch.moved(policy, True, LONE)["legal_mass"] == pytest.approx(mean, rel=1e-4)
+
+
+def test_positions_whose_updates_were_not_finite_can_be_looked_at(tmp_path):
+    """They belong to no game, of which the step may have fewer than units."""
+    *_, batch = swept(tmp_path)
+    batch.dump(tmp_path / "bad_batch.json", 1, [])
+    found = json.loads((tmp_path / "bad_batch.json").read_text())["sequences"]
+    assert [target for row in found for target in row["targets"]] == batch.targets_M.tolist()
+    assert not any("task" in row for row in found)
+
+
+@pytest.fixture
+def own(monkeypatch):
+    """Task id of a second kuhn_poker; the next ones are leduc_poker with suits and without them."""
+
+    def params(config_id):
+        return {} if config_id == 0 else {"suit_isomorphism": config_id == 2}
+
+    kuhn, leduc = (games.GAMES[task_id // CONFIGS_PER_GAME] for task_id in (KUHN, LEDUC))
+    added = [replace(kuhn, name="own_kuhn", spiel_name="kuhn_poker"),
+             replace(leduc, name="own_leduc", spiel_name="leduc_poker", params=params)]  # fmt: skip
+    first = len(games.GAMES) * CONFIGS_PER_GAME
+    monkeypatch.setattr(games, "GAMES", [*games.GAMES, *added])
+    yield first
+    openspiel.table.cache_clear()
+
+
+def test_games_that_openspiel_knows_as_one_and_variants_of_one_are_all_learnt(tmp_path, own):
+    *_, batch = swept(tmp_path, [KUHN, own])
+    assert len(batch.sequences) == 2 * 2 * 12
+    assert len(by_position(batch)) == 2 * 12
+    leduc = own + CONFIGS_PER_GAME
+    alone = [len(swept(tmp_path, [task_id])[2].sequences) for task_id in (leduc + 1, leduc + 2)]
+    assert alone[0] > alone[1] > 0
+    assert len(swept(tmp_path, [leduc + 1, leduc + 2])[2].sequences) == sum(alone)
+
+
 def test_the_bonus_is_in_the_targets_and_counts_once(tmp_path, monkeypatch):
     *_, batch = swept(tmp_path)
     coefs = []
@@ -188,7 +234,8 @@ def test_a_best_response_to_such_a_player_is_trained_by_games(tmp_path, monkeypa
     monkeypatch.setattr(exploit, "_train", lambda config, *_: begun.append(config.ppo) or 0.5)
     args = SimpleNamespace(exploit=1, exploit_steps=5, seed=0)
     for sweep in (1.0, 0.0):
-        config = micro_config(tmp_path, ppo=SWEEP | {"sweep": sweep})
+        ppo = micro_config(tmp_path, ppo=SWEEP | {"sweep": sweep}).ppo
+        config = micro_config(tmp_path, ppo=SWEEP | {"sweep": sweep} | exploit.how_to_respond(ppo)[1]["ppo"])
         exploit.best_response(config, tmp_path, [(KUHN, KUHN)], args, tmp_path / "out", None)
     swept, usual = begun
     assert (swept.sweep, swept.batch_size, swept.mini_batch_size, swept.ppo_epochs) == (0, 512, 64, 1)
@@ -216,6 +263,7 @@ def test_memory_is_counted_of_whole_passes(tmp_path):
         ({"env": {"answer_mode": "free"}}, "only for games that are played here with constrained answers"),
         ({"ppo": {"init_kl_coef": 0.1}}, "ppo.init_kl_coef: does nothing with ppo.sweep"),
         ({"ppo": {"state_coef": 0.1}}, "ppo.state_coef: does nothing with ppo.sweep"),
+        ({"ppo": {"context_grad": False}}, "ppo.context_grad = false: with ppo.sweep no games were played that read"),
         ({"ppo": {"max_seq_length": 17}, "curriculum": {"stages": [ALONE[0] | {"games": ["leduc_poker"]}]}},
          "ppo.max_seq_length = 17: a position is longer"),
     ],

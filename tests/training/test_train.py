@@ -641,6 +641,15 @@ def test_what_narrowed_the_stages_of_a_checkpoint_cannot_be_given_up_in_silence(
     assert train_ppo.main([*words, f"curriculum.stages={json.dumps(stages)}"]) == 0
 
 
+@pytest.mark.parametrize("flags", [(), ("--force-config",), ("--force-config", "--dry-run")])
+def test_an_adapter_of_another_shape_is_told_before_anything_goes_on(undisturbed, tmp_path, capsys, flags):
+    """It began with "goes on from ... with lora.r: 4 -> 2", and ended with an error that named neither."""
+    shutil.copytree(undisturbed / "run", tmp_path / "run")
+    assert train(tmp_path, "--resume", *flags, "--set", "lora.r=2", "ppo.num_train_steps=20", **ADAPTIVE) == 2
+    [line] = capsys.readouterr().err.splitlines()
+    assert re.fullmatch(r"error: lora.r = 2: .*checkpoint-\d+ was made with \d+; expected the same", line)
+
+
 def test_a_head_that_is_not_wanted_any_more_is_left_behind(undisturbed, tmp_path):
     copy_of(undisturbed / "run", tmp_path, 4)
     assert train(tmp_path, "--resume", "--force-config", "--set", "ppo.state_coef=0", **ADAPTIVE) == 0
