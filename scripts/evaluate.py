@@ -430,7 +430,7 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     add = parser.add_argument
     add("--checkpoint", nargs="+", default=[], metavar="PLAYER", help="whom to evaluate")
     how = parser.add_mutually_exclusive_group().add_argument  # one of them would silently win
-    how("--compare", nargs="+", metavar="PLAYER", help="evaluate two and test the difference")
+    how("--compare", nargs="+", action="extend", metavar="PLAYER", help="evaluate two and test the difference")
     how("--ladder", nargs="*", action="extend", metavar="PLAYER",
         help=f"round robin; default: --checkpoint, with one also base, and {', '.join(LADDER_BOTS)}")  # fmt: skip
     how("--exploit", type=at_least(1, 1000), metavar="N", help="train N best responses, play the best: a lower bound")
