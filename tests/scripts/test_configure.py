@@ -169,7 +169,7 @@ def test_self_play_is_gated_by_random(tiny_models, tmp_path):
 
 def test_questions(tiny_models, tmp_path, monkeypatch, capsys):
     """Typed answers end in the file; a wrong one is said and asked again."""
-    model = str(tiny_models["qwen2"])
+    model = str(shutil.copytree(tiny_models["qwen2"], tmp_path / "my model"))
     bots = "mtcs", "random perfect", "random"
     answers = iter(["two names", model, "[/x]", "ches", "leduc_poker, kuhn_poker", *bots, "0", f"{10**20}", "512"])
     monkeypatch.setattr("builtins.input", lambda *_: next(answers))
@@ -185,6 +185,7 @@ def test_questions(tiny_models, tmp_path, monkeypatch, capsys):
     config = config_of(file)
     assert [(s.opponent, s.games) for s in config.curriculum.stages] == [("random", ["leduc_poker", "kuhn_poker"])]
     assert config.ppo.num_train_steps == 1
+    assert config.model.model_name == model
 
 
 def test_what_cannot_be_played_is_said_before_the_next_question(tiny_models, tmp_path, monkeypatch, capsys):
