@@ -161,11 +161,11 @@ def ask(
     ``check`` raises ValueError for words that it refuses; ConfigError: it refuses words that were not typed.
     """
     given, console = getattr(args, flag), Console(highlight=False)
-    typed = given is None and not args.yes
+    if typed := given is None and not args.yes:
+        console.print(hint, style="dim")
     while True:
         words = given or default.split()
         if typed:
-            console.print(hint, style="dim")
             answer = Prompt.ask(question, default=default, console=console)
             words = [answer] if flag == "model" else answer.replace(",", " ").split()  # folders may have blanks
         words = list(dict.fromkeys(words))

@@ -179,6 +179,7 @@ def test_questions(tiny_models, tmp_path, monkeypatch, capsys):
     told = capsys.readouterr().out
     assert "game '[/x]' is not known" in told
     assert "game 'ches' is not known" in told
+    assert told.count("  random mcts mcts_light") == 1, "what may be answered is told once"
     assert "opponent 'mtcs' is not known" in told
     assert "opponent perfect cannot play leduc_poker" in " ".join(told.split())
     assert told.count("expected from 1 to 2,147,483,647 games") == 2
