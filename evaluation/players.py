@@ -288,16 +288,16 @@ class Roster:
     def _has_label(self, label: str) -> bool:
         return any(other.label == label for other in self._known.values())
 
-    def config(self, name: str | None, over: Sequence[Any] = ()) -> SimpleNamespace:
+    def config(self, name: str | None, last: Sequence[Any] = ()) -> SimpleNamespace:
         """The configuration of a checkpoint's run; None: the default files, with ``model`` where there is one.
 
-        ``over`` are more files, which only ``sets`` win over.
+        ``last`` are more files, which only ``sets`` win over.
         """
         files = self._files_of_model() if name is None else [run_config_file(_folder(name))]
         sets = [f"model.model_name={json.dumps(self.model)}"] if name is None and self.model else []
         if len(files) > len(DEFAULT_FILES):
             sets.append("model.use_4bit=false")  # merging took 4 bits away: put in 4 bits again, it would be another
-        config = self._load(files, [], ROOM, sets, over, skip_unknown_sections=True)
+        config = self._load(files, [], ROOM, sets, last, skip_unknown_sections=True)
         own = load_config({"model": ModelConfig}, [*files, *self.files], skip_unknown_sections=True)["model"].adapter
         if config.model.adapter not in (own, None):
             raise ConfigError(f"model.adapter = {config.model.adapter!r}: nobody plays with it; name it as a player")

@@ -127,15 +127,11 @@ class Batch:
         new = ranks.score(policy, sample, legal_mass=legal_mass and policy.constrained)
         log_ratio_M = new.logprobs - self.old_logprobs_M[: len(new.logprobs)].cpu()
         kl_M = log_ratio_M.exp() - 1 - log_ratio_M  # k3, as in the loss
-        weights_M = torch.ones_like(kl_M)
-        if self.targets_M is not None:  # all answers, not those that the policy drew
-            weights_M = (weights_M := self.weights_M.cpu()) / weights_M.mean()
-        stats = {"update_kl": float((kl_M * weights_M).mean())}
-        return (
-            stats
-            if new.legal_mass is None
-            else stats | {"legal_mass": float((new.legal_mass.exp() * weights_M).mean())}
-        )
+        found = {"update_kl": kl_M} | ({} if new.legal_mass is None else {"legal_mass": new.legal_mass.exp()})
+        if self.targets_M is None:
+            return {name: float(x_M.mean()) for name, x_M in found.items()}
+        weights_M = self.weights_M.cpu()  # of all answers, not of those that the policy drew
+        return {name: float((x_M * weights_M).sum() / weights_M.sum()) for name, x_M in found.items()}
 
     def summary(self) -> dict[str, Any]:
         """Metrics of the batch; the explained variance is that of the returns by the rollout's values."""

@@ -1,5 +1,6 @@
 """From episodes to a batch: who is paid what and when, what is trained, and in which order."""
 
+import json
 import math
 from dataclasses import replace
 from types import SimpleNamespace
@@ -151,6 +152,15 @@ def test_a_long_game_that_is_alone_in_its_step_is_still_won_or_lost(others, won)
     assert (sign * gathered([episode("a", {0: [0] * 13}, {0: won}), *untrained, *short]).advantages_M[:13] > 0.3).all()
 
 
+def test_a_batch_that_is_dumped_says_of_each_sequence_which_game_it_is_of(tmp_path):
+    games = [replace(episode("a", {0: [0], 1: [0]}, {0: 1.0, 1: 0.0}), task=Task(k, 7 + k, "self")) for k in (3, 5)]
+    gathered(games).dump(tmp_path / "bad_batch.json", 1, games)
+    found = json.loads((tmp_path / "bad_batch.json").read_text())["sequences"]
+    tasks = [{"task_id": k, "seed": 7 + k, "opponent": "self"} for k in (3, 5)]
+    assert [row["task"] for row in found] == [tasks[0], tasks[0], tasks[1], tasks[1]]
+    assert all(row.keys() >= {"ids", "decisions", "advantages", "returns", "old_logprobs"} for row in found)
+
+
 def test_a_step_without_a_single_decision_is_an_error():
     with pytest.raises(TrainingError, match="no episode of this step"):
         gathered([episode("a", {0: []}, {0: 1.0})])
@@ -288,6 +298,7 @@ def test_a_game_given_up_before_any_move_has_the_baseline_of_its_others():
     for moves, known in (({0: 2}, TIC_TAC_TOE), ({0: 1}, KUHN_POKER)):  # what a server has not told
         untold = replace(given_up, task=Task(known), info=info | {"n_decisions": moves})
         assert Trajectory(0, untold, 0).luck is None
+    assert Trajectory(0, replace(given_up, info=info | {"history": None}), 0).luck is None
 
 
 def test_what_is_known_is_standardised_as_the_rewards_are():

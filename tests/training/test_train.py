@@ -648,6 +648,8 @@ def test_an_adapter_of_another_shape_is_told_before_anything_goes_on(undisturbed
     assert train(tmp_path, "--resume", *flags, "--set", "lora.r=2", "ppo.num_train_steps=20", **ADAPTIVE) == 2
     [line] = capsys.readouterr().err.splitlines()
     assert re.fullmatch(r"error: lora.r = 2: .*checkpoint-\d+ was made with \d+; expected the same", line)
+    alpha = ["lora.lora_alpha=3", "ppo.num_train_steps=20"]  # which changes no shape
+    assert train(tmp_path, "--resume", "--force-config", "--dry-run", "--set", *alpha, **ADAPTIVE) == 0
 
 
 def test_a_head_that_is_not_wanted_any_more_is_left_behind(undisturbed, tmp_path):
