@@ -235,7 +235,7 @@ def run(args: argparse.Namespace) -> None:
     gpu = args.gpu_memory
     if gpu is None and torch.cuda.is_available():
         gpu = torch.cuda.get_device_properties(0).total_memory / GB
-    room = gpu or preflight.machine_memory() / GB
+    room = gpu or memory.machine_memory() / GB
     print(f"Machine: a GPU with {gpu:.3g} GB" if gpu else f"Machine: no GPU, {room:.0f} GB of memory")
     with blaming("--games-path: "):
         resolve({"env": {"games_path": args.games_path}})  # registers custom games, so that --games may name them

@@ -4,10 +4,13 @@ First the sizes of parameters, weights and checkpoints; then what is held at the
 """
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, TypeVar
 
+import psutil
 import torch
 
 from config.reader import blaming
@@ -27,6 +30,7 @@ QUANT_BLOCK = 64  # weights that share a scale in bitsandbytes' 4-bit formats
 NESTED_BLOCK = 256  # scales that share a scale when they are quantised themselves
 CODE_BYTES = 16 * 4  # the table of the 16 values, stored with every layer
 NESTED_BYTES = 256 * 4 + 4  # the table of the scales' values and their offset, likewise
+CONTAINER_MEMORY = Path("/sys/fs/cgroup/memory.max")  # bytes, or "max"
 TOKENIZER_BYTES = 2**24  # with its template, the states and the manifest
 ADAM_BYTES = 16  # a trained fp32 weight, its gradient and Adam's two moments
 TURNS = "rollout", "evaluation", "update: layers", "update: logits"  # parts that never coexist
@@ -34,6 +38,14 @@ LIBRARY_BYTES = 0.5 * GB  # torch, transformers, PEFT and OpenSpiel on a CPU: 0.
 CONTEXT_BYTES = 0.8 * GB  # CUDA context, kernels and the allocator's rounding: an assumption
 SPARE = 1.25  # slots for keys and values to those in use, after the store has grown
 LOGITS_BYTES = 36  # a logit at the peak of the legal mass's backward pass: eight copies in fp32 and two in bf16
+
+
+def machine_memory() -> int:
+    """Bytes of this machine's memory, or the limit of its container."""
+    room = psutil.virtual_memory().total
+    with suppress(OSError, ValueError):  # "max"
+        room = min(room, int(CONTAINER_MEMORY.read_text()))
+    return room
 
 
 @dataclass(frozen=True)

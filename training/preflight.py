@@ -18,12 +18,11 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import psutil
 import torch
 from tabulate import tabulate
 from torch.nn.functional import linear
 
-from config.reader import ConfigError, blaming, config_dict, make, printable, read_json
+from config.reader import ConfigError, blaming, config_dict, load_config, make, printable, read_json
 from curriculum import Curriculum, CurriculumConfig, eval_tasks, evaluated, first_tasks, pool
 from envs import exact
 from envs.affinetes import check_server
@@ -41,7 +40,7 @@ from policy.model import LoraConfig, check_adapter, device_of, ends_of, load_arc
 from policy.state_head import StateHead
 from policy.vllm_server import check_servers
 from training import memory
-from training.config import check_sections
+from training.config import DEFAULT_FILES, SECTIONS, check_sections
 from training.console import duration
 from training.folder import find_checkpoint
 from training.memory import GB, Parameters, checkpoint_bytes, count_parameters
@@ -56,7 +55,6 @@ EXACT_OPERATIONS = 3e13  # most for a game's exact values, with eval_exact auto:
 MAX_CUT = 0.05  # share of a level's programs that may print more than an answer can hold
 MAX_UNKNOWN = 0.2  # share of a level's programs that may exceed a limit of the sandbox: their episodes fail
 ANSWER_SAMPLE = 100  # programs of each level whose output is measured
-CONTAINER_MEMORY = Path("/sys/fs/cgroup/memory.max")  # bytes, or "max"
 EXACT_SAMPLE = 64  # information states whose tokens are counted, of each game
 
 
@@ -433,7 +431,6 @@ def describe(config: SimpleNamespace) -> str:
         here.model = replace(config.model, device=device_of(config.model))
     measured = measure_prompts(here, chat)
     parts = memory.estimate(here, parameters, architecture, measured)
-    sections = [f"{name}: {json.dumps(dataclasses.asdict(part))}" for name, part in vars(config).items()]
     state_head = f", state head {parameters.state_head:,}" if parameters.state_head else ""
     counts = (
         f"{parameters.trainable:,} trainable parameters (adapter {parameters.adapter:,}, value head "
@@ -443,8 +440,17 @@ def describe(config: SimpleNamespace) -> str:
     search = say_search(config, search_seconds(config, measured), os.cpu_count() or 1) if local else []
     evaluation = say_evaluation(here, chat, parameters, architecture)
     prompts = say_prompts(config, measured) + say_answers(config, chat)
-    chapters = [sections, [counts], prompts, evaluation, _say_memory(here, parts), search]
+    chapters = [_say_settings(config), [counts], prompts, evaluation, _say_memory(here, parts), search]
     return "\n\n".join("\n".join(lines) for lines in chapters if lines)
+
+
+def _say_settings(config: SimpleNamespace) -> list[str]:
+    """The settings that are not the defaults, as ``--set`` takes them."""
+    defaults = config_dict(load_config(SECTIONS, DEFAULT_FILES))
+    settings = [f" {section}.{knob}={json.dumps(value, ensure_ascii=False)}"
+                for section, knobs in redact(config_dict(vars(config)), words=False).items()
+                for knob, value in knobs.items() if value != defaults[section][knob]]  # fmt: skip
+    return ["settings other than the defaults" if settings else "all settings are the defaults", *settings]
 
 
 def say_prompts(config: SimpleNamespace, measured: dict[int, Prompts]) -> list[str]:
@@ -463,19 +469,11 @@ def _aligned(lines: Seq[Seq[Any]], head: Seq[str], form: str) -> str:
     return tabulate(lines, head, tablefmt="plain", floatfmt=form, stralign="right", colalign=("left",))
 
 
-def machine_memory() -> int:
-    """Bytes of this machine's memory, or the limit of its container."""
-    room = psutil.virtual_memory().total
-    with contextlib.suppress(OSError, ValueError):  # "max"
-        room = min(room, int(CONTAINER_MEMORY.read_text()))
-    return room
-
-
 def _say_memory(config: SimpleNamespace, parts: dict[str, float]) -> list[str]:
     sizes = [(name, size / GB) for name, size in [*parts.items(), ("at its peak", memory.peak(parts))]]
     lines = ["memory, estimated (rollout, evaluation and update take turns)", _aligned(sizes, ("", "GB"), ".3f")]
     if config.model.device == "cpu":
-        room, owner = machine_memory(), "this machine"
+        room, owner = memory.machine_memory(), "this machine"
     elif torch.cuda.is_available():
         room, owner = torch.cuda.mem_get_info()[0], f"{torch.cuda.get_device_name()} that are free"
     else:

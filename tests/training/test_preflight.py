@@ -32,7 +32,6 @@ from scripts.export import proof
 from scripts.make_tiny_model import make_model
 from train_ppo import Trainer
 from training import memory, preflight, token_counts
-from training.config import SECTIONS
 from training.memory import count_parameters
 from training.process import StopSignal
 from utils import ConfigError
@@ -597,7 +596,10 @@ def test_dry_run_describes_the_default_model_on_any_machine(monkeypatch, capsys,
     assert re.search(rf"no CUDA device here: it needs one with about {peak[:-1]}\d GB", out)
     assert err.splitlines()[-1].startswith("error: model.use_4bit: ")
     assert "config/presets/tiny.json" in err
-    assert all(f"\n{name}: {{" in f"\n{out}" for name in SECTIONS)
+    name = shapes["Qwen3-4B"]
+    assert out.startswith(
+        f'settings other than the defaults\n model.model_name="{name}"\n ppo.eval_exact="never"\n\n33'
+    )
 
 
 def test_the_dry_run_measures_with_as_many_threads_as_the_run_has(tmp_path, monkeypatch):
@@ -775,10 +777,10 @@ def test_a_checkpoint_is_about_as_large_as_was_told(tmp_path):
 
 @pytest.mark.parametrize(("text", "room"), [("1000000\n", 1_000_000), ("max\n", None), (None, None)])
 def test_a_container_has_the_memory_that_it_may_use(tmp_path, monkeypatch, text, room):
-    monkeypatch.setattr(preflight, "CONTAINER_MEMORY", tmp_path / "memory.max")
+    monkeypatch.setattr(memory, "CONTAINER_MEMORY", tmp_path / "memory.max")
     if text:
         (tmp_path / "memory.max").write_text(text)
-    assert preflight.machine_memory() == (room or psutil.virtual_memory().total)
+    assert memory.machine_memory() == (room or psutil.virtual_memory().total)
 
 
 def test_the_games_with_free_answers_of_an_evaluation_are_told_with_it(tmp_path, monkeypatch):
