@@ -407,6 +407,8 @@ def _check_how(parser: argparse.ArgumentParser, args: argparse.Namespace) -> Non
             parser.error(f"--config {file}: env.opponent: {NO_STAGES}")
     if args.exploit_steps and not args.exploit:
         parser.error(f"--exploit-steps {args.exploit_steps}: nothing is trained without --exploit N")
+    if args.exploit and (lost := [item for item in plain if re.match(r"\s*ppo\.(num_train_steps|sweep)\s*=", item)]):
+        parser.error(f"--set {lost[0]}: a response is trained by --exploit-steps steps of games")
     if args.opponent == "past:":
         parser.error("--opponent past: names nobody; past:RUN plays a checkpoint")
     if args.exploit and args.greedy:

@@ -1908,6 +1908,7 @@ def test_a_best_response_trains_for_200_steps_unless_told(given, steps):
         (["--checkpoint", "config", "mcts", "--exploit", "1"], "--exploit: needs --checkpoint with runs"),
         (["--compare", "random", "mcts", "--compare", "mcts", "ismcts"], "two players, in one --compare, not 4"),
         (["--checkpoint", "random", "--exploit-steps", "9"], "--exploit-steps 9: nothing is trained without --exploit"),
+        (["--checkpoint", "config", "--exploit", "1", "--set", "ppo.num-train-steps=9"], "by --exploit-steps steps of"),
         (["--ladder", "random", "mcts:2x1", "--opponent", "random"], "leave out --opponent, and of --ladder --exact"),
         (["--checkpoint", "random", "--episodes", "many"], "--episodes: many: expected a whole number"),
         (["--checkpoint", "random", "--seed", str(2**31)], f"at least 0 and at most {2**31 - 1}"),
