@@ -395,9 +395,14 @@ class Contest:
         return {"settings": self.settings([*opponents.values()]), "strength": shown, "cfr_nash_conv": told}
 
 
+def _one_sets(names: str, items: Sequence[str]) -> bool:
+    """Whether one of the ``--set`` items gives a knob of these names, directly or within an object."""
+    return any(re.match(rf'\s*([^=]*\.)?({names})\s*=|[^=]*=.*"({names})"', item) for item in items)
+
+
 def _check_how(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
     plain = [item.lower().replace("-", "_") for item in args.set]
-    if any(re.match(r'\s*([^=]*\.)?opponent(_type)?\s*=|[^=]*=.*"opponent(_type)?"', item) for item in plain):
+    if _one_sets("opponent|opponent_type", plain):
         parser.error(f"--set env.opponent: {NO_STAGES}")
     for file in args.config:
         with blaming("", ConfigError, parser.error):
@@ -407,8 +412,8 @@ def _check_how(parser: argparse.ArgumentParser, args: argparse.Namespace) -> Non
             parser.error(f"--config {file}: env.opponent: {NO_STAGES}")
     if args.exploit_steps and not args.exploit:
         parser.error(f"--exploit-steps {args.exploit_steps}: nothing is trained without --exploit N")
-    if args.exploit and (lost := [item for item in plain if re.match(r"\s*ppo\.(num_train_steps|sweep)\s*=", item)]):
-        parser.error(f"--set {lost[0]}: a response is trained by --exploit-steps steps of games")
+    if args.exploit and _one_sets("num_train_steps|sweep", plain):
+        parser.error("--set ppo.num_train_steps, ppo.sweep: a response is trained by --exploit-steps steps of games")
     if args.opponent == "past:":
         parser.error("--opponent past: names nobody; past:RUN plays a checkpoint")
     if args.exploit and args.greedy:

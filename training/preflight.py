@@ -9,6 +9,7 @@ import dataclasses
 import json
 import logging
 import os
+import shlex
 import time
 from collections import defaultdict
 from collections.abc import Sequence as Seq
@@ -440,15 +441,15 @@ def describe(config: SimpleNamespace) -> str:
     search = say_search(config, search_seconds(config, measured), os.cpu_count() or 1) if local else []
     evaluation = say_evaluation(here, chat, parameters, architecture)
     prompts = say_prompts(config, measured) + say_answers(config, chat)
-    chapters = [_say_settings(config), [counts], prompts, evaluation, _say_memory(here, parts), search]
+    chapters = [say_settings(config), [counts], prompts, evaluation, _say_memory(here, parts), search]
     return "\n\n".join("\n".join(lines) for lines in chapters if lines)
 
 
-def _say_settings(config: SimpleNamespace) -> list[str]:
-    """The settings that are not the defaults, as ``--set`` takes them."""
+def say_settings(config: SimpleNamespace) -> list[str]:
+    """The settings that are not the defaults, as a shell takes them after ``--set``."""
     defaults = config_dict(load_config(SECTIONS, DEFAULT_FILES))
-    settings = [f" {section}.{knob}={json.dumps(value, ensure_ascii=False)}"
-                for section, knobs in redact(config_dict(vars(config)), words=False).items()
+    settings = [" " + shlex.quote(f"{section}.{knob}={json.dumps(value, ensure_ascii=False)}")
+                for section, knobs in config_dict(vars(config)).items()
                 for knob, value in knobs.items() if value != defaults[section][knob]]  # fmt: skip
     return ["settings other than the defaults" if settings else "all settings are the defaults", *settings]
 

@@ -1909,6 +1909,8 @@ def test_a_best_response_trains_for_200_steps_unless_told(given, steps):
         (["--compare", "random", "mcts", "--compare", "mcts", "ismcts"], "two players, in one --compare, not 4"),
         (["--checkpoint", "random", "--exploit-steps", "9"], "--exploit-steps 9: nothing is trained without --exploit"),
         (["--checkpoint", "config", "--exploit", "1", "--set", "ppo.num-train-steps=9"], "by --exploit-steps steps of"),
+        (["--checkpoint", "config", "--exploit", "1", "--set", "ppo.sweep=0.5"], "by --exploit-steps steps of"),
+        (["--checkpoint", "config", "--exploit", "1", "--set", 'ppo={"num_train_steps": 9}'], "by --exploit-steps"),
         (["--ladder", "random", "mcts:2x1", "--opponent", "random"], "leave out --opponent, and of --ladder --exact"),
         (["--checkpoint", "random", "--episodes", "many"], "--episodes: many: expected a whole number"),
         (["--checkpoint", "random", "--seed", str(2**31)], f"at least 0 and at most {2**31 - 1}"),

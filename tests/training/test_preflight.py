@@ -3,6 +3,7 @@
 import contextlib
 import json
 import re
+import shlex
 import shutil
 import time
 from dataclasses import replace
@@ -32,10 +33,12 @@ from scripts.export import proof
 from scripts.make_tiny_model import make_model
 from train_ppo import Trainer
 from training import memory, preflight, token_counts
+from training.config import DEFAULT_FILES, load_sections
 from training.memory import count_parameters
 from training.process import StopSignal
 from utils import ConfigError
 
+PRESETS = Path(train_ppo.__file__).parent / "config" / "presets"
 LINEAR_SETS = [["q_proj", "v_proj"], list(LoraConfig().target_modules)]
 
 
@@ -597,9 +600,16 @@ def test_dry_run_describes_the_default_model_on_any_machine(monkeypatch, capsys,
     assert err.splitlines()[-1].startswith("error: model.use_4bit: ")
     assert "config/presets/tiny.json" in err
     name = shapes["Qwen3-4B"]
-    assert out.startswith(
-        f'settings other than the defaults\n model.model_name="{name}"\n ppo.eval_exact="never"\n\n33'
-    )
+    told = [f" 'model.model_name=\"{name}\"'", " 'ppo.eval_exact=\"never\"'", ""]
+    assert out.splitlines()[:4] == ["settings other than the defaults", *told]
+
+
+@pytest.mark.parametrize("preset", [None, *sorted(path.stem for path in PRESETS.glob("*.json"))])
+def test_the_settings_that_a_dry_run_tells_make_the_same_configuration(preset):
+    config = load_sections([*DEFAULT_FILES, *([PRESETS / f"{preset}.json"] if preset else [])])
+    head, *settings = preflight.say_settings(config)
+    assert (head == "all settings are the defaults") == (not settings) == (preset is None)
+    assert load_sections(DEFAULT_FILES, shlex.split(" ".join(settings))) == config
 
 
 def test_the_dry_run_measures_with_as_many_threads_as_the_run_has(tmp_path, monkeypatch):
