@@ -73,7 +73,8 @@ def test_gpus(qwen3_4b, tmp_path, capsys, gpu, four_bits):
     assert f"{peak_of(config):.2f}" in told
 
 
-def test_without_a_gpu(tiny_models, tmp_path, capsys):
+def test_without_a_gpu(tiny_models, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(memory, "machine_memory", lambda: 7_000_000_000)
     folder = str(tiny_models["qwen2"])
     file = configured(tmp_path, "--gpu-memory", "0", "--model", folder, "--budget", "10240")
     config = config_of(file)
@@ -82,8 +83,11 @@ def test_without_a_gpu(tiny_models, tmp_path, capsys):
     assert config.env == tiny.env
     assert config.ppo == replace(tiny.ppo, num_train_steps=10, save_freq=1)
     assert [stage.games for stage in config.curriculum.stages] == [["kuhn_poker", "tic_tac_toe"]] * 2
+    told = capsys.readouterr().out
+    assert "Machine: no GPU, 7 GB of memory" in told
+    assert "Memory, estimated, of 7.0 GB" in told
     assert train_ppo.main(["--config", str(file), "--dry-run"]) == 0
-    assert "no GPU" in capsys.readouterr().out
+    assert " of the 7.0 GB of this machine" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(("usual", "steps"), [(True, 196), (False, 20)])

@@ -1823,6 +1823,8 @@ def test_flags_mean_the_same_in_every_program(capsys):
 @pytest.mark.parametrize(("given", "steps"), [((), 200), (("--exploit-steps", "7"), 7)])
 def test_a_best_response_trains_for_200_steps_unless_told(given, steps):
     assert evaluate.arguments(["--checkpoint", "config", "--exploit", "1", *given]).exploit_steps == steps
+    swept = ["--checkpoint", "config", "--set", "ppo.sweep=1", "ppo.num_train_steps=9"]
+    assert evaluate.arguments(swept).exploit_steps == 200
 
 
 @pytest.mark.parametrize(
