@@ -17,19 +17,20 @@ requirements="${1:-requirements.txt}"
 stamp=".venv/$(basename "$requirements" .txt).installed" # holds a checksum once the installation is complete
 wanted="$(cat requirements.txt "$requirements" | cksum)"
 
-is_recent() { "$1" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; }
+# open_spiel, torch, numpy and scipy as pinned have no wheels for others.
+fits() { "$1" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 14))' 2>/dev/null; }
 
 make_venv() {
-    local python candidate candidates=(python3 python3.13 python3.12 python3.11)
+    local python candidate candidates=(python3 python3.{14,13,12,11})
     [[ -z "${PYTHON:-}" ]] || candidates=("$PYTHON")
     for candidate in "${candidates[@]}"; do
-        if is_recent "$candidate"; then
+        if fits "$candidate"; then
             python="$candidate"
             break
         fi
     done
-    [[ -n "${python:-}" || -z "${PYTHON:-}" ]] || fail "PYTHON=$PYTHON is no Python >= 3.11"
-    [[ -n "${python:-}" ]] || fail "no Python >= 3.11 found; install one, or name it: PYTHON=/path/to/python3.11 make train"
+    [[ -n "${python:-}" || -z "${PYTHON:-}" ]] || fail "PYTHON=$PYTHON is no Python from 3.11 to 3.14"
+    [[ -n "${python:-}" ]] || fail "no Python from 3.11 to 3.14 found; install one, or name it: PYTHON=/path/to/python3.11 make train"
     echo "setup: making .venv with $("$python" --version)"
     "$python" -m venv --clear .venv || fail "$python cannot make virtual environments (Debian, Ubuntu: apt install python3-venv)"
 }
@@ -98,7 +99,7 @@ else:
 EOF
 }
 
-is_recent .venv/bin/python || make_venv
+fits .venv/bin/python || make_venv
 version() { "$1" -c 'import sys; print(sys.version_info[:2])' 2>/dev/null; }
 [[ -z "${PYTHON:-}" || "$(version "$PYTHON")" == "$(version .venv/bin/python)" ]] ||
     fail "PYTHON=$PYTHON is not the version of the .venv that is there; remove .venv to make it anew"

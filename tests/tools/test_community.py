@@ -5,6 +5,7 @@ import re
 import shlex
 import shutil
 import subprocess
+import sys
 import tomllib
 
 import house
@@ -97,13 +98,23 @@ def test_going_back_to_requirements_of_before_installs_them_again(tmp_path, chan
     assert log.read_text().split() == ["torch==1", "torch==2", "torch==1"]
 
 
-def test_a_python_that_is_not_there_is_not_replaced(tmp_path):
+@pytest.mark.parametrize(("name", "version"), [("python3.99", None), ("python3", (3, 10)), ("python3", (3, 15))])
+@pytest.mark.parametrize("named", [True, False])
+def test_a_python_that_is_not_there_or_has_no_wheels_is_refused(tmp_path, name, version, named):
     (tmp_path / "scripts").mkdir()
-    for name in ("scripts/setup.sh", "requirements.txt"):
-        shutil.copy(house.ROOT / name, tmp_path / name)
-    env = {"PATH": "/usr/bin:/bin", "PYTHON": "python3.99"}
+    for file in ("scripts/setup.sh", "requirements.txt"):
+        shutil.copy(house.ROOT / file, tmp_path / file)
+    for tool in ("bash", "dirname", "readlink", "cat", "cksum", "basename"):
+        (tmp_path / tool).symlink_to(shutil.which(tool))
+    if version:
+        python = tmp_path / name
+        python.write_text(f'#!/bin/sh\nexec {sys.executable} -c "import sys; sys.version_info = {version}; $2"\n')
+        python.chmod(0o755)
+    env = {"PATH": str(tmp_path)} | ({"PYTHON": name} if named else {})
     done = subprocess.run(["bash", "scripts/setup.sh"], cwd=tmp_path, env=env, capture_output=True, text=True)
-    assert (done.returncode, done.stderr) == (1, "setup: PYTHON=python3.99 is no Python >= 3.11\n")
+    what = f"PYTHON={name} is no Python from 3.11 to 3.14" if named else "no Python from 3.11 to 3.14 found;"
+    assert done.returncode == 1
+    assert done.stderr.startswith(f"setup: {what}"), done.stderr
 
 
 def trained_by(*words):
