@@ -7,7 +7,9 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from tiny_runs import Drawing
 
+import train_ppo
 from env_wrapper import EnvConfig
 from policy import load_policy
 from policy.model import LoraConfig, ModelConfig
@@ -22,6 +24,7 @@ board round cards hand chips raise call fold pass bid dice face row column x o e
 
 signal.signal(signal.SIGINT, signal.default_int_handler)  # nohup and a shell that runs tests aside ignore them
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
+train_ppo.subprocess = Drawing()  # of runs in these processes, unless a test wants curves
 
 
 @pytest.fixture(autouse=True, scope="module")

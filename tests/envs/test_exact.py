@@ -94,11 +94,14 @@ def test_what_answers_are_worth_is_what_openspiel_says_of_what_follows(name, nev
     assert found == pytest.approx(worth_by_hand(game, table), abs=1e-9)
 
 
-@pytest.mark.parametrize("name", ["kuhn_poker", "leduc_poker", "tic_tac_toe", GOOFSPIEL.format(4)])
+LEDUC_SLOWLY = pytest.param("leduc_poker", marks=pytest.mark.slow)
+
+
+@pytest.mark.parametrize("name", ["kuhn_poker", LEDUC_SLOWLY, "tic_tac_toe", GOOFSPIEL.format(4)])
 def test_no_answer_of_an_equilibrium_is_worth_more_than_those_it_gives(name):
     game = pyspiel.load_game(name)
     perfect = name == "tic_tac_toe"
-    table = exact.perfect_table(game) if perfect else exact.equilibrium_table(game, 2000)
+    table = exact.perfect_table(game) if perfect else exact.equilibrium_table(game, 1000)
     values = exact.answer_values(game, table)
     assert values.keys() == {info.key for info in exact.information_states(game)}
     gains = [

@@ -16,7 +16,6 @@ from saving import flip
 from tiny_runs import (
     ADAPTIVE,
     STEPS,
-    Drawing,
     assert_same_run,
     copy_of,
     final_bytes,
@@ -26,16 +25,10 @@ from tiny_runs import (
     undisturbed_run,
 )
 
-import train_ppo
 import utils
 
 LAST = 4  # the newest checkpoint of the folders
 OWN = ("metrics.jsonl", "run_config.json", "run.log", ".lock", "about.json", "episodes.jsonl", "summary.json")
-
-
-@pytest.fixture(autouse=True)
-def drawing(monkeypatch):
-    monkeypatch.setattr(train_ppo, "subprocess", Drawing())
 
 
 def truncated(path, rng):

@@ -11,15 +11,7 @@ import pytest
 import torch
 from test_survival import REMOTE, SMALL, arguments, own_base, process
 from tiny import tiny_policy
-from tiny_runs import ROOT, Drawing, train
-
-import train_ppo
-
-
-@pytest.fixture(autouse=True)
-def drawing(monkeypatch):
-    monkeypatch.setattr(train_ppo, "subprocess", Drawing())
-
+from tiny_runs import ROOT, train
 
 # -------------------------------------------------------------------------------------------------------------- secrets
 

@@ -22,7 +22,6 @@ from tiny_runs import (
     FEW_TEXTS,
     ROOT,
     STEPS,
-    Drawing,
     assert_same_run,
     copy_of,
     final_bytes,
@@ -39,11 +38,6 @@ from scripts import make_tiny_model, merge, warmstart
 from scripts.make_tiny_model import make_model
 from training.state import Checkpointed, TrainerState
 from utils import latest_checkpoint, verify_checkpoint
-
-
-@pytest.fixture(autouse=True)
-def drawing(monkeypatch):
-    monkeypatch.setattr(train_ppo, "subprocess", Drawing())
 
 
 @pytest.fixture

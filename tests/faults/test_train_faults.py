@@ -22,7 +22,6 @@ from tiny_runs import (
     FEW_TEXTS,
     ROOT,
     STEPS,
-    Drawing,
     assert_same_run,
     copy_of,
     final_bytes,
@@ -37,13 +36,6 @@ from policy import network
 from training import loggers
 from training.process import ProgramError
 from training.trajectories import Batch
-
-
-@pytest.fixture(autouse=True)
-def drawing(monkeypatch):
-    stand_in = Drawing()
-    monkeypatch.setattr(train_ppo, "subprocess", stand_in)
-    return stand_in
 
 
 @pytest.fixture

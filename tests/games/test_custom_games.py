@@ -12,7 +12,7 @@ import httpx
 import pytest
 from serving import running_server
 from tiny import micro_file
-from tiny_runs import Drawing, rows, train
+from tiny_runs import rows, train
 
 import games
 import train_ppo
@@ -380,7 +380,6 @@ def forget(monkeypatch):
         check_own_games.cache_clear()
         table.cache_clear()
 
-    monkeypatch.setattr(train_ppo, "subprocess", Drawing())
     yield forgotten
     forgotten()
 

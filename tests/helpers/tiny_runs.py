@@ -101,9 +101,7 @@ def _kept() -> tempfile.TemporaryDirectory:
 @functools.cache
 def undisturbed_run() -> Path:
     """A finished run, with a checkpoint after every step; made once per process."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(train_ppo, "subprocess", Drawing())
-        assert train(Path(_kept().name), **ADAPTIVE) == 0
+    assert train(Path(_kept().name), **ADAPTIVE) == 0
     return Path(_kept().name)
 
 

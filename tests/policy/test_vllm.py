@@ -16,7 +16,7 @@ import pytest
 import torch
 from starlette.responses import JSONResponse, PlainTextResponse
 from tiny import LEDUC, micro_config, tiny_policy
-from tiny_runs import Drawing, rows, summary, train
+from tiny_runs import rows, summary, train
 from vllm_stand_in import stand_in
 
 import train_ppo
@@ -429,7 +429,6 @@ def test_addresses_hold_no_secrets_and_name_each_server_once(url):
 
 
 def test_keys_come_from_the_environment_and_stay_there(server, tmp_path, monkeypatch, caplog, capfd):
-    monkeypatch.setattr(train_ppo, "subprocess", Drawing())
     monkeypatch.setenv("OPENAI_API_KEY", "sk-very-secret-123")
     assert served_run(tmp_path, server, ppo={"num_train_steps": 1}) == 0
     assert server.keys == {"Bearer sk-very-secret-123"}
@@ -513,12 +512,7 @@ def played(monkeypatch):
     return steps
 
 
-@pytest.fixture
-def drawing(monkeypatch):
-    monkeypatch.setattr(train_ppo, "subprocess", Drawing())
-
-
-def test_each_step_is_played_by_the_weights_of_the_step_before(server, tmp_path, drawing, played):
+def test_each_step_is_played_by_the_weights_of_the_step_before(server, tmp_path, played):
     assert served_run(tmp_path, server, ppo={"num_train_steps": 3}) == 0
     assert played == [{0}, {1}, {2}]
     assert max(row["logprob_gap_max"] for row in rows(tmp_path)) < 1e-4
@@ -534,7 +528,7 @@ LEARNING = {"num_train_steps": 80, "batch_size": 64, "mini_batch_size": 32, "lea
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [0, 1, 2])
-def test_training_through_a_server_learns_as_much_as_in_process(server, tmp_path, drawing, played, seed):
+def test_training_through_a_server_learns_as_much_as_in_process(server, tmp_path, played, seed):
     (tmp_path / "own").mkdir()
     (tmp_path / "served").mkdir()
     settings: dict[str, dict[str, Any]] = {"ppo": LEARNING, "curriculum": {
@@ -603,7 +597,7 @@ RARE = ("500, for ever", "429, for ever", "429, twice", "garbage, for ever", "an
 
 
 @pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] * (n in RARE)) for n in FAULTS])
-def test_faults_in_training(server, tmp_path, drawing, capsys, name):
+def test_faults_in_training(server, tmp_path, capsys, name):
     fault, code, said = FAULTS[name]
     fault.seen, server.faulty = -1, fault
     patience = {"env_timeout": PATIENCE if code else 20.0}
@@ -621,7 +615,7 @@ def test_faults_in_training(server, tmp_path, drawing, capsys, name):
 
 
 @pytest.mark.parametrize("comes_back", [True, False])
-def test_a_server_that_dies_in_a_rollout(server, tmp_path, drawing, capsys, comes_back, monkeypatch):
+def test_a_server_that_dies_in_a_rollout(server, tmp_path, capsys, comes_back, monkeypatch):
     real, deaths = Engine.act, []
 
     def act(engine, queries):
@@ -766,7 +760,7 @@ def test_a_busy_server_is_asked_more_often_than_a_broken_one(policy, server, tmp
     assert {e.outcome for e in episodes} == {"finished"}
 
 
-def test_a_server_that_is_down_or_refuses_the_first_adapter_is_bad_usage(server, tmp_path, drawing, capsys):
+def test_a_server_that_is_down_or_refuses_the_first_adapter_is_bad_usage(server, tmp_path, capsys):
     server.faulty = Fault(error(400), path="load_lora_adapter", adapter="policy-000000")
     assert served_run(tmp_path, server) == 2
     assert f"error: env.vllm_base_url {server.url}: it does not load" in capsys.readouterr().err

@@ -16,7 +16,7 @@ import huggingface_hub
 import pytest
 import torch
 from tiny import STAGE, base_model, micro_file
-from tiny_runs import Drawing, copy_of, final_bytes, rows, train
+from tiny_runs import copy_of, final_bytes, rows, train
 
 import policy.model as policy_model
 import train_ppo
@@ -373,16 +373,10 @@ def test_a_model_folder_without_a_tokenizer(refused, tmp_path):
 # ------------------------------------------------------------------------------------------- from the checkpoint alone
 
 
-@pytest.fixture
-def _undrawn(monkeypatch):
-    monkeypatch.setattr(train_ppo, "subprocess", Drawing())
-
-
 FIVE = ("ppo.gamma=0.9", "ppo.lam=0.8", "ppo.num_train_steps=3", "lr_final=1", "ppo.entropy_coef=0.02")
 SETS = [word for item in FIVE for word in ("--set", item)]
 
 
-@pytest.mark.usefixtures("_undrawn")
 @pytest.mark.parametrize("form", [
     ["--resume", "RUN"], pytest.param(["--resume", "RUN/checkpoint-000001"], marks=pytest.mark.slow),
     pytest.param(["--resume", "--output-dir", "RUN"], marks=pytest.mark.slow),
@@ -401,7 +395,6 @@ def test_a_run_goes_on_from_its_folder_alone(tmp_path, monkeypatch, form):
     assert final_bytes(tmp_path / "copy", 3) == final_bytes(tmp_path, 3)
 
 
-@pytest.mark.usefixtures("_undrawn")
 def test_more_steps_are_an_ordinary_continuation(tmp_path, capsys):
     """With no decay over the steps, to the byte the run that was asked for them at once."""
     whole, part = tmp_path / "whole", tmp_path / "part"
@@ -421,7 +414,6 @@ def test_more_steps_are_an_ordinary_continuation(tmp_path, capsys):
     assert re.search(r"^20\d\d-\d\d-\d\d \S+ Step 3/3 \|", (part / "run" / "run.log").read_text(), re.MULTILINE)
 
 
-@pytest.mark.usefixtures("_undrawn")
 def test_another_decay_is_told_and_another_meaning_is_refused(tmp_path, capsys, refused):
     assert train(tmp_path, "--set", "ppo.num_train_steps=1") == 0
     run = str(tmp_path / "run")
@@ -432,7 +424,6 @@ def test_another_decay_is_told_and_another_meaning_is_refused(tmp_path, capsys, 
     assert "; ppo.lr_final is now reached at the new last step" in capsys.readouterr().err
 
 
-@pytest.mark.usefixtures("_undrawn")
 def test_an_interrupt_and_a_failure_tell_the_command_that_goes_on(tmp_path, monkeypatch, capsys):
     def interrupted(*args):
         os.kill(os.getpid(), signal.SIGINT)
@@ -450,14 +441,12 @@ def test_an_interrupt_and_a_failure_tell_the_command_that_goes_on(tmp_path, monk
     told = f"training failed: after step 1: OSError: no space; checkpoint: {where}"
     assert capsys.readouterr().err.splitlines()[-2:] == [f"go on with: {command}", told]
     monkeypatch.undo()
-    monkeypatch.setattr(train_ppo, "subprocess", Drawing())
     python, script, *words = shlex.split(command)
     assert [os.path.abspath(word) for word in (python, script)] == [sys.executable, train_ppo.__file__]
     assert train_ppo.main(words) == 0
     assert [row["step"] for row in rows(tmp_path)] == [1, 2]
 
 
-@pytest.mark.usefixtures("_undrawn")
 def test_metrics_of_a_run_that_left_no_checkpoint_are_set_aside(tmp_path, capsys):
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "metrics.jsonl").write_text('{"step": 1}\n')
@@ -484,7 +473,6 @@ def test_files_of_ones_own_are_set_aside(tmp_path, monkeypatch, capsys):
     assert all((tmp_path / "run" / f"abandoned-{name}").read_text() == "mine" for name in names)
 
 
-@pytest.mark.usefixtures("_undrawn")
 def test_without_evaluations_a_later_stage_is_better_than_any_window_of_an_earlier_one(tmp_path):
     easy = STAGE | {"name": "easy", "threshold": 0, "min_episodes": 16}
     stages = {"stages": [easy, STAGE | {"name": "hard", "threshold": 1}]}
@@ -493,7 +481,6 @@ def test_without_evaluations_a_later_stage_is_better_than_any_window_of_an_earli
     assert 1 <= manifest["score"] <= 2
 
 
-@pytest.mark.usefixtures("_undrawn")
 @pytest.mark.parametrize(("every", "scored"), [(0, [True, True]), (1, [True, True])])
 def test_without_evaluations_the_best_checkpoint_is_that_of_the_best_window(tmp_path, every, scored):
     settled = {"stages": [STAGE | {"min_episodes": 20}]}  # after the second step of 16 games

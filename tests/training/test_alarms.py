@@ -5,7 +5,7 @@ import random
 from pathlib import Path
 
 import pytest
-from tiny_runs import Drawing, rows, train
+from tiny_runs import rows, train
 
 import train_ppo
 from training import alarms
@@ -26,11 +26,6 @@ PATIENCE = {alarm.name: alarm.patience for alarm in ALARMS}
 # Just short of a sign; the last two are more than it is, after fifty steps of 1.
 NEARLY = {"entropy": 0.051, "update_kl": 0.29, "kl_average": 0.49, "logprob_gap_mean": 0.19, "legal_mass": 0.46,
           "explained_variance": -0.49, "grad_norm": 9.5, "score_mean": 0.51, "truncated": 4}  # fmt: skip
-
-
-@pytest.fixture(autouse=True)
-def drawing(monkeypatch):
-    monkeypatch.setattr(train_ppo, "subprocess", Drawing())
 
 
 def raised(rows_of_run, memory=None):

@@ -48,7 +48,7 @@ def estimated(config):
 
 CASES = [
     ("default", 0, "Qwen3-4B"),
-    ("qwen2.5-3b", 0, "Qwen2.5-3B"),
+    pytest.param(("qwen2.5-3b", 0, "Qwen2.5-3B"), marks=pytest.mark.slow),
     ("default", 0, "Qwen3-4B", "ppo.context_grad=false", "ppo.batch_size=32"),
     pytest.param(("documents", 0, "Qwen3-4B", "ppo.recompute_logprobs=false"), marks=pytest.mark.slow),
     *(pytest.param((preset, stage, "Qwen3-4B"), marks=pytest.mark.slow)  # default, hard: 43 % too high

@@ -17,7 +17,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from saving import seal_again
 from tiny import LEDUC, micro_config, micro_file
-from tiny_runs import ADAPTIVE, ROOT, Drawing, assert_same_run, copy_of, final_bytes, rows, train, undisturbed_run
+from tiny_runs import ADAPTIVE, ROOT, assert_same_run, copy_of, final_bytes, rows, train, undisturbed_run
 
 import train_ppo
 from env_wrapper import Task, play
@@ -55,7 +55,6 @@ def test_two_processes_make_the_run_of_one(tmp_path, monkeypatch):
     """The first update differs by rounding alone; later ones too, as long as no draw falls on the other side of it."""
     few = ("--set", "ppo.num_train_steps=4", "--set", "ppo.eval_games=2")
     printed = run(tmp_path / "two", *few)
-    monkeypatch.setattr(train_ppo, "subprocess", Drawing())
     (tmp_path / "one").mkdir()
     assert train_ppo.main(command(tmp_path / "one", *few)[len(LAUNCH) :]) == 0
     assert printed.count("Step 1/4") == 1  # one of them speaks
@@ -226,7 +225,6 @@ def test_limits_are_agreed_on_before_games_and_before_a_checkpoint(tmp_path, mon
 
     monkeypatch.setattr(Ranks, "largest", largest)
     monkeypatch.setattr(train_ppo, "play", noted)
-    monkeypatch.setattr(train_ppo, "subprocess", Drawing())
     assert train(tmp_path, "--set", "ppo.num_train_steps=1") == 0
     assert seen == [100]
     saved = json.loads((tmp_path / "run" / "checkpoint-000001" / "trainer_state.json").read_text())
@@ -238,7 +236,6 @@ def test_all_have_read_a_checkpoint_before_anything_is_set_aside(tmp_path, monke
     events, abandon = [], state.abandon_after
     monkeypatch.setattr(Ranks, "largest", lambda ranks, number: events.append("all are here") or number)
     monkeypatch.setattr(state, "abandon_after", lambda *args: events.append("set aside") or abandon(*args))
-    monkeypatch.setattr(train_ppo, "subprocess", Drawing())
     assert train(tmp_path, "--resume", **ADAPTIVE) == 0
     assert events[:2] == ["all are here", "set aside"]
 

@@ -52,7 +52,7 @@ from training.process import StopSignal, TrainingError, lock_run
 from utils import Checkpoint, CheckpointError, uniform, verify_checkpoint
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture
 def drawing(monkeypatch):
     stand_in = Drawing()
     monkeypatch.setattr(train_ppo, "subprocess", stand_in)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from players import FunctionPlayer
 from tiny import LEDUC, base_model
-from tiny_runs import Drawing, copy_of, final_bytes, rows, summary, train
+from tiny_runs import copy_of, final_bytes, rows, summary, train
 from transformers import AutoTokenizer
 
 import train_ppo
@@ -38,17 +38,10 @@ def train_trace(folder, *args, **env):
     return train(folder, *args, **{**SECTIONS, "env": TRACE | env})
 
 
-@pytest.fixture(autouse=True)
-def no_drawing(monkeypatch):
-    monkeypatch.setattr(train_ppo, "subprocess", Drawing())
-
-
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
     folder = tmp_path_factory.mktemp("trace")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(train_ppo, "subprocess", Drawing())
-        assert train_trace(folder) == 0
+    assert train_trace(folder) == 0
     return folder
 
 
