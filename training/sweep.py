@@ -138,13 +138,10 @@ def _worth(task_id: int, found: Positions, logprobs_M: Tensor) -> tuple[Tensor, 
         dict(zip(a, (p / p.sum()).tolist(), strict=True)) for a, p in zip(found.actions, by_position, strict=True)
     ]
     table = exact.uniform_table(game) | dict(zip(found.keys, played, strict=True))
-    values = exact.answer_values(game, table)
-    worth = [[values[key][a] for a in actions] for key, actions in zip(found.keys, found.actions, strict=True)]
-    means = [
-        sum(table[key][a] * values[key][a] for a in actions)
-        for key, actions in zip(found.keys, found.actions, strict=True)
-    ]
-    mean = [m for m, actions in zip(means, found.actions, strict=True) for _ in actions]
+    values, worth, mean = exact.answer_values(game, table), list[float](), list[float]()
+    for key, actions in zip(found.keys, found.actions, strict=True):
+        worth += [values[key][a] for a in actions]
+        mean += [sum(table[key][a] * values[key][a] for a in actions)] * len(actions)
     low, high = game.min_utility(), game.max_utility()
-    worth_M, mean_M = ((2 * torch.tensor(x) - low - high) / (high - low) for x in ([*chain(*worth)], mean))
+    worth_M, mean_M = ((2 * torch.tensor(x) - low - high) / (high - low) for x in (worth, mean))
     return worth_M, mean_M
