@@ -128,9 +128,8 @@ class Batch:
         log_ratio_M = new.logprobs - self.old_logprobs_M[: len(new.logprobs)].cpu()
         kl_M = log_ratio_M.exp() - 1 - log_ratio_M  # k3, as in the loss
         found = {"update_kl": kl_M} | ({} if new.legal_mass is None else {"legal_mass": new.legal_mass.exp()})
-        if self.targets_M is None:
-            return {name: float(x_M.mean()) for name, x_M in found.items()}
-        weights_M = self.weights_M.cpu()  # of all answers, not of those that the policy drew
+        # With targets of all answers, not of those that the policy drew.
+        weights_M = torch.ones_like(kl_M) if self.targets_M is None else self.weights_M.cpu()
         return {name: float((x_M * weights_M).sum() / weights_M.sum()) for name, x_M in found.items()}
 
     def summary(self) -> dict[str, Any]:
