@@ -12,7 +12,6 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -106,8 +105,8 @@ class Batch:
     targets_M: Tensor | None = None  # log-probabilities to move to, with ``ppo.sweep``
 
     def __post_init__(self) -> None:
-        ends = np.cumsum([len(sequence.decisions) for sequence in self.sequences])
-        self.spans = [torch.arange(e - len(s.decisions), e) for e, s in zip(ends, self.sequences, strict=True)]
+        sizes = [len(sequence.decisions) for sequence in self.sequences]
+        self.spans = torch.arange(sum(sizes)).split(sizes)
 
     @property
     def games(self) -> list[list[int]]:
