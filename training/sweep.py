@@ -134,10 +134,9 @@ def _worth(task_id: int, found: Positions, logprobs_M: Tensor) -> tuple[Tensor, 
     """What each answer is worth to its seat, and all of its position in the mean (M), in [-1, 1] as 2 * score - 1."""
     game, probs = load_game(task_id), logprobs_M.exp().double()
     by_position = probs.split([len(actions) for actions in found.actions])
-    played = [
-        dict(zip(a, (p / p.sum()).tolist(), strict=True)) for a, p in zip(found.actions, by_position, strict=True)
-    ]
-    table = exact.uniform_table(game) | dict(zip(found.keys, played, strict=True))
+    table = exact.uniform_table(game)
+    for key, actions, p in zip(found.keys, found.actions, by_position, strict=True):
+        table[key] = dict(zip(actions, (p / p.sum()).tolist(), strict=True))
     values, worth, mean = exact.answer_values(game, table), list[float](), list[float]()
     for key, actions in zip(found.keys, found.actions, strict=True):
         worth += [values[key][a] for a in actions]
