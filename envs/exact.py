@@ -127,7 +127,9 @@ def uniform_table(pyspiel_game: SpielGame) -> TabularPolicy:
 def value_against_random(pyspiel_game: SpielGame, table: TabularPolicy) -> tuple[float, float]:
     """Return a policy's expected return against uniform random, in seat 0 and in seat 1."""
     uniform = uniform_table(pyspiel_game)
-    return _value(pyspiel_game, 0, (table, uniform)), _value(pyspiel_game, 1, (uniform, table))
+    root = pyspiel.load_game_as_turn_based(str(pyspiel_game)).new_initial_state()
+    first, second = _worth_to(pyspiel_game, 0, (table, uniform)), _worth_to(pyspiel_game, 1, (uniform, table))
+    return first(root), second(root)
 
 
 @_once
@@ -139,13 +141,7 @@ def best_response_values(pyspiel_game: SpielGame) -> tuple[float, float]:
 @_once
 def _response(pyspiel_game: SpielGame, seat: int, opponent: Known | None = None) -> tuple[float, dict[str, int]]:
     """Return the expected return of a best response in ``seat``, and its answers; None: to uniform random."""
-    text, table = str(pyspiel_game), opponent.table if opponent else uniform_table(pyspiel_game)
-    if _is_perfect(pyspiel_game):
-        worth, pick = _worth(text, [None if i == seat else table for i in (0, 1)]), (max, min)[seat]
-        nodes = [(key, p) for key, p in _positions(text).items() if p.state.current_player() == seat]
-        answers = {k: pick((worth[c], a) for a, c in zip(p.actions, p.children, strict=True))[1] for k, p in nodes}
-        return (1, -1)[seat] * [*worth.values()][-1], answers
-    return _best_response(text, seat, _pairs(table))
+    return _best_response(pyspiel_game, seat, opponent.table if opponent else uniform_table(pyspiel_game))
 
 
 def nash_conv(pyspiel_game: SpielGame, table: TabularPolicy) -> float:
@@ -155,7 +151,7 @@ def nash_conv(pyspiel_game: SpielGame, table: TabularPolicy) -> float:
     """
     information_states(pyspiel_game)
     # Nothing is taken off, since the values of the table itself sum to 0.
-    return _value(pyspiel_game, 0, (None, table)) + _value(pyspiel_game, 1, (table, None))
+    return _best_response(pyspiel_game, 0, table)[0] + _best_response(pyspiel_game, 1, table)[0]
 
 
 def answer_values(pyspiel_game: SpielGame, table: TabularPolicy) -> dict[str, dict[int, float]]:
@@ -255,7 +251,7 @@ def _look(
     pyspiel_game: SpielGame, seat: int, opponent: Known | None
 ) -> Callable[[tuple[int, ...]], tuple[float, dict[int, float]]]:
     """Return a function of the actions so far: the position's worth to ``seat``, and how others' moves change it."""
-    worth_of = _worth_to(pyspiel_game, seat, opponent)
+    worth_of = _half_best(pyspiel_game, seat, opponent)
 
     @lru_cache(maxsize=2**12)
     def look(actions: tuple[int, ...]) -> tuple[float, dict[int, float]]:
@@ -269,16 +265,12 @@ def _look(
     return look
 
 
-def _worth_to(pyspiel_game: SpielGame, seat: int, opponent: Known | None) -> Callable[[State], float]:
+def _half_best(pyspiel_game: SpielGame, seat: int, opponent: Known | None) -> Callable[[State], float]:
     """Return what positions are worth to ``seat`` against the opponent, if it is half a best response to that."""
     table, (_, best) = uniform_table(pyspiel_game), _response(pyspiel_game, seat, opponent)
     mine = {key: {a: p / 2 + (best.get(key) == a) / 2 for a, p in probs.items()} for key, probs in table.items()}
     tables = [mine if i == seat else opponent.table if opponent else table for i in (0, 1)]
-    if _is_perfect(pyspiel_game):
-        values = _worth(str(pyspiel_game), tables)
-        return lambda state: (1, -1)[seat] * values[_position_key(state)]
-    policies = [pyspiel.TabularPolicy(_pairs(held)) for held in tables]
-    return lambda state: pyspiel.expected_returns(state, policies, -1, True)[seat]
+    return _worth_to(pyspiel_game, seat, tables)
 
 
 @_once
@@ -443,25 +435,28 @@ def _worth(game_string: str, tables: Sequence[TabularPolicy | None]) -> dict[str
     return values
 
 
-def _value(pyspiel_game: SpielGame, seat: int, tables: Sequence[TabularPolicy | None]) -> float:
-    """Return the expected return of ``seat`` when seat ``i`` plays ``tables[i]`` (None: a best response)."""
+def _worth_to(pyspiel_game: SpielGame, seat: int, tables: Sequence[TabularPolicy]) -> Callable[[State], float]:
+    """Return what positions are worth to ``seat`` when seat ``i`` plays ``tables[i]``."""
     if _is_perfect(pyspiel_game):
-        *_, value = _worth(str(pyspiel_game), tables).values()
-        return -value if seat else value
-    text, pairs = str(pyspiel_game), [_pairs(table) for table in tables if table is not None]
-    if tables[seat] is None:
-        return _best_response(text, seat, *pairs)[0]
-    root = pyspiel.load_game_as_turn_based(text).new_initial_state()
-    return pyspiel.expected_returns(root, [pyspiel.TabularPolicy(held) for held in pairs], -1, True)[seat]
+        values = _worth(str(pyspiel_game), tables)
+        return lambda state: (1, -1)[seat] * values[_position_key(state)]
+    policies = [pyspiel.TabularPolicy(_pairs(table)) for table in tables]
+    return lambda state: pyspiel.expected_returns(state, policies, -1, True)[seat]
 
 
-def _best_response(text: str, seat: int, other: Pairs) -> tuple[float, dict[str, int]]:
-    """Return the expected return of a best response to the other seat's table, and its answers.
+def _best_response(pyspiel_game: SpielGame, seat: int, table: TabularPolicy) -> tuple[float, dict[str, int]]:
+    """Return the expected return of a best response in ``seat`` to the other seat's table, and its answers.
 
     OpenSpiel's takes 0.4 GB of liars_dice_small, which the process would keep for its lifetime.
     """
+    text = str(pyspiel_game)
+    if _is_perfect(pyspiel_game):
+        worth, pick = _worth(text, [None if i == seat else table for i in (0, 1)]), (max, min)[seat]
+        nodes = [(key, p) for key, p in _positions(text).items() if p.state.current_player() == seat]
+        answers = {k: pick((worth[c], a) for a, c in zip(p.actions, p.children, strict=True))[1] for k, p in nodes}
+        return (1, -1)[seat] * [*worth.values()][-1], answers
     game = pyspiel.load_game_as_turn_based(text)
-    response = pyspiel.TabularBestResponse(game, seat, other)  # a policy object would dangle
+    response = pyspiel.TabularBestResponse(game, seat, _pairs(table))  # a policy object would dangle
     found = response.value_from_state(game.new_initial_state()), response.get_best_response_actions()
     del response
     if trim := getattr(ctypes.CDLL(None), "malloc_trim", None):  # of glibc
