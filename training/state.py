@@ -192,7 +192,9 @@ class Checkpointed:
         check_lock(self.run_dir, self.lock)
         self.policy.check()
         trained = sum(parameter.numel() for parameter in self.policy.trainable().values())
-        utils.need_space(self.run_dir, checkpoint_bytes(trained, trained * len(self.frozen)))
+        past = {f"{name}/{key}": t for name in self.frozen for key, t in self.policy.past_adapter(name).items()}
+        frozen = sum(tensor.numel() for tensor in past.values())
+        utils.need_space(self.run_dir, checkpoint_bytes(trained, frozen))
         score = self.score
         if not self.config.ppo.eval_freq:  # then the best is the one furthest in the curriculum, by success rate
             stages = [stage.name for stage in self.curriculum.config.stages]
@@ -200,7 +202,6 @@ class Checkpointed:
             score = stages.index(self.curriculum.stage.name) + rate
         self.metrics.sync()
         tensors, rest = utils.pack_optimizer(self.optimizer, self.names)
-        past = {f"{name}/{key}": t for name in self.frozen for key, t in self.policy.past_adapter(name).items()}
         state = finite(vars(self.state)) | {"optimizer": rest} | self.arithmetic
         return utils.save_checkpoint(
             self.run_dir, self.state.step, self.policy.save,

@@ -18,6 +18,7 @@ from shapes import SHAPES, write_model
 from tiny import KUHN, LEDUC, base_model, micro_config, micro_file
 
 import train_ppo
+import utils
 from curriculum import eval_tasks, evaluated
 from env_wrapper import Decision, EnvConfig, Sequence
 from envs.prompts import RETRY
@@ -783,6 +784,20 @@ def test_a_checkpoint_is_about_as_large_as_was_told(tmp_path):
     size = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
     told = memory.checkpoint_bytes(trained, frozen * trained) - memory.TOKENIZER_BYTES
     assert size == pytest.approx(told, rel=0.05)
+
+
+def test_a_checkpoint_asks_for_no_room_for_heads_of_frozen_adapters(tmp_path, monkeypatch):
+    """Only the trained adapter has heads; that of positions may be larger than the adapter."""
+    asked: list[int] = []
+    monkeypatch.setattr(utils, "need_space", lambda folder, size: asked.append(size))
+    config = micro_config(tmp_path, ppo={"magnet_coef": 0.1, "state_coef": 0.1})
+    trainer = Trainer(config, tmp_path)
+    trainer.policy.follow(1)
+    trainer.state.step = 1
+    trainer.save()
+    sizes = {name: parameter.numel() for name, parameter in trainer.policy.trainable().items()}
+    adapter = sum(size for name, size in sizes.items() if "lora_" in name)
+    assert asked == [memory.checkpoint_bytes(sum(sizes.values()), adapter)]
 
 
 @pytest.mark.parametrize(("text", "room"), [("1000000\n", 1_000_000), ("max\n", None), (None, None)])
