@@ -331,7 +331,8 @@ class Roster:
     def _policy(self, config: SimpleNamespace) -> Any:
         sections = vars(config) | {"model": replace(config.model, adapter=None), "lora": LoraConfig(r=1),
                                    "run": replace(config.run, seed=self.seed)}  # fmt: skip
-        key = repr((sections["model"], config.env.answer_mode, _limits(config)))  # all that matters of a run in play
+        limits = as_played(config)["ppo"]
+        key = repr((sections["model"], config.env.answer_mode, limits))  # all that matters of a run in play
         if key not in self._policies:
             self._policies[key] = load_policy(SimpleNamespace(**sections))
         return self._policies[key]
@@ -414,17 +415,13 @@ def player_flags(parser: argparse.ArgumentParser, seed: int | None = 0) -> None:
     add("--set", nargs="+", default=[], metavar="KEY=VALUE", help="e.g. model.use_4bit=false")
 
 
-def _limits(config: SimpleNamespace) -> dict[str, Any]:
-    return {key: getattr(config.ppo, key) for key in AS_PLAYED["ppo"]}
-
-
 def as_played(config: SimpleNamespace) -> dict[str, dict[str, Any]]:
     """How a run's player is asked and answers, for the report beside its merged model: all that only the run knows."""
     return {part: {key: getattr(getattr(config, part), key) for key in keys} for part, keys in AS_PLAYED.items()}
 
 
 def _origin(config: SimpleNamespace, adapter: str | None) -> dict[str, Any]:
-    return {"model": vars(config.model), "adapter": adapter, **_limits(config), **_programs(config)}
+    return {"model": vars(config.model), "adapter": adapter, **as_played(config)["ppo"], **_programs(config)}
 
 
 def _programs(config: SimpleNamespace) -> dict[str, str]:

@@ -21,10 +21,9 @@ from evaluation.tables import VALUE, between, columns, less_luck, shown_share
 from games import GAMES
 from policy.model import folder_of
 from scripts.export.proof import say
-from training.process import ProgramError
+from training.process import ROOT, ProgramError
 from utils import ConfigError, redact
 
-ROOT = Path(__file__).resolve().parents[2]
 TEMPLATE = Path(__file__).with_name("card.md")
 QWEN_LICENCES = (  # of Qwen's own repositories, from their model cards; the first pattern that matches
     (r"Qwen/Qwen2\.5-3B(-\w+)*", "qwen-research"),
