@@ -197,14 +197,14 @@ def test_kuhn_equilibrium_has_no_nash_conv_and_its_known_value():
         game, lambda asked: [{0: 1 - bet[k], 1: bet[k]} for k in (s.information_state_string(p) for s, p in asked)]
     )
     assert exact.nash_conv(game, table) == pytest.approx(0, abs=1e-12)
-    assert exact._value(game, 0, [table, table]) == pytest.approx(-1 / 18)
+    assert exact._worth_to(game, 0, [table, table])(game.new_initial_state()) == pytest.approx(-1 / 18)
 
 
 @pytest.mark.parametrize(("name", "value"), [("tic_tac_toe", 0), ("hex(board_size=3)", 1), ("hex(board_size=2)", 1)])
 def test_perfect_play_cannot_be_exploited_and_has_the_known_value(name, value):
     game = pyspiel.load_game(name)
     table = exact.perfect_table(game)
-    assert exact._value(game, 0, [table, table]) == pytest.approx(value)
+    assert exact._worth_to(game, 0, [table, table])(game.new_initial_state()) == pytest.approx(value)
     assert exact.nash_conv(game, table) == pytest.approx(0, abs=1e-12)
 
 
